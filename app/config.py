@@ -2,7 +2,7 @@
 
 dataclass field ── default ── TROUPE_<FIELD> ── --flag        the right-most one that is set wins
 
-A flag that is none is refused by the parser, a TROUPE_ variable that is none by app/cli/variables.py.
+The parser rejects unknown flags, app/cli/variables.py unknown TROUPE_ variables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Config = TypeVar("Config")
 ENV_PREFIX = "TROUPE_"
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
-# What Kubernetes sets as TROUPE_PORT in every container beside a service named "troupe".
+# Value that Kubernetes gives TROUPE_PORT in every container beside a service named "troupe".
 SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://")
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
@@ -31,12 +31,12 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class UsageError(ValueError):
-    """A flag, variable or file of the user's that cannot be used; its message is one line."""
+    """An invalid flag, variable or file; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppConfig:
-    """Settings of the front of house; the engine has its own.
+    """Settings of the web server; the engine has its own.
 
     Raises:
         UsageError: a value outside its range.
@@ -52,7 +52,7 @@ class AppConfig:
     )
     allowed_host: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "further host name under which browsers may use the server, such as a proxy's"},
+        metadata={"help": "further Host header accepted from browsers, e.g. the name of a reverse proxy"},
     )
     allowed_origin: tuple[str, ...] = field(
         default=(),
@@ -77,11 +77,11 @@ class AppConfig:
     log_level: LogLevel = field(default="info", metadata={"help": "how much is logged to stderr"})
     max_body_bytes: int = field(default=32 * 2**20, metadata={"help": "largest request body"})
     shutdown_grace_s: float = field(
-        default=5.0, metadata={"help": "seconds that running requests get at the end"}
+        default=5.0, metadata={"help": "seconds that running requests may continue after a stop signal"}
     )
     keep_alive_s: float = field(
         default=5.0,
-        metadata={"help": "seconds between comments on a stream whose first token is not there yet"},
+        metadata={"help": "seconds between SSE comments before a stream's first token"},
     )
     tool_call_parser: str | None = field(
         default=None,
@@ -126,25 +126,25 @@ class AppConfig:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Return whether only this machine can reach the server."""
         return self.uds is not None or self.host in ("127.0.0.1", "localhost", "::1")
 
 
 def check_key(name: str, key: str) -> None:
-    """Refuse a key that no header can carry: neither spaces nor letters beyond ASCII travel there.
+    """Reject a key that a header cannot carry: spaces and characters beyond ASCII are not allowed.
 
     Raises:
-        UsageError: it is such a key; the message leaves it out.
+        UsageError: the key is invalid; the message does not contain it.
     """
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(f"{name} must be printable ASCII without spaces")
 
 
 def read_url(name: str, url: str) -> str:
-    """A server's address as the paths of its API are put behind it: without /v1.
+    """Return a server's address without /v1, to which API paths are appended.
 
     Raises:
-        UsageError: it does not say by which protocol.
+        UsageError: it does not begin with http:// or https://.
     """
     if not url.lower().startswith(("http://", "https://")):
         raise UsageError(f"{name} {url!r} needs http:// or https:// at its start")
@@ -154,7 +154,7 @@ def read_url(name: str, url: str) -> str:
 def add_flags(
     parser: argparse.ArgumentParser, config_class: type, names: Collection[str] | None = None
 ) -> None:
-    """Give the parser a flag for every field of a config dataclass, or for some; what is not given stays absent."""
+    """Add a flag for every field of a config dataclass, or for some; flags that are not given stay absent."""
     group = parser.add_argument_group(config_class.__name__.removesuffix("Config").lower() + " settings")
     hints = typing.get_type_hints(config_class)
     for item in fields(config_class):
@@ -181,7 +181,7 @@ def make_config(
     """Build a config from parsed flags over TROUPE_<FIELD> variables over the fields' defaults.
 
     Raises:
-        UsageError: a variable whose text is no value of its field.
+        UsageError: a variable's text is not a valid value of its field.
     """
     hints = typing.get_type_hints(config_class)
     values: dict[str, Any] = {}
@@ -194,13 +194,13 @@ def make_config(
             values[item.name] = _parse_variable(kind, variable, environ[variable])
         if typing.get_origin(kind) is tuple and item.name in values:
             values[item.name] = _split(values[item.name])
-            if not values[item.name]:  # it was meant to say something: a server must not open for a lost key
+            if not values[item.name]:  # an empty value is an error: a lost key must not open the server
                 raise UsageError(f"{item.name} is given without a value: name one, or leave it out")
     return config_class(**values)
 
 
 def is_set(variable: str, environ: Mapping[str, str]) -> bool:
-    """Whether a variable was meant for us: an empty one counts as unset, as does a service's address for the port."""
+    """Return whether a variable is set for Troupe: not if it is empty, or a Kubernetes service address for the port."""
     text = environ.get(variable, "")
     is_address = variable == f"{ENV_PREFIX}PORT" and SERVICE_ADDRESS.match(text) is not None
     return text != "" and not is_address
@@ -217,7 +217,7 @@ def parse_value(kind: Any, text: str) -> Any:
     """Turn a flag's text into a value of its field's type.
 
     Raises:
-        UsageError: the text is no value of that type.
+        UsageError: the text is not a value of that type.
     """
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
@@ -252,7 +252,7 @@ def _argument_type(kind: Any) -> Callable[[str], Any]:
 
 
 def _plain_type(hint: Any) -> Any:
-    """Drop the None of an optional field: an absent flag says None."""
+    """Remove None from an optional field's type: an absent flag means None."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return next(part for part in typing.get_args(hint) if part is not types.NoneType)
     return hint
@@ -268,7 +268,7 @@ def _help_of(item: Field[Any]) -> str:
     text = item.metadata.get("help", "")
     default = None if item.default is MISSING else item.default
     is_shown = default not in (None, "", ()) and "default" not in text
-    # The demo model's default is a path of this installation, which tells a reader nothing.
+    # The demo model's default is a path of this installation, which does not help a reader.
     shown = "the embedded demo model" if item.name == "model" else default
     if isinstance(default, tuple):
         shown = ",".join(map(str, default))

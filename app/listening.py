@@ -1,4 +1,4 @@
-"""The listening socket, uvicorn on it, and the signals that end it; servers of any kind use them."""
+"""The listening socket, uvicorn on it, and the signals that end it; shared by all servers."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server(uvicorn.Server):
-    """A uvicorn that leaves signals to us: its own handling ends the process before the engine is closed."""
+    """A uvicorn server without signal handlers: its own would end the process before the engine is closed."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Install no signal handlers."""
         yield
 
 
 @contextmanager
 def bind(app_config: AppConfig) -> Iterator[socket.socket]:
-    """Open the listening socket, before anything slow: a taken port is known at once."""
+    """Open the listening socket before slow work, so that a taken port is reported at once."""
     host, port = app_config.host, app_config.port
     if app_config.uds is not None:
         with bind_path(Path(app_config.uds)) as listener:
             yield listener
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only where the protocol is named does asyncio turn Nagle's algorithm off: without that, answers wait up to
-    # 40 ms for the client's acknowledgement of their heads.
+    # asyncio disables Nagle's algorithm only if the protocol is named. Otherwise answers wait up to 40 ms for the
+    # client's acknowledgement of their headers.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,7 +61,7 @@ def bind(app_config: AppConfig) -> Iterator[socket.socket]:
 
 @contextmanager
 def bind_path(path: Path) -> Iterator[socket.socket]:
-    """Listen on a Unix domain socket, which is removed at the end; one that nobody answers on is replaced."""
+    """Listen on a Unix domain socket, which is removed at the end; a stale one is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket():
@@ -81,7 +81,7 @@ def bind_path(path: Path) -> Iterator[socket.socket]:
 
 
 def describe_address(app_config: AppConfig, listener: socket.socket) -> str:
-    """Where the server is found."""
+    """Return the server's address for people."""
     if app_config.uds is not None:
         return f"unix:{app_config.uds}"
     host = "127.0.0.1" if app_config.host in ("0.0.0.0", "::") else app_config.host
@@ -93,7 +93,7 @@ def describe_address(app_config: AppConfig, listener: socket.socket) -> str:
 async def run_uvicorn(
     app: ASGIApp, listener: socket.socket, stop: asyncio.Event, app_config: AppConfig
 ) -> AsyncIterator[None]:
-    """Answer on the socket until the block ends.
+    """Serve on the socket until the block ends.
 
     Raises:
         UsageError: the certificate or its key cannot be used.
@@ -106,7 +106,7 @@ async def run_uvicorn(
         log_config=None,
         access_log=False,
         server_header=False,
-        # longer than clients keep an idle connection: who closes first must not be a race
+        # longer than clients keep idle connections, so that the server does not close one while a request arrives
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
         ssl_certfile=app_config.ssl_certfile,
@@ -124,7 +124,7 @@ async def run_uvicorn(
     try:
         yield
     finally:
-        # An open page holds a stream that never ends; uvicorn would call its cancellation an error.
+        # An open page holds an endless stream; uvicorn would report its cancellation as an error.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
         await task
@@ -132,7 +132,7 @@ async def run_uvicorn(
 
 @contextmanager
 def stop_on_signals(on_stop: Callable[[], None]) -> Iterator[asyncio.Event]:
-    """An event that the first SIGINT or SIGTERM sets; a second one ends the process at once."""
+    """Return an event that the first SIGINT or SIGTERM sets; a second signal ends the process at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -155,7 +155,7 @@ def stop_on_signals(on_stop: Callable[[], None]) -> Iterator[asyncio.Event]:
 
 
 async def finish_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run the work; cancel it when `stop` is set first. Tells whether it was finished."""
+    """Run the work, but cancel it if `stop` is set first. Returns whether it finished."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:

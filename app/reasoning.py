@@ -1,9 +1,9 @@
 """Models that reason before they answer: which chat templates are theirs, and where the reasoning ends.
 
-the prompt ends in <think>          the output begins inside a thought (DeepSeek R1, QwQ)
-the template knows thoughts         the output may begin with one (Qwen 3), unless enable_thinking is false
+the prompt ends in <think>          the output begins inside the reasoning (DeepSeek R1, QwQ)
+the template supports reasoning     the output may begin with it (Qwen 3), unless enable_thinking is false
 the prompt ends in </think>, or
-the template knows none             there is no thought, and <think> is a text like any other
+the template does not support it    there is no reasoning, and <think> is ordinary text
 
 The API, the chat and the extraction use this. A grammar begins after the end of the reasoning
 (grammar/match/reasoning.py).
@@ -53,11 +53,11 @@ def knows_thoughts(render: Callable[..., str]) -> bool:
     """
     user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
     asked = _try(render, [user])
-    # a switch that changes what the prompt says about thoughts
+    # a switch that changes the prompt's part about reasoning
     silent = [_try(render, [user], **{name: False}) for name in SWITCHES]
     if any(text != asked and OPEN in text for text in silent) or asked.rstrip().endswith(OPEN):
         return True
-    # a thought is written between the marks, or an old one is left out
+    # reasoning is written between the marks, or old reasoning is omitted
     if OPEN in _try(render, [user, answer | {"reasoning_content": PROBE}], add_generation_prompt=False):
         return True
     thought = answer | {"content": f"{OPEN}{PROBE}{CLOSE}y"}
@@ -68,10 +68,10 @@ def knows_thoughts(render: Callable[..., str]) -> bool:
 def find_thinking(
     knows: bool, tail: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> Thinking | None:
-    """How the output of a rendered conversation begins; None when it holds no thought.
+    """Return how the output of a rendered conversation begins; None if it contains no reasoning.
 
     Args:
-        knows: whether the template knows thoughts.
+        knows: whether the template supports reasoning.
         tail: the end of the rendered prompt.
         options: what the template was given, `add_generation_prompt` and its like included.
     """
@@ -88,7 +88,7 @@ def find_thinking(
 
 
 def gate_grammar(spec: GrammarSpec, thinking: Thinking, allows_breaks: bool = False) -> GrammarSpec:
-    """The grammar of an answer that begins after the reasoning."""
+    """Return the grammar of an answer that follows the reasoning."""
     return replace(spec, reasoning=Reasoning(None if thinking.is_open else OPEN, CLOSE, allows_breaks))
 
 
@@ -100,7 +100,7 @@ def _try(render: Callable[..., str], messages: Sequence[Json], **options: Any) -
 
 
 class Part(Enum):
-    """The part of the output that the text is in."""
+    """The part of the output that is being read."""
 
     START = 0  # not known yet
     THOUGHT = 1
@@ -109,11 +109,11 @@ class Part(Enum):
 
 
 class ThoughtSplitter:
-    """Splits one output. Line breaks around a thought belong to neither, unless the words keep theirs.
+    """Splits one output. Line breaks around the reasoning are dropped, unless the content keeps them.
 
     Attributes:
-        has_thought: whether the output has a thought, complete or not.
-        is_closed: whether the thought has ended.
+        has_thought: whether the output contains reasoning, complete or not.
+        is_closed: whether the reasoning has ended.
     """
 
     def __init__(self, thinking: Thinking) -> None:
@@ -132,7 +132,7 @@ class ThoughtSplitter:
         return self._part is Part.START and self._thinking.is_open
 
     def feed(self, text: str) -> tuple[str, str]:
-        """More of the thought, and more of the words."""
+        """Return further reasoning and further content."""
         self._held += text
         if self._part is Part.START:
             self._start()
@@ -146,7 +146,7 @@ class ThoughtSplitter:
         return thought, words
 
     def close(self) -> tuple[str, str]:
-        """What was held back."""
+        """Return the withheld text."""
         held, self._held = self._held, ""
         if self._part is Part.THOUGHT or self._is_waiting_for_thought:
             return self._trim(held).rstrip("\n"), ""
@@ -155,7 +155,7 @@ class ThoughtSplitter:
     def _start(self) -> None:
         begun = self._held.lstrip()
         if begun.startswith(OPEN):
-            # also where the prompt has opened it: some models do it once more
+            # even if the prompt has opened it: some models write the mark again
             self._part, self._held = Part.THOUGHT, begun.removeprefix(OPEN)
         elif not OPEN.startswith(begun):
             self._part = Part.THOUGHT if self._thinking.is_open else Part.WORDS
@@ -181,12 +181,12 @@ class ThoughtSplitter:
 
 
 def read_thought(thinking: Thinking, text: str) -> tuple[ThoughtSplitter, str]:
-    """A whole output: where it stood at its end, and its words."""
+    """Split a complete output: the part it ended in, and its content."""
     splitter = ThoughtSplitter(thinking)
     _, words = splitter.feed(text)
     return splitter, words + splitter.close()[1]
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of the text that begins the mark, without being all of it."""
+    """Return the length of the longest suffix of the text that is a proper prefix of the mark."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,6 +1,6 @@
 """The server: one uvicorn, one FastAPI app with Gradio behind it, one engine, all in one event loop.
 
-main thread   bind ─▶ answer "starting" ─▶ engine.start() ─▶ open the door ─▶ serve ─▶ drain ─▶ close
+main thread   bind ─▶ answer "starting" ─▶ engine.start() ─▶ admit requests ─▶ serve ─▶ drain ─▶ close
 a thread                                   import Gradio, build the page
 """
 
@@ -30,7 +30,7 @@ from engine import Engine, EngineConfig
 
 logger = logging.getLogger("troupe.server")
 
-# Nothing leaves this machine. Gradio reads its variables when it is imported.
+# No data leaves this machine. Gradio reads these variables on import.
 QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -40,7 +40,7 @@ async def serve(
     timeline: Timeline,
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
 
     Args:
         on_stop: called in the signal's handler.
@@ -57,7 +57,7 @@ async def serve(
         async with run_uvicorn(door, listener, stop, app_config):
             try:
                 if await finish_unless(stop, prepare(app, engine, app_config, timeline)):
-                    # Gradio's queue starts with the app's lifespan; uvicorn, up for long, does not run it
+                    # Gradio's queue starts with the app's lifespan, which uvicorn, already running, does not start
                     async with app.router.lifespan_context(app):
                         door.open(app)
                         announce(engine, app_config, listener, timeline)
@@ -79,7 +79,7 @@ async def prepare(app: FastAPI, engine: Engine, app_config: AppConfig, timeline:
     else:
         await engine.start()
     timeline.extend(engine.timeline)
-    # what is here now stays: the collector need not look at it again
+    # exclude long-lived objects from garbage collection
     gc.freeze()
     gc.enable()
 
@@ -89,17 +89,17 @@ def mount_page(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Ti
     with timeline.phase("page", is_parallel=True):
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        # by name, because importing Gradio takes longer than everything else and happens only here
+        # by name, because Gradio's import is the slowest and needed only here
         gradio = importlib.import_module("gradio")
         ui = importlib.import_module("app.ui")
         demo = ui.make_demo(engine, app_config)
         gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options())
-        # the mount takes every path that no route of the API does: what the page does not know is refused as there
+        # the mount takes every path without an API route: unknown paths of the page get the same error
         mount = app.routes[-1]
         assert isinstance(mount, Mount) and isinstance(mount.app, FastAPI)
         mount.app.router.default = app.router.default
-        # Gradio takes a visitor's paths for uploads of his own unless it knows that its app is up, which mounting
-        # does not tell it: any file of this machine could be read through any handler that takes files.
+        # Until it knows that its app is up, Gradio accepts any local path as an upload, so any file of this machine
+        # could be read through a handler that takes files. Mounting does not set that flag.
         demo.has_launched = True
 
 
@@ -121,7 +121,7 @@ def announce(engine: Engine, app_config: AppConfig, listener: socket.socket, tim
 
 
 async def drain(door: FrontDoor, engine: Engine, grace_s: float) -> int:
-    """Take nothing new, and give what runs its grace; the number of requests for which it was too short."""
+    """Refuse new requests and wait for running ones. Returns the number of requests cut off at the end of the grace."""
     door.is_draining = True
     num_left = engine.stats().num_unfinished
     if num_left:
@@ -136,5 +136,5 @@ async def drain(door: FrontDoor, engine: Engine, grace_s: float) -> int:
 
 
 def describe_requests(count: int, verb: str, verb_of_many: str) -> str:
-    """How many requests do something."""
+    """Return the number of running requests as a phrase."""
     return f"1 request {verb}" if count == 1 else f"{count} requests {verb_of_many}"

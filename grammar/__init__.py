@@ -1,4 +1,4 @@
-"""Output that keeps to a schema, a pattern or a list of choices, token by token, exactly or not at all.
+"""Constrains output to a schema, a pattern or a list of choices, token by token. Constraints are exact or refused.
 
 vocabulary = Vocabulary(token_bytes, eos_token_ids)
 compiled = GrammarCompiler(vocabulary).compile(GrammarSpec.json_schema(schema))

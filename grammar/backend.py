@@ -1,4 +1,4 @@
-"""What every grammar engine offers, and what all matchers share: the end of the text, and taking tokens back.
+"""The interface of grammar engines, and what all matchers share: the end of the text, and rollback.
 
 GrammarSpec --Backend.compile--> Program --new_matcher--> Matcher --BatchFiller.fill--> bitmask rows
 """
@@ -15,7 +15,7 @@ from .plan import PlanEntry
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary
 
-# What must come next is looked for no further.
+# Longest forced text that is searched for.
 MAX_FORCED_BYTES = 512
 
 
@@ -45,7 +45,7 @@ class Matcher(ABC):
 
     @abstractmethod
     def is_completed(self) -> bool:
-        """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
+        """Return whether the text so far is a complete sentence, so that EOS is allowed."""
 
     def fill_row(self, bitmask: np.ndarray, row: int) -> None:
         """Write the allowed tokens of a text that has not ended into one row."""
@@ -89,7 +89,7 @@ class Matcher(ABC):
         self._is_terminated = self._is_terminated and num_tokens == 0
 
     def is_terminated(self) -> bool:
-        """Tell whether EOS was accepted."""
+        """Return whether EOS was accepted."""
         return self._is_terminated
 
     def forced_text(self) -> bytes:
@@ -113,7 +113,7 @@ class DraftFiller(BatchFiller, Protocol):
     """A batch fill that also fills the masks after drafted tokens, all positions in one call."""
 
     def is_text(self, token_ids: Sequence[int]) -> bool:
-        """Tell whether these are tokens of text, so that `fill_drafts` takes them."""
+        """Return whether these are tokens of text, so that `fill_drafts` takes them."""
 
     def fill_drafts(
         self,

@@ -9,7 +9,7 @@ BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
 def is_set(words: np.ndarray, token_id: int) -> bool:
-    """Tell whether a row allows a token."""
+    """Return whether a row allows a token."""
     return bool(words[token_id >> 5] & BITS[token_id & 31])
 
 
@@ -20,7 +20,7 @@ def set_bits(words: np.ndarray, token_ids: Iterable[int]) -> None:
 
 
 def clear_bits(words: np.ndarray, token_ids: Iterable[int]) -> None:
-    """Take tokens out of a row."""
+    """Forbid tokens in a row."""
     for token_id in token_ids:
         words[token_id >> 5] &= ~BITS[token_id & 31]
 

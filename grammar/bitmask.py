@@ -95,7 +95,7 @@ def _fill_step_by_step(
                     num_accepted[i] = position + 1
             position += 1
             live = [i for i in live if num_accepted[i] == position]
-    finally:  # also when one of them fails
+    finally:  # Roll back even if a matcher fails.
         for i in members:
             if num_accepted[i]:
                 matchers[i].rollback(num_accepted[i])

@@ -32,11 +32,11 @@ from .tags.checked import CheckedVocabulary
 from .tags.compile import TagCompiler
 from .vocabulary import Vocabulary
 
-# Refusals that are remembered: how long, and how many.
+# Seconds for which a refusal is cached, and the number of cached refusals.
 REFUSED_S = 30.0
 MAX_NUM_REFUSALS = 64
 MAX_NUM_GATES = 16
-# Kinds of the engines that do not take all.
+# Kinds of grammar that these engines accept; the others accept all kinds.
 TAKEN_KINDS = {"outlines_core": ("choice", "regex"), "xgrammar": ("ebnf",)}
 
 
@@ -64,15 +64,15 @@ class GrammarCompiler:
         self._tables = TokenTables(vocabulary)
         self._gates: dict[Reasoning, ReasoningTables] = {}
         self._lock = threading.Lock()
-        # Spec -> why it was refused, and until when that is remembered.
+        # Spec -> its error, and when the cached error expires.
         self._refusals: OrderedDict[GrammarSpec, tuple[GrammarError, float]] = OrderedDict()
         self._in_flight: dict[GrammarSpec, Future[CompiledGrammar]] = {}
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Return the compiled grammar, or raise GrammarError.
 
-        A second call for a spec that is being compiled waits for the first. A refusal is repeated for some seconds:
-        it may have been for want of time.
+        A second call for a spec that is being compiled waits for the first. A refusal is cached for some seconds
+        only, because the cause may have been a timeout.
         """
         with self._lock:
             cached = self._find(spec)
@@ -147,7 +147,7 @@ class GrammarCompiler:
             if not isinstance(compiled.program, LLGuidanceProgram):
                 check_first_mask(compiled, self.vocabulary)
         except BaseException as error:
-            # Also raised below: the other threads waiting for this compile get the error from the future.
+            # The error is raised here and set on the future, for the other threads that wait for this compile.
             with self._lock:
                 del self._in_flight[spec]
                 if isinstance(error, GrammarError):
@@ -174,7 +174,7 @@ def compile_with(backend: Backend, spec: GrammarSpec) -> CompiledGrammar:
 
 
 def check_first_mask(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
-    """Refuse a grammar that allows no first token, as llguidance's do when they are compiled."""
+    """Refuse a grammar that allows no first token; llguidance's grammars are refused when they are compiled."""
     bitmask = allocate_bitmask(1, vocabulary.size)
     matcher = compiled.matcher()
     matcher.fill_next_token_bitmask(bitmask)

@@ -1,4 +1,4 @@
-"""How a JSON Schema is compiled: llguidance gets all that it enforces exactly, residual checks enforce the rest.
+"""Compiles a JSON Schema: llguidance enforces the keywords that it enforces exactly, residual checks the rest.
 
 read ──▶ gaps (exactness table) ──▶ weaken ──▶ write ──▶ llguidance ──▶ checks for what was left out
                                        ▲                    │ refuses a keyword that a check can enforce
@@ -41,13 +41,14 @@ from .vocabulary import Vocabulary
 
 # Each refusal costs a compile and up to 200 probes.
 MAX_NUM_REFUSALS = 16
-# So after these, all of a keyword is left to the checks that an engine often takes, but not where it stands here.
+# After this many refusals, every use of these keywords is left to the checks: llguidance refuses them in some positions
+# only.
 MAX_NUM_SINGLE = 4
 OFTEN_REFUSED = frozenset(["oneOf", "minProperties", "maxProperties"])
 
 
 class JsonEngine(Protocol):
-    """What compiles the grammars that engines/llguidance_json.py writes."""
+    """The engine that compiles the grammars written by engines/llguidance_json.py."""
 
     @property
     def name(self) -> str:
@@ -106,7 +107,7 @@ class SchemaCompiler:
     impossible: frozenset[Node] = frozenset()
 
     def compile(self) -> Program:
-        """Return the program of what is left of the schema.
+        """Return the program of the weakened schema.
 
         Raises:
             InvalidGrammar: nothing satisfies the schema.
@@ -118,7 +119,7 @@ class SchemaCompiler:
             if is_contradiction(program) and self._find_impossible():
                 continue
             if isinstance(program, str) and self.weakening.dropped:
-                # A guide can be more than the engine takes where the schema without it is not.
+                # A guide may exceed the engine's limits although the schema without it does not.
                 message, self.weakening.is_guided = program, False
                 program = self._try()
                 if is_contradiction(program) and self._find_impossible():
@@ -139,7 +140,7 @@ class SchemaCompiler:
         referred = [node for node in emitter.list_referred() if node not in self.impossible]
         texts = {node: as_object(emitter.copy_write(node)) for node in referred[:MAX_NUM_PROBES]}
         refused = {node for node, written in texts.items() if self._probe(written).startswith(SIGN)}
-        # One that refers to another that is refused may be refused only for that.
+        # A node that refers to a refused node may be refused for that reason only.
         found = {node for node in refused if refused.isdisjoint({*iterate_nodes([node])} - {node})}
         self.impossible |= found
         return bool(found)
@@ -152,7 +153,7 @@ class SchemaCompiler:
         return self._compile_grammar("start: @v0", [written])
 
     def _try_any_order(self) -> Program | str:
-        """Return the same for properties in any order."""
+        """Compile with properties in any order; return the program or the complaint."""
         impossible: frozenset[str] = frozenset()
         while True:
             lark, values = self._write_any_order(impossible)
@@ -166,7 +167,7 @@ class SchemaCompiler:
                 return program
             if self._find_impossible():
                 continue
-            # In the order of the schema llguidance leaves out what nothing satisfies where it may stay away.
+            # With ordered properties llguidance omits optional values that nothing satisfies.
             found = {json.dumps(value) for value in values if self._probe(value).startswith(SIGN)}
             if not found - impossible:
                 return program
@@ -218,7 +219,7 @@ class SchemaCompiler:
         return {keyword for keywords in self.weakening.dropped.values() for keyword in keywords}
 
     def _leave_out(self, refusal: Refusal, number: int) -> bool:
-        """Leave what was refused to the checks; False where they cannot take its place."""
+        """Leave a refused keyword to the checks; False if no check can enforce it."""
         if refusal.is_contradiction or refusal.node is None:
             return False
         if not self.weakening.drop_refused(refusal.node, refusal.keyword, refusal.reason):
@@ -241,12 +242,12 @@ class SchemaCompiler:
 
 
 def is_contradiction(program: Program | str) -> bool:
-    """Tell whether llguidance says that nothing satisfies a schema."""
+    """Return whether llguidance says that nothing satisfies a schema."""
     return isinstance(program, str) and program.startswith(SIGN)
 
 
 def make_error(refusal: Refusal) -> InvalidGrammar | UnsupportedGrammar:
-    """Return the error for what cannot be enforced."""
+    """Return the error for a keyword that cannot be enforced."""
     node, keyword = refusal.node, refusal.keyword
     pointer = node.pointer if node is not None else ""
     name = node.written_name(keyword) if node is not None else keyword
@@ -320,7 +321,7 @@ def refuse_slow_patterns(roots: Iterable[Node]) -> None:
 
 
 def is_pattern(value: Any) -> bool:
-    """Tell whether a text is well formed as a pattern of JSON Schema, as far as Python's reader tells."""
+    """Return whether a text is well formed as a pattern of JSON Schema, as far as Python's reader tells."""
     if not isinstance(value, str):
         return False
     try:

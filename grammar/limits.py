@@ -1,4 +1,4 @@
-"""Bounds that keep one sender's grammar from costing anybody else time or memory."""
+"""Bounds that keep one client's grammar from costing others time or memory."""
 
 from dataclasses import dataclass
 

@@ -35,7 +35,7 @@ class OutputCheck:
         self.checks = spec.kind in ("choice", "csv") or any((self._schema, self._tree, self._pattern))
 
     def is_valid(self, text: str) -> bool | None:
-        """Tell whether a finished text is what the spec asks for; None where nothing but the grammar can tell."""
+        """Return whether a finished text is what the spec asks for; None where nothing but the grammar can tell."""
         if self._pattern is not None:
             return self._pattern.matches(text)
         return self.first_error(text) is None if self.checks else None
@@ -95,7 +95,7 @@ def check_table(text: str, table: dict[str, object]) -> str | None:
 
 
 def is_field(field: str, kind: str | list[str]) -> bool:
-    """Tell whether a field is of its column's type."""
+    """Return whether a field is of its column's type."""
     if isinstance(kind, list):
         return field in kind
     return kind == "string" or re.fullmatch(SCALAR_PATTERNS[kind], field) is not None

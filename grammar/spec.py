@@ -1,4 +1,4 @@
-"""What a request asks its output to look like."""
+"""GrammarSpec: the constraint that a request puts on its output."""
 
 import json
 from collections import Counter
@@ -82,7 +82,7 @@ class GrammarSpec:
         parsed = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
         if not isinstance(parsed, dict | bool):
             raise InvalidGrammar(f"a JSON schema is an object or a boolean, not {type(parsed).__name__}")
-        # Order is meaning here (properties are generated in it), so keys are not sorted.
+        # The order of keys is significant (properties are generated in it), so keys are not sorted.
         spec = cls(
             "json_schema", dump_json(parsed, "json_schema"), whitespace, backend, source, property_order
         )
@@ -157,7 +157,7 @@ class GrammarSpec:
         whitespace: Whitespace = "spaced",
         backend: str | None = None,
     ) -> "GrammarSpec":
-        """Accept XML documents with this tree of elements (xml/tree.py says what may stand in it)."""
+        """Accept XML documents with this tree of elements, whose format xml/tree.py documents."""
         document = describe_document(root, definitions, declaration)
         return cls("xml", dump_json(document, "xml"), whitespace, backend)
 
@@ -165,7 +165,7 @@ class GrammarSpec:
     def structural_tag(
         cls, tags: Mapping[str, Any] | str, whitespace: Whitespace = "spaced", backend: str | None = None
     ) -> "GrammarSpec":
-        """Accept text with tagged parts that keep to schemas (tags/structural_tag.py says what may stand in it).
+        """Accept text with tagged parts that fit schemas; tags/structural_tag.py documents the format.
 
         Args:
             backend: the engine of the schemas in it.
@@ -181,7 +181,7 @@ class GrammarSpec:
         """Return the spec of a schema, pattern or grammar in a structural tag, or say what is wrong with it there."""
         try:
             if leaf["type"] == "regex":
-                # An automaton for each of many patterns would take long; llguidance builds what it needs.
+                # Automata for many patterns would take long to build; llguidance builds states on demand.
                 return GrammarSpec.regex(leaf["pattern"], "llguidance")
             if leaf["type"] == "grammar":
                 return GrammarSpec.ebnf(leaf["grammar"])
@@ -215,7 +215,7 @@ def parse_json(text: str, kind: str) -> Any:
 
 
 def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object with a key twice, of which Python's parser would keep the last."""
+    """Refuse an object with a duplicate key, of which Python's parser would keep the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
@@ -224,7 +224,7 @@ def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(name: str) -> Any:
-    """Refuse NaN and Infinity, which Python's parser takes and JSON has not."""
+    """Refuse NaN and Infinity, which Python's parser accepts but JSON forbids."""
     raise InvalidGrammar(f"{name} is not a JSON number")
 
 

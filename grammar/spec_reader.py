@@ -22,7 +22,7 @@ def read_spec(
     backend: str | None = None,
     property_order: PropertyOrder = "schema",
 ) -> GrammarSpec:
-    """Return the spec of a kind from what is written for it, or raise GrammarError.
+    """Return the spec of a kind from its value in a file or request, or raise GrammarError.
 
     Args:
         kind: one of KINDS; "grammar" is EBNF or Lark, whichever it proves to be.
@@ -32,7 +32,7 @@ def read_spec(
     if kind not in KINDS:
         raise InvalidGrammar(f"unknown kind of grammar {kind!r}; choose from {list(KINDS)}")
     if kind == "grammar":
-        # EBNF has ::= in every rule, Lark in none; the first one stands before any string.
+        # EBNF has ::= in every rule, Lark in none; the first one precedes any string.
         kind = "ebnf" if isinstance(value, str) and "::=" in remove_quoted(value) else "lark"
     if kind == "json_schema":
         return GrammarSpec.json_schema(value, whitespace, backend, property_order=property_order)

@@ -24,7 +24,7 @@ _UNUSABLE = (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, Valu
 
 
 def accept_anything(text: str) -> bool:
-    """Stand in for the check of a format that is only an annotation."""
+    """Accept any value: replaces the check of a format that is only an annotation."""
     return True
 
 
@@ -64,13 +64,13 @@ class SchemaValidator:
             reason = "it is nested too deeply"
             raise InvalidGrammar(f"the schema cannot be used for validation: {reason}") from error
         except BaseException as error:
-            # Over some references the library panics, which is no Exception.
+            # For some references the library panics with an error that is not an Exception.
             if not isinstance(error, _UNUSABLE) and not is_panic(error):
                 raise
             raise InvalidGrammar(f"the schema cannot be used for validation: {error}") from error
 
     def is_valid(self, instance: Any) -> bool:
-        """Tell whether an instance is valid; raise InvalidGrammar where a pattern takes too long."""
+        """Return whether an instance is valid; raise InvalidGrammar where a pattern takes too long."""
         if self._validator.is_valid(instance):
             return True
         if self.backtracking:
@@ -89,7 +89,7 @@ class SchemaValidator:
 
 
 def find_uri(schema: dict[str, Any] | bool, dialect: Dialect) -> str:
-    """Return the URI of a document: its own, since references in it may be relative to that."""
+    """Return the URI of a document: its own, because references may be relative to it."""
     named = schema if isinstance(schema, dict) else {}
     identifier = named.get("id" if dialect is DRAFT_4 else "$id")
     if not isinstance(identifier, str) or (dialect.ignores_ref_siblings and "$ref" in named):
@@ -98,7 +98,7 @@ def find_uri(schema: dict[str, Any] | bool, dialect: Dialect) -> str:
 
 
 def check_steps(errors: Iterable[jsonschema_rs.ValidationError]) -> None:
-    """Raise InvalidGrammar if a pattern reached the limit of steps: that is no verdict on the instance."""
+    """Raise InvalidGrammar if a pattern reached the limit of steps, because its result is then unknown."""
     for error in errors:
         if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded):
             raise InvalidGrammar(
@@ -110,7 +110,7 @@ def check_steps(errors: Iterable[jsonschema_rs.ValidationError]) -> None:
 def list_backtracking(schema: dict[str, Any] | bool) -> list[str]:
     """Return the patterns in a schema that may take more than linear time."""
     found: dict[str, None] = {}
-    # References may lead to schemas below any keyword, so everything is searched.
+    # References may point below any keyword, so the whole document is searched.
     pending: list[Any] = [schema]
     while pending:
         each = pending.pop()

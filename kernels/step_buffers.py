@@ -1,4 +1,4 @@
-"""StepBuffers: where the gathered inputs of a step lie."""
+"""StepBuffers: the memory for the gathered inputs of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """Where the inputs of a step go: T tokens and R requests, both padded; G groups of layers."""
+    """Buffers for the inputs of a step: T tokens and R requests, both padded; G groups of layers."""
 
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64

@@ -1,4 +1,4 @@
-"""What Triton needs on a machine, and what its launches raise; importable where it is not installed."""
+"""Reports what Triton lacks on a machine and which errors its launches raise; importable without Triton."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-# What Triton supports; older GPUs run torch's own kernels.
+# Minimum compute capability of Triton; older GPUs run torch's own kernels.
 MIN_CAPABILITY = (8, 0)
 
 
 def find_triton_gap() -> str:
-    """What Triton lacks on this machine, as the end of a sentence; empty when it lacks nothing.
+    """Return what Triton lacks on this machine, as the end of a sentence; empty if nothing is missing.
 
     Its launches are compiled by the machine's own C compiler, with Python's headers.
     """
@@ -28,7 +28,7 @@ def find_triton_gap() -> str:
 
 
 def find_kernel_errors() -> tuple[type[Exception], ...]:
-    """What a launch can raise: torch's error, and Triton's own where it is installed."""
+    """Return the errors that a launch can raise: torch's, and Triton's where it is installed."""
     if importlib.util.find_spec("triton") is None:
         return (RuntimeError,)
     return (RuntimeError, importlib.import_module("triton.errors").TritonError)

@@ -1,4 +1,4 @@
-"""Routes for the one who runs the server; without an admin key they do not exist."""
+"""Admin routes. They exist only if an admin key is set."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from engine import EngineDead
 
 
 class Sleeping(BaseModel):
-    """Answer of the routes around sleep."""
+    """Reply of the sleep routes."""
 
     is_sleeping: bool
 
 
 class AbortBody(BaseModel):
-    """POST /abort_requests: the ids as their replies carry them."""
+    """POST /abort_requests. The ids are those of the replies."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -38,7 +38,7 @@ class LoadAdapterBody(BaseModel):
 
     lora_name: str
     lora_path: str
-    load_inplace: bool = False  # the name may be taken: requests that run end with the old adapter
+    load_inplace: bool = False  # allows an adapter of this name to exist; its running requests finish with the old one
 
 
 class UnloadAdapterBody(BaseModel):
@@ -50,7 +50,7 @@ class UnloadAdapterBody(BaseModel):
 
 
 def require_admin(request: Request, context: Annotated[ApiContext, Depends(context_of)]) -> ApiContext:
-    """Let the admin key through, and query parameters that the route has.
+    """Accept requests with the admin key and only the query parameters of the route.
 
     Raises:
         ApiError: 404 without an admin key in the settings, 401 without it in the request, 400 for another parameter.
@@ -81,7 +81,7 @@ Context = Annotated[ApiContext, Depends(require_admin)]
 
 @router.get("/server_info")
 async def show_server(context: Context) -> dict[str, Any]:
-    """What the server made of its settings, and what steps run on now; keys are left out. There in a sleep, too.
+    """Show the resolved settings and the ops that steps use now, without keys. Also answers during a sleep.
 
     `config` is what was set, with every "auto" filled in before the first step: attention_backend and num_threads there
     are torch's. Where `runtime` names native ops, these attend, on threads of their own.
@@ -113,17 +113,17 @@ async def sleep(
     level: Annotated[int, Query(ge=1, le=2)] = 1,
     mode: Literal["wait", "abort"] = "wait",
 ) -> Sleeping:
-    """Give back the KV cache (level 1), or the weights as well (level 2); answers when the engine sleeps.
+    """Free the KV cache (level 1), or the weights as well (level 2). Answers when the engine sleeps.
 
-    New requests get a 503 from now on. Those that are here run to their end first; mode abort ends them with
-    finish_reason abort. False when a wake-up came while they were waited for.
+    New requests get a 503. Running requests finish first, or end with finish_reason abort if mode is abort.
+    Returns false if a wake-up arrived before they had finished.
     """
     return Sleeping(is_sleeping=await context.engine.sleep(level, drain=mode == "wait"))
 
 
 @router.post("/wake_up")
 async def wake_up(context: Context, tags: str | None = None) -> Sleeping:
-    """End a sleep, or call one off that still waits; answers when the engine takes requests again."""
+    """End a sleep, or cancel one that still waits. Answers when the engine accepts requests."""
     if tags is not None:
         raise ApiError(
             400, "tags is not supported: weights and cache wake up together", "tags", "unsupported_field"
@@ -137,13 +137,13 @@ async def wake_up(context: Context, tags: str | None = None) -> Sleeping:
 
 @router.get("/is_sleeping")
 async def is_sleeping(context: Context) -> Sleeping:
-    """Whether the engine sleeps; false while it is on its way there."""
+    """Return whether the engine sleeps; false until a sleep has completed."""
     return Sleeping(is_sleeping=context.engine.state == "sleeping")
 
 
 @router.get("/replicas")
 async def list_replicas(context: Context) -> dict[str, Any]:
-    """State, load and prefix cache of each replica; empty if the model runs in the server's process."""
+    """List state, load and prefix cache of each replica; empty if the model runs in the server's process."""
     return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
 
 
@@ -170,7 +170,7 @@ async def restart_replica(context: Context, index: int) -> dict[str, Any]:
 
 @router.post("/v1/load_lora_adapter")
 async def load_adapter(body: LoadAdapterBody, context: Context) -> dict[str, Any]:
-    """Load an adapter from a folder within --lora-root; from then on its name is a model's."""
+    """Load an adapter from a folder within --lora-root, and serve it as a model of that name."""
     context.require_ready()
     if body.lora_name in context.served_names:
         raise ApiError(
@@ -190,7 +190,7 @@ async def unload_adapter(body: UnloadAdapterBody, context: Context) -> dict[str,
 
 @router.post("/abort_requests")
 async def abort_requests(body: AbortBody, context: Context) -> dict[str, Any]:
-    """End requests; their clients get finish_reason abort. Ids that no open reply of this API has are no error."""
+    """End requests; their clients get finish_reason abort. Unknown ids are ignored."""
     aborted: list[str] = []
     unknown: list[str] = []
     for reply_id in body.request_ids:

@@ -20,7 +20,7 @@ from app.api.origins import AllowedOrigins
 from app.api.responses import routes as responses
 from app.config import AppConfig
 
-# what OpenAI's clients may ask for and no model here can do -> what is missing
+# OpenAI endpoint that no model here supports -> the missing feature
 MISSING = {
     "/v1/moderations": "it has no moderation model",
     "/v1/audio": "it has no model for speech",
@@ -33,7 +33,7 @@ ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 def make_api(context: ApiContext) -> FastAPI:
     """Build the app around an engine."""
-    # no page of documentation: FastAPI's would load its scripts from another host
+    # no documentation page: FastAPI's loads its scripts from another host
     app = FastAPI(
         title="Troupe",
         version=__version__,
@@ -58,12 +58,12 @@ def make_api(context: ApiContext) -> FastAPI:
         app.include_router(module.router)
         known += [route for route in module.router.routes if isinstance(route, Route)]
     refusal = Refusal(known)
-    # Without these the page's own 404 would answer, in a form no API client reads.
+    # Without these handlers the page's own 404 would answer, in a format that API clients do not read.
     for path in (*sorted({route.path for route in known}), "/v1/{path:path}"):
         app.router.routes.append(Route(path, refusal, include_in_schema=False))
     app.router.default = refusal
 
-    # the documented way to change the description is to put another function in its place
+    # FastAPI documents this assignment as the way to change the description
     app.openapi = lambda: make_openapi(app)  # type: ignore[method-assign]
     add_error_handlers(app)
     config = context.config
@@ -83,7 +83,7 @@ def make_api(context: ApiContext) -> FastAPI:
 
 
 class Refusal:
-    """Answers whatever no route takes, by any method: a class, since a function would be given GET alone."""
+    """Answers requests that match no route, for every method. A class, because Starlette limits functions to GET."""
 
     def __init__(self, known: Sequence[Route]) -> None:
         self.known = known
@@ -94,13 +94,13 @@ class Refusal:
 
 
 def accepted_keys(config: AppConfig) -> tuple[str, ...]:
-    """Keys that open the gate; the admin key alone guards nothing but its own routes."""
+    """Return the keys that the gate accepts; the admin key alone protects only its own routes."""
     admin = () if config.admin_key is None else (config.admin_key,)
     return (*config.api_key, *admin) if config.api_key else ()
 
 
 def no_route(request: Request, known: Sequence[Route]) -> ApiError:
-    """404, or 405 when the path exists for another method."""
+    """Return a 404, or a 405 if the path exists for another method."""
     path = request.url.path[:200]
     allowed = ", ".join(
         method
@@ -110,7 +110,7 @@ def no_route(request: Request, known: Sequence[Route]) -> ApiError:
     if allowed:
         message = f"{request.method} is not allowed on {path}; it takes {allowed}"
         return ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
-    # a base URL without /v1, or with it where the client adds it
+    # suggest the base URL with or without /v1
     for other in (f"/v1{path}", path.removeprefix("/v1")):
         if any(route.matches({**request.scope, "path": other})[0] is not Match.NONE for route in known):
             message = f"there is no route {path}; use {other}: check the client's base URL"

@@ -1,4 +1,4 @@
-"""Call: one request on its way through the engine, whatever the route it came by."""
+"""Call: a validated request, independent of the route that received it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Call:
         except InvalidRequest as error:
             if error.param != "grammar" or self.constraint is None:
                 raise
-            # the engine's name for what came in a field of this API: it took too long to compile
+            # the engine reports a slow compile under its own parameter name; use this API's field
             raise ApiError(400, str(error), self.constraint.param, "invalid_grammar") from error
         finally:
             self.context.open_requests.discard(request_id)
@@ -143,21 +143,21 @@ def make_judge(
 
 
 def _check(output: RequestOutput) -> None:
-    """Turn a completion that the engine gave up into an error: its text is not an answer."""
+    """Raise the error of a completion that failed in the engine: its text is not an answer."""
     for completion in output.outputs:
         if completion.finish_reason in ("error", "dead_end"):
             raise make_failure(completion)
 
 
 def make_reply_id(prefix: str, visit: Visit, body: GenerationFields) -> str:
-    """The id of the reply: the client's own request_id, or the one of its x-request-id header."""
+    """Return the id of the reply: the client's request_id, or the one of the x-request-id header."""
     given = body.request_id or visit.request_id
     # Two live requests must not share an id, and a client may send the same header twice.
     return f"{prefix}{given}-{uuid.uuid4().hex[:8]}"
 
 
 def list_request_ids(reply_id: str) -> list[str]:
-    """Every id that the engine may know a reply's prompts by: its own, or a numbered one for each of several."""
+    """Return every engine id of a reply's prompts: its own id, or a numbered one for each of several prompts."""
     return [reply_id, *(_number(reply_id, index) for index in range(MAX_PROMPTS))]
 
 

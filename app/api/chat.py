@@ -35,7 +35,7 @@ TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the m
 async def create_chat_completion(
     body: ChatRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
 ) -> Response:
-    """Answer a conversation, in one piece or as a stream."""
+    """Answer a conversation, in one reply or as a stream."""
     call, echo = await prepare(body, request.state.visit, context)
     if body.stream:
         return EventStream(lambda emit: stream(call, echo, emit), context.config.keep_alive_s)
@@ -102,7 +102,7 @@ async def read_thinking(
     options: dict[str, Any],
     context: ApiContext,
 ) -> Thinking | None:
-    """Whether and how the output begins with a thought."""
+    """Return whether and how the output begins with reasoning; None if it cannot."""
     tokenizer = context.engine.tokenizer
     assert tokenizer is not None, "the prompt was rendered"
     tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
@@ -113,7 +113,7 @@ async def read_thinking(
 def make_room(
     thinking: Thinking, constraint: Constraint | None, sampling: SamplingParams, context: ApiContext
 ) -> tuple[Constraint | None, Thinking, SamplingParams]:
-    """Let the model think before its answer, whatever the answer has to look like."""
+    """Allow reasoning before an answer under a constraint."""
     if constraint is not None:
         constraint, thinking = think_first(constraint, thinking)
         sampling = replace(sampling, grammar=constraint.spec)
@@ -123,7 +123,7 @@ def make_room(
 
 
 async def find_tools(body: ChatRequest, context: ApiContext) -> ToolUse | None:
-    """The tools that an answer may call.
+    """Return the tools that an answer may call.
 
     Where the chat template knows no tools, the model is not shown them: it answers a request that leaves the choice to
     it in text, and makes one call at a time where calls are forced, having no reason to end a list of them.
@@ -137,19 +137,19 @@ async def find_tools(body: ChatRequest, context: ApiContext) -> ToolUse | None:
 
 
 async def show_calls(messages: list[dict[str, Any]], context: ApiContext) -> list[dict[str, Any]]:
-    """Messages that the chat template can write: where it knows no tools, calls and their results are plain text."""
+    """Return messages that the chat template can render: if it has no tools, calls and results become plain text."""
     if not has_tool_messages(messages) or await context.knows_tools():
         return messages
     return tell_plainly(messages)
 
 
 async def show_tools(tools: ToolUse | None, context: ApiContext) -> dict[str, Any]:
-    """The chat template's argument for the tools."""
+    """Return the chat template's argument for the tools."""
     return {"tools": tools.definitions} if tools is not None and await context.knows_tools() else {}
 
 
 def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
-    """The chat.completion object."""
+    """Return the chat.completion object."""
     choices = []
     for choice in output.outputs:
         message = read_message(call, choice, echo)
@@ -176,7 +176,7 @@ def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
 
 
 def read_message(call: Call, choice: CompletionOutput, echo: str) -> dict[str, Any]:
-    """The message of one choice, with its thoughts and tool calls if there are any."""
+    """Return the message of one choice, with its reasoning and tool calls if there are any."""
     reader = call.make_reader()
     if reader is None:
         return {"role": "assistant", "content": echo + choice.text, "refusal": None}
@@ -185,7 +185,7 @@ def read_message(call: Call, choice: CompletionOutput, echo: str) -> dict[str, A
 
 
 async def stream(call: Call, echo: str, emit: Emit) -> None:
-    """Emit the chunks of a chat completion: per choice its role, its text, its end; then the usage."""
+    """Emit the chunks of a chat completion: per choice its role, content and end; then the usage."""
     chunks = Chunks(call, "chat.completion.chunk", is_chat=True)
     is_first = True
     async with aclosing(call.generate()) as outputs:

@@ -1,4 +1,4 @@
-"""From a request's constraint fields to one GrammarSpec, or a 400 that names the field."""
+"""Turns a request's constraint fields into one GrammarSpec, or a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from grammar import GrammarError, GrammarSpec, read_spec
 Whitespace = Literal["spaced", "compact", "any"]
 PropertyOrder = Literal["schema", "any"]
 
-# the names other engines give to the backends
+# names of other engines for the backends
 BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "auto": None}
 
-# the constraints whose texts have spaces between their parts
+# constraints with optional whitespace
 SPACED = ("json", "json_object", "xml", "structural_tag")
 TAG_PARTS = ("format", "structures", "triggers")
 
@@ -169,7 +169,7 @@ def _whitespace(asked: StructuredOutputs) -> Whitespace:
 
 
 def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:
-    """Refuse a word about spaces where a constraint has none to choose, and two that differ."""
+    """Reject whitespace options for constraints without optional whitespace, and conflicting values."""
     given = {"whitespace": asked.whitespace, "disable_any_whitespace": asked.disable_any_whitespace or None}
     told = [f"structured_outputs.{name}={value!r}" for name, value in given.items() if value is not None]
     if told and kinds.isdisjoint(SPACED):

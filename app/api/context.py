@@ -66,7 +66,7 @@ class ApiContext:
         return metrics.make_registry(self.engine)
 
     def render_metrics(self) -> bytes:
-        """The engine's counters as Prometheus reads them."""
+        """Return the engine's counters in Prometheus' format."""
         return metrics.render(self._registry)
 
     @cached_property
@@ -93,14 +93,14 @@ class ApiContext:
 
     @cached_property
     def hides_thoughts(self) -> bool:
-        """Whether the end of a thought is a special token, which texts usually leave out."""
+        """Return whether the end of reasoning is a special token, which texts usually omit."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             return False
         return CLOSE not in tokenizer.decode(tokenizer.encode(CLOSE, add_special_tokens=False))
 
     async def knows_thoughts(self) -> bool:
-        """Whether the model's chat template knows thoughts; tried once, off the loop."""
+        """Return whether the model's chat template supports reasoning; tried once, off the loop."""
         return await asyncio.to_thread(lambda: self._knows_thoughts)
 
     async def tool_style(self) -> str | None:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings of OpenAI; /rerank and /score with vLLM's fields. They need a model whose files say how."""
+"""POST /v1/embeddings of OpenAI; /rerank and /score with vLLM's fields. They need a model that supports embeddings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ScoreRequest(Fields):
 
 @router.post("/v1/embeddings")
 async def embed(body: EmbeddingRequest, context: Context) -> JSONResponse:
-    """One vector per input."""
+    """Return one vector per input."""
     model = context.check_model(body.model)
     context.require_ready()
     found = await context.embedder.embed(
@@ -83,7 +83,7 @@ async def embed(body: EmbeddingRequest, context: Context) -> JSONResponse:
 @router.post("/rerank")
 @router.post("/v1/rerank")
 async def rerank(body: RerankRequest, context: Context) -> JSONResponse:
-    """The documents, the best first."""
+    """Return the documents, best first."""
     model = context.check_model(body.model)
     context.require_ready()
     scores = await context.embedder.score(
@@ -104,7 +104,7 @@ async def rerank(body: RerankRequest, context: Context) -> JSONResponse:
 @router.post("/score")
 @router.post("/v1/score")
 async def score(body: ScoreRequest, context: Context) -> JSONResponse:
-    """A score for each pair of texts; one text on the left goes with every text on the right."""
+    """Score each pair of texts; a single text on the left is paired with every text on the right."""
     model = context.check_model(body.model)
     context.require_ready()
     pairs = [pair for pair in ((body.text_1, body.text_2), (body.queries, body.documents)) if any(pair)]

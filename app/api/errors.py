@@ -51,7 +51,7 @@ API_PREFIXES = (
     "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
 )  # fmt: skip
 HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")
-REQUEST_PARTS = ("body", "query", "path", "header")  # of no route a field's name
+REQUEST_PARTS = ("body", "query", "path", "header")  # error locations that are not field names
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -74,13 +74,13 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# how pydantic names a member of a union in a location, where it is no field of the request
+# pydantic's name of a union member in a location, which is not a field of the request
 UNION_MEMBER = re.compile(r"str|bool|int|float|(?:list|dict)\[.*\]")
 HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-9a-fA-F]{4,}\b")
 
 
 class ApiError(Exception):
-    """An answer other than 200, in the words of the API."""
+    """An error reply: status, message and OpenAI's error fields."""
 
     def __init__(
         self,
@@ -115,17 +115,17 @@ class ApiError(Exception):
 
     @property
     def anthropic_body(self) -> dict[str, Any]:
-        """The same error in the words of /v1/messages."""
+        """Return the same error in the format of /v1/messages."""
         kind = ANTHROPIC_TYPES.get(self.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": _cut(str(self))} | self.details}
 
     def answer(self, path: str = "") -> Response:
-        """The answer on the given path; /v1/messages has its own form of errors."""
+        """Return the reply on the given path; /v1/messages has its own error format."""
         headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == 401:
-            # Basic makes a browser ask its user for the key, and keep it: only the page needs that.
+            # Basic makes the browser ask for the key and store it, which only the page needs
             basic = 'Basic realm="Troupe: any user name, an API key as password"'
             headers["WWW-Authenticate"] = "Bearer" if path.startswith(API_PREFIXES) else basic
         is_anthropic = path.startswith("/v1/messages")
@@ -133,14 +133,14 @@ class ApiError(Exception):
 
     @property
     def sse_frame(self) -> bytes:
-        """The same object as an event, for a stream that has begun."""
+        """Return the same object as an event, for a stream that has begun."""
         return b"data: " + json.dumps(self.body).encode() + b"\n\n"
 
 
 def scrub(message: str) -> str:
-    """Drop file paths and addresses, which tell a client nothing and an attacker something.
+    """Remove file paths and addresses, which help an attacker and not a client.
 
-    For what a system or a library says. Our own messages are whole: a JSON pointer looks like a path.
+    For messages of the system or of libraries only: in our own messages a JSON pointer would look like a path.
     """
     return _cut(HIDDEN.sub("...", message))
 
@@ -226,10 +226,9 @@ def describe_fields(errors: Sequence[Any]) -> ApiError:
 
 
 def _pick_member(errors: Sequence[Any]) -> tuple[Any, list[str]]:
-    """The error to tell; in a union that of the member which takes values of this kind.
+    """Return the error to report; in a union, that of the member whose type matches the value.
 
-    Returns it with its location free of the member's name, and the kinds that the union takes when the value is
-    of none of them.
+    The location omits the member's name. If no member matches, also returns the types that the union accepts.
     """
     first = errors[0]
     depth = next((i for i, part in enumerate(first["loc"]) if _is_member(part)), None)
@@ -237,7 +236,7 @@ def _pick_member(errors: Sequence[Any]) -> tuple[Any, list[str]]:
         return first, []
     field = first["loc"][:depth]
     members = [e for e in errors if e["loc"][:depth] == field and _is_member(*e["loc"][depth : depth + 1])]
-    if len(members) == 1:  # no union, but a key that reads like one of its members
+    if len(members) == 1:  # not a union, but a key that looks like one of its members
         return first, []
     fitting = [e for e in members if len(e["loc"]) > depth + 1 or e["type"] not in KINDS]
     if fitting:

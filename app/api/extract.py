@@ -55,7 +55,7 @@ JSON_PARTS = ("examples", "options", "rows", "stream")
 
 
 class ExampleFields(Options):
-    """A text with its right record."""
+    """A text with its correct record."""
 
     PLACE = "examples"
 
@@ -64,10 +64,10 @@ class ExampleFields(Options):
 
 
 class ExtractOptions(Options):
-    """How the record is found.
+    """Options of an extraction.
 
     Attributes:
-        verbatim: free strings must be parts of the text, dates and numbers those in it.
+        verbatim: free strings must be parts of the text; dates and numbers must appear in it.
         bounds: open strings and lists get a length.
         num_samples: records that are generated and voted on.
         recheck: flagged fields are read once more, on their own.
@@ -177,7 +177,7 @@ class JsonLines(EventStream):
 
 
 async def send_rows(emit: Emit, extractor: Extractor, schema: Schema, sources: Sequence[Source]) -> None:
-    """A line for each row in order."""
+    """Send one line per row, in order."""
     num_done = 0
     async with aclosing(extract_records(extractor, schema, sources)) as records:
         async for record in records:
@@ -190,7 +190,7 @@ async def send_rows(emit: Emit, extractor: Extractor, schema: Schema, sources: S
 async def send_parts(
     emit: Emit, extractor: Extractor, schema: Schema, source: Source, salt: str | None
 ) -> None:
-    """The record while it grows, then the result."""
+    """Send the record while it grows, then the result."""
     sent = 0.0
     parts = stream_whole(extractor, schema, source.text, source=source.name, cache_salt=salt)
     async with aclosing(parts):
@@ -206,7 +206,7 @@ async def send_parts(
 
 
 def show(extractor: Extractor, record: dict[str, Any], result: ExtractionResult | None) -> dict[str, Any]:
-    """The reply for one record; `usage` where one request made it."""
+    """Return the reply for one record; `usage` if one request produced it."""
     reply = {"object": "extraction", "model": extractor.model_name, **record}
     if result is not None and result.output is not None:
         num_in = len(result.output.prompt_token_ids)
@@ -217,7 +217,7 @@ def show(extractor: Extractor, record: dict[str, Any], result: ExtractionResult 
 
 
 def make_extractor(context: ApiContext, body: ExtractRequest, model: str) -> Extractor:
-    """The extractor that a request asks for."""
+    """Return the extractor for a request."""
     options = body.options
     return Extractor(
         context.engine,
@@ -233,10 +233,10 @@ def make_extractor(context: ApiContext, body: ExtractRequest, model: str) -> Ext
 
 
 def read_schema(given: dict[str, Any] | str) -> Schema:
-    """A schema by value, or a ready-made one by its name.
+    """Return a schema given by value, or a built-in one by name.
 
     Raises:
-        ApiError: 400, there is none of that name.
+        ApiError: 400, no schema has that name.
     """
     if isinstance(given, dict):
         return given
@@ -251,7 +251,7 @@ def read_schema(given: dict[str, Any] | str) -> Schema:
 
 
 async def read_request(request: Request) -> tuple[ExtractRequest, list[Source]]:
-    """The fields of a JSON body or a form, and the texts to read.
+    """Return the fields of a JSON body or a form, and the texts to read.
 
     Raises:
         ApiError: 400 for a body that is neither, a wrong field, or a file that cannot be read.
@@ -287,7 +287,7 @@ async def read_request(request: Request) -> tuple[ExtractRequest, list[Source]]:
 
 
 def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:
-    """The texts of the rows, from a named column or the one that most likely has them.
+    """Return the texts of the rows, from a named column or the one that most likely contains them.
 
     Raises:
         ApiError: 400, there is no such column.
@@ -316,7 +316,7 @@ async def _read_file(file: UploadFile) -> list[Row]:
 
 
 def _read_part(name: str, value: str) -> Any:
-    """The value of a form's part: JSON in the parts that are no text, and in a schema that is not a name."""
+    """Return the value of a form part: JSON for parts with JSON values, and for a schema that is not a name."""
     is_json = name in JSON_PARTS or (name == "schema" and value.lstrip().startswith("{"))
     return parse_body(value.encode()) if is_json else value
 

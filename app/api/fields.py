@@ -1,6 +1,6 @@
-"""Fields that no request model names: a short list is ignored, everything else is a 400.
+"""Checks fields that no request model defines: a short list is ignored, all others are a 400.
 
-A dropped field would change the answer without a word. A field passes if it is null or empty, if its value is the
+A dropped field would change the answer without notice. A field passes if it is null or empty, if its value is the
 default of the server that knows it (NEUTRAL), or if it is only bookkeeping (IGNORED).
 """
 
@@ -14,7 +14,7 @@ from app.api.errors import ApiError
 
 # Not {}, which is a schema that accepts everything.
 EMPTY: tuple[Any, ...] = (None, False, [], "")
-# Bookkeeping, hints for caches and wishes about form that change no token here.
+# Bookkeeping fields, cache hints and formatting wishes that change no token here.
 IGNORED = frozenset([
     "cache_prompt", "id_slot", "include_reasoning", "keep_alive", "metadata", "moderation", "num_batch", "num_ctx",
     "num_gpu", "num_keep", "num_thread", "parallel_tool_calls",
@@ -22,7 +22,7 @@ IGNORED = frozenset([
     "reasoning_format", "return_progress", "safety_identifier", "service_tier", "session_id", "store",
     "stream_interval", "timings_per_token", "user", "verbosity",
 ])  # fmt: skip
-# field -> the values, beside the empty ones, that ask for nothing
+# field -> values, beside the empty ones, that request nothing
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "dry_multiplier": (0,), "dynatemp_range": (0,), "function_call": ("none", "auto"),
     "length_penalty": (1,), "mirostat": (0,), "mm_processor_kwargs": ({},), "vllm_xargs": ({},),
@@ -31,9 +31,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tfs_z": (1,), "tool_choice": ("none", "auto"), "top_a": (0,), "top_n_sigma": (-1, 0), "typical_p": (1,),
     "xtc_probability": (0,), "do_sample": (True,), "spaces_between_special_tokens": (True,),
 }  # fmt: skip
-# Here false asks for something.
+# Fields for which false is a request.
 MEANT_IF_FALSE = ("do_sample", "spaces_between_special_tokens")
-# another server's or library's name -> what to use here
+# another server's or library's name -> the name to use here
 OURS = {
     "max_length": "max_tokens", "max_new_tokens": "max_tokens", "max_tokens_to_sample": "max_tokens",
     "n_predict": "max_tokens", "num_predict": "max_tokens", "n_probs": "logprobs", "random_seed": "seed",
@@ -47,7 +47,7 @@ MAX_NAME_CHARS = 80
 
 
 def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
-    """Refuse the first field that would be dropped.
+    """Reject the first field that would be ignored.
 
     Raises:
         ApiError: 400 naming the field, and ours for the same thing.
@@ -62,7 +62,7 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
 
 
 def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse an unknown name in a group of fields, as in stream_options; null asks for nothing.
+    """Reject an unknown name in a group of fields, as in stream_options; null requests nothing.
 
     Args:
         where: the group's place in the request.
@@ -77,5 +77,5 @@ def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> N
 
 
 def is_empty(value: object) -> bool:
-    """Whether a value asks for nothing; zero, which Python takes for false, may ask for something."""
+    """Return whether a value requests nothing; zero, which Python treats as false, may request something."""
     return value in EMPTY and (isinstance(value, bool) or not isinstance(value, int | float))

@@ -44,7 +44,7 @@ WORK_PATHS = frozenset(
 ) | {"/rerank", "/v1/rerank", "/score", "/v1/score", "/completion"}
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
-# Readers disagree about which of two such headers counts: some take the first, some the last.
+# Parsers disagree about which of two duplicate headers counts: some use the first, some the last.
 SINGLE_HEADERS = frozenset(
     (
         b"authorization",
@@ -60,7 +60,7 @@ Headers = dict[bytes, bytes]
 
 
 class Gate:
-    """Lets a request through when its key and size are right, names it, and logs its end.
+    """Admits a request if its key and size are valid, gives it an id, and logs its end.
 
     Args:
         keys: accepted API keys; empty: no key is required.
@@ -118,7 +118,7 @@ class Gate:
         except (ApiError, EngineOverloaded) as error:
             await to_api_error(error).answer(scope["path"])(scope, receive, send)
         except Exception as error:
-            # a bug, which the server tells of when it has passed; its answer has an id and a status in the log as any
+            # an unexpected error, which the server logs afterwards; the request log gets id and status as always
             if not visit.status:
                 await to_api_error(error).answer(scope["path"])(scope, receive, send)
             raise
@@ -127,7 +127,7 @@ class Gate:
                 logger.log(logging.INFO if is_work else logging.DEBUG, "%s", _describe(visit, scope))
 
     def _find_key(self, headers: Headers, takes_basic: bool) -> int:
-        """The number of the request's key, counted from 1; 0 when none is needed."""
+        """Return the number of the request's key, counted from 1; 0 if no key is required."""
         if not self.keys:
             return 0
         given = read_keys(headers, takes_basic)
@@ -166,7 +166,7 @@ class Gate:
             raise self._too_large()
 
     def _bounded(self, receive: Receive, is_json: bool) -> Receive:
-        """Count the body of a request that does not state its length, and how many values a JSON body may have.
+        """Count the body of a request without Content-Length, and limit the number of values in a JSON body.
 
         It is parsed on the event loop, where a value takes longer than its bytes.
         """
@@ -214,13 +214,13 @@ def find_key(given: bytes, keys: Iterable[bytes]) -> int:
 
 
 def read_keys(headers: Mapping[bytes, bytes], takes_basic: bool = False) -> list[bytes]:
-    """The keys that a request brings: one right one among them will do."""
+    """Return the keys in a request's headers; one valid key suffices."""
     found = (headers.get(b"x-api-key", b""), _read_key(headers.get(b"authorization", b""), takes_basic))
     return [key for key in found if key]
 
 
 def _read_key(authorization: bytes, takes_basic: bool) -> bytes:
-    """The key of a Bearer header, or the password of a Basic one, which is what a browser sends."""
+    """Return the key of a Bearer header, or the password of a Basic one, which browsers send."""
     scheme, _, value = authorization.partition(b" ")
     value = value.strip()
     if scheme.lower() == b"bearer":
@@ -239,12 +239,12 @@ def _state_of(scope: Scope) -> MutableMapping[str, Any]:
 
 
 def _describe(visit: Visit, scope: Scope) -> str:
-    # a path is what a client typed: it must not be able to write lines of its own
+    # the client chose the path: escape it, so that it cannot forge log lines
     return visit.describe(scope["method"], scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode())
 
 
 def _watched(send: Send, visit: Visit, more: Mapping[str, str]) -> Send:
-    """Remember the status, and send the request's id along, a warning where there is one, and more headers."""
+    """Record the status, and add the request id, a warning if there is one, and further headers."""
 
     async def send_watched(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""POST /completion, GET /props and GET /slots: what clients of llama.cpp's server ask for, answered in its fields."""
+"""POST /completion, GET /props and GET /slots: the routes of llama.cpp's server, with its fields."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LlamaCompletion(Fields):
 
 @router.post("/completion")
 async def complete(body: LlamaCompletion, request: Request, context: Context) -> Response:
-    """Continue one text, in one piece or as a stream."""
+    """Continue one text, in one reply or as a stream."""
     with own_names(
         {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
     ):
@@ -84,7 +84,7 @@ async def complete(body: LlamaCompletion, request: Request, context: Context) ->
 
 
 def read_request(body: LlamaCompletion) -> CompletionRequest:
-    """The same request for /v1/completions.
+    """Return the equivalent request for /v1/completions.
 
     Raises:
         ApiError: 400 for a field that would change the text and is not known here.
@@ -113,7 +113,7 @@ def read_request(body: LlamaCompletion) -> CompletionRequest:
 
 
 def read_bias(bias: Any) -> dict[str, float] | None:
-    """A map from token ids, or llama.cpp's list of pairs, in which false forbids a token.
+    """Read a map from token ids, or llama.cpp's list of pairs, in which false forbids a token.
 
     Raises:
         ApiError: 400, it is neither.
@@ -129,7 +129,7 @@ def read_bias(bias: Any) -> dict[str, float] | None:
 
 
 async def stream(call: Call, body: LlamaCompletion, emit: Emit) -> None:
-    """Emit pieces of the text, and the whole account at the end."""
+    """Emit pieces of the text, then the full result."""
     ids: list[int] = []
     async with aclosing(call.generate()) as outputs:
         async for output in outputs:
@@ -145,7 +145,7 @@ async def stream(call: Call, body: LlamaCompletion, emit: Emit) -> None:
 def finish(
     call: Call, body: LlamaCompletion, output: RequestOutput, choice: CompletionOutput, ids: list[int]
 ) -> Json:
-    """What is known at the end of a completion."""
+    """Return the result fields of a finished completion."""
     times, num_in = output.metrics, len(output.prompt_token_ids)
     is_word = isinstance(choice.stop_reason, str)
     span = (times.last_token_time or 0.0) - (times.first_token_time or 0.0)
@@ -178,7 +178,7 @@ def finish(
 
 @router.get("/props")
 async def show_properties(context: Context) -> Json:
-    """The model and the defaults of /completion."""
+    """Show the model and the defaults of /completion."""
     context.require_ready()
     max_model_len = context.engine.resolved.max_model_len
     return {
@@ -193,7 +193,7 @@ async def show_properties(context: Context) -> Json:
 
 @router.get("/slots")
 async def list_slots(context: Context) -> list[Json]:
-    """One entry for each request that can run at once; what they write is not told."""
+    """Return one entry for each request that can run at once, without its text."""
     context.require_ready()
     num_running, n_ctx = context.engine.stats().num_running, context.engine.resolved.max_model_len
     return [

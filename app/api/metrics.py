@@ -37,7 +37,7 @@ COUNTERS = (
     ("generation_tokens", "generation_tokens", "Tokens generated."),
     ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    ("kv_offload_loads", "kv_offload_loads", "Of these, tokens copied back from host memory."),
+    ("kv_offload_loads", "kv_offload_loads", "Tokens of these hits copied back from host memory."),
     ("num_preemptions", "num_preemptions", "Times a running request lost its blocks."),
     ("engine_steps", "num_steps", "Steps of the engine."),
     ("admission_rejections", "num_rejected", "Requests refused because the queue was full."),
@@ -169,12 +169,12 @@ class EngineCollector(Collector):
 
 
 def make_registry(engine: Engine) -> CollectorRegistry:
-    """A registry of its own, so that two servers in one process do not clash."""
+    """Return a separate registry, so that two servers in one process do not conflict."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(engine))
     return registry
 
 
 def render(registry: CollectorRegistry) -> bytes:
-    """The text that Prometheus scrapes."""
+    """Return the text for Prometheus."""
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""GET /v1/models, and the routes by which machines watch the server: health, probes, version, metrics."""
+"""GET /v1/models, and the routes for monitoring: health, probes, version, metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @router.get("/v1/models")
 async def list_models(context: Context, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
-    """The model under each of its names, and its adapters, in OpenAI's list form or in that of Anthropic's clients."""
+    """List the model under each of its names, and its adapters, in OpenAI's or Anthropic's format."""
     names = context.model_names
     if anthropic_version is None:
         return {"object": "list", "data": [describe_model(context, name) for name in names]}
@@ -33,7 +33,7 @@ async def list_models(context: Context, anthropic_version: AnthropicVersion = No
 async def retrieve_model(
     model: str, context: Context, anthropic_version: AnthropicVersion = None
 ) -> dict[str, Any]:
-    """One model by name."""
+    """Return one model by name."""
     context.check_model(model)
     return (
         describe_model(context, model) if anthropic_version is None else describe_to_anthropic(context, model)
@@ -61,7 +61,7 @@ def describe_model(context: ApiContext, name: str) -> dict[str, Any]:
 
 
 def describe_health(context: ApiContext, is_ok: bool) -> JSONResponse:
-    """200 or 503 with the engine's state, and with the cause once it has crashed."""
+    """Return 200 or 503 with the engine's state, and the cause after a crash."""
     state = context.engine.state
     cause = None if state == "ready" else context.engine.error
     error = {} if cause is None else {"error": scrub(cause)}

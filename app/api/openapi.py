@@ -1,4 +1,4 @@
-"""make_openapi: the API's own description, with the answers that FastAPI does not know of."""
+"""make_openapi: the OpenAPI description of the API, including the errors that FastAPI does not know."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from app.api.extract import DEFINITIONS
 Json = dict[str, Any]
 
 ERRORS = {
-    "400": "The request cannot be served as asked; the message names the field, its value and what is allowed.",
+    "400": "The request is not valid; the message names the field, its value and the allowed range.",
     "401": "A key is needed, or the one that came is wrong.",
     "403": "A page of another site sent the request, or it names a Host that is not this server's.",
-    "404": "There is no such model or route.",
+    "404": "The model or route does not exist.",
     "413": "The body is larger than the server takes.",
-    "429": "This key has as many requests open as it may; Retry-After says when to try again.",
+    "429": "This key has reached its limit of open requests; Retry-After says when to try again.",
     "500": "The engine failed with this request in it.",
     "503": (
         "The queue is full, the engine is starting, restarting or asleep, or the server is closing; "
@@ -26,7 +26,7 @@ ERRORS = {
     ),
     "504": "The request's own deadline has passed.",
 }
-OF_WATCHING = ("401", "403", "404", "500", "503")  # what a GET may answer
+OF_WATCHING = ("401", "403", "404", "500", "503")  # errors of a GET route
 ERROR_SCHEMA: Json = {
     "type": "object",
     "required": ["error"],
@@ -58,13 +58,13 @@ STREAMING = (
 
 
 def make_openapi(app: FastAPI) -> Json:
-    """The document of GET /openapi.json; made once and kept by the app."""
+    """Return the document of GET /openapi.json; built once and stored on the app."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         components = document.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
         schemas |= {"Error": ERROR_SCHEMA, **DEFINITIONS}
-        for name in ("HTTPValidationError", "ValidationError"):  # of that answer, which is never given
+        for name in ("HTTPValidationError", "ValidationError"):  # schema of that reply, which is never sent
             schemas.pop(name, None)
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{}, {"key": []}]
@@ -76,7 +76,7 @@ def make_openapi(app: FastAPI) -> Json:
 
 
 def _complete(path: str, method: str, responses: Json) -> None:
-    """Name the answers of one operation."""
+    """Add the error replies of one operation."""
     responses.pop(
         "422", None
     )  # FastAPI's status for wrong fields; ours is 400, also on a GET with parameters

@@ -43,7 +43,7 @@ class AllowedOrigins:
         self.shared = frozenset(origin.lower().rstrip("/") for origin in shared)
 
     def make_cors_headers(self, headers: Mapping[bytes, bytes]) -> dict[str, str]:
-        """The headers by which a browser lets the page of a shared origin read the answer."""
+        """Return the headers by which a browser lets the page of a shared origin read the answer."""
         origin = headers.get(b"origin", b"").decode("latin-1")
         if not origin or not ("*" in self.shared or origin.lower() in self.shared):
             return {}
@@ -54,7 +54,7 @@ class AllowedOrigins:
         }
 
     def answer_preflight(self, headers: Mapping[bytes, bytes]) -> Response:
-        """The answer to a browser that asks on behalf of a page whether it may send a request.
+        """Answer a preflight request: whether a page of another origin may send a request.
 
         Raises:
             ApiError: 403, the page's origin is not shared.
@@ -75,7 +75,7 @@ class AllowedOrigins:
         )
 
     def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse a request that a page of another site had a browser send.
+        """Reject a request that a page of another site had a browser send.
 
         Raises:
             ApiError: 403 naming the header and how to allow its value.
@@ -91,7 +91,7 @@ class AllowedOrigins:
             return
         if self.make_cors_headers(headers):
             return
-        # extensions and desktop apps have origins under schemes of their own
+        # browser extensions and desktop apps have origins with their own schemes
         is_page = origin == "null" or origin.lower().startswith(("http://", "https://"))
         name = _read_name(origin)
         if is_page and not (name and (name == host_name or self._knows(name))):
@@ -105,7 +105,7 @@ class AllowedOrigins:
 
 
 def _read_name(url: str) -> str:
-    """The host of a URL in lower case; empty when there is none."""
+    """Return the host of a URL in lower case; empty if there is none."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:

@@ -21,9 +21,9 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class Fields(BaseModel):
-    """Fields of a request; one that may be left out is left out by null, too."""
+    """Fields of a request; optional fields accept null."""
 
-    # strict: "0.7" is no number and true is no integer
+    # strict: "0.7" is not a number and true is not an integer
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -68,7 +68,7 @@ class StreamOptions(Options):
 
 
 class JsonSchemaFormat(Options):
-    """The schema of a response_format; `strict` changes nothing, a schema is always enforced."""
+    """The schema of a response_format; `strict` has no effect because a schema is always enforced."""
 
     PLACE = "response_format.json_schema"
 
@@ -85,14 +85,14 @@ class ResponseFormat(Options):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    # of a structural tag: the newer form, or the two of the older one
+    # format of a structural tag: the newer one, or the two older ones
     format: dict[str, Any] | None = None
     structures: list[Any] | None = None
     triggers: list[Any] | None = None
 
 
 class StructuredOutputs(Options):
-    """vLLM's structured_outputs: one constraint, and how to write it."""
+    """vLLM's structured_outputs: one constraint and its options."""
 
     PLACE = "structured_outputs"
 
@@ -108,7 +108,7 @@ class StructuredOutputs(Options):
     backend: str | None = None
     whitespace: Literal["spaced", "compact", "any"] | None = None
     disable_any_whitespace: bool = False
-    disable_fallback: bool = False  # there is none: a grammar is enforced or refused
+    disable_fallback: bool = False  # no fallback exists: a grammar is enforced or refused
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
 
@@ -138,9 +138,9 @@ class Prediction(Options):
 
 
 class GenerationFields(Fields):
-    """What chat and text completions have in common."""
+    """Common fields of chat and text completions."""
 
-    # looked at in `check_fields`
+    # validated in `check_fields`
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
@@ -189,7 +189,7 @@ class GenerationFields(Fields):
 
     @model_validator(mode="after")
     def check_fields(self) -> Self:
-        """Refuse fields that would be dropped, and stream options without a stream."""
+        """Reject fields that would be ignored, and stream options without a stream."""
         check_extra_fields(self.model_extra)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream=true", "stream_options", "invalid_value")
@@ -231,7 +231,7 @@ class CompletionRequest(GenerationFields):
 
 
 class TokenizeRequest(Fields):
-    """POST /tokenize: a prompt or chat messages; fields that shape no prompt may be there, and change nothing."""
+    """POST /tokenize: a prompt or chat messages; fields that do not affect the prompt are accepted and ignored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -250,7 +250,7 @@ class TokenizeRequest(Fields):
 
     @model_validator(mode="after")
     def check_fields(self) -> Self:
-        """Refuse what no request knows; fields of a chat or a completion change no prompt."""
+        """Reject unknown fields; fields of a chat or a completion do not affect the prompt."""
         others = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
         check_extra_fields({n: v for n, v in (self.model_extra or {}).items() if n not in others})
         return self

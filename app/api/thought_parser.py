@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class ThoughtParser:
-    """A ToolParser of outputs with thoughts; the words go through the parser of the tools, if there are any."""
+    """A ToolParser of outputs with reasoning; the content is passed to the parser of the tools, if there are any."""
 
     def __init__(self, thinking: Thinking, inner: ToolParser | None) -> None:
         self._is_shown = thinking.is_shown
@@ -38,7 +38,7 @@ class ThoughtParser:
     def _tell(self, thought: str, words: str) -> Json:
         delta: Json = {}
         if thought and self._is_shown:
-            # the second name is the one that newer clients look for
+            # newer clients read the second name
             delta |= {"reasoning_content": thought, "reasoning": thought}
         if words:
             delta |= {"content": words} if self._inner is None else self._inner.feed(words)
@@ -46,7 +46,7 @@ class ThoughtParser:
 
 
 def make_reader(tools: ToolUse | None, thinking: Thinking | None) -> ToolParser | None:
-    """What reads one output of a request; None when all of it is words."""
+    """Return the parser of one output of a request; None if all of it is content."""
     inner = None if tools is None else make_parser(tools)
     return inner if thinking is None else ThoughtParser(thinking, inner)
 

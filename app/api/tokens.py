@@ -21,7 +21,7 @@ Context = Annotated[ApiContext, Depends(context_of)]
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
-    """Token ids of a prompt, or of chat messages under the model's template."""
+    """Return the token ids of a prompt, or of chat messages under the model's template."""
     context.check_model(body.model)
     prompt = body.content if body.prompt is None else body.prompt
     if (prompt is None) == (body.messages is None):
@@ -50,13 +50,13 @@ async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
         "tokens": tokens,
         "token_strs": texts,
     }
-    # FastAPI would look at every token in Python before it writes them
+    # FastAPI would convert every token in Python before writing it
     return JSONResponse(reply)
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, str]:
-    """Text of token ids, special tokens included."""
+    """Return the text of token ids, special tokens included."""
     context.check_model(body.model)
     context.require_ready()
     tokenizer = require_tokenizer(context)
@@ -74,14 +74,14 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, str
 
 
 async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> list[int]:
-    """Token ids of a prompt.
+    """Return the token ids of a prompt.
 
     Raises:
         ApiError: 400 for a prompt so long that no tokens could make it fit into the model's context.
     """
     tokenizer = require_tokenizer(context)
     max_tokens = context.engine.resolved.max_model_len
-    # how many characters a token may stand for is found in the whole vocabulary: not for every short text
+    # The longest token is found by a scan of the vocabulary, which is skipped for short texts.
     if len(text) > max_tokens and len(text) > (limit := max_tokens * tokenizer.max_token_chars):
         message = (
             f"prompt has {len(text)} characters, which do not fit the model's {max_tokens} tokens "
@@ -92,7 +92,7 @@ async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> li
 
 
 def require_tokenizer(context: ApiContext) -> Tokenizer:
-    """The engine's tokenizer.
+    """Return the engine's tokenizer.
 
     Raises:
         ApiError: the server was started without one.

@@ -1,6 +1,6 @@
-"""Judge: what is found out about a choice when it has ended. Is it valid, and how much of it is a thought?
+"""Validates finished choices independently of the grammar, and counts their reasoning tokens.
 
-The grammar has enforced the form already; this is the check by other means that the reply tells of.
+The grammar has already enforced the format; the reply reports this second check.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from app.reasoning import CLOSE, Thinking, read_thought
 from engine import CompletionOutput
 from grammar import GrammarError, GrammarSpec, OutputCheck
 
-# above this many characters of text and schema a check is worth a thread
+# above this many characters of text and schema, validate in a thread
 MAX_CHARS_ON_LOOP = 16_384
 Decode = Callable[[Sequence[int]], str]
 Check = Callable[[str], bool | None]
@@ -23,11 +23,11 @@ Check = Callable[[str], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a choice.
+    """Result of validating a choice.
 
     Attributes:
-        is_valid: whether it is what its constraint asks for; None where nothing independent can tell.
-        num_reasoning_tokens: how many of its tokens are a thought.
+        is_valid: whether it satisfies its constraint; None if no independent validator exists.
+        num_reasoning_tokens: number of its tokens that belong to the reasoning.
     """
 
     is_valid: bool | None
@@ -55,7 +55,7 @@ class Judge:
         self._verdicts: dict[int, Verdict] = {}
 
     async def take(self, index: int, choice: CompletionOutput) -> None:
-        """Take in an output of a choice: a delta, or a whole one."""
+        """Add an output of a choice: a delta or the whole text."""
         self._texts.setdefault(index, []).append(choice.text)
         if self._thinking is not None:
             self._token_ids.setdefault(index, []).extend(choice.token_ids)
@@ -69,12 +69,12 @@ class Judge:
             self._verdicts[index] = self._judge(text, ids, choice.finish_reason)
 
     def is_valid(self, indices: Iterable[int]) -> bool | None:
-        """One answer for several choices: false when one is, true when all are."""
+        """Return one result for several choices: false if any is false, true if all are true."""
         found = [self._verdicts[index].is_valid if index in self._verdicts else None for index in indices]
         return False if False in found else None if None in found else True
 
     def num_reasoning_tokens(self) -> int:
-        """Tokens of thoughts in all choices that have ended."""
+        """Return the number of reasoning tokens in all finished choices."""
         return sum(verdict.num_reasoning_tokens for verdict in self._verdicts.values())
 
     def _judge(self, text: str, token_ids: list[int], finish_reason: str | None) -> Verdict:
@@ -85,18 +85,18 @@ class Judge:
                 num_reasoning = self._count(token_ids) if splitter.is_closed else len(token_ids)
         is_valid = None if self._check is None else self._check(words)
         if is_valid and finish_reason != "stop":
-            is_valid = False  # what was cut is not finished, whatever it looks like
+            is_valid = False  # a truncated text is never valid
         return Verdict(is_valid, num_reasoning)
 
     def _count(self, token_ids: list[int]) -> int:
-        """Tokens up to the end of the thought."""
+        """Return the number of tokens up to the end of the reasoning."""
         ends = range(len(token_ids) + 1)
         return bisect_left(ends, True, key=lambda end: CLOSE in self._decode(token_ids[:end]))
 
 
 def check_output(spec: GrammarSpec, text: str) -> bool | None:
-    """Whether a text is what a spec asks for; None where nothing but the grammar itself can tell."""
+    """Return whether a text satisfies a spec; None if only the grammar itself could decide."""
     try:
         return OutputCheck(spec).is_valid(text)
     except GrammarError:
-        return None  # a schema that the engines read and the validator does not
+        return None  # a schema that the engines accept and the validator does not

@@ -1,4 +1,4 @@
-"""Runners: engines that can do the same offline work, ours and its peers."""
+"""Runners: engines for the same offline work, ours and other projects'."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # "auto" is flo
 
 
 class Runner(Protocol):
-    """An engine with a model in it."""
+    """An engine with a loaded model."""
 
     name: str
 
     def run(self, jobs: Sequence[Job]) -> float:
-        """Do all jobs, every token of them, and return the seconds it took."""
+        """Run all jobs to the last token, and return the seconds."""
         ...
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         ...
 
 
@@ -54,7 +54,7 @@ class TroupeRunner:
         self._params = SamplingParams(temperature=temperature, ignore_eos=True, seed=0, grammar=grammar)
 
     def run(self, jobs: Sequence[Job]) -> float:
-        """As `Runner.run`."""
+        """See `Runner.run`."""
         params = [replace(self._params, max_tokens=job.max_tokens) for job in jobs]
         start = time.perf_counter()
         chosen = [
@@ -70,7 +70,7 @@ class TroupeRunner:
         return spent
 
     def await_graphs(self) -> None:
-        """Wait until the idle engine has recorded what it wants to, for a while at most."""
+        """Wait until the idle engine has recorded its graphs, up to a time limit."""
         deadline = time.monotonic() + RECORDING_S
         while self.llm.describe_runtime().get("num_graphs_left", 0) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -101,7 +101,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[Job]) -> float:
-        """As `Runner.run`; every prompt and every answer must have one length."""
+        """See `Runner.run`; all prompts and all answers must have the same length."""
         _, num_tokens = find_lengths(jobs, self.name)
         ids = torch.tensor([job.prompt_token_ids for job in jobs], device=self.model.device)
         before = torch.get_num_threads()
@@ -137,7 +137,7 @@ def make_peer(name: str, config: EngineConfig, num_threads: int) -> Runner:
 
 @contextmanager
 def shared_weights(config: EngineConfig, peers: Sequence[str]) -> Iterator[EngineConfig]:
-    """The configuration that all runners take; random weights become a checkpoint for a peer that reads files.
+    """Prepare the configuration that all runners take; random weights become a checkpoint for peers that read files.
 
     Raises:
         UsageError: a peer is not installed, or runs elsewhere than on the CPU.
@@ -160,7 +160,7 @@ def shared_weights(config: EngineConfig, peers: Sequence[str]) -> Iterator[Engin
 
 
 def _import_llama_cpp() -> Any:
-    """Its runner, by name: it needs optional packages, one of which takes minutes to build."""
+    """Import its runner by name: it needs optional packages, one of which takes minutes to build."""
     try:
         return importlib.import_module("app.bench.llama_cpp_runner")
     except ImportError as error:

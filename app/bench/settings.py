@@ -1,4 +1,4 @@
-"""The flags that all offline benchmarks share: the model, its shape, the engine, and where the result goes."""
+"""Flags shared by all offline benchmarks: model, shape, engine settings, and output file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine import EngineConfig, inspect_model
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """`--shape`, `--output-json` and every field of EngineConfig."""
+    """Add `--shape`, `--output-json` and every field of EngineConfig."""
     parser.add_argument("--shape", choices=tuple(SHAPES), help="random weights of a known model's shape")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there, too")
     add_flags(parser, EngineConfig)
@@ -31,10 +31,10 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def engine_settings(arguments: argparse.Namespace, **defaults: Any) -> Iterator[EngineConfig]:
-    """The engine's configuration; a `--shape` lives in a folder of its own as long as the block.
+    """Yield the engine's configuration; a `--shape` gets a temporary folder for the duration of the block.
 
     Args:
-        defaults: what the benchmark would have unless a flag or variable says otherwise.
+        defaults: used unless a flag or variable sets another value.
     """
     given = vars(arguments)
     known = {name for name in defaults if name in given or f"TROUPE_{name.upper()}" in os.environ}
@@ -48,7 +48,7 @@ def engine_settings(arguments: argparse.Namespace, **defaults: Any) -> Iterator[
 
 
 def as_settings(config: EngineConfig) -> dict[str, Any]:
-    """The fields of a configuration that are not at their default, as `LLM` takes them."""
+    """Return the fields of a configuration that differ from their defaults, as `LLM` takes them."""
     return {
         item.name: getattr(config, item.name)
         for item in fields(config)
@@ -57,10 +57,10 @@ def as_settings(config: EngineConfig) -> dict[str, Any]:
 
 
 def read_model_config(config: EngineConfig) -> dict[str, Any]:
-    """The model's config.json.
+    """Return the model's config.json.
 
     Raises:
-        UsageError: the model is no folder.
+        UsageError: the model is not a folder.
     """
     path = Path(config.model) / "config.json"
     if not path.is_file():
@@ -70,12 +70,12 @@ def read_model_config(config: EngineConfig) -> dict[str, Any]:
 
 
 def bytes_per_value(config: EngineConfig) -> int:
-    """Size of a weight; "auto" is float32 on CPU."""
+    """Return the size of a weight; "auto" is float32 on CPU."""
     return 2 if config.dtype in ("bfloat16", "float16") else 4
 
 
 def fit(config: EngineConfig, num_requests: int, num_tokens: int, longest: int) -> EngineConfig:
-    """Room for the work in queue and cache, where the user set none."""
+    """Make queue and cache large enough for the work, unless the user set them."""
     changes: dict[str, Any] = {"max_num_waiting": max(config.max_num_waiting, num_requests)}
     if config.max_model_len is None:
         changes["max_model_len"] = longest
@@ -86,7 +86,7 @@ def fit(config: EngineConfig, num_requests: int, num_tokens: int, longest: int) 
 
 
 def describe_machine() -> dict[str, Any]:
-    """Where and when a figure was taken."""
+    """Return where and when a figure was measured."""
     has_cuda = torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -99,7 +99,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def write_json(path: Path | None, config: EngineConfig | None, figures: dict[str, Any]) -> None:
-    """Write figures with the machine and the configuration they belong to."""
+    """Write figures with the machine and the configuration."""
     if path is not None:
         described = {"machine": describe_machine(), "engine": None if config is None else asdict(config)}
         path.write_text(json.dumps(described | figures, indent=2) + "\n", encoding="utf-8")

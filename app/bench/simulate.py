@@ -1,4 +1,4 @@
-"""`bench simulate`: how many replicas a load needs, by the real scheduler and router under a virtual clock.
+"""`bench simulate`: number of replicas for a load, from the real scheduler and router under a virtual clock.
 
 python -m app bench simulate --request-rate 20 --replicas 1,2,4 --ttft-ms 500 --itl-ms 100    # measures the model first
 python -m app bench simulate --step-table steps.json --trace trace.jsonl --policy prefix_aware,round_robin
@@ -47,9 +47,9 @@ FLAGS: tuple[tuple[str, type, float, float, float, str], ...] = (
     ("work_seed", int, 0, 0, 2**63, "seed of the load and of the crashes"),
     ("ttft_ms", float, 1000, 0, 1e9, "limit of the time to the first token"),
     ("itl_ms", float, 200, 0, 1e9, "limit of the time between two tokens"),
-    ("percentile", float, 99, 0, 100, "percentile of these times that must keep the limits"),
+    ("percentile", float, 99, 0, 100, "percentile of these times that must be within the limits"),
     ("crashes_per_hour", float, 0, 0, 3600, "crashes of each replica, at random times"),
-    ("restart_s", float, 30, 0, 86400, "seconds that a crashed replica is away"),
+    ("restart_s", float, 30, 0, 86400, "seconds until a crashed replica is ready again"),
 )
 FILES = (
     ("--trace", "JSONL with timestamp, input_length, output_length, hash_ids, instead of random requests"),
@@ -81,7 +81,7 @@ class Point:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The load, the limits, the replicas, and the settings of each of them."""
+    """Add flags for the load, the limits, the replicas and their settings."""
     for name, kind, default, _, _, text in FLAGS:
         parser.add_argument(
             "--" + name.replace("_", "-"), type=kind, default=kind(default), help=f"{text} ({default:g})"
@@ -132,7 +132,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 
 def describe(point: Point) -> str:
-    """A line of the table; `*` marks those that keep the limits."""
+    """Return a line of the table; `*` marks points within the limits."""
     ttft, itl = ("/".join(f"{value:.1f}" for value in values) for values in (point.ttft, point.itl))
     return (
         f"{point.policy:19}{point.num_replicas:>7}{'*' if point.is_enough else ' '}{ttft:>28}{itl:>24}"

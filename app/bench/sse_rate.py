@@ -1,4 +1,4 @@
-"""Tokens per second over server-sent events, without a model: what the host alone can pass on.
+"""Tokens per second over server-sent events without a model: the throughput of the host alone.
 
     python -m app.bench.sse_rate --streams 256 --tokens 600
 
@@ -24,7 +24,7 @@ USAGE = re.compile(rb'"completion_tokens":(\d+)')
 
 
 class Client(asyncio.Protocol):
-    """One streaming request; `done` becomes the number of tokens that the server says it has sent."""
+    """One streaming request; `done` becomes the number of tokens in the server's usage."""
 
     def __init__(self, request: bytes) -> None:
         self.request = request
@@ -49,7 +49,7 @@ class Client(asyncio.Protocol):
 
 
 def make_request(tokens: int) -> bytes:
-    """A whole HTTP request; the server closes the connection after its answer."""
+    """Return a complete HTTP request; the server closes the connection after its answer."""
     options = {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     data = json.dumps({"prompt": "Hello", "max_tokens": tokens, **options}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json"
@@ -57,7 +57,7 @@ def make_request(tokens: int) -> bytes:
 
 
 def read_cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far; 0 where there is no /proc."""
+    """Return the CPU time of a process so far; 0 without /proc."""
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
         return 0.0
@@ -66,7 +66,7 @@ def read_cpu_seconds(pid: int) -> float:
 
 
 async def measure(pid: int, port: int, streams: int, tokens: int) -> str:
-    """Stream everything once; a line about it."""
+    """Stream everything once; return one line of results."""
     request = make_request(tokens)
     loop = asyncio.get_running_loop()
     start, cpu, own_cpu = time.monotonic(), read_cpu_seconds(pid), time.process_time()

@@ -22,7 +22,7 @@ from app.config import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run: so many requests open at a time, steps of at most so many tokens."""
+    """One run: number of concurrent requests, and tokens of a step at most."""
 
     concurrency: int
     batched_tokens: int
@@ -32,7 +32,7 @@ class Point:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The grid and the work of each of its points."""
+    """Add flags for the grid and the work of each point."""
     parser.add_argument("--concurrency", default="1,2,4,8,16,32,64", help="requests open at a time")
     parser.add_argument(
         "--batched-tokens", default="256,512,1024,2048", help="values of max_num_batched_tokens to try"
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Measure, print, propose.
+    """Measure, print, and propose settings.
 
     Raises:
         UsageError: a flag outside its range, or a server that does not come up.
@@ -71,10 +71,10 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 
 def read_counts(flag: str, text: str) -> list[int]:
-    """Numbers from "1,2,4", ascending.
+    """Read numbers from "1,2,4", ascending.
 
     Raises:
-        UsageError: something else.
+        UsageError: the text has another format.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 0 < int(part) <= 2**16 for part in parts):
@@ -85,7 +85,7 @@ def read_counts(flag: str, text: str) -> list[int]:
 async def measure_all(
     arguments: argparse.Namespace, concurrency: list[int], tokens: list[int]
 ) -> list[Point]:
-    """The frontier at the middle token budget, then the other budgets at its knee."""
+    """Measure the frontier at the middle token budget, then the other budgets at its knee."""
     middle = next((count for count in tokens if count >= 1024), tokens[-1])
     middle = max(middle, concurrency[-1])
     points = await measure_server(arguments, concurrency, middle)
@@ -99,12 +99,12 @@ async def measure_all(
 async def measure_server(
     arguments: argparse.Namespace, concurrency: Sequence[int], budget: int
 ) -> list[Point]:
-    """One server with a token budget, driven at each concurrency in turn."""
+    """Measure one server with a token budget at each concurrency in turn."""
     flags = ["--no-ui", "--max-num-seqs", str(concurrency[-1]), "--max-num-batched-tokens", str(budget)]
     points = []
     async with run_server([*flags, "--no-enable-prefix-caching", *arguments.server_flags.split()]) as url:
         target = Target(url, await find_model(url, None))
-        for count in [concurrency[0], *concurrency]:  # the first one twice: its first run warms up
+        for count in [concurrency[0], *concurrency]:  # the first concurrency runs twice, because its first run warms up
             num_jobs = count * arguments.requests_per_client
             jobs = make_random(
                 num_jobs, arguments.input_len, arguments.output_len, 0.2, arguments.vocab_size, count
@@ -126,7 +126,7 @@ async def measure_server(
 
 
 def find_knee(points: Sequence[Point]) -> Point:
-    """The point farthest above the line from the first to the last, both axes scaled to their range.
+    """Return the point farthest above the line from the first to the last, both axes scaled to their range.
 
     Source: Satopaa et al., 2011 (Kneedle).
     """
@@ -145,7 +145,7 @@ def find_knee(points: Sequence[Point]) -> Point:
 
 
 def choose_batched_tokens(points: Sequence[Point]) -> Point:
-    """Of the budgets within 3 % of the best throughput the one with the shortest wait for a first token."""
+    """Return the budget with the shortest time to first token among those within 3 % of the best throughput."""
     best = max(point.output_tokens_per_s for point in points)
     close = [point for point in points if point.output_tokens_per_s >= 0.97 * best]
     return min(close, key=lambda point: point.ttft_ms)

@@ -1,4 +1,4 @@
-"""`bench throughput`: a heap of requests, offline, as fast as they go.
+"""`bench throughput`: many requests, offline, as fast as possible.
 
 python -m app bench throughput --num-prompts 200 --input-len 128 --output-len 128
 python -m app bench throughput --shape qwen3-0.6b --dtype bfloat16 --num-loras 8 --num-iters 3
@@ -27,8 +27,8 @@ from app.bench.workload import add_random_flags, check_range, count_tokens, read
 from engine import EngineConfig
 from grammar import GrammarSpec
 
-# A schema that never ends by itself within the work's lengths: an array of records, whose values do end, so that
-# a model that babbles meets every kind of mask.
+# A schema that does not end within the work's lengths: an array of records whose values end, so that a random model
+# meets every kind of mask.
 RECORDS = {
     "type": "array",
     "minItems": 10**4,
@@ -45,7 +45,7 @@ RECORDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags, and the comparison of constrained with free output."""
+    """Add vLLM's flags, and those that compare constrained with free output."""
     add_random_flags(parser, num=100, input_len=128, output_len=128)
     parser.add_argument("--num-iters", type=int, default=1, help="repeats (1)")
     parser.add_argument("--temperature", type=float, default=0.6, help="of sampling (0.6)")
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 
 def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
-    """Run the work, free and if asked structured, in turn; returns the figures."""
+    """Run the work free, then structured if asked; return the figures."""
     jobs = read_work(arguments, read_model_config(config)["vocab_size"])
     num_in, num_out = count_tokens(jobs)
     longest = max(len(job.prompt_token_ids) + job.max_tokens for job in jobs)

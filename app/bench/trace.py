@@ -10,7 +10,7 @@ from typing import Any
 from app.config import UsageError
 from engine import SimulatedRequest
 
-HASHED_TOKENS = 512  # tokens of a prompt that one of the trace's hash_ids stands for
+HASHED_TOKENS = 512  # prompt tokens per entry of the trace's hash_ids
 # Prompts are ranges of numbers: a range per prefix, and a range of its own per request.
 RANGE = 2**21
 FIRST_OWN = 2**40
@@ -42,7 +42,7 @@ def read_trace(path: Path) -> list[SimulatedRequest]:
     a prefix of 512 tokens for each of the first ids that they have in common.
 
     Raises:
-        UsageError: the file cannot be read, or a line is no request.
+        UsageError: the file cannot be read, or a line is not a request.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""`python -m app bench KIND`: every benchmark, each with flags of its own."""
+"""`python -m app bench KIND`: all benchmarks, each with its own flags."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import importlib
 from app.cli.parser import Parser
 from app.config import UsageError
 
-# kind -> (module, summary); imported when it is used, because some take seconds
+# kind -> (module, summary); imported on use, because some imports take seconds
 KINDS = {
     "latency": ("app.bench.latency", "one batch: prefill and decode rates, beside peers and the machine's limits"),
-    "throughput": ("app.bench.throughput", "a heap of requests offline, free or structured"),
+    "throughput": ("app.bench.throughput", "throughput of many offline requests, free or structured"),
     "serve": ("app.bench.serve", "drive an OpenAI-compatible server: TTFT, TPOT, ITL, goodput"),
     "startup": ("app.bench.startup", "from process start to the first token"),
-    "gpu": ("app.bench.gpu.run", "everything that proves a GPU machine, in ten minutes: limits, kernels, graphs, work"),
+    "gpu": ("app.bench.gpu.run", "all measurements of a GPU machine in ten minutes: limits, kernels, graphs, work"),
     "grammar": ("app.bench.grammar.maskbench", "compile and mask times over many schemas, beside its peers"),
     "simulate": ("app.bench.simulate", "replicas for a load: the real scheduler and router under a virtual clock"),
     "sweep": ("app.bench.sweep", "throughput against latency, its knee, and settings for this machine"),
@@ -22,7 +22,7 @@ KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The kind; what follows belongs to it."""
+    """Add the kind; the remaining arguments are its own."""
     kinds = "; ".join(f"{kind}: {summary}" for kind, (_, summary) in KINDS.items())
     parser.add_argument("kind", metavar="KIND", help=kinds)
     parser.add_argument(
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """Run the benchmark.
 
     Raises:
-        UsageError: there is no such benchmark, or its flags cannot be used.
+        UsageError: the benchmark does not exist, or its flags are invalid.
     """
     if arguments.kind not in KINDS:
         raise UsageError(f"unknown benchmark {arguments.kind!r}: choose from {', '.join(KINDS)}")

@@ -1,4 +1,4 @@
-"""`python -m app extract --schema S FILE...`: a record for every file, and for every row of a table.
+"""`python -m app extract --schema S FILE...`: one record per file, or per row of a table.
 
 One line of JSON each, or a table of all (record_output.py). With `--evaluate`, the figures of the model on documents
 whose records are known.
@@ -34,22 +34,22 @@ from app.offline.config import ExecutorConfig
 from engine import EngineConfig
 from grammar import GrammarSpec
 
-# Mean nothing without it.
+# These flags have no effect without it.
 EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate"}
 MAX_SAMPLES = 5
-# Mean nothing to the evaluation, which has its own documents.
+# These flags have no effect with --evaluate, which has its own documents.
 FILE_ARGUMENTS = ("schema", "files", "column", "format", "output")
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractConfig:
-    """How a record is found, in the evaluation too."""
+    """Options of the extraction, also used by the evaluation."""
 
     ground: bool = field(
-        default=False, metadata={"help": "free strings, dates and amounts must be those of the text"}
+        default=False, metadata={"help": "free strings, dates and amounts must appear in the text"}
     )
     limits: bool = field(default=True, metadata={"help": "limit the length of open strings and lists"})
-    instructions: str = field(default="", metadata={"help": "what the model is told beside the schema"})
+    instructions: str = field(default="", metadata={"help": "instructions for the model in addition to the schema"})
     examples: str | None = field(
         default=None, metadata={"help": "JSONL file of texts with their records, shown to the model first"}
     )
@@ -58,7 +58,7 @@ class ExtractConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The schema, the files, and the flags of the engine."""
+    """Add the schema, the files, and the flags of the engine."""
     parser.add_argument("--schema", metavar="FILE", help="file with the JSON Schema of a record")
     parser.add_argument(
         "files",
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Print the records; 1 when a file gave none.
+    """Print the records; return 1 if a file gave none.
 
     Raises:
         UsageError: a file cannot be read, or the schema cannot be used.
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     inputs = [arguments.schema, *arguments.files]
     if inputs.count("-") > 1:
         raise UsageError("stdin (-) can be read once, as the schema or as one of the files")
-    # everything is tried before the engine loads: a wrong name should not cost seconds
+    # validate all arguments before loading the engine, so that a wrong name fails at once
     output = choose_output(arguments.format, arguments.output, inputs)
     schema = read_schema(arguments.schema)
     sources = [source for name in arguments.files for source in read_sources(name, arguments.column)]
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 
 def extract_on_ray(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
-    """Extract from one table on a Ray cluster, into a folder of parts.
+    """Extract from one table on a Ray cluster into a folder of parts.
 
     Raises:
         UsageError: there is not one table, or no folder.
@@ -135,7 +135,7 @@ def extract_on_ray(arguments: argparse.Namespace, options: dict[str, Any]) -> in
 
 
 def make_options(config: ExtractConfig) -> dict[str, Any]:
-    """The fields of the Extractor that the flags ask for.
+    """Return the fields of the Extractor from the flags.
 
     Raises:
         UsageError: a number is out of range, or the examples cannot be read.
@@ -153,10 +153,10 @@ def make_options(config: ExtractConfig) -> dict[str, Any]:
 
 
 def read_examples(path: str) -> tuple[Example, ...]:
-    """The examples of a JSONL file, each line {"text": ..., "record": {...}}.
+    """Read examples from a JSONL file with lines {"text": ..., "record": {...}}.
 
     Raises:
-        UsageError: it cannot be read, or a line is no example.
+        UsageError: it cannot be read, or a line is not an example.
     """
     examples = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
@@ -178,7 +178,7 @@ async def extract(
     options: dict[str, Any],
     given: dict[str, Any],
 ) -> int:
-    """Records to the output; progress, and what was added to the schema, to stderr."""
+    """Write records to the output; progress and changes to the schema go to stderr."""
     number = num_failed = 0
     added = ", ".join(describe_added(add_bounds(schema, options["limits"])))
     if added:
@@ -196,17 +196,17 @@ async def extract(
 
 
 def describe(record: dict[str, Any]) -> str:
-    """One record's fate in a few words."""
+    """Return a short description of one record's result."""
     if "error" in record:
         return f"failed, {record['error']}"
     return "valid" if record["valid"] else f"not valid ({record['finish_reason']})"
 
 
 def read_schema(path: str) -> dict[str, Any]:
-    """A JSON Schema from a file.
+    """Read a JSON Schema from a file.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a JSON Schema.
     """
     text = read_text(path)
     try:
@@ -216,12 +216,12 @@ def read_schema(path: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise UsageError(f"{path}: a schema is a JSON object, not {type(schema).__name__}")
     with plain_errors():
-        GrammarSpec.json_schema(text)  # the text: it may have a keyword twice
+        GrammarSpec.json_schema(text)  # keep the text: it may contain duplicate keys
     return schema
 
 
 def read_sources(path: str, column: str | None = None) -> list[Source]:
-    """The texts of a file: of a table those of one column, else the one of the file, or of stdin for `-`.
+    """Read the texts of a file: a table's column, the whole file, or stdin for `-`.
 
     Raises:
         UsageError: it cannot be read, or has no such column.
@@ -242,10 +242,10 @@ def read_sources(path: str, column: str | None = None) -> list[Source]:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of stdin for `-`, with plain line ends.
+    """Read the text of a file, or of stdin for `-`, with line ends normalised.
 
     Raises:
-        UsageError: it cannot be read, is no UTF-8, or is too large.
+        UsageError: it cannot be read, is not UTF-8, or is too large.
     """
     try:
         data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if path == "-" else _read_bytes(path)

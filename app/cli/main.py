@@ -1,4 +1,4 @@
-"""`main`: which verb is meant, its flags, and one line on stderr for whatever the user got wrong."""
+"""Selects the verb, parses its flags, and prints user errors as one line on stderr."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from app.cli.imports import import_large
 from app.cli.parser import Parser
 from app.config import ENV_PREFIX, UsageError
 
-# verb -> (module, summary); a module is imported when its verb is used, because some take seconds
+# verb -> (module, summary); imported on use, because some imports take seconds
 VERBS = {
-    "serve": ("app.cli.serve", "serve the page and the API (what happens without a verb)"),
+    "serve": ("app.cli.serve", "serve the page and the API (the default)"),
     "chat": ("app.cli.chat", "chat in the terminal"),
     "complete": ("app.cli.complete", "continue one text"),
     "extract": ("app.cli.extract", "turn text files into JSON records that fit a schema"),
@@ -38,11 +38,11 @@ def main(argv: Sequence[str]) -> int:
     """Run one verb and return the process's exit code."""
     start = time.perf_counter()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # what stdout cannot encode, such as half a surrogate pair, is written as its escape, which JSON reads
+        # write characters that stdout cannot encode, such as lone surrogates, as escapes, which JSON accepts
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = dispatch(list(argv), start)
-        sys.stdout.flush()  # a full disk is noticed here at the latest
+        sys.stdout.flush()  # report a full disk here at the latest
         return code
     except UsageError as error:
         complain(str(error))
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        return EXIT_FAILURE  # the reader of our output has gone, so no message can be shown
+        return EXIT_FAILURE  # the reader of stdout has gone, so do not print a message
     except OSError as error:
         complain(f"{error.filename or 'the output'}: {error.strerror or error}")
         return EXIT_FAILURE
@@ -63,15 +63,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prepare_exit() -> None:
-    """Spare the interpreter its last search through what is about to be dropped as a whole."""
+    """Skip the interpreter's final garbage collection."""
     gc.freeze()
     if "triton" in sys.modules:
-        # it counts what was never collected, and prints hundreds of lines about it
+        # the report of uncollected objects would print hundreds of lines
         gc.unfreeze()
 
 
 def drop_broken_output() -> None:
-    """Keep the interpreter from a last complaint about output that cannot be written."""
+    """Suppress the interpreter's final error about output that cannot be written."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -80,10 +80,10 @@ def drop_broken_output() -> None:
 
 
 def dispatch(argv: list[str], start: float) -> int:
-    """Find the verb, parse its flags, run it.
+    """Select the verb, parse its flags, and run it.
 
     Raises:
-        UsageError: anything that the user can put right.
+        UsageError: any error that the user can fix.
     """
     if argv and argv[0] in ("--version", "-V"):
         print(f"troupe {__version__}")
@@ -101,21 +101,21 @@ def dispatch(argv: list[str], start: float) -> int:
     parser = Parser(
         prog=f"python -m app {verb}" if is_named else "python -m app",
         description=summary if is_named else list_verbs(),
-        epilog=f"Flags of settings are also read from {ENV_PREFIX}<NAME>, as in {ENV_PREFIX}PORT; a flag goes first.",
+        epilog=f"Flags of settings are also read from {ENV_PREFIX}<NAME>, as in {ENV_PREFIX}PORT; flags win.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     module.add_arguments(parser)
     arguments = parser.parse_args(argv)
     if any(name.startswith(ENV_PREFIX) for name in os.environ):
-        # it knows the settings of all verbs, and so imports what this one may do without
+        # imported here only, because it imports the settings of all verbs
         import_large("app.cli.variables").check_variables(os.environ)
     code: int = module.run(arguments, start)
     return code
 
 
 def list_verbs() -> str:
-    """What --help says without a verb."""
+    """Return the help text without a verb."""
     lines = "\n".join(f"  {verb:<9} {summary}" for verb, (_, summary) in VERBS.items())
     return (
         f"Troupe, an LLM inference engine; --version prints its version. Verbs:\n{lines}\n\nFlags of serve:"
@@ -123,5 +123,5 @@ def list_verbs() -> str:
 
 
 def complain(message: str) -> None:
-    """One line on stderr, whatever the message looked like."""
+    """Print one line on stderr, without the message's line breaks."""
     print("troupe: " + " ".join(message.split()), file=sys.stderr)

@@ -16,7 +16,7 @@ from engine import ConfigError, Engine, LoRARequest, RecordedRequest, RequestOut
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The journal, which request, and where its model is now."""
+    """Add the journal, the request, and the model's present location."""
     parser.add_argument("journal", metavar="FILE", help="written by serve --journal FILE")
     parser.add_argument(
         "--request", metavar="ID", help="id of the request or its beginning; default: list all requests"
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 
 def describe(request: RecordedRequest) -> str:
-    """One line: time, id, tokens, how it ended."""
+    """Return one line: time, id, tokens, finish reason."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(request.time))
     num_tokens = sum(len(end.token_ids) for end in request.ends.values())
     reasons = ",".join(end.finish_reason for end in request.ends.values()) or "unfinished"

@@ -1,4 +1,4 @@
-"""`python -m app route --worker-urls URL ...`: one address in front of several OpenAI-compatible servers."""
+"""`python -m app route --worker-urls URL ...`: serves several OpenAI-compatible servers at one address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.cli.serve import set_up_logging
 from app.config import AppConfig, add_flags, make_config
 from app.route.config import RouteConfig
 
-# Settings of a server that the router has, too.
+# Server settings that the router shares.
 SERVER_FIELDS = (
     *("host", "port", "api_key", "allowed_host", "max_requests_per_key", "log_level", "max_body_bytes"),
     "shutdown_grace_s",
@@ -18,13 +18,13 @@ SERVER_FIELDS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The workers, and the settings of a server."""
+    """Add the workers, and the settings of a server."""
     add_flags(parser, RouteConfig)
     add_flags(parser, AppConfig, SERVER_FIELDS)
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Route until a signal arrives.
+    """Run the router until a signal arrives.
 
     Raises:
         UsageError: the configuration cannot work.

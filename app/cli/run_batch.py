@@ -1,4 +1,4 @@
-"""`python -m app run-batch -i IN -o OUT`: answer every row of an OpenAI batch file, and go on after a kill.
+"""`python -m app run-batch -i IN -o OUT`: answers every row of an OpenAI batch file, and can resume after a kill.
 
 IN    one {"custom_id", "method", "url", "body"} a line
 OUT   one {"id", "custom_id", "response", "error"} a line, written as each row is done; its rows are not redone
@@ -36,10 +36,10 @@ MAX_SHOWN = 20  # bad lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two files, and the flags of the engine."""
+    """Add the two files, and the flags of the engine."""
     parser.add_argument("-i", "--input-file", required=True, metavar="IN", help="batch file to read")
     parser.add_argument(
-        "-o", "--output-file", required=True, metavar="OUT", help="file to write or go on with"
+        "-o", "--output-file", required=True, metavar="OUT", help="file to write or continue"
     )
     parser.add_argument(
         "--max-in-flight",
@@ -53,11 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Answer the rows that are not in OUT yet; 1 when one of them could not be served.
+    """Answer the rows that are not in OUT yet; return 1 if one could not be answered.
 
     Raises:
-        UsageError: a file cannot be used; nothing was loaded or written yet.
-        Failure: the engine died; running it again goes on.
+        UsageError: a file cannot be used; nothing has been loaded or written.
+        Failure: the engine died; running the command again resumes.
     """
     if make_config(ExecutorConfig, vars(arguments)).executor == "ray":
         run_on_ray, job = (
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 async def run_batch(
     source: Path, file: TextIO, done: frozenset[str], num_rows: int, arguments: argparse.Namespace
 ) -> int:
-    """Answer what is left of the source, several rows at once, each written when it is done."""
+    """Answer the remaining rows, several at once, and write each when it is done."""
     num_failed = 0
     rows = (row for _, row in iterate_rows(source) if row["custom_id"] not in done)
     async with local_engine(vars(arguments)) as engine:
@@ -110,23 +110,23 @@ async def run_batch(
 
 
 async def work(context: ApiContext, rows: Iterator[Row], write: Callable[[Row], None]) -> None:
-    """Take rows, one at a time, as long as there are any."""
+    """Answer rows, one at a time, until none is left."""
     for row in rows:
         write(await answer_row(context, row))
 
 
 def iterate_rows(source: Path) -> Iterator[tuple[int, Row]]:
-    """The rows of a batch file with their line numbers.
+    """Yield the rows of a batch file with their line numbers.
 
     Raises:
-        UsageError: a line that is no row.
+        UsageError: a line is not a row.
     """
     for number, line in iterate_lines(source):
         yield number, read_row(line, f"{source}:{number}")
 
 
 def iterate_lines(source: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers."""
+    """Yield the lines that are not blank, with their numbers."""
     with source.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -134,7 +134,7 @@ def iterate_lines(source: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_row(line: bytes, where: str) -> Row:
-    """The row of a line.
+    """Parse the row of a line.
 
     Raises:
         UsageError: it is none.
@@ -151,13 +151,13 @@ def read_row(line: bytes, where: str) -> Row:
 
 
 def check_rows(source: Path) -> int:
-    """Count the rows; bad lines are listed on stderr where there are several.
+    """Count the rows; if several lines are bad, list them on stderr.
 
     Raises:
-        UsageError: lines that are no rows, or whose custom_id came before, so that they could not be resumed.
+        UsageError: lines that are not rows, or duplicate custom_ids, which could not be resumed.
     """
     seen: set[str] = set()
-    problems: list[str] = []  # the first ones
+    problems: list[str] = []  # the first bad lines
     num_bad = 0
     for number, line in iterate_lines(source):
         try:
@@ -179,15 +179,15 @@ def check_rows(source: Path) -> int:
 
 
 def count_left(source: Path, done: frozenset[str]) -> int:
-    """How many rows are still to be answered."""
+    """Return how many rows are still to be answered."""
     return sum(row["custom_id"] not in done for _, row in iterate_rows(source))
 
 
 def read_done(target: Path) -> frozenset[str]:
-    """The rows that an earlier run answered; the line that a kill cut short is taken back.
+    """Return the rows that an earlier run answered; an incomplete last line is removed.
 
     Raises:
-        UsageError: the file holds something else, which must not be written over.
+        UsageError: the file has other content, which must not be overwritten.
     """
     if not target.exists():
         return frozenset()

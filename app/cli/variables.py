@@ -1,4 +1,4 @@
-"""Which TROUPE_ variables there are: one for every field of every config, whichever verb reads it."""
+"""Validates TROUPE_ variables: one exists for every field of every config, whichever verb reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.offline.config import ExecutorConfig
 from app.route.config import RouteConfig
 from engine import EngineConfig
 
-# What Kubernetes sets in every container beside a service named "troupe"; for TROUPE_PORT see app/config.py.
+# Variables that Kubernetes sets in every container beside a service named "troupe"; for TROUPE_PORT see app/config.py.
 OF_A_SERVICE = re.compile(r"SERVICE_|PORT_\d")
 
 CONFIGS: tuple[type, ...] = (
@@ -30,10 +30,10 @@ CONFIGS: tuple[type, ...] = (
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
-    """Refuse a variable that nothing would read; an empty one counts as unset, as it does elsewhere.
+    """Reject an unknown variable; an empty one counts as unset.
 
     Raises:
-        UsageError: names the variable and what it may have been meant to be, but not its value, which may be a key.
+        UsageError: names the variable and the closest known one, but not the value, which may be a key.
     """
     known = [item.name.upper() for config in CONFIGS for item in fields(config)]
     for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX) and environ[name]):

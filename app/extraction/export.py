@@ -1,6 +1,6 @@
 """Records as files: JSONL keeps everything, CSV and Parquet have one row a source and one column a field.
 
-What stood beside the text in a table (an id, say) is the record's `row` in JSONL and columns of its own elsewhere.
+A table's other columns (such as an id) become the record's `row` in JSONL, and separate columns in the other formats.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-Path = tuple[str, ...]  # the keys that lead to a field
+Path = tuple[str, ...]  # keys of the path to a field
 
 FORMATS = ("jsonl", "csv", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
 ABOUT = ("source", "valid", "finish_reason", "confidence", "to_check", "error")
-# What a spreadsheet would run, behind whatever it does not show; +44 20 7946 and -12.50 are data.
+# Text that a spreadsheet would run as a formula, after invisible characters; +44 20 7946 and -12.50 are data.
 FORMULA = re.compile(
     r"[\t\r]|[\s\x00-\x1f\u200b-\u200f\u2060\ufeff]*(?:[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![\d\s().,/-]*\Z))"
 )
 
 
 class ExportError(ValueError):
-    """Records that cannot be written as asked; the message says what to do."""
+    """Records cannot be written in the requested format; the message names a solution."""
 
 
 def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
-    """The content of a file with these records, which are what `ExtractionResult.to_json` and batches give.
+    """Return the content of a file with these records, from `ExtractionResult.to_json` or a batch.
 
     Raises:
         ExportError: the format is unknown, its library is not installed, or a text cannot be written in it.
@@ -55,12 +55,12 @@ def _write_line(record: Mapping[str, Any]) -> bytes:
     try:
         return f"{json.dumps(dict(record), ensure_ascii=False)}\n".encode()
     except UnicodeEncodeError:
-        # Half of a surrogate pair can be written as its escape, and only so.
+        # A lone surrogate can only be written as an escape.
         return f"{json.dumps(dict(record))}\n".encode()
 
 
 def _is_text(record: Mapping[str, Any]) -> bool:
-    """Whether all of it can be written as UTF-8."""
+    """Return whether all texts can be written as UTF-8."""
     try:
         json.dumps(dict(record), ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -69,7 +69,7 @@ def _is_text(record: Mapping[str, Any]) -> bool:
 
 
 def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One flat row a record, all with the same columns: objects are spread as `a.b`, lists stay JSON text.
+    """Return one flat row per record, all with the same columns: objects become `a.b`, lists JSON text.
 
     `confidence` is that of the least sure value, `to_check` the JSON pointers of flagged values.
     """
@@ -93,7 +93,7 @@ def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _name_columns(rows: Sequence[Mapping[Path, Any]], origin: str, before: Sequence[str]) -> dict[Path, str]:
-    """A name for each field, none twice: a key may hold a dot, or be called as a column before it."""
+    """Return a unique column name for each field: a key may contain a dot, or equal another column's name."""
     names: dict[Path, str] = {}
     taken = set(before)
     for path in dict.fromkeys(path for row in rows for path in row):
@@ -126,12 +126,12 @@ def write_csv(rows: list[dict[str, Any]]) -> bytes:
     writer.writerow({name: _spell(name) for name in writer.fieldnames})
     for row in rows:
         writer.writerow({name: _spell(value) for name, value in row.items()})
-    # With a mark, or a spreadsheet reads accents as something else.
+    # With a byte order mark, without which spreadsheets misread accents.
     return b"\xef\xbb\xbf" + text.getvalue().encode()
 
 
 def _spell(value: Any) -> Any:
-    """true and false as JSON has them; a text that a spreadsheet would run as a formula is quoted."""
+    """Write true and false as in JSON, and quote a text that a spreadsheet would run as a formula."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "'" + value if isinstance(value, str) and FORMULA.match(value) else value
@@ -152,7 +152,7 @@ def write_parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def _unify(values: list[Any]) -> list[Any]:
-    """One type a column: numbers stay numbers when all are, flags when all are, everything else is text."""
+    """Return one type per column: numbers if all are numbers, flags if all are flags, else text."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int, float} and all(abs(v) <= sys.float_info.max for v in values if isinstance(v, int)):
         return [None if value is None else float(value) for value in values]

@@ -40,12 +40,12 @@ from grammar import GrammarError, GrammarSpec, SchemaValidator, UnsupportedGramm
 
 DEFAULT_LIMITS = Limits()
 DEFAULT_MAX_TOKENS = 1024
-# Less room than this cannot hold even a small record.
+# Minimum number of tokens left for a record.
 MIN_OUTPUT_TOKENS = 32
-# High enough to make other readings appear, low enough to keep them sensible.
+# High enough to produce other readings, low enough to keep them plausible.
 VOTE_TEMPERATURE = 0.7
 MAX_RECHECKS = 2
-RETRY_S = 0.5  # between two tries where the queue is full
+RETRY_S = 0.5  # seconds between two attempts while the queue is full
 TOO_LARGE = "a number is larger than a double holds"
 VERBATIM = "a verbatim text (option ground)"
 WITHOUT_LIMITS = "with the added limits nothing satisfies the schema: read without them"
@@ -53,7 +53,7 @@ ADVICE = "; raise or switch off the limit"
 
 
 class TextTooLong(InvalidRequest):
-    """Text and schema leave the model no room for a record; the message has the counts."""
+    """Text and schema leave too few tokens for a record; the message gives the counts."""
 
 
 @dataclass(slots=True)
@@ -94,12 +94,12 @@ class Extractor:
             GrammarError: the schema is malformed or cannot be enforced exactly.
             EngineError: the engine refused or lost the request.
         """
-        read_checks(schema)  # refused before anything runs
+        read_checks(schema)  # validated before anything runs
         prompt_ids = await self._encode(schema, text)
         max_tokens = self._fit(len(prompt_ids))
         notes: tuple[str, ...] = ()
         for limits in (self.limits, None):
-            # In a thread: the loop serves everyone, and what a text offers takes a while to find.
+            # In a thread, because finding quotations in a text takes a while.
             bounds, grammar = await asyncio.to_thread(self._make_grammar, schema, text, limits)
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=0, grammar=grammar)
             try:
@@ -113,7 +113,7 @@ class Extractor:
                 yield await self._refine(schema, text, result, prompt_ids, params, cache_salt)
                 return
             except GrammarError as error:
-                # Raised before the first token, if at all; what the user wrote is to blame only when nothing was added.
+                # Errors come before the first token. The user's schema is the cause only if nothing was added to it.
                 if not bounds.added:
                     raise _name_option(error) from error
             notes = (WITHOUT_LIMITS,)
@@ -127,7 +127,7 @@ class Extractor:
         params: SamplingParams,
         cache_salt: str | None,
     ) -> ExtractionResult:
-        """Vote over more samples, and read flagged fields once more, where these are asked for."""
+        """Vote over more samples and read flagged fields again, if requested."""
         if self.num_samples > 1 and result.valid:
             more = replace(
                 params, n=self.num_samples - 1, temperature=VOTE_TEMPERATURE, seed=0, logprobs=None
@@ -153,11 +153,11 @@ class Extractor:
 
     @property
     def model_name(self) -> str:
-        """The model or the adapter that reads."""
+        """Return the name of the model or adapter that extracts."""
         return self.engine.model_name if self.lora_request is None else self.lora_request.lora_name
 
     async def _read_again(self, plan: Recheck, text: str, cache_salt: str | None) -> ExtractionResult:
-        """Read the fields of a plan on their own, with values from the rest of the text."""
+        """Read the fields of a plan separately, with values from the rest of the text."""
         prompt_ids = await self._encode(plan.schema, text)
         bounds, grammar = await asyncio.to_thread(self._make_grammar, plan.schema, plan.source, self.limits)
         params = SamplingParams(
@@ -175,7 +175,7 @@ class Extractor:
     async def _generate(
         self, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The engine's outputs, a last one among them."""
+        """Yield the engine's outputs; the last one is final."""
         is_finished = False
         stream = self.engine.generate(
             prompt_ids, params, cache_salt=cache_salt, lora_request=self.lora_request
@@ -190,7 +190,7 @@ class Extractor:
     async def extract(
         self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
     ) -> ExtractionResult:
-        """The finished record alone."""
+        """Return the finished record."""
         async with aclosing(self.stream(schema, text, source=source, cache_salt=cache_salt)) as parts:
             async for part in parts:
                 if isinstance(part, ExtractionResult):
@@ -249,7 +249,7 @@ class Extractor:
         record, errors = check_record(schema, completion, reason)
         seen = scan(completion.text)
         if not is_finite(seen.value):
-            # JSON has no word for it: the record could be neither printed nor exported.
+            # JSON cannot represent it, so the record could be neither printed nor exported.
             seen, errors = Scan(), (f"{TOO_LARGE}: {completion.text}",)
         record = record if record is not None else seen.value
         confidence = self._confidence(completion, seen.leaves)
@@ -281,7 +281,7 @@ class Extractor:
 
 
 def _name_option(error: GrammarError) -> GrammarError:
-    """The error in the user's words, where it speaks of the keyword that verbatim texts have added."""
+    """Return the error in the user's terms if it concerns the keyword that verbatim texts add."""
     if not isinstance(error, UnsupportedGrammar) or GROUNDED not in str(error):
         return error
     keyword, reason = (words.replace(GROUNDED, VERBATIM) for words in (error.keyword, error.reason))
@@ -291,7 +291,7 @@ def _name_option(error: GrammarError) -> GrammarError:
 async def extract_patiently(
     extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
 ) -> ExtractionResult:
-    """As Extractor.extract, but where others fill the engine's queue it waits and tries again."""
+    """As Extractor.extract, but retry while the engine's queue is full."""
     while True:
         try:
             return await extractor.extract(schema, text, source=source, cache_salt=cache_salt)
@@ -300,14 +300,14 @@ async def extract_patiently(
 
 
 def check_record(schema: Schema, completion: CompletionOutput, reason: str) -> tuple[Any, tuple[str, ...]]:
-    """The record and why it is not valid; a record that was cut off is never valid, whatever it looks like."""
+    """Return the record, and why it is not valid; a truncated record is never valid."""
     if reason == "length":
         return None, ("cut off: the record reached the token limit before it was complete",)
     if reason != "stop":
         return None, (completion.error or f"the request ended early ({reason})",)
     try:
         record = json.loads(completion.text)
-    except ValueError as error:  # also a whole number of more digits than Python reads
+    except ValueError as error:  # includes whole numbers with more digits than Python reads
         return None, (f"not JSON: {error}",)
     except RecursionError:
         return None, ("nested too deeply to be checked",)
@@ -317,7 +317,7 @@ def check_record(schema: Schema, completion: CompletionOutput, reason: str) -> t
 
 
 def list_violations(schema: Schema, record: Any) -> tuple[str, ...]:
-    """What an independent validator has to say against a record: its first violation, or that it cannot say."""
+    """Return an independent validator's first violation of a record, or that it cannot validate it."""
     try:
         violation = SchemaValidator(schema).first_error(record)
     except GrammarError as error:
@@ -326,7 +326,7 @@ def list_violations(schema: Schema, record: Any) -> tuple[str, ...]:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether JSON can spell it: 1e999 is read as infinite."""
+    """Return whether JSON can represent the value: 1e999 is read as infinite."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
@@ -341,7 +341,7 @@ def change_values(
     values: Mapping[str, Scalar],
     confidence: dict[str, float],
 ) -> ExtractionResult:
-    """The result with other values at some JSON pointers, or without them where they make the record invalid."""
+    """Return the result with other values at some JSON pointers, or without those that make the record invalid."""
     surer = replace(result, confidence=confidence)
     changed = make_again(schema, text, surer, put_values(result.record, values)) if values else surer
     if not changed.valid:
@@ -351,7 +351,7 @@ def change_values(
 
 
 def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any) -> ExtractionResult:
-    """The result with another record, checked, with its evidence and its flags."""
+    """Return the result with another record, validated, with its evidence and its flags."""
     raw = json.dumps(record, indent=2, ensure_ascii=False)
     leaves = scan(raw + "\n").leaves
     errors, evidence, checks = (
@@ -373,7 +373,7 @@ def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any)
 
 
 def _notes(bounds: BoundedSchema, record: Any) -> list[str]:
-    """Values as long as an added limit: there the limit, not the model, may have ended them."""
+    """Return notes on values that are as long as an added limit, which may have truncated them."""
     added = {(bound.keyword, bound.value) for bound in bounds.added}
     notes: list[str] = []
     waiting = [("", record)]

@@ -1,4 +1,4 @@
-"""A record that a person corrects: edits by field, and what differs from a record that was verified before."""
+"""Edits of a record by a person, and its differences from a record that was verified before."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ ChangeKind = Literal["same", "changed", "new", "missing"]
 
 
 class EditError(ValueError):
-    """An edit that names no value of the record."""
+    """An edit refers to a value that the record does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One field against the verified record; `verified` is None where that has no such field."""
+    """One field compared with the verified record; `verified` is None if that lacks the field."""
 
     kind: ChangeKind
     verified: Scalar = None
-    path: Path = field(default=(), compare=False)  # where it stands, as in Leaf
+    path: Path = field(default=(), compare=False)  # its path, as in Leaf
 
 
 def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = None) -> Any:
-    """A copy of the record with typed texts in place of its scalars, by JSON pointer.
+    """Return a copy of the record with typed texts in place of its scalars, by JSON pointer.
 
     What a text stands for is settled by the types that the schema allows there; where it allows several or says
     nothing, a text stays a text, and what replaces a number, a flag or null becomes one when it reads as one.
 
     Raises:
-        EditError: there is no scalar at a pointer.
+        EditError: a pointer does not refer to a scalar.
     """
     edited = copy.deepcopy(record)
     for pointer, text in edits.items():
@@ -60,10 +60,10 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
 
 
 def change_items(record: Any, pointer: str, action: Literal["add", "remove"]) -> Any:
-    """A copy of the record without the list item at a JSON pointer, or with an empty one like it behind it.
+    """Return a copy of the record without a list item, or with an empty item after it.
 
     Raises:
-        EditError: there is no such item.
+        EditError: the item does not exist.
     """
     changed = copy.deepcopy(record)
     *steps, last = split_pointer(pointer)
@@ -84,7 +84,7 @@ def change_items(record: Any, pointer: str, action: Literal["add", "remove"]) ->
 
 
 def _empty_like(value: Any) -> Any:
-    """The same shape without its values."""
+    """Return the same structure without its values."""
     if isinstance(value, dict):
         return {name: _empty_like(inner) for name, inner in value.items()}
     return (
@@ -99,7 +99,7 @@ def _empty_like(value: Any) -> Any:
 
 
 def put_values(record: Any, values: Mapping[str, Scalar]) -> Any:
-    """A copy of the record with other scalars at some JSON pointers, which it has."""
+    """Return a copy of the record with other scalars at existing JSON pointers."""
     changed = copy.deepcopy(record)
     for pointer, value in values.items():
         *steps, last = split_pointer(pointer)
@@ -119,7 +119,7 @@ def _key(owner: Any, step: str) -> Any:
 
 
 def _read(before: Any, text: str, kinds: Set[str]) -> Any:
-    """The value that a person means by a text; `kinds` are the types it may have, none when that is not known."""
+    """Return the value that a text stands for; `kinds` are its allowed types, empty if unknown."""
     value = _parse(text)
     if "null" in kinds and (value is None or (not text.strip() and "string" not in kinds)):
         return None
@@ -130,7 +130,7 @@ def _read(before: Any, text: str, kinds: Set[str]) -> Any:
 
 
 def _parse(text: str) -> Scalar:
-    """The number, flag or null that a text spells; otherwise the text."""
+    """Return the number, flag or null that a text represents; otherwise the text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -140,7 +140,7 @@ def _parse(text: str) -> Scalar:
 
 
 def compare(record: Any, verified: Any) -> dict[str, Change]:
-    """By JSON pointer, every scalar of either record."""
+    """Compare every scalar of both records, by JSON pointer."""
     now, then = _scalars(record), _scalars(verified)
     changes = {}
     for pointer, leaf in now.items():

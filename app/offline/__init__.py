@@ -1,1 +1,1 @@
-"""Offline work on a Ray cluster: large tables in, one record per row out."""
+"""Offline extraction on a Ray cluster: large tables in, one record per row out."""

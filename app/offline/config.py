@@ -10,7 +10,7 @@ from app.config import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
-    """Where the engines of an offline job run.
+    """Location and number of the engines of an offline job.
 
     Raises:
         UsageError: a value outside its range.

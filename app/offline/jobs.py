@@ -1,4 +1,4 @@
-"""Jobs: what is done with the rows of a table. They are sent to actors, so they have no engine of their own."""
+"""Jobs: how the rows of a table are answered. Jobs are sent to actors, which own the engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Job(Protocol):
         """Return one record for each row, in order; `first` is the number of the first row."""
 
     def describe(self) -> Row:
-        """Return what a continued run must have in common with the first one."""
+        """Return the settings that a resumed run must share with the first one."""
 
     def is_failed(self, record: Row) -> bool:
         """Whether the row could not be answered."""

@@ -1,4 +1,4 @@
-"""run_on_ray: gives the parts of a table to actors with an engine each, and again if an actor's node ends."""
+"""run_on_ray: assigns the parts of a table to actors, each with an engine, and reassigns those of lost actors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine import LLM, ConfigError, EngineConfig, connect_ray, import_ray
 
 logger = logging.getLogger("troupe.offline")
 
-MAX_TRIES = 3  # a part that ends three actors is the cause
+MAX_TRIES = 3  # a part that ended three actors is the cause
 
 
 class PartActor:
@@ -76,7 +76,7 @@ class Pool:
         self._part_rows = executor.part_rows
         num_gpus = int(ray.cluster_resources().get("GPU", 0)) if config.device != "cpu" else 0
         num_nodes = sum(node["Alive"] for node in ray.nodes())
-        # No CPUs, or the tasks that read the table would wait for them for ever.
+        # Request no CPUs, or the tasks that read the table would wait forever.
         options = {"num_cpus": 0, "num_gpus": int(num_gpus > 0), "max_restarts": -1}
         actor_class = ray.remote(PartActor).options(scheduling_strategy="SPREAD", **options)
         count = executor.num_actors or num_gpus or num_nodes

@@ -30,12 +30,12 @@ from engine import TextRouter
 
 logger = logging.getLogger("troupe.route")
 
-MAX_TRIES = 3  # a request that makes servers crash must not take them all
-FAILURES = (500, 502, 503, 504)  # another worker may do better
-# Parts of a request in the order in which they usually stand in the prompt.
+MAX_TRIES = 3  # a request that crashes servers must not crash them all
+FAILURES = (500, 502, 503, 504)  # statuses for which another worker is tried
+# Parts of a request in the order in which they usually appear in the prompt.
 PROMPT_FIELDS = ("tools", "schema", "system", "instructions", "messages", "prompt", "input", "query", "text")
 PASSED_PATHS = ("/v1/", "/rerank", "/score", "/tokenize", "/detokenize", "/version")
-# Of one connection only, or set anew.
+# Headers of a single connection, or set again.
 OWN_HEADERS = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade", "host",
     "transfer-encoding", "content-length", "accept-encoding", "x-request-id", "date", "server",
@@ -148,7 +148,7 @@ class Proxy:
         session = session if given is None else given.decode("latin-1")
         ready = [worker for worker in self._workers if worker.is_ready]
         if not ready:
-            raise ApiError(503, "no worker is ready; /health says why", None, "no_worker", RETRY_AFTER_S)
+            raise ApiError(503, "no worker is ready; /health gives the reasons", None, "no_worker", RETRY_AFTER_S)
         # A model that no worker lists goes to any: its 404 names the models that it has.
         candidates = [worker for worker in ready if worker.serves(model)] or ready
         problems: list[str] = []
@@ -183,7 +183,7 @@ class Proxy:
         """Send the request to a worker and its answer to the client, as it comes.
 
         Raises:
-            WorkerFailed: there is no answer yet, so that another worker may be tried.
+            WorkerFailed: the answer has not begun, so that another worker may be tried.
         """
         url = URL(worker.url + scope["raw_path"].decode("latin-1"), encoded=True)
         query = scope["query_string"].decode("latin-1")
@@ -235,7 +235,7 @@ class Proxy:
 def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None]:
     """Return the prompt as bytes, the model, the salt and the session of a JSON request.
 
-    Other bodies, such as forms, are their own prompt. Errors in a body are for the worker to tell.
+    Other bodies, such as forms, count as the prompt themselves. The worker reports errors in a body.
     """
     try:
         found = json.loads(body)
@@ -286,6 +286,6 @@ def _make_response(status: int, headers: Sequence[tuple[bytes, bytes]], content:
 
 
 def _pass_on(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """Return what the client gets of a worker's headers. A length stays, so that a cut answer is noticed."""
+    """Return the worker's headers for the client. Content-Length stays, so that clients notice a truncated answer."""
     dropped = OWN_HEADERS - {"content-length"}
     return [(name, value) for name, value in headers if name.decode("latin-1").lower() not in dropped]

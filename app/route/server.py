@@ -73,7 +73,7 @@ async def run_router(
                 for worker in workers
             ]
             try:
-                listener.listen(BACKLOG)  # uvicorn does it later; clients that come before then wait
+                listener.listen(BACKLOG)  # uvicorn does it later, so early clients wait
                 async with run_uvicorn(gate, listener, stop, app_config):
                     yield proxy
             finally:

@@ -28,7 +28,7 @@ class Worker:
     wants_probe: asyncio.Event = field(default_factory=asyncio.Event)  # set: probe at once
 
     def serves(self, model: object) -> bool:
-        """Whether it lists the model; one that lists none may serve any."""
+        """Return whether it lists the model; a worker that lists none may serve any."""
         return not self.models or any(each.get("id") == model for each in self.models)
 
 
@@ -59,7 +59,7 @@ async def probe(worker: Worker, session: aiohttp.ClientSession) -> str:
     """Ask for health and models. Returns why the worker is not ready; empty if it is."""
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     try:
-        # /readyz knows more than /health where it exists: a server that starts or sleeps is not ready.
+        # Prefer /readyz where it exists: it reports a server that starts or sleeps as not ready.
         for path in ("/readyz", "/health"):
             async with session.get(worker.url + path, timeout=timeout) as response:
                 if response.status not in (200, *NO_SUCH_ROUTE):

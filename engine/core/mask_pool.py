@@ -1,4 +1,4 @@
-"""MaskPool: memory for the masks of a step, used again once nobody reads it."""
+"""MaskPool: memory for the grammar masks of a step, reused once no reader is left."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from grammar import allocate_bitmask
 
 MAX_NUM_BUFFERS = 4
-# References to a buffer that nobody reads: the pool's list, the loop's variable and the call's argument.
+# References to an unused buffer: the pool's list, the loop variable and the argument of getrefcount.
 NUM_OWN_REFERENCES = 3
 
 
 class MaskPool:
     """Hands out masks without allocating them in every step, which costs up to 1 ms for 256 rows. One owner.
 
-    Ownership: the pool owns the buffers. Whoever gets a mask may read it as long as it holds the array, a slice of it
-    or a tensor of its memory; each of these refers to the buffer, and the pool takes only a buffer without references.
+    Ownership: the pool owns the buffers. A caller may read a mask while it holds the array, a slice of it or a
+    tensor over its memory. Each of these references the buffer, and the pool reuses only unreferenced buffers.
     """
 
     def __init__(self, vocab_size: int) -> None:

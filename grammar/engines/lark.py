@@ -1,19 +1,19 @@
-"""Lark grammars as llguidance reads them: what of its dialect a user may write."""
+"""Lark grammars for llguidance: the part of its dialect that users may write."""
 
 import re
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
 
-# Strings, patterns and comments, in which nothing below means anything.
+# Strings, patterns and comments; the checks below ignore their content.
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"i?|//[^\n]*|/(?:[^/\\\n]|\\.)+/[a-z]*|#[^\n]*')
-# What would set options, name tokens instead of text, or bring in a schema past the normaliser.
+# Syntax that would set options, name tokens instead of text, or include a schema without normalisation.
 _FORBIDDEN = (
     ("%llguidance", "options of the engine are not the grammar's to set"),
     ("%json", "a schema inside is not analysed; use the kind json_schema"),
     ("<", "tokens cannot be named; a grammar speaks about text"),
     ("@", "there is no other grammar to refer to"),
 )
-# What follows the name of a rule sets how it is sampled, cut off or captured.
+# Attributes after a rule's name control sampling, truncation or capture.
 _ATTRIBUTES = re.compile(r"^\s*[?!]?\w[\w.-]*\s*\[\s*(\w*)", re.MULTILINE)
 
 
@@ -29,7 +29,7 @@ def check_lark(text: str) -> None:
     if attribute is not None:
         reason = "attributes of a rule are options of the engine, which are not the grammar's to set"
         raise UnsupportedGrammar("", attribute[1] or "[", reason)
-    # `?` and `!` before a rule say what becomes of its node in a tree; there are no trees here.
+    # `?` and `!` before a rule control its node in a syntax tree; llguidance builds none.
     if not re.search(r"^\s*[?!]?start\s*:", bare, re.MULTILINE):
         raise InvalidGrammar("a Lark grammar needs a rule named start")
     for sign, reason in _FORBIDDEN:
@@ -38,6 +38,6 @@ def check_lark(text: str) -> None:
 
 
 def explain_complaint(message: str) -> str:
-    """Return the engine's complaint about a grammar that stands below one line of ours, with the user's line number."""
+    """Return the engine's error with the user's line number; one line of ours precedes the grammar."""
     line = message.strip().split("\n")[0]
     return re.sub(r"^(?:at )?(\d+)\((\d+)\)", lambda m: f"line {int(m[1]) - 1} column {m[2]}", line)

@@ -41,7 +41,7 @@ SLICES += [r'[^">\\\x00-\x1F\x7F]+', r'[^"\\\x00-\x1F\x7F]+', r"[^>]+"]
 
 
 class Complaint(Exception):
-    """What llguidance says about a grammar that it does not take."""
+    """An error of llguidance about a grammar."""
 
 
 class _TokenizerAdapter:
@@ -76,7 +76,7 @@ class LLGuidanceBackend:
         self._tokenizer = LLTokenizer(
             wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids), slices=SLICES
         )
-        # Written and never read, so compiles of several threads may meet in it.
+        # The engine writes here and nothing reads it, so compiles in several threads may share it.
         self._scratch = np.empty(vocabulary.num_words, np.int32)
         self._limits = limits
 
@@ -104,7 +104,7 @@ class LLGuidanceBackend:
         return self._make_matcher(grammar).get_error()
 
     def is_empty(self, terminal: str) -> bool:
-        """Tell whether a Lark terminal matches nothing.
+        """Return whether a Lark terminal matches nothing.
 
         Raises:
             Complaint: llguidance does not take it.
@@ -194,7 +194,7 @@ class LLGuidanceProgram:
         self.grammar = grammar
         self._pristine = pristine
         self._backend = backend
-        # The engine does not tell; its lexer and productions are a small multiple of the text.
+        # llguidance reports no size; its lexer and productions take a small multiple of the text.
         self.size_bytes = 64 * 1024 + 32 * len(grammar)
 
     def new_matcher(self) -> "LLGuidanceMatcher":
@@ -216,7 +216,7 @@ class LLGuidanceMatcher(Matcher):
         return self.engine.get_error() if self.engine.is_error() else None
 
     def _take(self, token_id: int) -> bool:
-        # A refused consume_token would leave the engine in an error state for good.
+        # Calling consume_token with a forbidden token would leave the engine in a permanent error state.
         return self.engine.try_consume_tokens([token_id]) == 1
 
     def _take_back(self, num_tokens: int) -> None:
@@ -240,11 +240,11 @@ class LLGuidanceMatcher(Matcher):
         return 0 if self._is_terminated else self.engine.validate_tokens(token_ids)
 
     def is_completed(self) -> bool:
-        """Tell whether the text so far is a complete sentence."""
+        """Return whether the text so far is a complete sentence."""
         return self.engine.is_accepting()
 
     def _find_forced(self) -> bytes:
-        # Of a copy: the engine takes what it forces for written.
+        # Ask a copy, because the engine treats forced tokens as written.
         return self.engine.deep_copy().compute_ff_bytes()[:MAX_FORCED_BYTES]
 
 
@@ -262,7 +262,7 @@ class LLGuidanceFiller:
         """Write matcher i's mask into row rows[i]."""
         address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
         if len(matchers) == 1 or not self._has_threads:
-            # Handing over to another thread costs more than one mask.
+            # Handing work to another thread costs more than one mask.
             for matcher, row in zip(matchers, rows, strict=True):
                 matcher.engine.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
         else:
@@ -271,7 +271,7 @@ class LLGuidanceFiller:
         clear_failed(matchers, [[row] for row in rows], bitmask)
 
     def is_text(self, token_ids: Sequence[int]) -> bool:
-        """Tell whether these are tokens of text."""
+        """Return whether these are tokens of text."""
         known, ends = range(self._vocabulary.size), self._vocabulary.eos_set
         return ends.isdisjoint(token_ids) and all(token_id in known for token_id in token_ids)
 

@@ -9,19 +9,19 @@ from typing import Any
 
 from ..backend import Matcher
 
-# Forcing would allow one tokenisation of a forced text and forbid all others, by a tokeniser it has not got.
+# Forced tokens would allow one tokenisation of a forced text and forbid the others; llguidance has no tokenizer here.
 HEADER = '%llguidance {"no_forcing": true}\n'
-# Every option is given, since a schema could otherwise set it itself under "x-guidance".
+# Set every option, because a schema could set missing ones under "x-guidance".
 _OPTIONS: Any = {
     "coerce_one_of": False,
     "lenient": False,
     "json_allow_general_unicode_escapes": False,
 }
-# How each schema beside the Lark grammar begins.
+# Header of each schema beside the Lark grammar.
 NAMED = '{"name": "'
 _SHORT_ESCAPES = 'nrbtf\\"'
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
-# Unbounded whitespace lets a model write newlines for ever.
+# Unbounded whitespace would let a model write newlines forever.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
@@ -60,7 +60,7 @@ def make_options(whitespace: str, has_open_names: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A grammar that was written and not built."""
+    """A grammar as text, not compiled."""
 
     grammar: str
 
@@ -70,7 +70,7 @@ class Written:
         return len(self.grammar)
 
     def new_matcher(self) -> Matcher:
-        """Not for use: the grammar becomes a part of another one."""
+        """Not supported: the text becomes a part of another grammar."""
         raise NotImplementedError
 
 

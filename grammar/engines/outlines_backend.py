@@ -79,7 +79,7 @@ class OutlinesProgram:
         self._masks: dict[int, np.ndarray] = {}
         # State -> the state and the token that led to it first.
         self._ways: dict[int, tuple[int, int]] = {}
-        # As if every state had a mask of its own; transitions cost about as much again.
+        # Estimate one mask per state; the transitions take about as much again.
         self.size_bytes = 8 * num_states * backend.vocabulary.num_words + 64 * 1024
 
     def new_matcher(self) -> "OutlinesMatcher":
@@ -94,7 +94,7 @@ class OutlinesProgram:
         return after
 
     def is_accepting(self, state: int) -> bool:
-        """Tell whether the text may end in this state."""
+        """Return whether the text may end in this state."""
         after = self._index.get_next_state(state, self.backend.end_id)
         return after is not None and self._index.is_final_state(after)
 
@@ -144,12 +144,12 @@ class OutlinesMatcher(Matcher):
         del self._states[-num_tokens:]
 
     def is_completed(self) -> bool:
-        """Tell whether the text so far is a complete sentence."""
+        """Return whether the text so far is a complete sentence."""
         return self.program.is_accepting(self.state)
 
 
 class OutlinesFiller:
-    """Copies finished rows; there is nothing to compute that would be worth a thread."""
+    """Copies computed rows; the work is too small for a thread."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -82,7 +82,7 @@ class XGrammarBackend:
             return
         self.xgrammar = importlib.import_module("xgrammar")
         self._info = self.xgrammar.TokenizerInfo(
-            # Only empty tokens count as special there.
+            # xgrammar treats only empty tokens as special.
             list(self.vocabulary.token_bytes),
             self.xgrammar.VocabType.RAW,
             vocab_size=self.vocabulary.size,
@@ -94,7 +94,7 @@ class XGrammarBackend:
 
 
 def check_bounds(spec: GrammarSpec, limits: GrammarLimits) -> None:
-    """Refuse what could take xgrammar long: it can neither be limited nor stopped."""
+    """Refuse grammars that could take xgrammar long, because its compile can be neither limited nor cancelled."""
     num_bytes = len(spec.text.encode())
     if num_bytes > limits.max_xgrammar_bytes:
         reason = f"{num_bytes} bytes are more than the {limits.max_xgrammar_bytes} that xgrammar is given"
@@ -133,14 +133,14 @@ class XGrammarMatcher(Matcher):
         self.filler = backend.filler
 
     def _take(self, token_id: int) -> bool:
-        # The engine refuses special tokens too, but writes a line to stderr each time.
+        # xgrammar also refuses special tokens, but prints a line to stderr each time.
         return bool(self.vocabulary.token_bytes[token_id]) and bool(self.engine.accept_token(token_id))
 
     def _take_back(self, num_tokens: int) -> None:
         self.engine.rollback(num_tokens)
 
     def is_completed(self) -> bool:
-        """Tell whether the text so far is a complete sentence."""
+        """Return whether the text so far is a complete sentence."""
         return bool(self.engine.is_completed())
 
     def _find_forced(self) -> bytes:

@@ -41,7 +41,7 @@ class ResidualChecks:
         try:
             instance = json.loads(value)
         except (ValueError, RecursionError):
-            # Not UTF-8, or a number of more digits than Python reads: what cannot be checked is not let through.
+            # Refuse values that cannot be checked: invalid UTF-8, or numbers with more digits than Python reads.
             return place.checks[0]
         return next((check for check in place.checks if not self._passes(check, instance, before)), None)
 
@@ -54,7 +54,7 @@ class ResidualChecks:
                 written = write_for_validator(check.node)
                 self._validators[check.node] = SchemaValidator(written, dialect=DRAFT_2020)
         except InvalidGrammar:
-            # As above: a schema that cannot be used alone ends the text, not the engine.
+            # As above, a schema that cannot be used alone ends the text with an error instead of crashing the engine.
             return False
         return self._validators[check.node].is_valid(instance)
 
@@ -66,7 +66,7 @@ def read_elements(before: bytes) -> list[Any]:
 
 
 def make_comparable(value: Any) -> Any:
-    """Return what is equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    """Return a representation that is equal for equal JSON values: 1 equals 1.0, but not true."""
     if isinstance(value, bool):
         return "boolean", value
     if isinstance(value, dict):

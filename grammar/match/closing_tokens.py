@@ -9,11 +9,11 @@ import numpy as np
 from ..bit_row import BITS
 from ..vocabulary import Vocabulary, make_mask
 
-# Text before or at the start of a value that completes none. A number ends only at the next character.
+# Text before or at the start of a value, which completes no value. A number ends only at the next character.
 _OPENER = re.compile(rb'[\s:,\[{]*(?:"[^"]*|[-+.eE0-9]+)?')
 # Text outside strings: structure, numbers, and the letters of true, false and null.
 _OUTSIDE = re.compile(rb'[\s:,\[\]{}0-9+\-.Etruefalsn]*(?:"|$)')
-# The same up to a bracket that closes a value, whatever follows the text.
+# The same text up to a bracket that closes a value; anything may follow.
 _CLOSER = re.compile(rb"[\s:,\[\]{}0-9+\-.Etruefalsn]*[\]}]")
 # The rest of a string, if no escape is open, with the quote that ends it.
 _ENDING = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)
@@ -104,12 +104,12 @@ def split_ending(token: bytes) -> tuple[bytes, bytes]:
 
 
 def reaches_far(token: bytes) -> bool:
-    """Tell whether a token may end a string and complete something after it."""
+    """Return whether a token may end a string and complete something after it."""
     return _ENDING.match(token) is not None and not _OPENER.fullmatch(split_ending(token)[1])
 
 
 def is_closing(token: bytes) -> bool:
-    """Tell whether a token may complete a value, begun before it or in it."""
+    """Return whether a token may complete a value, begun before it or in it."""
     if _CLOSER.match(token) is not None:
         return True
     return _OUTSIDE.match(token) is not None and not _OPENER.fullmatch(token)

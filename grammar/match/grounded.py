@@ -58,7 +58,7 @@ class GroundedProgram:
         return self._first_masks[key]
 
     def make_row(self, content: bytes, lengths: Lengths) -> np.ndarray:
-        """Return the row of the tokens that may follow this content; the ones with several quotes unchecked."""
+        """Return the row of the tokens that may follow this content; tokens with several quotes are not checked."""
         found = self.source.find_tokens(content, lengths)
         row = make_mask(found.token_ids, self.vocabulary.size)
         return row | self.tokens.quoted if found.can_close or (not content and not lengths.least) else row
@@ -115,7 +115,7 @@ class GroundedMatcher(WatchingMatcher):
         words &= kept | program.tokens.quoted if found.can_close else kept
 
     def _clear_wrong(self, words: np.ndarray, candidates: np.ndarray) -> None:
-        """Clear those of some tokens that cannot be read here; looked at one by one."""
+        """Clear the candidates that `_read` rejects, each checked individually."""
         token_bytes = self._program.vocabulary.token_bytes
         found = list_tokens(words & candidates)
         clear_bits(words, [token_id for token_id in found if self._read(token_bytes[token_id]) is None])

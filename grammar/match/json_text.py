@@ -1,4 +1,4 @@
-"""Follow a JSON text byte by byte and say which value is complete where, for texts known to be JSON.
+"""Follows a JSON text byte by byte and reports each completed value with its place. The text must be valid JSON.
 
 States are immutable, so trying a token out costs nothing to undo.
 """
@@ -19,7 +19,7 @@ _LITERALS = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
 
 
 class Mode(IntEnum):
-    """What the next byte is part of."""
+    """The construct that the next byte belongs to."""
 
     VALUE = 0  # a value is about to begin, or an empty array to end
     KEY = 1  # a property name is about to begin, or an object to end
@@ -40,11 +40,11 @@ class Place(Protocol):
 
     @property
     def checks(self) -> tuple[Any, ...]:
-        """What a value has to pass here; empty when it needs no look."""
+        """The checks of a value at this place; empty if it needs none."""
 
     @property
     def has_children(self) -> bool:
-        """Tell whether something below has checks."""
+        """Return whether something below has checks."""
 
     @property
     def names(self) -> "Place | None":
@@ -76,7 +76,7 @@ class Frame:
 
 
 class State(NamedTuple):
-    """Where in a JSON text we are.
+    """A position in a JSON text.
 
     Attributes:
         frame: the innermost open container.
@@ -109,7 +109,7 @@ def begin(root: Place | None) -> State:
 def advance(state: State, text: bytearray, token: bytes, check: CheckValue) -> State | None:
     """Return the state after a token, None if `check` rejects a value that the token completes.
 
-    What follows the whole text is passed over: it is not JSON.
+    Bytes after the complete JSON text are skipped.
 
     Args:
         text: everything before the token.
@@ -194,7 +194,7 @@ def _step_between(state: State, byte: int, reader: _Reader, check: CheckValue) -
         return State(Mode.VALUE, frame, offset, frame.place and frame.place.element(index), index)
     literal = _LITERALS.get(byte)
     if literal is not None:
-        # Its first letter decides, while there is still a choice.
+        # The first letter selects the literal, while several are possible.
         if state.place is not None and state.place.checks:
             before = partial(reader.read, frame.start if frame else offset, offset)
             if not check(state.place, literal, before):

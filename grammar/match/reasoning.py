@@ -23,7 +23,7 @@ WRONG = -1
 
 
 class Phase(IntEnum):
-    """What the next token is part of."""
+    """The part of the output that the next token belongs to."""
 
     START = 0  # nothing was written
     MARK = 1  # the beginning of the opening mark
@@ -33,7 +33,7 @@ class Phase(IntEnum):
 
 
 class State(NamedTuple):
-    """Where in the text a matcher is.
+    """A matcher's position in the output.
 
     Attributes:
         tail: what may be the beginning of a mark.
@@ -85,7 +85,7 @@ class ReasoningTables:
         return found if written or self.start_id is None else [*found, self.start_id]
 
     def list_breaks(self, num_breaks: int) -> list[int]:
-        """Return the tokens of line feeds that may follow some others after the reasoning."""
+        """Return the line-feed tokens that may follow `num_breaks` line feeds after the reasoning."""
         return [index for index, data in self._feeds if num_breaks + len(data) <= MAX_NUM_BREAKS]
 
 
@@ -152,7 +152,7 @@ class GatedMatcher(Matcher):
         )
 
     def _step(self, token_id: int) -> State | None:
-        """Return the state after a token that is not the value's; None for any other."""
+        """Return the state after a token that does not belong to the value; None if it is not allowed."""
         tables, (phase, tail, num_breaks, _) = self._tables, self.state
         data = tables.vocabulary.token_bytes[token_id]
         match phase:
@@ -205,7 +205,7 @@ class GatedMatcher(Matcher):
             self.state = before
 
     def is_completed(self) -> bool:
-        """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
+        """Return whether the text so far is a complete sentence, so that EOS is allowed."""
         return self.may_begin_value and self.inner.is_completed()
 
     def _find_forced(self) -> bytes:

@@ -22,13 +22,13 @@ from .closing_tokens import ClosingTokens, TokenClass
 from .json_text import FAR, Mode, advance
 from .watching import WatchingMatcher
 
-# Per mask, the shortest tokens first: how many are tried, and how many different values validated for them. What is
-# beyond is left out of the mask; shorter tokens spell the same text.
+# Limits per mask, shortest tokens first: tokens tried, and different values validated. The mask leaves out the rest;
+# shorter tokens spell the same text.
 MAX_NUM_CANDIDATES = 512
 MAX_NUM_CHECKS = 64
-# Where a pattern may backtrack, strings longer than that get fewer checks: each may take a millisecond.
+# Where a pattern may backtrack, longer strings get fewer checks, because each may take a millisecond.
 SHORT = 256
-# What is named where tokens were left out only because of what comes after them.
+# Reason in the error message if tokens were left out only because of the text after them.
 DISTINCT = Check(Node("", {}), ("uniqueItems",), True)
 STRINGS = (Mode.STRING, Mode.NAME)
 
@@ -89,7 +89,7 @@ class ResidualMatcher(WatchingMatcher):
         self._program = program
         self._violation: Check | None = None
         self._dead_end: str | None = None
-        # Why checking was given up, for good.
+        # Why checking stopped permanently.
         self._failure: str | None = None
         self._num_checks = MAX_NUM_CHECKS
         self._verdicts: dict[tuple[int, bytes, bytes], Check | None] = {}
@@ -125,7 +125,7 @@ class ResidualMatcher(WatchingMatcher):
         self._dead_end = self._string = None
 
     def is_completed(self) -> bool:
-        """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
+        """Return whether the text so far is a complete sentence, so that EOS is allowed."""
         if not self.inner.is_completed():
             return False
         # Only a number is complete without a byte that ends it.
@@ -160,7 +160,7 @@ class ResidualMatcher(WatchingMatcher):
         return cast(Place | None, place if state.mode is Mode.NAME else state.place)
 
     def _clear_outside(self, words: np.ndarray) -> None:
-        """Clear candidates outside of strings, and inside one behind a backslash."""
+        """Clear candidates outside strings, and those after a backslash inside a string."""
         state = self._state
         num_closers = state.frame.num_closers if state.frame else 0
         name = "escaped quote" if state.is_escaped else "any"
@@ -187,20 +187,20 @@ class ResidualMatcher(WatchingMatcher):
         if place is not None and place.checks:
             if known is None:
                 self._clear_prefixes(words)
-                # What follows a string in a token is checked for as many tokens again.
+                # Allow as many further checks for tokens that continue after the closing quote.
                 self._num_checks += len(self._verdicts)
             else:
                 self._clear_endings(words, known, special)
         num_closers = state.frame.num_closers if state.frame else 0
         if num_closers < FAR:
             far = tokens.get_class("far quote", num_closers)
-            # What comes after a property name depends on the name.
+            # The value after a property name depends on the name.
             if known is None or state.mode is Mode.NAME:
                 self._clear_candidates(words, far.find(words))
             else:
                 self._clear_far(words, far, known, special)
         if known is not None:
-            # Later masks only look the verdicts up.
+            # Later masks reuse these verdicts.
             known.violation = self._violation = self._violation or known.violation
 
     def _clear_repeats(self, words: np.ndarray) -> None:
@@ -209,7 +209,7 @@ class ResidualMatcher(WatchingMatcher):
         place = cast(Place | None, frame and frame.place)
         if frame is None or frame.is_object or place is None or not place.has_choices:
             return
-        # Where values are listed only few tokens are allowed.
+        # If values are listed, few tokens are allowed.
         allowed = list_tokens(words)[:MAX_NUM_CANDIDATES]
         wrong = [i for i in allowed if self._leads_to_repeat(self._program.tokens.token_bytes[i])]
         clear_bits(words, wrong)
@@ -217,7 +217,7 @@ class ResidualMatcher(WatchingMatcher):
             self._violation = DISTINCT
 
     def _leads_to_repeat(self, token: bytes) -> bool:
-        """Tell whether the element that is open after an allowed token can be none of the listed values left."""
+        """Return whether the open element, continued by an allowed token, can equal none of the listed values left."""
         state = advance(self._state, self._text, token, lambda *_: True)
         if state is None or state.frame is None or state.frame.is_object:
             return False
@@ -243,7 +243,7 @@ class ResidualMatcher(WatchingMatcher):
             siblings = self._list_siblings() if place is not None and place.is_compared else ()
             known = self._string = OpenString(start, [*strings, *siblings])
         known.near = [string for string in known.near if string.startswith(content)]
-        # What escapes spell is not compared here; few strings need any.
+        # Escapes are not decoded here; few strings contain any.
         return None if b"\\" in content else known
 
     def _list_siblings(self) -> list[bytes]:
@@ -305,7 +305,7 @@ class ResidualMatcher(WatchingMatcher):
         clear_bits(words, wrong)
 
     def _is_end_allowed(self, token_id: int) -> bool:
-        """Tell whether a string may end at the quote of a token."""
+        """Return whether a string may end at the quote of a token."""
         end = self._program.tokens.parts[token_id][0] + b'"'
         return advance(self._state, self._text, end, self._is_fine) is not None
 

@@ -76,17 +76,17 @@ class SourceText:
             position = self.spelling.find(content, position + 1)
 
     def is_open(self, content: bytes, lengths: Lengths) -> bool:
-        """Tell whether a string that begins so can become a quotation, or is an empty one."""
+        """Return whether a string that begins so can become a quotation, or is an empty one."""
         return (not content and not lengths.least) or any(True for _ in self.iterate_places(content, lengths))
 
     def is_quotation(self, content: bytes, lengths: Lengths) -> bool:
-        """Tell whether this is the whole inside of a quotation; the empty one is, unless it is too short."""
+        """Return whether this is the whole inside of a quotation; the empty one is, unless it is too short."""
         if not content:
             return not lengths.least
         return any(self.is_end(start, end, lengths) for start, end in self.iterate_places(content, lengths))
 
     def is_end(self, start: int, offset: int, lengths: Lengths) -> bool:
-        """Tell whether a quotation from a character on may end at an offset of the spelling."""
+        """Return whether a quotation from a character on may end at an offset of the spelling."""
         end = self._characters[offset]
         if (
             self._offsets[end] != offset
@@ -119,7 +119,7 @@ class SourceText:
         return Continuation(token_ids, can_close)
 
     def _fits(self, start: int, reached: int, lengths: Lengths) -> bool:
-        """Tell whether a quotation from `start` that has reached a character can still end."""
+        """Return whether a quotation from `start` that has reached a character can still end."""
         shortest = start + (lengths.least or 1)
         if shortest > reached:
             reached = shortest
@@ -131,7 +131,7 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What may follow inside a quotation.
+    """The possible continuations inside a quotation.
 
     Attributes:
         token_ids: tokens that are more of it, or more of it and then a quote.

@@ -55,10 +55,10 @@ class TokenTables:
 
     @cached_property
     def closing(self) -> ClosingTokens:
-        """What residual checks need."""
+        """The tables for residual checks."""
         return ClosingTokens(self._vocabulary)
 
     @cached_property
     def strings(self) -> StringTokens:
-        """What quotations need."""
+        """The tables for quotations."""
         return StringTokens(self._vocabulary)

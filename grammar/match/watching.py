@@ -34,7 +34,7 @@ class WatchingMatcher(Matcher):
 
     @abstractmethod
     def _is_fine(self, place: Any, value: bytes, before: Callable[[], bytes]) -> bool:
-        """Tell whether a value may be complete at a place; `before` gives the text of its container up to it."""
+        """Return whether a value may be complete at a place; `before` gives the text of its container up to it."""
 
     def _read(self, token: bytes) -> State | None:
         """Return the state after a token that the inner matcher allows, None where a check fails."""
@@ -60,7 +60,7 @@ class WatchingMatcher(Matcher):
             del self._text[len(self._text) - length :]
 
     def is_completed(self) -> bool:
-        """Tell whether the text so far is a complete sentence."""
+        """Return whether the text so far is a complete sentence."""
         return self.inner.is_completed()
 
     def _find_forced(self) -> bytes:

@@ -1,12 +1,12 @@
 """Derives enforceable patterns from those with look-around, word boundaries or back references.
 
-`^(?=X)(?!Y)Z$` says that a text matches Z and begins with an X and with no Y. So it matches Z alone and `^X` alone,
-which an engine can enforce.
+`^(?=X)(?!Y)Z$` requires a text to match Z and to begin with X but not with Y. It therefore also matches Z alone
+and `^X` alone, which an engine can enforce.
 """
 
 import re
 
-# Escapes and classes, in which brackets mean nothing; repetitions; look-around; other brackets.
+# Escapes and classes, whose brackets are literal; repetitions; look-around; other brackets.
 _TOKENS = re.compile(
     r"""\\(?P<border>[bB]) | \\(?P<reference>[1-9]\d*|k<\w+>) | \\. | \[\^?\]?(?:[^\]\\]|\\.)*\]
     | (?P<times>(?:[*+?]|\{\d+(?:,\d*)?\})\??) | (?P<around>\(\?<?[=!]) | (?P<open>\() | (?P<close>\)) | .""",
@@ -17,7 +17,7 @@ NOTHING, ANYTHING = "(?:)", r"(?:[\s\S]*)"
 
 
 def remove_assertions(pattern: str) -> str:
-    """Return a pattern without look-around and word borders, and with anything for what was matched before.
+    """Return a pattern without look-around and word boundaries, in which back references match any text.
 
     It matches all that the pattern matches.
     """
@@ -25,7 +25,7 @@ def remove_assertions(pattern: str) -> str:
     depth, removed_at = 0, None
     for token in _TOKENS.finditer(pattern):
         depth += bool(token["open"] or token["around"])
-        # A repetition goes with what it repeats; not all engines take one of nothing.
+        # Remove a repetition together with its atom; some engines reject repetition of an empty pattern.
         if removed_at is None and not (token["times"] and kept and kept[-1] == NOTHING):
             if token["around"]:
                 removed_at = depth
@@ -38,7 +38,7 @@ def remove_assertions(pattern: str) -> str:
 
 
 def list_look_aheads(pattern: str) -> list[str]:
-    """Return what every match begins with: the look-aheads behind the `^` of a pattern without alternatives."""
+    """Return the look-aheads behind the `^` of a pattern without alternatives; every match begins with each."""
     if not pattern.startswith("^"):
         return []
     found: list[str] = []
@@ -59,6 +59,6 @@ def list_look_aheads(pattern: str) -> list[str]:
 
 
 def find_guides(pattern: str) -> list[str]:
-    """Return patterns without assertions that a text which matches this one matches too."""
+    """Return patterns without assertions that every match of this pattern also matches."""
     wanted = [f"^(?:{ahead})" for ahead in list_look_aheads(pattern)]
     return list(dict.fromkeys(map(remove_assertions, [pattern, *wanted])))

@@ -36,14 +36,14 @@ class LinearPattern:
             raise ValueError(f"the pattern cannot be matched in linear time: {error.message}") from error
 
     def matches(self, text: str) -> bool | None:
-        """Tell whether a text matches from start to end; None where that depends on what a shorthand means."""
+        """Return whether a text matches from start to end; None where that depends on what a shorthand means."""
         if self._has_shorthand and not text.isascii():
             return None
         return self._validator.is_valid(text)
 
 
 def may_backtrack(pattern: str) -> bool:
-    """Tell whether a JSON Schema validator needs more than linear time for a pattern."""
+    """Return whether a JSON Schema validator needs more than linear time for a pattern."""
     return _BACKTRACKING.search(pattern) is not None or read_pattern(pattern) is None
 
 

@@ -1,4 +1,4 @@
-"""The sets of characters in a pattern: classes, escapes and single characters, whatever stands between them."""
+"""Lists the sets of characters in a pattern: classes, escapes and single characters."""
 
 import re
 from functools import lru_cache
@@ -11,7 +11,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _CODE = re.compile(r"\\[xu]\{?([0-9A-Fa-f]{2,6})")
-# In a class these nest or subtract to some engines.
+# Inside a class, some engines read these as nesting or subtraction.
 _AMBIGUOUS = re.compile(r"\[|&&|--|~~")
 _BEYOND_ASCII = "\x80ÿ\u2028\uffff\U0001f600"
 
@@ -42,7 +42,7 @@ def find_members(token: str) -> frozenset[int]:
     known = None if token == "\\" else read_pattern(token)
     if known is None and is_class:
         raise UnknownSyntax
-    if known is None:  # a back reference is no set of characters
+    if known is None:  # A back reference is not a set of characters.
         return frozenset()
     written = {
         *_BEYOND_ASCII,

@@ -15,7 +15,7 @@ def escape(text: str) -> str:
 
 
 def ends_in_escape(pattern: str) -> bool:
-    """Tell whether a pattern ends with a backslash that escapes nothing. llguidance would read on behind its end."""
+    """Return whether a pattern ends with a backslash that escapes nothing. llguidance would read on behind its end."""
     return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 

@@ -46,7 +46,7 @@ Nodes = frozenset[Node]
 
 
 class TooWide(Exception):
-    """A keyword of a node that these rules cannot say."""
+    """A keyword of a node that these rules cannot express."""
 
     def __init__(self, node: Node, keyword: str, reason: str) -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class TooWide(Exception):
 
 
 class Impossible(NamedTuple):
-    """What nothing satisfies: nodes, and schemas as JSON."""
+    """What cannot be satisfied: nodes, and schemas as JSON."""
 
     nodes: Nodes
     texts: frozenset[str]
@@ -71,7 +71,7 @@ class AnyOrderWriter:
     Args:
         read: the keywords of a node that the engine gets.
         write: a node as a document of its own.
-        is_guide: tells whether a node is only a guide, so that what it says may be left out.
+        is_guide: returns whether a node is only a guide, which may be left out.
         separators: what stands between items, and after a name; None allows white space around plain ones.
         impossible: what nothing satisfies.
     """
@@ -138,7 +138,7 @@ class AnyOrderWriter:
         return self._names[nodes]
 
     def _leaf(self, node: Node) -> str | None:
-        """Return the call of a schema in which no order is fixed."""
+        """Return the reference to a schema that fixes no order."""
         written = self._write(node)
         text = json.dumps(written)
         if written is False or text in self._impossible.texts:
@@ -214,7 +214,7 @@ class AnyOrderWriter:
 
     def _leave_out(self, node: Node, keyword: str) -> None:
         if not self._is_guide(node):
-            raise TooWide(node, keyword, "it is not said beside properties in any order")
+            raise TooWide(node, keyword, "it cannot be combined with properties in any order")
 
     def _write_listed(self, values: list[Any], nodes: Nodes) -> Iterable[str]:
         """Yield the ways to write one of some values that all these nodes allow."""
@@ -256,7 +256,7 @@ class AnyOrderWriter:
         names = [name for name in listed if values[name] is not None]
         if any(values[name] is None for name in required):
             return
-        # Those that must come have the first bits.
+        # Required names get the first bits.
         names.sort(key=lambda name: name not in required)
         if len(required) > MAX_NUM_BITS:
             node = max(parts, key=lambda part: len(part[1].get("required", ())))[0]
@@ -353,5 +353,5 @@ class AnyOrderWriter:
 
 
 def sort_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes in the order of the schema, as far as their places tell."""
+    """Return nodes in the order of the schema, as far as their pointers determine it."""
     return sorted(nodes, key=lambda node: node.pointer)

@@ -142,7 +142,7 @@ def make_validator(schema: Schema) -> SchemaValidator | None:
 
 
 def has_reference(node: Node) -> bool:
-    """Tell whether a node refers to others; what they say is not repeated in a guide."""
+    """Return whether a node refers to others, whose keywords a guide does not repeat."""
     return any("$ref" in each.keywords for each in iterate_nodes([node]))
 
 
@@ -175,7 +175,7 @@ def exclude(kind: str) -> Node:
 
 
 def list_choices(nodes: Iterable[Node]) -> list[Any] | None:
-    """Return the few values that one of some schemas lists; None where none does, or objects are listed."""
+    """Return the few values that one of these schemas lists; None if none does, or the values are not all scalars."""
     found = [values for node in nodes if (values := list_values(node, MAX_DEPTH)) is not None]
     choices = min(found, key=len, default=[])
     is_plain = all(isinstance(value, str | int | None) for value in choices)

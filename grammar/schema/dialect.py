@@ -1,4 +1,4 @@
-"""Which draft a schema is written in, and whether it is well formed by that draft's own rules."""
+"""Detects the draft of a schema, and checks the schema against that draft's meta-schema."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,11 +38,11 @@ DRAFT_2020 = Dialect(
 
 
 def strip_uri(uri: str) -> str:
-    """Return a `$schema` without the parts people write either way."""
+    """Return a `$schema` without its optional parts."""
     return uri.removeprefix("http://").removeprefix("https://").rstrip("#")
 
 
-# What newer drafts write in another way.
+# Forms that newer drafts replaced.
 _CHANGED = frozenset(["exclusiveMinimum", "exclusiveMaximum", "dependencies", "items"])
 _CONTAINERS = (dict, list)
 DIALECTS = {strip_uri(d.uri): d for d in (DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020)}
@@ -65,7 +65,7 @@ def detect_dialect(schema: dict[str, Any] | bool) -> Dialect:
 
 
 def is_dialect_named(schema: dict[str, Any] | bool) -> bool:
-    """Tell whether the schema itself says which draft it is written in."""
+    """Return whether the schema names its own draft."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     return isinstance(named, str) and strip_uri(named) in DIALECTS
 

@@ -105,7 +105,7 @@ def adapt_for_llguidance(written: Json) -> None:
     """Bring what is written of one node into a form that llguidance reads exactly."""
     written.pop(GROUNDED, None)
     if "pattern" in written:
-        # It may exclude U+0000 in addition, except where a row of the table says that it must not.
+        # The pattern may exclude U+0000 in addition, unless a row of the table forbids that.
         written["pattern"] = make_safe(written["pattern"]) or written["pattern"]
     if written.get("format") in EXACT_PATTERNS:
         add_conjunct(written, "pattern", EXACT_PATTERNS[written.pop("format")])
@@ -114,14 +114,14 @@ def adapt_for_llguidance(written: Json) -> None:
 
 
 def adapt_and_spell(written: Json) -> None:
-    """Do the same and let whole numbers in `enum` and `const` be written with a fraction of zero."""
+    """As `adapt_for_llguidance`, and allow whole numbers in `enum` and `const` a fraction of zero."""
     adapt_for_llguidance(written)
     if "enum" in written or "const" in written:
         spell_numbers(written)
 
 
 def add_conjunct(written: Json, keyword: str, value: Any) -> None:
-    """Demand a keyword too: beside the others where that is free, else in `allOf`."""
+    """Add a keyword as a conjunct: directly if the node does not have it, else in `allOf`."""
     if keyword not in written and "$ref" not in written:
         written[keyword] = value
     else:

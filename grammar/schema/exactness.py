@@ -1,7 +1,7 @@
 """The table of keywords that llguidance 1.9 does not enforce exactly. All others it enforces.
 
-A row says of one keyword with which values, and why; and whether residual checks enforce it instead or it is
-refused. A keyword is added by a row and a test.
+A row gives a keyword, the values concerned and the reason; residual checks enforce it instead, or it is refused.
+To add a keyword, add a row and a test.
 """
 
 import math
@@ -19,11 +19,11 @@ from .rules import GROUNDED
 
 Verdict = Literal["checked", "refused"]
 
-# Beyond are the last doubles below 2**63.
+# The largest double below 2**63.
 MAX_COUNTED = 2**63 - 1024
-# Below it a double tells each integer from its neighbours.
+# Below this number, doubles distinguish neighbouring integers.
 MAX_BOUND = 2**53
-# 10**22 is the last power of ten that a double holds.
+# 10**22 is the last power of ten that a double represents exactly.
 MAX_EXPONENT = 22
 # llguidance follows a number by its remainder: 0.05 s and 5 MB for 9973, 1.2 s for 99991.
 MAX_NUM_REMAINDERS = 20_000
@@ -33,7 +33,7 @@ LONG_ESCAPED = frozenset(map(chr, {*range(0x20), 0x7F} - set(map(ord, "\b\f\n\r\
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the rows have to know of the whole document.
+    """What the rows need to know about the whole document.
 
     Attributes:
         nodes: all its nodes.
@@ -48,7 +48,7 @@ class Surroundings:
 
     @cached_property
     def has_one_of(self) -> bool:
-        """Whether branches have to exclude each other."""
+        """Whether branches must exclude each other."""
         return any("oneOf" in node.keywords for node in self.nodes)
 
     @cached_property
@@ -96,9 +96,7 @@ class Row(NamedTuple):
 
 NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 INEXACT = "that 64 bits or a double do not hold exactly, so it would shift"
-PATTERN_REASON = (
-    "one of its character classes would match more than it says, or something else than in JSON Schema"
-)
+PATTERN_REASON = "one of its character classes would match other characters than JSON Schema requires"
 LONG_ESCAPE_REASON = (
     "it takes a control character without a short escape, which is not written where other names are allowed"
 )
@@ -126,27 +124,27 @@ def lets_bound_through(node: Node, value: Any, around: Surroundings) -> Reason:
 
 
 def is_step_large(node: Node, value: Any, around: Surroundings) -> Reason:
-    """All remainders are gone through to compile."""
+    """llguidance enumerates all remainders when it compiles."""
     if around.num_remainders <= MAX_NUM_REMAINDERS:
         return None
     return f"digits are followed by their remainder, and there are more than {MAX_NUM_REMAINDERS} of them"
 
 
 def has_inexact_value(node: Node, value: Any, around: Surroundings) -> Reason:
-    """Also in listed values."""
+    """As `is_bound_inexact`, for numbers in listed values."""
     inexact = find_inexact(value)
     return None if inexact is None else f"{inexact} is {INEXACT}"
 
 
 def needs_long_escape(node: Node, value: Any, around: Surroundings) -> Reason:
-    """Where names are open, only short escapes are written: `\\u0061` could repeat a listed `a`."""
+    """With open names only short escapes are written, because `\\u0061` could repeat a listed `a`."""
     if not around.has_open_names:
         return None
     return LONG_ESCAPE_REASON if has_long_escape(value) else None
 
 
 def needs_long_escape_in_pattern(node: Node, value: Any, around: Surroundings) -> Reason:
-    """The same where a pattern asks for them."""
+    """As `needs_long_escape`, for patterns."""
     return LONG_ESCAPE_REASON if around.has_open_names and is_long_escaped(value) else None
 
 
@@ -221,14 +219,14 @@ def find_gaps(node: Node, around: Surroundings) -> Iterator[Gap]:
 
 
 def is_exact(value: int | float) -> bool:
-    """Tell whether llguidance, which reads numbers as doubles and counts in 64 bits, reads this one exactly."""
+    """Return whether llguidance, which reads numbers as doubles and counts in 64 bits, reads this one exactly."""
     return abs(value) < MAX_COUNTED and (
         is_read_exactly(value) if isinstance(value, float) else int(float(value)) == value
     )
 
 
 def is_read_exactly(value: float) -> bool:
-    """Tell whether llguidance reads this double from its text: it multiplies all digits by a power of ten.
+    """Return whether llguidance reads this double from its text: it multiplies all digits by a power of ten.
 
     Where a double does not hold both, it reads one next to it: 102.79329386273996 for 102.79329386273997.
     """
@@ -258,14 +256,14 @@ def count_remainders(step: Fraction) -> int:
 
 
 def is_open(node: Node) -> bool:
-    """Tell whether a node lists some names and allows others."""
+    """Return whether a node lists some names and allows others."""
     if node.get("additionalProperties") is False and "patternProperties" not in node.keywords:
         return False
     return any(node.get(keyword) for keyword in ("properties", "patternProperties", "required"))
 
 
 def has_long_escape(value: Any) -> bool:
-    """Tell whether a string in a value needs such an escape; names of properties are written as they are."""
+    """Return whether a string in a value needs a long escape; names of properties are not escaped."""
     if isinstance(value, str):
         return not LONG_ESCAPED.isdisjoint(value)
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -273,7 +271,7 @@ def has_long_escape(value: Any) -> bool:
 
 
 def is_long_escaped(pattern: str) -> bool:
-    """Tell whether a part of a pattern matches nothing but such characters."""
+    """Return whether a part of a pattern matches only characters with long escapes."""
     try:
         return any(
             members and LONG_ESCAPED.issuperset(map(chr, members)) for _, members in list_sets(pattern)

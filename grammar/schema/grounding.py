@@ -30,9 +30,9 @@ Nodes = frozenset[Node]
 
 MAX_NUM_PLACES = 5_000
 _CONDITION = "it would apply only under a condition; it can stand below properties, items, allOf and $ref"
-# What else may be said about a grounded string: anything more could leave no quotation that fits.
+# Keywords allowed on a grounded string; with any others, no quotation might be valid.
 _BESIDE = frozenset([GROUNDED, "type", "minLength", "maxLength", "$ref", "allOf", "anyOf", "oneOf"])
-# The name of no property, for what applies to those that are not listed.
+# Placeholder for the properties that are not listed.
 UNLISTED = "\udfff"
 
 
@@ -191,12 +191,12 @@ def expand(starts: Iterable[Schema], kind: Kind) -> Nodes:
 def list_fitting(node: Node, keyword: str, kind: Kind) -> list[Node]:
     """Return the branches that may take a value of a kind."""
     branches: list[Schema] = [branch for branch in node.get(keyword, ()) if takes(branch, kind, frozenset())]
-    # A branch that is `true` takes everything and says nothing.
+    # A branch that is `true` accepts everything and requires nothing.
     return [branch if isinstance(branch, Node) else Node("", {}) for branch in branches]
 
 
 def takes(schema: Schema, kind: Kind, seen: Nodes) -> bool:
-    """Tell whether a schema may take a value of a kind."""
+    """Return whether a schema may accept a value of a kind."""
     if not isinstance(schema, Node):
         return schema
     if schema in seen:

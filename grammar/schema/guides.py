@@ -1,7 +1,7 @@
-"""Guides: what follows from a keyword that is left to residual checks, said in keywords that an engine enforces.
+"""Guides: consequences of a keyword that is left to residual checks, expressed in keywords that an engine enforces.
 
 A guide holds for every valid instance, so adding it to a weakened schema excludes none. It makes dead ends rarer:
-places where the check allows no continuation. It may say less than the keyword, because the check itself stays.
+places where the check allows no continuation. It may be weaker than the keyword, because the check remains.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from .node import Node, Schema, list_properties
 from .rules import allowed_types, types_of
 
 MAX_NUM_GUIDES = 4
-# Which numbers a bound leaves to the others.
+# Bound -> the bound that holds for exactly the numbers that violate it.
 _OPPOSITES = {
     "minimum": "exclusiveMaximum",
     "maximum": "exclusiveMinimum",
@@ -60,7 +60,7 @@ def find_guides(node: Node, keyword: str) -> list[Node]:
 
 
 def guide_dependency(node: Node, name: str, demand: Any) -> Guide:
-    """Either the property is absent or those it demands are present, or its schema is satisfied."""
+    """Either the property is absent, or the properties that it requires are present or its schema is satisfied."""
     absent = make(properties={name: False})
     if isinstance(demand, list):
         is_known = is_listed(node, {name, *demand})
@@ -71,7 +71,7 @@ def guide_dependency(node: Node, name: str, demand: Any) -> Guide:
 
 
 def guide_types(node: Node, excluded: Schema) -> Guide:
-    """`not` of a schema that all values of some types satisfy: the value is of another type."""
+    """Handle `not` with a schema that all values of some types satisfy: the value must have another type."""
     own, taken = list_types(node), {kind for each in list_branches(excluded) for kind in list_satisfied(each)}
     # Every integer is a number.
     left = [kind for kind in own if kind not in taken and not (kind == "integer" and "number" in taken)]
@@ -79,7 +79,7 @@ def guide_types(node: Node, excluded: Schema) -> Guide:
 
 
 def list_branches(excluded: Schema) -> list[Node]:
-    """Return the schemas none of which a value may satisfy, of the one in a `not`."""
+    """Return the schemas in a `not` of which a value must satisfy none."""
     branches: list[Schema] = [excluded]
     if isinstance(excluded, Node) and excluded.keywords.keys() == {"anyOf"}:
         branches = excluded.keywords["anyOf"]
@@ -87,7 +87,7 @@ def list_branches(excluded: Schema) -> list[Node]:
 
 
 def list_satisfied(node: Node) -> set[str]:
-    """Return the types all of whose values satisfy a schema."""
+    """Return the types whose values all satisfy a schema."""
     keywords, types = node.keywords.keys() - {"type"}, set(list_types(node))
     if keywords == {"anyOf"}:
         branches = list_branches(make(anyOf=node.keywords["anyOf"]))
@@ -98,7 +98,7 @@ def list_satisfied(node: Node) -> set[str]:
 
 
 def guide_condition(node: Node, condition: Schema, then: Schema, other: Schema) -> Guide:
-    """`if` about the presence of one property, or about its value where the schema lists the values."""
+    """Handle `if` on the presence of one property, or on its value if the schema lists the values."""
     if not isinstance(condition, Node):
         return None
     names = only_required(condition)
@@ -110,7 +110,7 @@ def guide_condition(node: Node, condition: Schema, then: Schema, other: Schema) 
 
 
 def guide_value(node: Node, condition: Node, then: Schema, other: Schema) -> Guide:
-    """`if` about one property's value, which has to be one of a list, or about a bound of a number."""
+    """Handle `if` on one property's value: a list of values, or bounds of a number."""
     properties = list_properties(condition)
     names = set(properties)
     if condition.keywords.keys() - {"required"} != {"properties"} or len(names) != 1:
@@ -118,7 +118,7 @@ def guide_value(node: Node, condition: Node, then: Schema, other: Schema) -> Gui
     if not is_listed(node, names) or not names >= set(condition.get("required", [])):
         return None
     (name,) = names
-    # A name that is not listed is that of no property here.
+    # Here an unlisted name stands for no property.
     listed = list_properties(node).get(name, False)
     parts = [make()] if listed is False else split_values(properties[name], listed)
     branches = [
@@ -133,7 +133,7 @@ def guide_value(node: Node, condition: Node, then: Schema, other: Schema) -> Gui
 def split_values(condition: Schema, listed: Schema) -> list[Node]:
     """Return schemas of the values of a property that satisfy a condition and, if any, of those that do not.
 
-    [] where that cannot be said.
+    Returns [] if these keywords cannot express it.
     """
     if not isinstance(condition, Node) or not isinstance(listed, Node):
         return []
@@ -173,7 +173,7 @@ def split_bounds(bounds: dict[str, Any], types: set[str] | None, listed: Schema)
 
 
 def may_be_fraction(schema: Schema) -> bool:
-    """Tell whether a number that is not whole may satisfy a schema, as far as its types tell."""
+    """Return whether a number with a fraction may satisfy a schema, judging by its types."""
     if not isinstance(schema, Node):
         return schema
     if "type" in schema.keywords:
@@ -185,20 +185,20 @@ def may_be_fraction(schema: Schema) -> bool:
 def split_types(types: set[str]) -> list[Node]:
     """Return schemas of the values of some types and of all others."""
     if "integer" in types:
-        # No type is that of the numbers that are not whole.
+        # No JSON Schema type covers exactly the numbers with a fraction.
         return []
     rest = [name for name in TYPES if name not in types]
     return [make(type=sorted(types)), make(type=rest)] if rest else []
 
 
 def only_required(schema: Schema) -> set[str] | None:
-    """Return the names that a schema requires, None when it says anything else."""
+    """Return the names that a schema requires; None if it has other keywords."""
     if not isinstance(schema, Node) or schema.keywords.keys() != {"required"}:
         return None
     return set(schema.keywords["required"])
 
 
 def is_listed(node: Node, names: set[str]) -> bool:
-    """Tell whether a node lists these properties or allows no others, so that naming them changes no order."""
+    """Return whether a node lists these properties or allows no others, so that naming them changes no order."""
     is_closed = node.get("additionalProperties") is False and not node.get("patternProperties")
     return is_closed or names <= list_properties(node).keys()

@@ -110,5 +110,5 @@ def iterate_subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int
 
 
 def is_schema(value: Any) -> bool:
-    """Tell whether a JSON value can be a schema."""
+    """Return whether a JSON value can be a schema."""
     return isinstance(value, dict | bool)

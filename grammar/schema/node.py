@@ -37,7 +37,7 @@ class Node:
         return self.origin.get(keyword, keyword)
 
     def drop(self, keyword: str, why: str = NO_EFFECT) -> None:
-        """Remove a keyword that asserts nothing and say so in the plan. Only while the schema is read."""
+        """Remove a keyword that asserts nothing and note it in the plan. Only while the schema is read."""
         del self.keywords[keyword]
         self.notes.append(PlanEntry(self.pointer, self.written_name(keyword), why))
 
@@ -92,7 +92,7 @@ def iterate_nodes(starts: Iterable[Schema]) -> Iterator[Node]:
 
 
 def is_trivial(schema: Any) -> bool:
-    """Tell whether a schema is `true` or `{}`."""
+    """Return whether a schema is `true` or `{}`."""
     return schema is True or (isinstance(schema, Node) and not schema.keywords)
 
 
@@ -103,7 +103,7 @@ def list_properties(node: Node) -> dict[str, Schema]:
 
 
 def find_member(keywords: dict[str, Any], name: str) -> Schema | None:
-    """Return the schema that some keywords surely apply to a property, None when that depends or there is none."""
+    """Return the schema that some keywords certainly apply to a property; None if that depends or there is none."""
     properties = keywords.get("properties", {})
     if name in properties:
         found: Schema = properties[name]
@@ -112,7 +112,7 @@ def find_member(keywords: dict[str, Any], name: str) -> Schema | None:
 
 
 def find_element(keywords: dict[str, Any], index: int) -> Schema | None:
-    """Return the schema that some keywords surely apply to an element, None when there is none."""
+    """Return the schema that some keywords certainly apply to an element; None if there is none."""
     places = keywords.get("prefixItems", ())
     found: Schema | None = places[index] if index < len(places) else keywords.get("items")
     return found

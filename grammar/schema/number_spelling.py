@@ -31,7 +31,7 @@ def spell_numbers(schema: dict[str, Any]) -> None:
 
 
 def has_whole_number(value: Any) -> bool:
-    """Tell whether a number with two spellings is in a value."""
+    """Return whether a number with two spellings is in a value."""
     if isinstance(value, dict):
         return any(map(has_whole_number, value.values()))
     if isinstance(value, list):

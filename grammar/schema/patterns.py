@@ -58,10 +58,10 @@ def spell_spaces(pattern: str) -> str:
 
 
 def is_exact(sets: list[tuple[int, frozenset[int]]]) -> bool:
-    """Tell whether no union of the pattern's sets, as alternatives make them, is read too loosely."""
+    """Return whether no union of the pattern's sets, as alternatives make them, is read too loosely."""
     return not frozenset().union(*(members for _, members in sets if is_loose(members))) >= CONTROLS
 
 
 def is_loose(members: frozenset[int]) -> bool:
-    """Tell whether a set lacks the quote or the backslash."""
+    """Return whether a set lacks the quote or the backslash."""
     return not members >= {ord('"'), ord("\\")}

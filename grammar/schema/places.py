@@ -18,7 +18,7 @@ from .node import (
     list_properties,
 )
 
-# Assertions that may tell any two strings apart.
+# Assertions whose result may differ between any two strings.
 _ANY_STRING = frozenset(["pattern", "format", "minLength", "maxLength", "uniqueItems"])
 _VALUES = frozenset(["const", "enum"])
 _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
@@ -118,7 +118,7 @@ class PlaceMap:
         Args:
             extra: what is checked there beside the schemas.
         """
-        # A value that is compared with others is compared with all that it holds.
+        # A value that is compared with others is compared including everything it contains.
         strings = None if around.is_compared else around.strings
         key = expand(starts), strings, extra
         if key not in self._places:
@@ -154,18 +154,18 @@ class PlaceMap:
         return [expand(find_element(node.keywords, index) for node in nodes) for index in indices]
 
     def _is_left(self, node: Node, keyword: str) -> bool:
-        """Tell whether a keyword of a node is left to the checks."""
+        """Return whether a keyword of a node is left to the checks."""
         return keyword in self._dropped.get(node, ()) and node.get(keyword, False) is not False
 
     def _list_sure(self, node: Node) -> list[Schema]:
-        """Return the schemas that surely apply to some member or element."""
+        """Return the schemas that certainly apply to some member or element."""
         self.num_places = max(self.num_places, len(node.get("prefixItems", ())))
         others = [] if "patternProperties" in node.keywords else [node.get("additionalProperties", True)]
         places, items = node.get("prefixItems", ()), node.get("items", True)
         return [*list_properties(node).values(), *others, *places, items]
 
     def _list_conditional(self, node: Node) -> Iterator[Schema]:
-        """Yield what applies under a condition, or to a part that the value itself decides."""
+        """Yield the schemas that apply conditionally, or to a part that the value itself determines."""
         sure = {id(child) for child in self._list_sure(node)}
         for path, child in iterate_children(node):
             if path[0] != "allOf" and id(child) not in sure:
@@ -175,7 +175,7 @@ class PlaceMap:
         """Return the strings on which the check of a node may depend: the engine has settled what it enforces."""
         dropped = self._dropped.get(node, ())
         if any(keyword in dropped for keyword in _UNEVALUATED):
-            # Which branches hold decides what is evaluated.
+            # The valid branches determine what counts as evaluated.
             return join(*(list_strings(node, keyword) for keyword in node.keywords))
         own = [list_strings(node, keyword) for keyword in dropped if keyword != "uniqueItems"]
         below = Node("", {"allOf": [child for child in self._list_conditional(node) if self._reach(child)]})
@@ -225,7 +225,7 @@ def list_strings(node: Node, keyword: str) -> Strings:
             return None
         return frozenset(spell(each) for each in values if isinstance(each, str))
     if keyword == "propertyNames":
-        # Names are strings of a place of their own.
+        # Property names have a place of their own.
         return NO_STRINGS
     starts = [child for path, child in iterate_children(node) if path[0] == keyword]
     below = iterate_nodes([value] if keyword == "$ref" else starts)

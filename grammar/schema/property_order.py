@@ -1,4 +1,4 @@
-"""Which schemas fix the order of properties, and what the keywords of a node say about parts of a value."""
+"""Finds schemas that fix the order of properties, and reads keywords about parts of a value."""
 
 from collections import defaultdict
 from typing import Any
@@ -39,7 +39,7 @@ def find_ordered(root: Node, read: Read) -> set[Node]:
 
 
 def fixes_order(node: Node) -> bool:
-    """Tell whether a node itself is about objects of several properties."""
+    """Return whether a node itself concerns objects of several properties."""
     names = {**node.get("properties", {}), **dict.fromkeys(node.get("required", ()))}
     is_open = node.get("additionalProperties", True) is not False or "patternProperties" in node.keywords
     if len(names) + is_open > 1 and names:
@@ -48,7 +48,7 @@ def fixes_order(node: Node) -> bool:
 
 
 def is_ordered(value: Any) -> bool:
-    """Tell whether a value that is listed as a whole holds an object of several properties."""
+    """Return whether a listed value contains an object of several properties."""
     if isinstance(value, list):
         return any(map(is_ordered, value))
     return isinstance(value, dict) and (len(value) > 1 or any(map(is_ordered, value.values())))
@@ -61,7 +61,7 @@ def read_types(node: Node) -> set[str]:
 
 
 def join_scalars(parts: list[Json], types: list[str]) -> Node:
-    """Return what some nodes say about values of these types."""
+    """Return the constraints of some nodes on values of these types."""
     skipped = APPLIED | CONTAINER_KEYWORDS
     kept = [{keyword: value for keyword, value in part.items() if keyword not in skipped} for part in parts]
     return Node("", {"type": types, "allOf": [Node("", part) for part in kept if part]})

@@ -1,4 +1,4 @@
-"""Read a JSON Schema into nodes: references resolved, older forms rewritten, what cannot fail left out."""
+"""Reads a JSON Schema into nodes: resolves references, rewrites older forms, drops keywords that cannot fail."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from .node import Node, Schema, is_trivial, iterate_nodes, list_applied, list_re
 from .rules import GROUNDED, apply_rules
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-# Dynamic anchor -> pointer of the outermost schema of that name on the way to a node.
+# Dynamic anchor -> pointer of the outermost schema with that anchor among the schemas entered so far.
 Scope = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """How one schema is to be read: the draft named here or around, and what dynamic references mean."""
+    """Context in which a schema is read: its draft, and the targets of its dynamic references."""
 
     named: Dialect | None
     scope: Scope
@@ -54,9 +54,9 @@ class _Reader:
         self._dialect = detect_dialect(document)
         has_names = SIGNS.search(text) is not None
         self._identifiers = Identifiers(document if has_names else {}, self._dialect)
-        # One node for each place, and where dynamic references differ for each way to it.
+        # One node per pointer; where targets of dynamic references differ, one per pointer and context.
         self._nodes: dict[tuple[str, Scope], Schema] = {}
-        # Of the nodes whose keywords are still as they were written.
+        # Nodes whose keywords have not been read yet.
         self._contexts: dict[Node, Context] = {}
         self._references: list[tuple[Node, Context, str, str]] = []
 
@@ -65,7 +65,7 @@ class _Reader:
         root = self._make(self._document, "", Context(named, self._extend((), "")))
         assert isinstance(root, Node), "booleans are not read here"
         self._expand([root])
-        # The list grows while it is read: targets have references of their own.
+        # The list grows during the loop, because targets contain further references.
         for node, context, keyword, ref in self._references:
             target = self._find_target(node, context, keyword, ref)
             if isinstance(target, Node) and node.keywords["$ref"] is None:
@@ -80,7 +80,7 @@ class _Reader:
         return root
 
     def _make(self, raw: Any, pointer: str, context: Context) -> Schema:
-        """Return the node of a place; its keywords are read later."""
+        """Return the node of a pointer; its keywords are read later."""
         if isinstance(raw, bool):
             return raw
         key = pointer, context.scope
@@ -107,7 +107,7 @@ class _Reader:
         for keyword, value in raw.items():
             if keyword in REFERENCES and isinstance(value, str):
                 self._references.append((node, context, keyword, value))
-                # Its place among the keywords, and for the rules that there is a reference.
+                # Keep `$ref` at its position among the keywords, and present for the rewriting rules.
                 node.keywords["$ref"] = None
                 node.origin.setdefault("$ref", keyword)
             elif keyword in ASSERTIONS and not is_annotation(keyword, value, context.named):
@@ -139,7 +139,7 @@ class _Reader:
         return value
 
     def _extend(self, scope: Scope, pointer: str) -> Scope:
-        """Return what dynamic references mean after the resource at a place was entered."""
+        """Return the dynamic anchors after entering the resource at a pointer."""
         own = self._identifiers.dynamic.get(self._identifiers.find_resource(pointer), {})
         known = {name for name, _ in scope}
         return (*scope, *(pair for pair in own.items() if pair[0] not in known))
@@ -164,20 +164,20 @@ class _Reader:
         return self._make(raw, target, Context(context.named, key[1]))
 
     def _find_dynamic(self, target: str, context: Context, keyword: str, ref: str) -> str:
-        """Return what a dynamic reference means on the way to its schema."""
+        """Return the target of a dynamic reference."""
         name = "" if keyword == "$recursiveRef" else ref.partition("#")[2]
         own = self._identifiers.dynamic.get(self._identifiers.find_resource(target), {})
         return dict(context.scope).get(name, target) if own.get(name) == target else target
 
 
 def is_annotation(keyword: str, value: Any, named: Dialect | None) -> bool:
-    """Tell whether a keyword is a format that asserts nothing in the draft that is named."""
+    """Return whether a keyword is a format that the draft treats as an annotation."""
     is_rare = keyword == "format" and value in CHECKED_FORMATS
     return is_rare and named is not None and named.annotates_formats
 
 
 def check_target(schema: dict[str, Any] | bool, pointer: str, dialect: Dialect) -> None:
-    """Raise InvalidGrammar for what is malformed where the meta-schema does not look."""
+    """Raise InvalidGrammar for a malformed target that the meta-schema does not cover."""
     try:
         check_well_formed(schema if is_dialect_named(schema) else with_dialect(schema, dialect))
     except InvalidGrammar as error:
@@ -185,7 +185,7 @@ def check_target(schema: dict[str, Any] | bool, pointer: str, dialect: Dialect) 
 
 
 def find_raw(document: Any, parts: list[str]) -> tuple[Any, bool]:
-    """Return (what a JSON pointer leads to, None for nothing; whether the document says that a schema is there)."""
+    """Return (value at a JSON pointer or None, whether the document declares a schema there)."""
     is_in_place, holder = True, ""
     for part in parts:
         if isinstance(document, list) and part.isdecimal() and int(part) < len(document):
@@ -204,10 +204,9 @@ def find_raw(document: Any, parts: list[str]) -> tuple[Any, bool]:
 
 
 def check_loops(root: Schema) -> None:
-    """Raise UnsupportedGrammar for schemas that lead only to each other: a validator takes every value for valid.
+    """Raise UnsupportedGrammar for schemas that only refer to each other, for which a validator accepts every value.
 
-    References and applicators of the same value are followed; where a schema on the way asserts something else,
-    the way ends there.
+    Follows references and applicators of the same value, up to a schema that asserts something else.
     """
     passing = {
         node: [
@@ -221,7 +220,7 @@ def check_loops(root: Schema) -> None:
     for node, nexts in passing.items():
         for after in nexts:
             senders[after].append(node)
-    # A way ends where something is asserted, or nothing at all.
+    # A path ends at a schema that asserts something, or that has no successor.
     ended = [each for each in senders if each not in passing]
     ended += [node for node, nexts in passing.items() if not nexts]
     while ended:
@@ -229,7 +228,7 @@ def check_loops(root: Schema) -> None:
         if isinstance(last, Node):
             passing.pop(last, None)
         ended += [node for node in senders.pop(last, ()) if node in passing]
-    # Each leads on to another that remains, so any way ends in a loop, and a loop has a reference.
+    # Every remaining schema leads to another remaining one, so they form a loop, and a loop contains a reference.
     found: Node | None = next(iter(passing), None)
     on_way: set[Node] = set()
     while found is not None and not (found in on_way and "$ref" in found.keywords):
@@ -237,5 +236,5 @@ def check_loops(root: Schema) -> None:
         found = next(after for after in passing[found] if isinstance(after, Node))
     if found is not None:
         raise UnsupportedGrammar(
-            found.pointer, "$ref", "it leads back to itself, and asserts nothing on the way"
+            found.pointer, "$ref", "it refers back to itself without asserting anything"
         )

@@ -1,4 +1,4 @@
-"""Turn an engine's complaint about a whole schema into a node, a keyword and a reason."""
+"""Maps an engine's error about a whole schema to a node, a keyword and a reason."""
 
 import json
 import re
@@ -9,14 +9,14 @@ from .emit import Emitter, Json
 from .keywords import ASSERTIONS
 from .node import Node, Schema, iterate_nodes
 
-# How llguidance begins when nothing satisfies a schema.
+# Prefix of llguidance's message if nothing satisfies a schema.
 SIGN = "Unsatisfiable schema"
 MAX_NUM_PROBES = 200
-# Characters of all schemas that are probed for one complaint, about a tenth of a second.
+# Characters of all schemas compiled to locate one error, about a tenth of a second.
 MAX_NUM_PROBED = 1024 * 1024
 
 _NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-# What a message contains -> the keywords it may be about, and a better wording where there is one.
+# Part of a message -> the keywords it may concern, and a clearer message if there is one.
 _SIGNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "oneOf constraints",
@@ -35,7 +35,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("multipleOf", ("multipleOf",), ""),
     ("intersection", ("allOf", "$ref", "anyOf", "oneOf"), ""),
 )
-# What contradicts itself or something beside it, where the message does not name it.
+# Keywords that may contradict themselves or a neighbour, if the message names none.
 _CONTRADICTING = (
     *("allOf", "$ref", "anyOf", "oneOf", "enum", "const", "pattern", "format", "required", "minProperties"),
     *(*_NUMERIC, "prefixItems", "items"),
@@ -43,7 +43,7 @@ _CONTRADICTING = (
 
 
 class Refusal(NamedTuple):
-    """What an engine refused: the node, if it is known, and the keyword in it."""
+    """What an engine refused: the node, if known, and its keyword."""
 
     node: Node | None
     keyword: str
@@ -54,7 +54,7 @@ class Refusal(NamedTuple):
 def locate(
     root: Schema, make_emitter: Callable[[], Emitter], probe: Callable[[Json], str], message: str
 ) -> Refusal:
-    """Return what a complaint about a whole document is about.
+    """Return the node and keyword that an error about a whole document concerns.
 
     It is the innermost node that alone draws the same complaint. Without one, unless the message is that nothing
     satisfies the schema, it is the first with such a keyword: a complaint can depend on where a schema is used.
@@ -70,7 +70,7 @@ def locate(
     else:
         quoted = tuple(re.findall(r"[\"'`](\$?\w+)[\"'`]", message))
         attempts = [*((keywords, text) for sign, keywords, text in _SIGNS if sign in message), (quoted, "")]
-    # Nodes are reached before what is below them.
+    # A node comes before the nodes below it.
     nodes = list(iterate_nodes([root]))[::-1]
     for keywords, wording in attempts:
         first, num_probes, num_left = None, MAX_NUM_PROBES, MAX_NUM_PROBED
@@ -92,17 +92,17 @@ def locate(
 
 
 def summarise(message: str) -> str:
-    """Return the line of an engine's message that says why."""
+    """Return the line of an engine's message that gives the reason."""
     lines = message.strip().split("\n")
     line = lines[-1].removeprefix("error:") if "parse error" in message else lines[0]
     return line.removeprefix(f"{SIGN}:").strip()[:300]
 
 
 def name_place(node: Node | None) -> str:
-    """Return the pointer of a node as it stands in messages."""
+    """Return the pointer of a node for messages."""
     return (node.pointer if node is not None else "") or "#"
 
 
 def as_object(schema: Any) -> Json:
-    """Return a document as an object: an engine takes options beside keywords."""
+    """Return a document as an object, because an engine expects options beside keywords."""
     return {"enum": []} if schema is False else {} if schema is True else schema

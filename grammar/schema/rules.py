@@ -122,12 +122,12 @@ def drop_idle(node: Node) -> None:
 
 
 def demands_nothing(node: Node, dependencies: Any) -> bool:
-    """Tell whether no dependency demands anything."""
+    """Return whether no dependency demands anything."""
     return all(is_trivial(demand) or demand == [] for demand in dependencies.values())
 
 
 def is_evaluation_seen(node: Node) -> bool:
-    """Tell whether it matters which parts a keyword looked at, even where it cannot fail."""
+    """Return whether it matters which parts a keyword looked at, even where it cannot fail."""
     return not {"unevaluatedItems", "unevaluatedProperties"}.isdisjoint(node.keywords)
 
 

@@ -15,17 +15,17 @@ from .node import Node, Schema
 _COMPANIONS: dict[str, tuple[str, ...]] = {
     "if": ("then", "else"),
     "contains": ("minContains", "maxContains"),
-    # What no pattern matches any more would be additional.
+    # Properties that no pattern matches any more would count as additional.
     "patternProperties": ("additionalProperties",),
 }
-# What llguidance may refuse and a validator can check.
+# Keywords that llguidance may refuse and a validator can check.
 _DROPPABLE = frozenset(
     [
         *("minProperties", "maxProperties", "patternProperties", "pattern", "format", "multipleOf"),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     ]
 )
-# What one document may say more than the schema.
+# Largest number of guides in one document.
 MAX_NUM_GUIDES = 256
 
 
@@ -34,7 +34,7 @@ class Weakening:
 
     Attributes:
         dropped: user's node -> its keywords that residual checks enforce.
-        is_guided: what is left out leaves a guide behind, where there is one.
+        is_guided: guides replace the keywords that are left out, where possible.
     """
 
     def __init__(self, gaps: list[Gap], around: Surroundings) -> None:
@@ -43,14 +43,14 @@ class Weakening:
         self._nodes = frozenset(around.nodes)
         self._read: dict[Node, dict[str, Any]] = {}
         self._around = around
-        # A `minProperties` that repeated names could make up still guides; it is only not enough.
+        # A `minProperties` that repeated names could satisfy still guides; it is only too weak.
         self._counted = {gap.node for gap in gaps if gap.keyword == "minProperties"}
         self._num_guides_left = 0
         for gap in gaps:
             self.drop(gap.node, gap.keyword)
 
     def start(self) -> None:
-        """Begin to write a document, with a number of guides of its own."""
+        """Begin a document with a new allowance of guides."""
         self._num_guides_left = MAX_NUM_GUIDES if self.is_guided else 0
         self._read.clear()
 
@@ -61,15 +61,15 @@ class Weakening:
         dropped.extend(name for name in names if name in node.keywords and name not in dropped)
 
     def drop_refused(self, node: Node, keyword: str, reason: str) -> bool:
-        """Leave a keyword that the engine refused to the checks; False when they cannot take its place."""
-        # A schema that refers to itself cannot be met with another; the others still guide.
+        """Leave a keyword that the engine refused to the checks; False if no check can enforce it."""
+        # A schema that refers to itself cannot be combined with another; the others still guide.
         is_circular = keyword == "$ref" and "ircular" in reason
         return (keyword in _DROPPABLE or keyword == "oneOf" or is_circular) and self.drop_unsaid(
             node, keyword
         )
 
     def drop_unsaid(self, node: Node, keyword: str) -> bool:
-        """Leave a keyword that cannot be said to the checks; False when nothing changes by that."""
+        """Leave a keyword that cannot be expressed to the checks; False if that changes nothing."""
         if keyword == "minProperties" and node in self._counted:
             self._counted.discard(node)
             return True
@@ -79,7 +79,7 @@ class Weakening:
         return True
 
     def is_guide(self, node: Node) -> bool:
-        """Tell whether a node is none of the user's, so that what it says may be left out."""
+        """Return whether a node was added as a guide, which may be left out."""
         return node not in self._nodes
 
     def read(self, node: Node) -> dict[str, Any]:
@@ -114,5 +114,5 @@ class Weakening:
         return found
 
     def _list_gaps(self, node: Node) -> list[str]:
-        """Return what is left out of a guide, which may itself say more than an engine takes."""
+        """Return the keywords to leave out of a guide, which may itself exceed what an engine enforces."""
         return [gap.keyword for gap in find_gaps(node, self._around)]

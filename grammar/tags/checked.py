@@ -1,7 +1,7 @@
 """Structural tags with values that llguidance enforces only in part: residual checks beside the one grammar.
 
-The grammar has the weakened schema of such a value. A marker, a token that no text has, may stand in the value's place:
-so llguidance tells where one begins. From there on a ResidualMatcher follows the value to its end.
+The grammar has the weakened schema of such a value. A marker token, which no text contains, may replace the value,
+so that llguidance reports where one begins. From there on a ResidualMatcher follows the value to its end.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ class Opening(NamedTuple):
     """A token in which a value begins and part of it is completed.
 
     Attributes:
-        head: what stands before the value.
-        value: what the token has of it.
+        head: the text before the value.
+        value: the beginning of the value in the token.
     """
 
     token_id: int
@@ -71,7 +71,7 @@ class CheckedVocabulary(TokenTables):
 
     @cached_property
     def closing(self) -> ClosingTokens:
-        """What residual checks need."""
+        """The tables for residual checks."""
         return ClosingTokens(self.extended)
 
     @cached_property
@@ -130,9 +130,9 @@ class CheckedMatcher(Matcher):
         self.filler = FILLER
         self.program = program
         self.inner: LLGuidanceMatcher = program.inner.new_matcher()
-        # What checks the value that is being written.
+        # The matcher of the value that is being written.
         self._checker: ResidualMatcher | None = None
-        # The same before each accepted text token.
+        # Its state before each accepted text token.
         self._history: list[ResidualMatcher | None] = []
 
     @property
@@ -170,7 +170,7 @@ class CheckedMatcher(Matcher):
         ids = [*tables.spell(head), tables.marker]
         if self.inner.count_valid(ids) < len(ids):
             return None
-        # An object and an array may begin at the same place, but not two values of one type.
+        # An object and an array may begin at the same place, but two values of one type may not.
         for number, spelled in self.program.numbers.items():
             whole = [*ids, *spelled]
             if opener in self.program.openers[number] and self.inner.count_valid(whole) == len(whole):
@@ -178,7 +178,7 @@ class CheckedMatcher(Matcher):
         return None
 
     def clear_violations(self, words: np.ndarray) -> None:
-        """Clear the tokens of a row of the extended vocabulary that would complete what breaks a check."""
+        """Clear the tokens of a row of the extended vocabulary that would complete a value that fails a check."""
         if self._checker is not None:
             self._checker.clear_violations(words)
         for (head, opener), openings in self.program.tables.openings.items():
@@ -195,7 +195,7 @@ class CheckedMatcher(Matcher):
             (self.inner if self._checker is None else self._checker).rollback(1)
 
     def is_completed(self) -> bool:
-        """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
+        """Return whether the text so far is a complete sentence, so that EOS is allowed."""
         return self.inner.is_completed()
 
     def _find_forced(self) -> bytes:

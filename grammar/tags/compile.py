@@ -82,7 +82,7 @@ class TagCompiler:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """In the place of the llguidance backend: writes grammars and builds none."""
+    """Replaces the llguidance backend: writes grammars without building them."""
 
     name: str
     vocabulary: Vocabulary
@@ -94,7 +94,7 @@ class Writer:
 
 
 class TagText:
-    """One structural tag on its way to llguidance.
+    """A structural tag while it is compiled for llguidance.
 
     Attributes:
         schemas: the pointers of the different JSON Schemas in it.
@@ -105,14 +105,14 @@ class TagText:
         self._format: Json = spec.document["format"]
         self._is_legacy: bool = spec.document["is_legacy"]
         self._parts = dict(list_leaves(self._format, "/format"))
-        # A value that stands in several places is compiled in the first of them.
+        # A value that occurs several times is compiled at its first occurrence.
         firsts: dict[str, str] = {}
         self._first = {
             pointer: firsts.setdefault(json.dumps(part), pointer) for pointer, part in self._parts.items()
         }
         graph = TagGraph(self._format, vocabulary)
         self._graph = graph
-        # Node of a value -> where it is compiled.
+        # Node of a value -> pointer of the value that is compiled for it.
         self._values = {
             i: self._first[node.pointer] for i, node in enumerate(graph.nodes) if isinstance(node, Leaf)
         }
@@ -170,10 +170,10 @@ class TagText:
         """Return the whole grammar in llguidance's format.
 
         Args:
-            marker: a token that stands in the place of each value with checks, so that one can ask where it begins.
+            marker: a token that replaces each value with checks, so that the matcher can find where it begins.
 
         Raises:
-            UnsupportedGrammar: where something begins or ends cannot be told.
+            UnsupportedGrammar: the text does not determine where a part begins or ends.
         """
         values: dict[str, Value] = {}
         parts: list[str] = []
@@ -195,7 +195,7 @@ class TagText:
         return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": lark}), *parts])}]}}'
 
     def _describe(self, index: int, part: Json, is_checked: bool, marker: int | None) -> Value:
-        """Return how a JSON Schema is called."""
+        """Return the `Value` of a JSON Schema."""
         types = find_types(part["json_schema"])
         first = "".join(_FIRST.get(each, _NUMBER_FIRST) for each in sorted(types))
         more = _NUMBER_MORE if types & {"number", "integer"} else ""
@@ -214,7 +214,7 @@ class TagText:
 
 
 def find_types(schema: Any) -> set[str]:
-    """Return the types of which a value may be, as far as the schema itself tells."""
+    """Return the types that a value may have, as far as the schema itself determines them."""
     if not isinstance(schema, dict):
         return set(TYPES)
     if "type" in schema:
@@ -241,7 +241,7 @@ def find_text(program: Program) -> str:
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:
-    """Put a place before the pointers of errors."""
+    """Prefix the pointers of errors with a place."""
     try:
         yield
     except UnsupportedGrammar as error:

@@ -1,4 +1,4 @@
-"""A structural tag as a graph: nodes that read a text, a token or a whole value, and where each leads."""
+"""A structural tag as a graph: each node reads a text, a token or a value, and names its successors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ MAX_PATTERN_CHARS = 16_384
 ACCEPT = 0
 
 Json = dict[str, Any]
-# The literals at which free text inside a tag ends, each with the node after it.
+# Literals at which free text inside a tag ends, each with the node that follows.
 Exits = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """The end of the text."""
+    """Ends the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Fixed text, at least one character."""
+    """Reads a fixed text of at least one character."""
 
     text: str
     next: int
@@ -31,7 +31,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A text that a regular expression matches."""
+    """Reads a text that matches a regular expression."""
 
     pattern: str
     pointer: str
@@ -40,7 +40,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class TokenStep:
-    """One token by its id, a special one for example."""
+    """Reads one token by its id, for example a special token."""
 
     token_id: int
     next: int
@@ -48,7 +48,7 @@ class TokenStep:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A value with a grammar of its own: a JSON Schema or GBNF."""
+    """Reads a value with a grammar of its own: a JSON Schema or GBNF."""
 
     pointer: str
     kind: str
@@ -57,19 +57,19 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Any of these nodes."""
+    """Continues at one of several nodes."""
 
     targets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FreeText:
-    """Any characters until a pattern is completed.
+    """Reads any characters until a pattern is complete.
 
     Attributes:
-        patterns: (pattern, where it leads); nowhere when it must not be written.
-        tokens: the nodes of special tokens with whose names patterns begin.
-        next: where the text may end at any moment, None where only a pattern ends it.
+        patterns: (pattern, its successor); None for a forbidden pattern.
+        tokens: nodes of the special tokens whose names are a prefix of a pattern.
+        next: successor at which the text may end at any point; None if only a pattern ends it.
     """
 
     patterns: tuple[tuple[str, int | None], ...]
@@ -81,13 +81,13 @@ Node = Accept | Literal | Pattern | TokenStep | Leaf | Fork | FreeText
 
 
 class TagGraph:
-    """The nodes of one structural tag, ACCEPT first; `start` is where a text begins."""
+    """The nodes of one structural tag; ACCEPT is the first, `start` is the entry."""
 
     def __init__(self, part: Json, vocabulary: Vocabulary) -> None:
         self.nodes: list[Node] = [Accept()]
         self._known: dict[Node, int] = {Accept(): ACCEPT}
         self._vocabulary = vocabulary
-        # Names of special tokens, the longest first.
+        # Names of special tokens, longest first.
         self._names = sorted(vocabulary.special_tokens, key=len, reverse=True)
         self.start = self._build(part, "/format", ACCEPT, ())
 
@@ -103,11 +103,11 @@ class TagGraph:
         return len(self.nodes) - 1
 
     def _literal(self, text: str, target: int) -> int:
-        """Return the node of a text; the name of a special token in it is written out or is that token."""
+        """Return the node of a text. A special token's name in it may be written as text or as that token."""
         found = [(text.find(name), name) for name in self._names if name in text]
         if not found:
             return self._add(Literal(text, target)) if text else target
-        # Of the names that begin first, the longest.
+        # Choose the earliest name in the text; among equal positions, the longest.
         start, name = min(found, key=lambda pair: pair[0])
         rest = self._literal(text[start + len(name) :], target)
         token = self._add(TokenStep(self._vocabulary.special_tokens[name], rest))
@@ -119,7 +119,7 @@ class TagGraph:
         return unique[0] if len(unique) == 1 else self._add(Fork(unique))
 
     def _build(self, part: Json, where: str, target: int, exits: Exits) -> int:
-        """Return the node at which a format begins that is followed by `target`."""
+        """Return the first node of a format that is followed by `target`."""
         match part["type"]:
             case "const_string":
                 return self._literal(part["value"], target)
@@ -167,7 +167,7 @@ class TagGraph:
             token = ids[0]
         if not 0 <= token < vocabulary.size or token in vocabulary.eos_token_ids:
             raise InvalidGrammar(
-                f"{where}: token {token} is no token of a text (0..{vocabulary.size - 1}, no EOS)"
+                f"{where}: token {token} is not a text token (0..{vocabulary.size - 1}, no EOS)"
             )
         return token
 
@@ -177,7 +177,7 @@ class TagGraph:
         return self._add(TokenStep(self._find_token(mark["token"], where), target))
 
     def _tag_content(self, tag: Json, where: str, target: int) -> int:
-        """Return the node after a tag's beginning."""
+        """Return the node after the beginning of a tag."""
         end = self._fork([self._mark(each, f"{where}/end", target) for each in tag["end"]])
         exits: Exits = ()
         if all(isinstance(each, str) and each for each in tag["end"]):
@@ -199,7 +199,7 @@ class TagGraph:
         return target
 
     def _separated(self, part: Json, where: str, target: int) -> int:
-        """tag (separator tag)*, or nothing."""
+        """Return the node of `tag (separator tag)*`, or of the empty text."""
         after = target
         if not part["stop_after_first"]:
             after = self._append(Fork(()))
@@ -234,7 +234,7 @@ class TagGraph:
             rests[found[0]].append(self._literal(begin.removeprefix(found[0]), content))
         if not set(ids) <= {*self._vocabulary.special_tokens.values()}:
             raise UnsupportedGrammar(
-                where, "trigger_tokens", "only special tokens, which no text has, open tags"
+                where, "trigger_tokens", "only special tokens, which no text contains, may open tags"
             )
         text = self._free_text(rests, part.get("excludes", ()), where, target, exits, tokens)
         if after != target:
@@ -263,7 +263,7 @@ class TagGraph:
         exits: Exits,
         tokens: Sequence[int] = (),
     ) -> int:
-        """Return the node of text in which triggers and exits lead on and excluded patterns do not stand."""
+        """Return the node of free text: triggers and exits continue at other nodes, excluded patterns are forbidden."""
         patterns = {trigger: list(nodes) for trigger, nodes in triggers.items()}
         ends: dict[str, list[int]] = {}
         for text, node in exits:
@@ -271,7 +271,7 @@ class TagGraph:
             if trigger is None:
                 ends.setdefault(text, []).append(node)
             else:
-                # An end that a trigger begins stays possible after it.
+                # Keep an end possible after a trigger that is its prefix.
                 patterns[trigger].append(self._literal(text.removeprefix(trigger), node))
         for text, nodes in ends.items():
             patterns.setdefault(text, []).extend(nodes)
@@ -286,7 +286,7 @@ class TagGraph:
         return self._append(text_node)
 
     def _find_tokens(self, led: Mapping[str, int]) -> Iterator[int]:
-        """Yield the nodes of special tokens with whose names patterns begin."""
+        """Yield the nodes of special tokens whose names are a prefix of a pattern."""
         for pattern, node in led.items():
             name = next((each for each in self._names if pattern.startswith(each)), None)
             if name is not None:
@@ -295,7 +295,7 @@ class TagGraph:
 
 
 def check_patterns(patterns: Sequence[str], where: str) -> None:
-    """Refuse patterns that another one would always come before."""
+    """Refuse patterns that contain another pattern, which always completes first."""
     if sum(map(len, patterns)) > MAX_PATTERN_CHARS:
         raise InvalidGrammar(
             f"{where}: its triggers, ends and excludes are longer than {MAX_PATTERN_CHARS} characters"
@@ -304,5 +304,5 @@ def check_patterns(patterns: Sequence[str], where: str) -> None:
         for outer in patterns:
             if inner != outer and inner in outer:
                 raise InvalidGrammar(
-                    f"{where}: {outer!r} can never be written, since {inner!r} in it leads on first"
+                    f"{where}: {outer!r} can never be written, because it contains {inner!r}, which completes first"
                 )

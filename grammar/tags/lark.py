@@ -1,7 +1,7 @@
 """A structural tag as a Lark grammar for llguidance: a lexeme for the text up to each value, and the values' grammars.
 
-What begins where must be clear from the text, since the lexer takes the longest lexeme. Borders are checked: where a
-lexeme could go on with the first character of the value behind it, the structural tag is refused.
+The text must determine where each part begins, because the lexer takes the longest lexeme. A structural tag is refused
+if a lexeme could continue with the first character of the value after it.
 """
 
 import re
@@ -36,10 +36,10 @@ class Value(NamedTuple):
 
 
 class Conflict(Exception):
-    """Where a node begins or ends cannot be told from the text.
+    """The text does not determine where a node begins or ends.
 
     Attributes:
-        keyword: what it cannot be told from; None for the node itself.
+        keyword: the neighbour that it can be confused with; None for the node itself.
     """
 
     def __init__(self, node: int, reason: str, keyword: str | None = None) -> None:
@@ -85,7 +85,7 @@ class TagWriter:
             node = self._pending.pop()
             name = f"t{node}" if self._is_fast(node) else f"s{node}"
             if name not in self._rules:
-                self._rules[name] = ""  # while it is written it may be referred to
+                self._rules[name] = ""  # A rule may refer to itself while it is written.
                 self._rules[name] = self._write_free(node) if self._is_fast(node) else self._write_state(node)
         lines = [f"{name}: {body}" for name, body in (*self._rules.items(), *self._names())]
         return "\n".join(lines)
@@ -97,14 +97,14 @@ class TagWriter:
         return self._terminals.setdefault(text, f"T{len(self._terminals)}")
 
     def _refer(self, node: int) -> str:
-        """Return the rule for what follows at a node, "" where that is the end."""
+        """Return the rule for the text after a node, "" at the end."""
         if node == ACCEPT:
             return ""
         self._pending.append(node)
         return f"t{node}" if self._is_fast(node) else f"s{node}"
 
     def _is_fast(self, index: int) -> bool:
-        """Tell whether a node is free text with a rule of its own: it ends with a pattern, a token or the text."""
+        """Return whether free text has a rule of its own: it ends with a pattern, a token or the end of the text."""
         node = self._graph.nodes[index]
         if not self._has_fast_text or not isinstance(node, FreeText):
             return False
@@ -114,7 +114,7 @@ class TagWriter:
         )
 
     def _list_next(self, index: int) -> list[int]:
-        """Return the nodes other than forks that a node leads to without text."""
+        """Return the nodes other than forks that a node reaches without text."""
         found, pending = list[int](), [index]
         seen: set[int] = set()
         while pending:
@@ -128,7 +128,7 @@ class TagWriter:
         return found
 
     def _list_edges(self, index: int) -> dict[int, Piece] | None:
-        """Return what a node of regular text leads to, None for a border."""
+        """Return the successors of a node of regular text; None for a border."""
         node = self._graph.nodes[index]
         if index == ACCEPT or self._is_fast(index):
             return None
@@ -205,13 +205,13 @@ class TagWriter:
         return " | ".join(" ".join(way).strip() or '""' for way in ways)
 
     def _find_first(self, target: int) -> str:
-        """Return the class of characters that a border begins with, "" for none of text."""
+        """Return the class of the first characters of a border, "" if it has no text."""
         if target in self._values:
             return self._values[target].first
         return ANY_CHARACTER if self._is_fast(target) else ""
 
     def _check_begins(self, ways: Mapping[int, Piece]) -> None:
-        """Raise Conflict where a text leads to a border and could go on as well."""
+        """Raise Conflict if a text that reaches a border could also continue."""
         is_listed = all(piece.words is not None for piece in ways.values())
         wrong = self._compare_words(ways) if is_listed else self._compare_languages(ways)
         if wrong is not None:
@@ -221,7 +221,7 @@ class TagWriter:
         words = sorted((word, target) for target, piece in ways.items() for word in piece.words or ())
         for at, (word, target) in enumerate(words):
             first = self._find_first(target)
-            # Sorted, the words that begin with this one follow it.
+            # In sorted order, words with this prefix follow it.
             for other, rival in words[at + 1 :] if first else ():
                 if not other.startswith(word):
                     break
@@ -232,13 +232,13 @@ class TagWriter:
         return None
 
     def _are_confused(self, target: int, rival: int) -> bool:
-        """Tell whether what begins at the same place could be read as the wrong one of two."""
+        """Return whether two alternatives at one position could be confused."""
         if not self._find_first(target) or not self._find_first(rival):
             return False
         pair = [self._values.get(each) for each in (target, rival)]
         if pair[0] is not None and pair[0] == pair[1]:
             return False
-        # Free text and GBNF have lexemes of their own, which others could outrun.
+        # Free text and GBNF have lexemes of their own, which longer lexemes could override.
         if any(value is None or value.first == ANY_CHARACTER for value in pair):
             return True
         is_checked = any(value is not None and value.is_checked for value in pair)
@@ -261,7 +261,7 @@ class TagWriter:
         return None
 
     def _check_ends(self, index: int, leaf: Leaf) -> None:
-        """Raise Conflict where a complete value could go on with what follows it."""
+        """Raise Conflict if a complete value could continue with the text after it."""
         value = self._values[index]
         if leaf.kind == "grammar" or not (value.more or value.is_spaced):
             return

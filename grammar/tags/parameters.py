@@ -25,7 +25,7 @@ _PYTHON: Mapping[str, tuple[str, ...]] = {"boolean": ("True", "False"), "null": 
 def list_raw(schema: Mapping[str, Any], parameter: str) -> frozenset[str]:
     """Return the names of the arguments that are written as text; any other is JSON.
 
-    Text says nothing of its type, so only strings are; those with further keywords are JSON, which enforces them.
+    Only strings are written as text, which has no type. Strings with further keywords are JSON, which enforces them.
 
     Args:
         parameter: how one is written, with {key} and {value}.

@@ -1,10 +1,10 @@
-"""Structural tags as requests write them: free text with tagged parts that keep to a schema, checked and copied.
+"""Structural tags as requests write them: free text with tagged parts that fit a schema, validated and copied.
 
 {"type": "structural_tag", "format": FORMAT}                                     xgrammar's and OpenAI's form
 {"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}   the older form
 
-FORMAT is an object with a `type`; FORMATS lists them. What a part means is xgrammar's; what it enforces is not:
-schemas, patterns and grammars inside are compiled as they would be alone, or refused with their pointer.
+FORMAT is an object with a `type`; FORMATS lists them. Formats have xgrammar's meaning, but are always enforced
+exactly: inner schemas, patterns and grammars are compiled as they would be alone, or refused with their pointer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ MAX_REPEAT = 256
 
 Json = dict[str, Any]
 
-# type -> its fields; one with a default may be left out.
+# Type -> its fields; those with a default are optional.
 FORMATS: dict[str, tuple[str, ...]] = {
     "const_string": ("value",),
     "json_schema": ("json_schema", "style", "any_order", "max_whitespace_cnt", "excludes"),
@@ -39,7 +39,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "dispatch": ("rules", "loop", "excludes"),
 }
 _FLAGS: Json = {"any_order": False, "at_least_one": False, "stop_after_first": False, "loop": True}
-# Fields that only this value leaves without effect; any other is more than is enforced here.
+# Only this value of these fields is supported.
 _ONLY: Json = {
     "style": "json",
     "max_whitespace_cnt": None,
@@ -53,7 +53,7 @@ LEAVES = ("json_schema", "regex", "grammar")
 
 
 def describe_tags(value: Any) -> Json:
-    """Return a structural tag as a JSON value, checked, in the newer form."""
+    """Validate a structural tag and return it as a JSON value in the newer form."""
     if not isinstance(value, Mapping):
         raise InvalidGrammar(f"a structural tag is an object, not {type(value).__name__}")
     if "structures" in value or "triggers" in value:
@@ -69,7 +69,7 @@ def describe_tags(value: Any) -> Json:
 
 
 def make_const(text: str) -> Json:
-    """Return the format of one text."""
+    """Return the format of a fixed text."""
     return {"type": "const_string", "value": text}
 
 
@@ -84,12 +84,12 @@ def make_sequence(*elements: Json) -> Json:
 
 
 def make_choice(elements: Sequence[Json]) -> Json:
-    """Return the format of any one of some formats."""
+    """Return the format of one of several alternatives."""
     return {"type": "or", "elements": list(elements)}
 
 
 def make_optional(content: Json) -> Json:
-    """Return the format that may be left out."""
+    """Return the format of an optional part."""
     return {"type": "optional", "content": content}
 
 
@@ -113,7 +113,7 @@ def list_children(part: Json, pointer: str) -> Iterator[tuple[str, Json]]:
 
 
 def name_place(pointer: str, is_legacy: bool) -> str:
-    """Return a pointer into what the request wrote."""
+    """Return the JSON pointer in the user's request."""
     if is_legacy and pointer.startswith("/format/tags/"):
         _, _, _, index, rest = [*pointer.split("/", 4), ""][:5]
         rest = rest.replace("content", "schema", 1)
@@ -136,7 +136,7 @@ def _read_legacy(value: Mapping[str, Any]) -> Json:
 
 
 class _Reader:
-    """Checks formats from the outside in; unknown fields are errors, since they would be ignored."""
+    """Validates formats from the outside in; refuses unknown fields, which would otherwise be ignored."""
 
     MAX_DEPTH = 32
 
@@ -144,7 +144,7 @@ class _Reader:
         self._num_formats = 0
 
     def read(self, part: Any, where: str, depth: int) -> Json:
-        """Return a format with all its fields."""
+        """Return a format with all its fields, defaults included."""
         if not isinstance(part, Mapping):
             raise InvalidGrammar(f"the format at {where} is {type(part).__name__}, not an object")
         self._num_formats += 1
@@ -155,7 +155,7 @@ class _Reader:
         kind = part.get("type")
         if kind in _BY_TOKENS:
             raise UnsupportedGrammar(
-                where, str(kind), "text is told apart by its characters, not by its tokens"
+                where, str(kind), "free text is delimited by characters, not by tokens"
             )
         if not isinstance(kind, str) or kind not in FORMATS:
             said = f"type {str(kind)[:80]!r}" if "type" in part else "no type"
@@ -215,7 +215,7 @@ class _Reader:
         return value
 
     def _read_tag(self, value: Any, where: str, depth: int) -> Json:
-        # Nothing but tags may stand here, so xgrammar lets them leave out their type.
+        # Only tags are allowed here, so xgrammar makes their type optional.
         tag = self.read({"type": "tag", **value} if isinstance(value, Mapping) else value, where, depth)
         if tag["type"] != "tag":
             raise InvalidGrammar(f"{where} has type {tag['type']!r}; a tag is wanted")

@@ -51,7 +51,7 @@ class ToolStyle:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What begins a section, without the spaces and brackets after it."""
+        """Return the beginnings of a section, without the spaces and brackets after them."""
         starts = [head.partition("{name}")[0] for head in self.heads]
         found = [[opening.rstrip(" [\n") or opening] if opening else starts for opening in self.openings]
         return tuple(dict.fromkeys(chain.from_iterable(found)))
@@ -153,7 +153,7 @@ _STYLES: Mapping[str, ToolStyle] = {
         next_message="<|end|><|start|>assistant",
     ),
 }
-# Other names of these parsers in vLLM and SGLang.
+# Aliases of these parsers in vLLM and SGLang.
 _ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("qwen", "qwen25"), "hermes"),
     **dict.fromkeys(("llama3", "llama4_json"), "llama3_json"),
@@ -205,7 +205,7 @@ class _Writer:
             return self._write_messages(answer)
         if answer is None and not self._style.is_whole:
             return self._write_among_text()
-        # Text that does not begin as calls do.
+        # Free text must not begin like a call.
         starts = {opening[0] for opening in self._style.openings if opening}
         text = (
             {"type": "regex", "pattern": rf"(?:[^\{''.join(starts)}](?s:.*))?"} if answer is None else answer

@@ -107,7 +107,7 @@ class _Writer:
 
 
 def may_be_absent(particle: Json) -> bool:
-    """Tell whether nothing at all satisfies a particle."""
+    """Return whether nothing at all satisfies a particle."""
     least, _ = counts_of(particle)
     if least == 0:
         return True

@@ -1,4 +1,4 @@
-"""XML documents as a tree of elements: what such a description may say, checked, and as a JSON value.
+"""XML documents as a tree of elements: the format of such a description, its validation, and its JSON form.
 
 element    {"name": "order", "attributes": {name: value, ...}, "text": value | "children": [particle, ...]}
 particle   an element, {"ref": name}, {"choice": [particle, ...]} or {"sequence": [particle, ...]};
@@ -27,7 +27,7 @@ MAX_REPEAT = 10_000
 MAX_LENGTH = 100_000
 _ELEMENT_KEYS = {"name", "attributes", "text", "children", "min", "max"}
 _VALUE_KEYS = {"type", "enum", "pattern", "min_length", "max_length", "required"}
-# XML 1.0 cannot carry these at all, not even escaped.
+# Characters that XML 1.0 cannot contain, not even escaped.
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 Json = dict[str, Any]
@@ -108,7 +108,7 @@ class _Reader:
 
 
 def check_object(found: Any, where: str, known: set[str], kind: str) -> Mapping[str, Any]:
-    """Refuse what is no object, and keys that would be ignored."""
+    """Refuse values other than objects, and keys that would be ignored."""
     if not isinstance(found, Mapping):
         raise InvalidGrammar(f"the {kind} at {where} is {type(found).__name__}, not an object")
     unknown = [str(key) for key in found if key not in known]
@@ -158,7 +158,7 @@ def read_value(value: Any, where: str) -> Json:
 
 
 def check_pattern(pattern: Any, where: str) -> None:
-    """Refuse a pattern that the check after the end cannot read or would read differently."""
+    """Refuse a pattern that the final validation cannot read or would read differently."""
     if not isinstance(pattern, str) or not pattern:
         raise InvalidGrammar(f"{where}/pattern is a regex that is not empty")
     if (found := re.search(r"\[\[|\[:|&&|--|~~", pattern)) is not None:
@@ -195,19 +195,19 @@ def read_counts(particle: Mapping[str, Any], where: str) -> Json:
 
 
 def check_count(count: Any, where: str, limit: int) -> None:
-    """Refuse what is no number of times."""
+    """Refuse a value that is not a count."""
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= limit:
         raise InvalidGrammar(f"{where} is an integer from 0 to {limit}, not {count!r}")
 
 
 def counts_of(particle: Mapping[str, Any]) -> tuple[int, int | None]:
-    """Return how often a particle stands: least, and most or None."""
+    """Return how often a particle may occur: minimum, and maximum or None."""
     least = particle.get("min", 1)
     return least, particle.get("max", max(least, 1))
 
 
 def check_endings(definitions: Mapping[str, Json]) -> None:
-    """Refuse a definition that contains itself without end."""
+    """Refuse a definition that always contains itself."""
     ending: set[str] = set()
 
     def can_end(particle: Json) -> bool:

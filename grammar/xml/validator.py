@@ -40,7 +40,7 @@ class XmlValidator:
             return "the elements are nested too deeply to check"
 
     def is_valid(self, text: str) -> bool:
-        """Tell whether a document is valid."""
+        """Return whether a document is valid."""
         return self.first_error(text) is None
 
     def _check_element(self, node: ElementTree.Element, element: Json, path: str) -> str | None:
@@ -116,7 +116,7 @@ def parse(text: str) -> ElementTree.Element:
 
 
 def is_value(text: str, value: Json) -> bool:
-    """Tell whether a text, entities resolved, is of a type."""
+    """Return whether a text, entities resolved, is of a type."""
     if "enum" in value:
         return text in value["enum"]
     if "pattern" in value:

@@ -130,5 +130,5 @@ def _struct(matrix: object) -> LinearStruct:
 
 
 def can_run(dtype: torch.dtype) -> bool:
-    """Whether native ops run models of this dtype."""
+    """Return whether native ops run models of this dtype."""
     return dtype in DTYPES

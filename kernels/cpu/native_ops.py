@@ -146,7 +146,7 @@ class NativeOps:
         slot_mapping: Tensor,
         num_heads: int,
     ) -> Tensor:
-        """As `kernels.ops.NormRopeStore` says."""
+        """Implement `kernels.ops.NormRopeStore`."""
         heads, cos, sin = heads.contiguous(), cos.contiguous(), sin.contiguous()
         num_tokens, _, head_dim = heads.shape
         num_kv_heads = k_cache.shape[2]

@@ -29,7 +29,7 @@ DEVICE_CHUNK_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Which slots to copy out of the cache, and the buffers they go to: valid until the next gather."""
+    """The slots to copy out of the cache, and their buffers; valid until the next gather."""
 
     slots: Tensor  # [n] int64
     k: Tensor  # [n, num_kv_heads, head_dim]
@@ -79,7 +79,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What one kind of layer (full attention or one sliding window) has to do in this step."""
+    """The work of one kind of layer (full attention or one sliding window) in this step."""
 
     batches: list[UniformBatch]
     segments: list[Segment]

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# On CPU a long row is folded so often, at most and at least, to find a bound that its best tokens reach.
+# On CPU a long row is folded between these numbers of times to find a score that enough of its best tokens reach.
 MAX_FOLDS = 64
 MIN_FOLDS = 8
-# Maxima that are left for each wanted token: with fewer, the bound lets many others through.
+# Column maxima kept per wanted token; with fewer, the bound would admit too many other tokens.
 MAXIMA_PER_TOKEN = 4
 
 

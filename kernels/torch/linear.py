@@ -168,7 +168,8 @@ class Int4Weight:
         self.levels, self.scales_and_zeros = round_groups(weight)
         octets = (self.levels[:, ::2] << 4 | self.levels[:, 1::2]).to(torch.uint8)
         self.packed = torch._convert_weight_to_int4pack(octets, _INT4_TILES)
-        # The levels are needed once, on the way to another implementation; eightfold memory is too dear for that.
+        # The levels are needed once, when the weight moves to other ops; keeping them would take eight times the
+        # memory.
         del self.levels
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -36,7 +36,7 @@ NUCLEUS_WIDTHS = (256, 8192)
 # Elements of a chunk of rows: on CPU its temporaries stay in a thread's cache, elsewhere they fit in memory.
 THREAD_CHUNK_ELEMENTS = 1 << 16
 DEVICE_CHUNK_ELEMENTS = 1 << 26
-# So many are masked in the time that it takes torch to wake another thread.
+# Masking this many elements takes as long as waking another torch thread.
 FEW_ELEMENTS = 2**18
 
 

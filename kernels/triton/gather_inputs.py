@@ -33,7 +33,7 @@ def gather_tokens_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # The first request that ends after the token: binary search, every lane on its own.
+    # Find the first request that ends after the token; every lane does its own binary search.
     low = tl.zeros([BLOCK], tl.int32)
     high = tl.zeros([BLOCK], tl.int32) + num_requests
     remaining = num_requests + 1

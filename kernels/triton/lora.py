@@ -100,7 +100,7 @@ class TritonLora:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Where the matrices of some segments are."""
+    """The addresses and sizes of the matrices of some segments."""
 
     matrices: tuple[TritonLora, ...]  # kept alive, so that no address is used again
     row_segments: Tensor  # [N] int64

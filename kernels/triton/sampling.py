@@ -1,4 +1,4 @@
-"""The draws of `kernels.torch.sampling` on the device: same arguments, same noise, same kept tokens, no sort."""
+"""Samples on the device as `kernels.torch.sampling` does: same arguments, noise and kept tokens, without a sort."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kernels.triton.draw_tiles import (
 from kernels.triton.launch import EXACT, check_float, check_shape, next_power_of_2
 
 TILE = 2048
-# Tokens that a pivot search holds at once, with how many borders it compares them.
+# Tokens that a pivot search holds at once, and the number of pivots that it compares them with.
 BLOCK = 1024
 NUM_PIVOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """What is known of each tile of each row."""
+    """Statistics of each tile of each row."""
 
     best: Tensor  # [R, num_tiles] float32
     best_id: Tensor  # [R, num_tiles] int32

@@ -1,4 +1,4 @@
-"""Runs every Triton kernel once against torch's op on small tensors, and puts torch's in the place of what fails.
+"""Runs every Triton kernel once on small tensors and replaces those that fail by torch's op.
 
 A kernel that leaves the device unusable (an illegal address) cannot be replaced: torch's op then raises too.
 """
@@ -19,9 +19,9 @@ from kernels.triton.self_check_cases import ATTENTION, CASES, EXPERTS, Names, Te
 from kernels.triton_support import find_kernel_errors
 
 logger = logging.getLogger("troupe.kernels")
-# Of a result, times its size where above 1: some roundings to the dtype. What a wrong kernel computes differs by 1.
+# Largest allowed error of a result, times its magnitude above 1: a few roundings of the dtype. Wrong kernels err by 1.
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-# What making and launching a kernel can raise: Triton's language and options change between its versions.
+# Errors that building or launching a kernel can raise; Triton's language and options change between versions.
 KERNEL_ERRORS: tuple[type[Exception], ...] = (
     *find_kernel_errors(),
     *(subprocess.CalledProcessError, OSError, ImportError, AssertionError),
@@ -30,7 +30,7 @@ KERNEL_ERRORS: tuple[type[Exception], ...] = (
 
 
 def check_ops(ops: Ops, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype) -> Ops:
-    """Return the ops, with torch's in the place of those whose kernels differ or cannot be launched."""
+    """Return the ops; kernels that differ or cannot be launched are replaced by torch's ops."""
     plain = torch_ops.make_ops(device)
     for names, error in run_checks(ops, device, dtype, cache_dtype):
         if isinstance(error, float) and error <= TOLERANCE[dtype]:
@@ -59,7 +59,7 @@ def run_checks(
 
 
 def measure(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest error, over the expected size where that is above 1; integers and infinities must be equal."""
+    """Return the largest error, relative to the expected size above 1; integers and infinities must be equal."""
     wide, twin = actual.double(), expected.double()
     error = ((wide - twin).abs() / twin.abs().clamp(min=1.0)).masked_fill(wide == twin, 0.0)
     if not actual.is_floating_point():

@@ -59,7 +59,7 @@ def _gather(
     block_size: int,
     out: StepBuffers,
 ) -> None:
-    """For requests with two new tokens each."""
+    """Gather the inputs of requests with two new tokens each."""
     row, position = rows.repeat_interleave(2), starts.repeat_interleave(2)
     position[1::2] += 1
     out.positions.copy_(position)
@@ -89,12 +89,12 @@ def _norm_rope_store(ops: Ops, given: Tensors) -> list[Tensor]:
     keys, values = (zeros.to(given.cache_dtype, copy=True) for _ in range(2))
     norm, slots = given.make(NUM_HEADS + NUM_KV_HEADS, HEAD_DIM), given.integers(4, 9, 5, 11, 7)
     queries = ops.norm_rope_store(heads, norm, 1e-6, cos, sin, keys, values, slots, NUM_HEADS)
-    # Keys are rounded once here and more often there, which is much in 8 bits.
+    # The expected ops round keys once, the Triton kernels more often; in 8 bits the difference is large.
     return [queries, values.float()] + [keys.float()] * (given.cache_dtype == given.dtype)
 
 
 def _attention(ops: Ops, given: Tensors) -> list[Tensor]:
-    """Three decodes, two with a block in common and one in several splits, drafts, and a chunk of a prompt."""
+    """Attend three decodes (two share a block, one has several splits), drafts, and a chunk of a prompt."""
     query_lens, seq_lens = [1, 1, 1, 3, 20], [40, 33, 1100, 50, 45]
     q = given.make(sum(query_lens), NUM_HEADS, HEAD_DIM)
     shape = (351, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)

@@ -102,4 +102,4 @@ def test_a_run_on_a_cpu_says_that_its_figures_mean_no_speed(tmp_path: Path, caps
     target = tmp_path / "gpu.json"
     assert gpu.run(parse("--smoke", "--parts", "ceilings", "--output-json", str(target)), 0.0) == 0
     assert json.loads(target.read_text())["parts"]["ceilings"]["status"] == "ok"
-    assert "no figure below says anything about speed" in capsys.readouterr().out
+    assert "the figures below are not speeds" in capsys.readouterr().out

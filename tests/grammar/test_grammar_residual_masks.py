@@ -34,7 +34,7 @@ def find_at(schema: Any, pointer: str) -> Any:
 
 
 def is_finite(value: Any) -> bool:
-    """Tell whether all numbers fit a double: JSON has 1e999, Python reads infinity."""
+    """Return whether all numbers fit a double: JSON has 1e999, Python reads infinity."""
     if isinstance(value, dict | list):
         return all(map(is_finite, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, float) or math.isfinite(value)

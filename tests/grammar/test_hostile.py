@@ -61,7 +61,7 @@ def string(**keywords):
 QUOTED, TEN_OF_20 = {"x-grounded": True}, {"contains": {"const": 1}, "minContains": 10, "maxItems": 20}
 REFUSED = {
     "10,000 levels": (lambda: json_schema(nest(10_000, "items")), "deeper than 64"),
-    "a schema that is itself": (lambda: json_schema({"$ref": "#"}), "leads back to itself"),
+    "a schema that is itself": (lambda: json_schema({"$ref": "#"}), "refers back to itself"),
     "an enumeration of 1 MB": (lambda: json_schema({"enum": number_texts(45_000)}), "limit is 262144"),
     "a choice of 1 MB": (lambda: GrammarSpec.choice(number_texts(45_000)), "limit is 262144"),
     "a number of 5,000 digits": (lambda: json_schema('{"minimum": ' + "9" * 5000 + "}"), "4300 digits"),

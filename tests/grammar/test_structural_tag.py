@@ -417,7 +417,7 @@ def test_free_text_ends_at_its_first_pattern_in_every_form(compiler, patterns):
 
 
 def follows(text, patterns):
-    """Tell whether each pattern that is found first is followed by its number."""
+    """Return whether each pattern that is found first is followed by its number."""
     while True:
         ends = [(text.find(each) + len(each), number) for number, each in enumerate(patterns) if each in text]
         if not ends:

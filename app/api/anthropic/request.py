@@ -32,7 +32,7 @@ IGNORED = frozenset({"betas", "cache_control", "metadata", "service_tier", "infe
 UNSUPPORTED = {
     "container": "there are no containers here",
     "mcp_servers": "tools are called by the client here",
-    "context_management": "send the conversation as it is to be read",
+    "context_management": "send the conversation that the model should read",
 }
 # the last of them are for Anthropic's own machines
 TOOL_FIELDS = (

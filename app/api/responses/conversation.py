@@ -11,11 +11,11 @@ Json = dict[str, Any]
 
 
 class Conversation:
-    """A conversation, and where each part of it came from.
+    """A conversation, and the origin of each of its parts.
 
     Attributes:
-        messages: as a chat request has them; what they hold is checked where that is read.
-        places: place in those messages -> place in the request here, to tell what is wrong there.
+        messages: in the format of a chat request, whose validation checks their content.
+        places: location in those messages -> location in this request, for error messages.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Conversation:
                     f"{place}.content": f"{where}.output",
                 }
             case "reasoning":
-                # a client hands back what an earlier answer held; templates leave old thoughts out as well
+                # clients send earlier output back; templates omit old reasoning as well
                 return
             case kind:
                 message = f"{where}: items of type {str(kind)[:40]!r} are not supported"

@@ -1,4 +1,4 @@
-"""The request of POST /v1/responses, and how it becomes a chat request: one path through the engine for both."""
+"""The request of POST /v1/responses, translated to a chat request so that both take one path through the engine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from app.api.responses.conversation import Conversation
 
 Json = dict[str, Any]
 
-# the chat fields that this route takes under their own names
+# chat fields that this route accepts under the same names
 PASSED = frozenset(
     {"cache_salt", "chat_template_kwargs", "deadline_s", "frequency_penalty", "include_reasoning"}
     | {"min_p", "min_tokens"}
     | {"presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "stop"}
     | {"structured_outputs", "top_k"}
 )
-# what a chat request calls a field -> what it is called here
+# name in a chat request -> name on this route
 RENAMED = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -29,16 +29,16 @@ RENAMED = {
     "response_format": "text",
     "reasoning_effort": "reasoning.effort",
 }
-# field -> what to say against it
+# unsupported field -> error message
 UNSUPPORTED = {
     "conversation": "conversations are not kept here: use previous_response_id",
     "background": "wait for the response, or stream it",
     "prompt": "prompt templates are not kept here: send instructions and input",
     "top_logprobs": "use /v1/chat/completions for logprobs",
-    "max_tool_calls": "every tool is called by the client, who can count",
-    "context_management": "send the conversation as it is to be read",
+    "max_tool_calls": "the client calls every tool, so it can limit the number",
+    "context_management": "send the conversation that the model should read",
 }
-# part of reasoning -> what it is here anyway
+# reasoning option -> its fixed value here
 REASONING_VALUES = {"context": ("auto", "current_turn"), "mode": ("standard",)}
 IGNORED_INCLUDES = ("reasoning.encrypted_content",)
 
@@ -56,7 +56,7 @@ class TextFormat(Options):
 
 
 class TextOptions(Options):
-    """The form of the text."""
+    """Options of the text's format."""
 
     PLACE = "text"
 
@@ -65,7 +65,7 @@ class TextOptions(Options):
 
 
 class StreamOptions(Options):
-    """The usage is always there, and obfuscation never, whatever include_obfuscation says."""
+    """Options of a stream. Usage is always included, obfuscation never, whatever include_obfuscation requests."""
 
     PLACE = "stream_options"
 
@@ -100,10 +100,10 @@ class ResponsesRequest(Fields):
 def make_chat_request(
     body: ResponsesRequest, before: Sequence[Json] = ()
 ) -> tuple[ChatRequest, dict[str, str]]:
-    """The chat request that does what this one asks for, and the places in it under their names here.
+    """Return the equivalent chat request, and the locations in it under this route's names.
 
     Args:
-        before: the items of the conversation that the input goes on with.
+        before: the items of the conversation that the input continues.
 
     Raises:
         ApiError: 400 for a field that cannot be honoured.
@@ -150,7 +150,7 @@ def _check_unsupported(body: ResponsesRequest) -> None:
 
 
 def _read_effort(reasoning: Json) -> Any:
-    """How much the model is to think; what else may stand there changes nothing."""
+    """Return the reasoning effort; other options of `reasoning` have no effect."""
     check_names("reasoning", reasoning, ("effort", "summary", "generate_summary", *REASONING_VALUES))
     for name, values in REASONING_VALUES.items():
         if reasoning.get(name) not in (None, *values):
@@ -172,7 +172,7 @@ def _read_format(asked: TextFormat) -> Json | None:
 
 
 def _read_tool(i: int, tool: Mapping[str, Any]) -> Json:
-    """A function is flat here and nested there."""
+    """Convert a tool: functions are flat here and nested in a chat request."""
     if tool.get("type") != "function":
         message = f'tools[{i}] must be {{"type": "function", "name": ..., "parameters": ...}}'
         raise ApiError(400, message, "tools", "invalid_value")
@@ -199,5 +199,5 @@ def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
 
 
 def echo_fields(body: ResponsesRequest, names: Sequence[str]) -> Json:
-    """The fields that a reply repeats, as they came."""
+    """Return the fields that a reply repeats, unchanged."""
     return {name: getattr(body, name) for name in names}

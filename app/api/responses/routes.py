@@ -1,4 +1,4 @@
-"""POST /v1/responses: create, in one piece or as typed events; GET and DELETE of one that is kept."""
+"""POST /v1/responses: create, in one reply or as typed events; GET and DELETE of a stored response."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ECHOED = ("instructions", "max_output_tokens", "reasoning", "previous_response_i
 
 @router.post("/v1/responses")
 async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
-    """Answer an input, in one piece or as a stream."""
+    """Answer an input, in one reply or as a stream."""
     visit = request.state.visit
     before = find_items(body, visit, context)
     call = await prepare(body, visit, context, before)
@@ -52,13 +52,13 @@ async def create_response(body: ResponsesRequest, request: Request, context: Con
 
 @router.get("/v1/responses/{response_id}")
 async def retrieve_response(response_id: str, request: Request, context: Context) -> Json:
-    """A response that was made lately."""
+    """Return a stored response."""
     return context.responses.get(response_id, request.state.visit.key_number).reply
 
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, request: Request, context: Context) -> Json:
-    """The input of a response that was made lately."""
+    """List the input of a stored response."""
     items = context.responses.get(response_id, request.state.visit.key_number).input_items
     data = [{"id": f"msg_{number}", **item} for number, item in enumerate(items)]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
@@ -67,16 +67,16 @@ async def list_input_items(response_id: str, request: Request, context: Context)
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request, context: Context) -> Json:
-    """Forget a response."""
+    """Delete a stored response."""
     context.responses.drop(response_id, request.state.visit.key_number)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 def find_items(body: ResponsesRequest, visit: Visit, context: ApiContext) -> list[Json]:
-    """The conversation of the response that the request goes on with.
+    """Return the conversation of the response that the request continues.
 
     Raises:
-        ApiError: 400, there is no such response.
+        ApiError: 400, the response does not exist.
     """
     if body.previous_response_id is None:
         return []
@@ -105,12 +105,12 @@ async def finish(call: Call) -> RequestOutput:
 
 
 def make_writer(call: Call, body: ResponsesRequest) -> ResponseWriter:
-    """What writes the items of the response."""
+    """Return the writer of the response's items."""
     return ResponseWriter(lambda *parts: describe(call, body, *parts), call.make_reader())
 
 
 def whole_reply(call: Call, body: ResponsesRequest, output: RequestOutput) -> Json:
-    """The response object of a request that has ended."""
+    """Return the response object of a finished request."""
     writer = make_writer(call, body)
     choice = output.outputs[0]
     writer.feed(choice.text)
@@ -123,7 +123,7 @@ def whole_reply(call: Call, body: ResponsesRequest, output: RequestOutput) -> Js
 async def stream(
     call: Call, body: ResponsesRequest, writer: ResponseWriter, emit: Emit, keep: Callable[[Json], None]
 ) -> None:
-    """Emit the events of a response, which is kept at its end."""
+    """Emit the events of a response, and store it at the end."""
     num_tokens = 0
     is_begun = False
     with own_names(RENAMED):
@@ -131,7 +131,7 @@ async def stream(
             async for output in outputs:
                 choice = output.outputs[0]
                 num_tokens += len(choice.token_ids)
-                # not before there is an output: a refused request is a plain answer with its own status
+                # not before the first output, so that a refused request gets a plain reply with its own status
                 data = b"" if is_begun else writer.begin()
                 is_begun = True
                 if choice.text:
@@ -145,7 +145,7 @@ async def stream(
 
 
 def describe(call: Call, body: ResponsesRequest, status: str, items: list[Json], usage: Json | None) -> Json:
-    """The response object."""
+    """Return the response object."""
     is_cut = status == "incomplete"
     return {
         "id": call.reply_id,
@@ -174,18 +174,18 @@ def describe(call: Call, body: ResponsesRequest, status: str, items: list[Json],
 
 
 def status_of(choice: CompletionOutput) -> str:
-    """How a response ended: at the model's own end, at a limit, or because someone else ended it."""
+    """Return how a response ended: by itself, at a limit, or aborted."""
     if choice.finish_reason == "abort":
         return "cancelled"
     return "completed" if choice.finish_reason == "stop" else "incomplete"
 
 
 def usage_of(call: Call, output: RequestOutput, num_output: int) -> Json:
-    """Usage under this route's names."""
+    """Return the usage under this route's names."""
     num_input = len(output.prompt_token_ids)
     return {
         "input_tokens": num_input,
-        # what a cache's bill counts; here it costs nothing
+        # cached tokens are billed separately elsewhere; here they are free
         "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": num_output,
         "output_tokens_details": {"reasoning_tokens": replies.num_reasoning_tokens(call) or 0},

@@ -1,4 +1,4 @@
-"""ResponseStore: the responses that were made lately, in memory, for previous_response_id and GET /v1/responses/ID."""
+"""ResponseStore: recent responses, in memory, for previous_response_id and GET /v1/responses/ID."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class StoredResponse:
 
     @property
     def input_items(self) -> list[Json]:
-        """The items that the request itself brought."""
+        """Return the items of the request's own input."""
         return self.items[self.num_before : len(self.items) - len(self.reply["output"])]
 
 
 class ResponseStore:
-    """The latest responses; the oldest make room. A response is found with the key that made it only."""
+    """The latest responses; the oldest are dropped. A response is visible only under the key that created it."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._num_chars = 0
 
     def put(self, reply: Json, before: list[Json], given: str | list[Json], key_number: int) -> None:
-        """Keep a response after the items before it and its own input."""
+        """Store a response with the items before it and its own input."""
         own = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
         items = [*before, *own, *reply["output"]]
         stored = StoredResponse(reply, items, len(before), key_number, len(json.dumps([reply, items])))
@@ -55,10 +55,10 @@ class ResponseStore:
             self._num_chars -= self._kept.popitem(last=False)[1].num_chars
 
     def get(self, response_id: str, key_number: int, param: str | None = None) -> StoredResponse:
-        """The response of that id.
+        """Return a response by id.
 
         Raises:
-            ApiError: 404, it is not or no longer here; 400 where `param` of a request names it.
+            ApiError: 404, the response is not stored; 400 if a request's `param` refers to it.
         """
         stored = self._kept.get(response_id)
         if stored is None or stored.key_number != key_number:
@@ -68,10 +68,10 @@ class ResponseStore:
         return stored
 
     def drop(self, response_id: str, key_number: int) -> None:
-        """Forget a response.
+        """Delete a response.
 
         Raises:
-            ApiError: 404, it is not here.
+            ApiError: 404, the response is not stored.
         """
         self._num_chars -= self.get(response_id, key_number).num_chars
         del self._kept[response_id]

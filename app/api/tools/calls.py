@@ -1,7 +1,7 @@
-"""Tool calls in the text of an output, as it comes, in OpenAI's form.
+"""Parses tool calls in streamed text into OpenAI's format.
 
-A grammar guarantees how calls are written, so their arguments are passed on at once: what a client has of them is
-always the beginning of valid JSON.
+A grammar guarantees the format of calls, so arguments are sent at once: the part that a client has received is always
+the beginning of valid JSON.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ Json = dict[str, Any]
 
 # one call, or an array of them, as `make_forced_tags` describes it
 FORCED = ToolStyle(("[", ""), separator=", ", end="]", is_whole=True)
-TEXTS = frozenset(("content", "reasoning", "reasoning_content"))  # the names of a delta that add up
+TEXTS = frozenset(("content", "reasoning", "reasoning_content"))  # fields of a delta that are concatenated
 
 
 class ToolParser(Protocol):
-    """Reads one choice; `num_calls` of it were calls so far."""
+    """Reads one choice; `num_calls` is the number of calls so far."""
 
     @property
     def num_calls(self) -> int: ...
 
     def feed(self, text: str) -> Json:
-        """The delta for more text; empty when there is nothing to tell yet."""
+        """Return the delta for more text; empty if nothing can be sent yet."""
         ...
 
     def close(self) -> Json:
-        """The delta for what was held back."""
+        """Return the delta of the withheld text."""
         ...
 
 
 def make_parser(tools: ToolUse) -> ToolParser:
-    """The parser for the way in which these tools are called."""
+    """Return the parser for the call format of these tools."""
     if tools.spec is not None:
         return StyledCalls(FORCED, {})
     assert tools.style is not None, "tools that are not forced are called in a style"
@@ -46,7 +46,7 @@ def make_parser(tools: ToolUse) -> ToolParser:
 
 
 def make_message(parser: ToolParser, text: str) -> Json:
-    """The message of a whole text: its words, None without any, its thoughts and its calls."""
+    """Return the message of a complete text: its content (None if empty), reasoning and calls."""
     message: Json = {"role": "assistant", "content": None, "refusal": None}
     calls: list[Json] = []
     for delta in (parser.feed(text), parser.close()):
@@ -62,7 +62,7 @@ def make_message(parser: ToolParser, text: str) -> Json:
 
 
 def is_valid(tools: ToolUse, text: str) -> bool | None:
-    """Return whether calls fit the tools' schemas, or an answer beside them its own; None if nothing can tell."""
+    """Return whether calls fit the tools' schemas, or an answer its own schema; None if neither can be validated."""
     message = make_message(make_parser(tools), text)
     schemas = {tool.name: tool.parameters for tool in tools.tools}
     try:
@@ -74,6 +74,6 @@ def is_valid(tools: ToolUse, text: str) -> bool | None:
         ]
         return bool(found) and all(found)
     except GrammarError:
-        return None  # a schema that the engines read and the validator does not
+        return None  # a schema that the engines accept and the validator does not
     except (ValueError, KeyError):
         return False

@@ -16,14 +16,14 @@ from grammar import ToolStyle
 
 Json = dict[str, Any]
 
-# longer than any name with what stands around it
+# longer than any name with its delimiters
 MAX_HEAD_CHARS = 256
 SCALAR = re.compile(r"[-+.\w]+")
 PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class JsonEnd:
-    """Finds the end of a JSON object, array or string in a text that comes in pieces."""
+    """Finds the end of a JSON object, array or string in text that arrives in pieces."""
 
     def __init__(self) -> None:
         self.is_begun = False
@@ -33,7 +33,7 @@ class JsonEnd:
         self._is_escaped = False
 
     def find(self, text: str, start: int = 0) -> int:
-        """Where the value that goes on at `start` ends in this text: its length when it goes on after it."""
+        """Return where the value that continues at `start` ends; the text's length if it continues after this text."""
         self.is_begun = True
         for position in range(start, len(text)):
             char = text[position]
@@ -56,7 +56,7 @@ class JsonEnd:
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """How to find the parts of calls in a text.
+    """Patterns that find the parts of calls in a text.
 
     Attributes:
         marks: what begins the first call.
@@ -105,11 +105,11 @@ def make_patterns(style: ToolStyle) -> Patterns:
 
 
 class Part(Enum):
-    """What the text is at the moment."""
+    """The kind of text that is being read."""
 
-    START = 0  # of an answer that is either content or calls
+    START = 0  # the start of an answer that is either content or calls
     CONTENT = 1
-    HEAD = 2  # from the beginning of a call or a message up to what is in it
+    HEAD = 2  # from the beginning of a call or a message up to its content
     ARGUMENTS = 3  # one JSON object
     NEXT_ARGUMENT = 4  # the key of an argument, or the end of them
     TEXT_ARGUMENT = 5
@@ -120,7 +120,7 @@ class Part(Enum):
 
 
 class StyledCalls:
-    """Splits a text that a grammar has shaped; what does not fit all the same stays content.
+    """Splits text that follows a grammar; parts that do not match stay content.
 
     Args:
         raw: name of a tool -> its arguments that are written as text.
@@ -142,10 +142,10 @@ class StyledCalls:
             Part.HEAD if style.channel else Part.START if is_whole or style.is_whole else Part.CONTENT
         )
         self._head = self._patterns.head
-        self._text = ""  # what has not been returned yet
-        self._at = 0  # how much of it has, in the middle of `feed`
+        self._text = ""  # text that has not been returned yet
+        self._at = 0  # how much of it has been returned, during `feed`
         self._json = JsonEnd()
-        self._name = ""  # of the tool that is called
+        self._name = ""  # of the called tool
         self._num_arguments = 0
         self._is_reasoning, self._shows_reasoning = False, shows_reasoning
         self._is_after_call = False
@@ -165,16 +165,16 @@ class StyledCalls:
         }
 
     def feed(self, text: str) -> Json:
-        """The content and the parts of calls in more text."""
+        """Return the content and the parts of calls in more text."""
         self._text += text
-        # by position: cutting the text at every part would copy the rest of it as often
+        # by position, because cutting the text at every part would copy the rest each time
         while self._at < len(self._text) and self._steps[self._part]():
             pass
         self._text, self._at = self._text[self._at :], 0
         return self._flush()
 
     def close(self) -> Json:
-        """What was held back; a call that was cut short before its arguments is content."""
+        """Return the withheld text; a call without arguments counts as content."""
         is_text = self._part in (Part.START, Part.CONTENT, Part.HEAD)
         if is_text or (self._part is Part.TAIL and not self._is_tail_begun()):
             self._say(self._text)
@@ -196,7 +196,7 @@ class StyledCalls:
         found = self._marks.search(self._text, self._at)
         if found is not None:
             self._say(self._text[self._at : found.start()])
-            # between two messages there is nothing else
+            # nothing else stands between two messages
             self._at = found.end() if self._style.channel else found.start()
             self._part, self._head = Part.HEAD, self._patterns.head
             return True
@@ -216,7 +216,7 @@ class StyledCalls:
         if found is None:
             if len(self._text) - self._at <= MAX_HEAD_CHARS:
                 return False
-            # no call after all: step over its first character and look on
+            # not a call: skip its first character and continue
             self._say(self._text[self._at])
             self._at += 1
             self._part = Part.CONTENT
@@ -296,7 +296,7 @@ class StyledCalls:
             self._at += len(close)
             self._part = Part.CONTENT
         elif close.startswith(self._text[self._at :]):
-            return False  # the separator may be the beginning of the end
+            return False  # the separator may be a prefix of the end
         elif separator is not None and self._text.startswith(separator, self._at):
             self._at += len(separator)
             self._part, self._head = Part.HEAD, self._patterns.next_head
@@ -313,10 +313,10 @@ class StyledCalls:
 
     def _say(self, text: str) -> None:
         if self._is_after_call:
-            # line breaks between and after calls belong to the form
+            # line breaks between and after calls are part of the format
             text = text.lstrip()
             self._is_after_call = not text
-        # the second name is the one that newer clients look for
+        # newer clients read the second name
         for name in ("reasoning_content", "reasoning") if self._is_reasoning else ("content",):
             if text and (self._shows_reasoning or not self._is_reasoning):
                 self._said.setdefault(name, []).append(text)
@@ -332,12 +332,12 @@ class StyledCalls:
 
 
 def escape(text: str) -> str:
-    """A text as it stands in a JSON string."""
+    """Return a text as the content of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def open_call(index: int, name: str, arguments: str) -> Json:
-    """The first delta of a call."""
+    """Return the first delta of a call."""
     return {
         "index": index,
         "id": f"call_{uuid.uuid4().hex[:24]}",
@@ -347,12 +347,12 @@ def open_call(index: int, name: str, arguments: str) -> Json:
 
 
 def more_arguments(index: int, text: str) -> Json:
-    """A further delta of a call."""
+    """Return a further delta of a call."""
     return {"index": index, "function": {"arguments": text}}
 
 
 def join_parts(delta: Json) -> Json:
-    """The same delta with one part a call: clients exist that read only the first part of a chunk."""
+    """Return the delta with one part per call, because some clients read only the first part of a chunk."""
     if "tool_calls" not in delta:
         return delta
     joined: list[Json] = []

@@ -1,4 +1,4 @@
-"""Which style of tool calls (grammar/tags/tool_calls.py) a model has: as its chat template writes calls."""
+"""Finds the style of tool calls (grammar/tags/tool_calls.py) of a model from its chat template."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from engine import InvalidRequest
 from grammar import ToolStyle, list_tool_styles
 
 PROBE = "probe_of_troupe"
-# a template that writes no calls may describe them to the model
+# a template that renders no calls may describe them to the model
 DESCRIBED = {"hermes": re.compile(r'<tool_call>\s*\{\s*"name"')}
 
 
 def find_style(render: Callable[..., str]) -> str | None:
-    """The style in which a chat template writes the calls of an assistant; None when it is none of ours.
+    """Return the style in which a chat template renders an assistant's calls; None if it is unknown.
 
     Args:
         render: `Tokenizer.apply_chat_template`.
@@ -36,7 +36,7 @@ def find_style(render: Callable[..., str]) -> str | None:
             text = render(messages, tools=[tool])
         except InvalidRequest:
             continue
-        # as it stands, then with other spaces
+        # as it is, then with other spaces
         for is_spaced in (False, True):
             for name, style in list_tool_styles().items():
                 if _make_sign(style, is_spaced).search(text) is not None:
@@ -48,7 +48,7 @@ def find_style(render: Callable[..., str]) -> str | None:
 
 
 def _make_sign(style: ToolStyle, is_spaced: bool) -> re.Pattern[str]:
-    """The pattern of a call of the probe up to its argument."""
+    """Return the pattern of the probe's call up to its argument."""
     if style.channel:
         return re.compile(f"to=functions.{PROBE}")
     argument = (style.parameter or "").partition("{value}")[0].replace("{key}", "of")

@@ -1,4 +1,4 @@
-"""The tools of a chat request: which the model may call, which it must, and the grammar that makes it.
+"""The tools of a chat request: which the model may or must call, and the grammar of its calls.
 
 tool_choice   none        the tools are left out
               auto        the chat template shows them; what it calls a call triggers a grammar (a structural tag),
@@ -39,14 +39,14 @@ Json = dict[str, Any]
 MODES = ("none", "auto", "required")
 MAX_PARALLEL_CALLS = 16
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# where a grammar of calls holds the schema of a tool, by its number, or of one of its arguments
+# where a grammar of calls contains a tool's schema, by the tool's number, or the schema of an argument
 IN_CALL = re.compile(
     r"/format(?:/\w+)*?/tags/(\d+)/content(?:/elements/(\d+)(?=/[ce]))?(?:/elements/\d+|/content)*(?:/json_schema)?"
     r"(/(?:\$defs|definitions)/root(?=/))?"
 )
 IN_FORCED = re.compile(r"/format(?:/\w+)*?/elements/(\d+)/content()()(?:/json_schema)?")
 IN_ANSWER = re.compile(r"/format(?:/\w+)*?(?:/json_schema|/pattern|(?=:))")
-# the second line: OpenAI's, of the Responses API
+# second line: the Responses API of OpenAI
 FUNCTION_FIELDS = (
     *("name", "description", "parameters", "strict"),
     *("output_schema", "defer_loading", "allowed_callers", "async"),
@@ -73,7 +73,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request that are in use.
+    """The tools that a request uses.
 
     Attributes:
         spec: the grammar of outputs that are nothing but calls; None when the model may answer in words.
@@ -97,10 +97,10 @@ class ToolUse:
         return [tool.definition for tool in self.tools]
 
     def in_style(self, style: str | None, answer: Constraint | None) -> ToolUse:
-        """The same tools, called as the model writes it.
+        """Return the same tools, called in the model's style.
 
         Args:
-            style: None for an unknown one, in the place of which stands that of Hermes.
+            style: None if unknown; the style of Hermes is used then.
             answer: the constraint of an answer without calls; None where text may stand beside calls.
 
         Raises:
@@ -119,12 +119,12 @@ class ToolUse:
         return replace(self, style=style, words_spec=spec, answer=answer)
 
     def adjust(self, sampling: SamplingParams) -> SamplingParams:
-        """Sampling whose text shows the special tokens that begin a call; the grammar allows no others."""
+        """Return sampling parameters that keep the special tokens that begin a call; the grammar allows no others."""
         return sampling if self.words_spec is None else replace(sampling, skip_special_tokens=False)
 
 
 def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
-    """Check the tools and what is to be done with them; None when there is nothing to do.
+    """Validate the tools and the tool choice; None if no tools are used.
 
     Args:
         calls_many: whether the model may make several calls if the request does not say.
@@ -141,7 +141,7 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
         tools, choice = [tool for tool in tools if tool.name in choice.names], choice.mode
     if not tools:
         return None
-    # also when the model is free to use them or not: a schema that is none is refused in any case
+    # Build the grammar for auto as well: a malformed schema is always rejected.
     is_array = calls_many if body.parallel_tool_calls is None else body.parallel_tool_calls
     spec = _make_spec(tools, MAX_PARALLEL_CALLS if is_array else None)
     if choice in ("none", "auto"):
@@ -155,13 +155,13 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
 
 
 def combine(tools: ToolUse | None, answer: Constraint | None) -> Constraint | None:
-    """The one constraint of a request: tools that are forced, or that have the answer among their calls, win."""
+    """Return the one constraint of a request: that of forced tools, or of tools with the answer, takes precedence."""
     spec = None if tools is None else tools.spec or tools.words_spec
     return answer if spec is None else Constraint("tools", spec)
 
 
 def _make_format(answer: Constraint) -> Json:
-    """The part of a structural tag that an answer is.
+    """Return the part of a structural tag for an answer.
 
     Raises:
         ApiError: 400 for a constraint that can be none.
@@ -190,7 +190,7 @@ def explain(error: GrammarError, use: ToolUse) -> ApiError:
         if found is None or use.answer is None:
             return to_api_error(error, "tools")
         return to_api_error(_move(error, found[0], ""), use.answer.param)
-    tool = use.tools[int(found[1]) % len(use.tools)]  # a style may write every tool in several ways
+    tool = use.tools[int(found[1]) % len(use.tools)]  # a style may list every tool several times
     names = list(tool.parameters.get("properties", {}))
     is_listed = found[2] and use.style is not None and not list_tool_styles()[use.style].parameter_separator
     place = f"/properties/{names[int(found[2])]}" if is_listed and not found[3] else ""
@@ -199,7 +199,7 @@ def explain(error: GrammarError, use: ToolUse) -> ApiError:
 
 
 def _move(error: GrammarError, place: str, to: str) -> GrammarError:
-    """The same error with another beginning of its pointer."""
+    """Return the same error with another prefix of its pointer."""
     if isinstance(error, UnsupportedGrammar):
         return UnsupportedGrammar(to + error.pointer.removeprefix(place), error.keyword, error.reason)
     pointer = error.pointer if isinstance(error, InvalidGrammar) else None
@@ -224,7 +224,7 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
             raise ApiError(400, message, "tools", "unknown_field")
     parameters = function.get("parameters")
     if parameters is None:
-        # an unknown name is likely to be theirs; beside them it is for the chat template, which sees all of them
+        # Without parameters an unknown field is likely a misspelt one; beside them it is left to the chat template.
         check_names(f"{where}.function", function, FUNCTION_FIELDS)
         parameters = NO_PARAMETERS
     if not isinstance(parameters, dict):
@@ -238,7 +238,7 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
 
 
 def _read_choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -> str | Allowed:
-    """One of MODES, or "function:" and a name, or some of the tools."""
+    """Return one of MODES, or "function:" and a name, or some of the tools."""
     if choice is None:
         return "auto" if names else "none"
     if isinstance(choice, str):
@@ -267,7 +267,7 @@ def _read_allowed(allowed: object, names: Sequence[str]) -> Allowed:
 
 
 def _read_name(choice: object, names: Sequence[str]) -> str:
-    """The name of a tool that there is."""
+    """Return the name of an existing tool."""
     choice = choice if isinstance(choice, dict) and choice.get("type") == "function" else {}
     function = choice.get("function")
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
@@ -282,7 +282,7 @@ def _read_name(choice: object, names: Sequence[str]) -> str:
 
 
 def _make_spec(tools: Sequence[Tool], max_calls: int | None) -> GrammarSpec:
-    """The grammar of one call, or of an array of them."""
+    """Return the grammar of one call, or of an array of calls."""
     try:
         return GrammarSpec.structural_tag(make_forced_tags(_name_schemas(tools), max_calls))
     except GrammarError as error:

@@ -35,21 +35,21 @@ SMOKE_SHAPE = {
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Where the engine runs, and how large the work is."""
+    """Device and size of the work of a part."""
 
     folder: Path  # for the configs of models
     is_smoke: bool
 
     def pick(self, full: int, smoke: int) -> int:
-        """A size of the work."""
+        """Return the full or the smoke size of the work."""
         return smoke if self.is_smoke else full
 
     def shape(self, name: str) -> Json:
-        """The config of a model's shape, or of something tiny in its place."""
+        """Return the config of a model's shape, or of a tiny model for a smoke run."""
         return SHAPES[name] | (SMOKE_SHAPE if self.is_smoke else {})
 
     def settings(self, name: str, **changes: Any) -> dict[str, Any]:
-        """Settings of an engine with random weights of a shape."""
+        """Return the settings of an engine with random weights of a shape."""
         target = self.folder / name
         target.mkdir(exist_ok=True)
         (target / "config.json").write_text(json.dumps(self.shape(name)), encoding="utf-8")
@@ -64,7 +64,7 @@ class Setup:
 
 
 def run_work(settings: dict[str, Any], jobs: list[Job], grammar: GrammarSpec | None = None) -> float:
-    """Seconds of the work on a warm engine, once all its graphs are recorded."""
+    """Return the seconds of the work on a warm engine, with all its graphs recorded."""
     runner = TroupeRunner(settings, grammar, TEMPERATURE)
     try:
         warm = [Job(job.prompt_token_ids, max(2, job.max_tokens // 8)) for job in jobs]
@@ -76,7 +76,7 @@ def run_work(settings: dict[str, Any], jobs: list[Job], grammar: GrammarSpec | N
 
 
 def measure_nano(setup: Setup, shape: str) -> Json:
-    """The small engines' work: output tokens a second, and their share of what the device allows."""
+    """Measure the small engines' work: output tokens a second, and their share of the device's limit."""
     config = setup.shape(shape)
     jobs = make_nano(0.02 if setup.is_smoke else 1.0, config["vocab_size"])[: setup.pick(256, 6)]
     seconds = run_work(setup.settings(shape), jobs)
@@ -94,7 +94,7 @@ def measure_nano(setup: Setup, shape: str) -> Json:
 
 
 def measure_rates(setup: Setup) -> tuple[float, float]:
-    """Bytes a second of a copy and operations a second of a product, now, on this device."""
+    """Measure bytes a second of a copy and operations a second of a product on this device."""
     device = "cpu" if setup.is_smoke else "cuda"
     source = torch.ones(setup.pick(2**28, 2**16), device=device)
     matrix = torch.ones(setup.pick(8192, 64), setup.pick(8192, 64), device=device)
@@ -118,7 +118,7 @@ def _time(work: Callable[[], object]) -> float:
 
 
 def measure_single(setup: Setup) -> Json:
-    """Milliseconds a token of one request alone: two lengths, so that the prefill falls out."""
+    """Measure milliseconds per token of a single request; two lengths cancel the prefill."""
     found = {}
     for shape in ("qwen3-0.6b", "qwen3-8b"):
         runner = TroupeRunner(setup.settings(shape), None, TEMPERATURE)
@@ -135,7 +135,7 @@ def measure_single(setup: Setup) -> Json:
 
 
 def measure_switches(setup: Setup) -> Json:
-    """The same work with graphs and overlap, and without one or the other."""
+    """Measure the same work with graphs and overlap, and without either."""
     jobs = make_random(setup.pick(64, 3), setup.pick(128, 6), setup.pick(256, 6), 0.0, 1000, 0)
     variants: dict[str, dict[str, Any]] = {
         "all on": {},
@@ -149,7 +149,7 @@ def measure_switches(setup: Setup) -> Json:
 
 
 def measure_structured(setup: Setup) -> Json:
-    """A JSON schema on every row against free text; the demo model's tokenizer stands in for the shape's."""
+    """Measure a JSON schema on every row against free text; the demo model's tokenizer replaces the shape's."""
     tokenizer = {"tokenizer": str(DEMO_MODEL), "skip_tokenizer_init": False}
     jobs = make_random(setup.pick(128, 3), setup.pick(128, 6), setup.pick(256, 8), 0.0, 1000, 0)
     settings = setup.settings("qwen3-0.6b", **tokenizer)
@@ -164,7 +164,7 @@ def measure_structured(setup: Setup) -> Json:
 
 
 def check_syncs(setup: Setup) -> Json:
-    """Prefill, decode, sampling and filters under torch's check for waits in the launch section."""
+    """Run prefill, decode, sampling and filters under torch's check for waits in the launch section."""
     jobs = make_random(setup.pick(40, 3), setup.pick(200, 6), setup.pick(40, 6), 0.5, 1000, 0)
     run_work(setup.settings("qwen3-0.6b", check_syncs=not setup.is_smoke), jobs)
     return {"verdict": "not checked on a CPU" if setup.is_smoke else "no launch waits for the device"}

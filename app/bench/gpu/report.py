@@ -1,4 +1,4 @@
-"""The table of `bench gpu`: forty lines at most, every figure beside what it is measured against."""
+"""The table of `bench gpu`: at most forty lines, every figure beside its reference."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LINES["nano-14b"] = LINES["nano-0.6b"]
 
 
 def report(figures: Figures) -> list[str]:
-    """The lines of the table; kernels are left out where they do not fit, with a line that says so."""
+    """Return the lines of the table; kernels that do not fit are replaced by a line with their number."""
     machine, parts = figures["machine"], figures["parts"]
     lines = [f"{machine['machine']}, torch {machine['torch']}, {machine['date']}"]
     if figures["is_smoke"]:
-        lines.append("smoke run on a CPU: the parts work; no figure below says anything about speed")
+        lines.append("smoke run on a CPU: shows that the parts work; the figures below are not speeds")
     for name, result in parts.items():
         for number, line in enumerate(_describe(name, result)):
             lines.append(f"{'' if number else name:12}{line}")

@@ -1,4 +1,4 @@
-"""`bench gpu`: all that has to be proven on a GPU, in one run of ten minutes on a machine that has nothing yet.
+"""`bench gpu`: all GPU measurements and checks, in one run of ten minutes on a fresh machine.
 
     python -m app bench gpu --output-json gpu.json
     python -m app bench gpu --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
@@ -44,10 +44,10 @@ class Part:
     name: str
     module: str
     budget_s: float
-    is_extra: bool = False  # runs only when it is asked for
+    is_extra: bool = False  # runs only on request
 
 
-# In order of what must be known first: what the machine can do, what is right, then what is fast.
+# In order of importance: limits of the machine, correctness, speed.
 PARTS = (
     Part("ceilings", KERNELS, 20),
     Part("checks", KERNELS, 100),
@@ -64,7 +64,7 @@ PARTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which parts, how long, and where the figures go."""
+    """Add flags for the parts, the time and the output file."""
     names = ", ".join(part.name for part in PARTS)
     parser.add_argument("--parts", default="", metavar="A,B", help=f"only these of: {names}")
     parser.add_argument("--budget-s", type=float, default=600.0, help="time of the whole run (600)")
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Run the parts, write the figures, print the table; 1 when a part failed.
+    """Run the parts, write the figures, print the table; return 1 if a part failed.
 
     Raises:
         UsageError: an unknown part, a flag outside its range, or no GPU.
@@ -97,10 +97,10 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 
 def pick_parts(names: str) -> list[Part]:
-    """The parts of a comma-separated list, in their own order; all but the extras for an empty one.
+    """Return the parts of a comma-separated list, in their fixed order; for an empty list all but the optional ones.
 
     Raises:
-        UsageError: a name that is no part.
+        UsageError: a name is not a part.
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     known = [part.name for part in PARTS]
@@ -111,7 +111,7 @@ def pick_parts(names: str) -> list[Part]:
 
 
 def run_parts(parts: Sequence[Part], budget_s: float, is_smoke: bool) -> dict[str, Any]:
-    """Run one after another until the time is up; what was left out is recorded as skipped."""
+    """Run the parts one after another until the time is up; the others are recorded as skipped."""
     deadline = time.monotonic() + budget_s
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="troupe-gpu-") as folder:
@@ -129,14 +129,14 @@ def run_parts(parts: Sequence[Part], budget_s: float, is_smoke: bool) -> dict[st
 
 
 def run_part(part: Part, target: Path, limit_s: float, is_smoke: bool) -> dict[str, Any]:
-    """Run one process; its figures, or why there are none."""
+    """Run one process; return its figures, or why there are none."""
     command = [sys.executable, "-m", part.module, part.name, "--json", str(target)]
     environment = dict(os.environ)
     if is_smoke:
         command.append("--smoke")
         environment["TRITON_INTERPRET"] = "1"
     start = time.monotonic()
-    # A process group of its own, so that what a hanging part started goes with it.
+    # In its own process group, so that processes started by a hung part are ended with it.
     process = subprocess.Popen(
         command,
         env=environment,

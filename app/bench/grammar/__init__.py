@@ -1,1 +1,1 @@
-"""Grammars: their speed beside the peers."""
+"""Grammar benchmarks, compared with other engines."""

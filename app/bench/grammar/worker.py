@@ -51,7 +51,7 @@ class Session(Protocol):
         """Take a token."""
 
     def is_complete(self) -> bool:
-        """Tell whether the text may end here."""
+        """Return whether the text may end here."""
 
 
 class Peer(Protocol):

@@ -72,7 +72,7 @@ def form_to_schema(form: Mapping[str, Any]) -> Schema:
 
 
 def _has_inexact(schema: Schema) -> bool:
-    """Tell whether a whole number in a schema is beyond those that a double holds one by one."""
+    """Return whether a whole number in a schema is beyond those that a double holds one by one."""
     found: list[Any] = [schema]
     while found:
         value = found.pop()

@@ -238,7 +238,7 @@ def _find_kind(subschema: Schema) -> str:
 
 
 def _is_usable(name: str, value: Any, is_whole: bool) -> bool:
-    """Tell whether Pydantic takes the value of this limit."""
+    """Return whether Pydantic takes the value of this limit."""
     if name == "pattern":
         return isinstance(value, str) and not LOOK_AROUND.search(value)
     if isinstance(value, bool) or not isinstance(value, int | float):

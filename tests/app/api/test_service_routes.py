@@ -1,4 +1,4 @@
-"""Request ids, models, health, version, metrics, tokens, unknown routes."""
+"""Routes beside generation: models, health, version, metrics, tokens, request ids, unknown paths."""
 
 import logging
 import threading
