@@ -121,7 +121,7 @@ Phase = Literal["queued", "prefill", "decode", "preempted"]
 class RequestView:
     """One completion that has not ended. Counts are tokens."""
 
-    handle: int  # by which it can be told from its siblings
+    handle: int  # distinguishes it from its siblings
     request_id: str
     phase: Phase
     age_s: float

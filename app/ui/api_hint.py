@@ -1,4 +1,4 @@
-"""The API tab: the address of this server and snippets that work as they are."""
+"""The API tab: the address of this server and code snippets for it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ SNIPPETS = {
 
 
 def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
-    """Put the address and the snippets on the page; they follow the address the page was opened at."""
+    """Put the address and the snippets on the page; they use the address at which the page was opened."""
     gr.Markdown(
         "The same engine speaks the OpenAI API, on the same port. Point any client at the base URL. "
         "[/openapi.json](/openapi.json) describes every route."
@@ -115,14 +115,14 @@ def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
 
 
 def find_page_url(request: gr.Request, root_path: str) -> str:
-    """The address that the page was opened at, as Gradio tells it to the page: behind a proxy its headers count."""
+    """Return the page's address from Gradio's headers, which are right behind a proxy."""
     asked = request.request
     assert asked is not None, "an event outside the queue has its own request"
     return get_root_url(asked, asked.url.path, root_path)
 
 
 def make_snippets(page_url: str, model: str, needs_key: bool) -> tuple[str, ...]:
-    """Base URL and the snippets, for a page address such as http://127.0.0.1:7860/."""
+    """Return the base URL and the snippets for a page address such as http://127.0.0.1:7860/."""
     values = {
         "base_url": page_url.rstrip("/") + "/v1",
         "model": model,

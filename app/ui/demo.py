@@ -17,7 +17,7 @@ from app.ui.lean import make_lean
 from app.ui.observatory import build_observatory_tab
 from engine import Engine, EngineConfig
 
-# Files that people open or download: looked through every hour, deleted when a day old.
+# Uploads and downloads: checked every hour, deleted after a day.
 KEEP_FILES_S = (3600, 86400)
 
 WELCOME = "## Troupe\n{about}\n\nAnswers stream from the engine in this process; nothing leaves this machine."
@@ -35,7 +35,7 @@ EXAMPLES = [
 
 
 class AppConfig(Protocol):
-    """What the page needs to know of the app's configuration."""
+    """The part of the app's configuration that the page needs."""
 
     @property
     def api_key(self) -> tuple[str, ...]: ...
@@ -66,7 +66,7 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
                 build_api_tab(demo, engine, needs_key=bool(app_config.api_key))
 
         async def leave(request: gr.Request) -> None:
-            # A handler's own stream tells of a closed tab only once the page has opened it.
+            # A handler's stream reports a closed tab only after the page has opened it.
             session = str(request.session_hash)
             extract.stops.ask(session, "leave")
             batch.leave(session)
@@ -77,7 +77,7 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
 
 
 def describe_model(engine: Engine) -> str:
-    """The chat's empty state: what answers here, and what to expect of it."""
+    """Describe the model in the empty chat."""
     if engine.config.load_format == "dummy":
         return WELCOME.format(about=ABOUT_DUMMY)
     if is_demo_model(engine):
@@ -90,7 +90,7 @@ def choose_examples(engine: Engine) -> list[str]:
 
 
 def choose_settings(engine: Engine) -> Settings:
-    """The demo model knows few answers, learned mostly without a system prompt; sampling makes it miss them."""
+    """Choose settings that fit the demo model: greedy, and without a system prompt, as it was mostly trained."""
     return Settings(system_prompt="", temperature=0.0) if is_demo_model(engine) else Settings()
 
 

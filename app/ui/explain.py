@@ -1,4 +1,4 @@
-"""Errors in words: what happened, why, and what to do next."""
+"""Explanations of errors for people: what happened, why, and what to do."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from engine import (
 )
 from grammar import GrammarError, UnsupportedGrammar
 
-# What the handlers turn into words; anything else is a bug and may show as one.
+# Errors that the handlers explain; others are bugs and may appear as such.
 EXPLAINED = (EngineError, GrammarError)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One error for a person."""
+    """An explanation of one error."""
 
     what: str
     why: str
     next_step: str
 
     def as_html(self) -> str:
-        """Where a result or a schema would stand."""
+        """Return it as HTML, in place of a result or a schema."""
         what, why, next_step = (html.escape(part) for part in (self.what, self.why, self.next_step))
         return (
             f'<div class="problem" role="alert"><b>{what}</b> <span>{why}</span> <em>{next_step}</em></div>'
@@ -40,7 +40,7 @@ class Explanation:
 
 
 def explain(error: Exception, engine_state: str = "ready") -> Explanation:
-    """Put an error of the engine or the grammar into words."""
+    """Explain an error of the engine or the grammar."""
     why = _sentence(str(error))
     match error:
         case UnsupportedGrammar():
@@ -99,6 +99,6 @@ def _sentence(text: str) -> str:
     text = text.strip()
     if not text:
         return ""
-    # A file's name stays as it is written.
+    # Show a file name unchanged.
     first = text[0] if "." in text.split()[0].rstrip(".") else text[0].upper()
     return first + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

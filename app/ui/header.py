@@ -1,4 +1,4 @@
-"""The strip on top: model, device, state, load. One small line, refreshed once a second."""
+"""The header strip: model, device, state, load. Refreshed once a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.ui.scripts import read_script
 from engine import Engine
 
 POLL_INTERVAL_S = 1.0
-# The rate is a mean over the last seconds: long enough to be calm, short enough to be live.
+# Seconds over which the rate is averaged: long enough to be steady, short enough to be current.
 RATE_WINDOW_S = 3.0
 
 STATE_WORDS = {
@@ -30,17 +30,17 @@ STATE_WORDS = {
 
 
 class RateMeter:
-    """Tokens per second of an engine, from its counter, shared by every open page."""
+    """Tokens per second of an engine, from its counter; shared by all pages."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.samples: deque[tuple[float, int]] = deque()
 
     def update(self, num_tokens: int) -> float:
-        """Take in the counter and return the rate over the window."""
+        """Add the counter's value and return the rate over the window."""
         now = self.clock()
         if self.samples and num_tokens < self.samples[-1][1]:
-            # The counter went back: the engine was restarted.
+            # The counter decreased, because the engine was restarted.
             self.samples.clear()
         self.samples.append((now, num_tokens))
         while len(self.samples) > 2 and self.samples[1][0] <= now - RATE_WINDOW_S:
@@ -50,7 +50,7 @@ class RateMeter:
 
 
 def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> str:
-    """The strip as HTML; the card is what the model's name shows when it is pointed at."""
+    """Return the strip as HTML; the card is the tooltip of the model's name."""
     card = html.escape(card, quote=True)
     stats = engine.stats()
     state = STATE_WORDS.get(engine.state) or ("busy" if stats.num_running else "ready")
@@ -74,7 +74,7 @@ def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> s
 
 
 def describe_device(engine: Engine) -> str:
-    """Device and number format, once they are known."""
+    """Return device and dtype, once they are known."""
     if engine.state in ("new", "starting"):
         return ""
     worker = engine.resolved.worker
@@ -98,7 +98,7 @@ def build_header(demo: gr.Blocks, engine: Engine) -> None:
         padding=False,
         js_on_load=read_script("polish"),
     )
-    # queue=False: a plain request, so that the strip stays live when every event slot is taken.
+    # queue=False: a plain request, so that the strip is updated even if every event slot is in use.
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     demo.load(refresh, None, strip, **quiet)
     gr.Timer(POLL_INTERVAL_S).tick(refresh, None, strip, **quiet)

@@ -23,7 +23,7 @@ logger = logging.getLogger("troupe.engine")
 
 
 class AdapterActor(ThreadActor[AdapterInbox]):
-    """Loads adapters one after another. A broken one is reported to those who need it, and to nobody else."""
+    """Loads adapters one after another. A broken one is reported only to the requests that need it."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class _Load:
-    """What the router knows of one replica."""
+    """The router's view of one replica."""
 
     cached: set[bytes] = field(default_factory=set)  # as reported
     expected: Counter[bytes] = field(default_factory=Counter)  # of prompts that the replica holds

@@ -18,7 +18,7 @@ MIN_STEPS = 3  # for a value of the table
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What the time of a step depends on."""
+    """The quantities that determine the time of a step."""
 
     num_tokens: int
     num_keys: int  # cached keys that the rows read

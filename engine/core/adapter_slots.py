@@ -135,7 +135,7 @@ class AdapterSlots:
             slot.successor, slot.limit = ref, key
 
     def _is_unused(self, slot: _Slot) -> bool:
-        """Whether nobody uses the slot. It is not taken from requests that waited for its load and come first."""
+        """Return whether the slot is unused. It is not taken from requests that waited for its load and come first."""
         slot.expected = [
             request
             for request in slot.expected

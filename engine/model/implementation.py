@@ -62,7 +62,7 @@ def _is_native(path: Path) -> bool:
     if str(data.get("model_type")) in TEXT_PARTS:
         text = data.get("text_config")
         if not isinstance(text, dict):
-            return True  # ModelConfig refuses it and says why
+            return True  # ModelConfig refuses it with a reason
         data = text
     architectures = data.get("architectures") or []
     if isinstance(architectures, list) and architectures:

@@ -28,7 +28,7 @@ from kernels.torch.elementwise import store_kv
 
 NAME = "troupe"
 _ATTRIBUTE = "troupe_attention"
-# Arguments that change nothing: what they say is in the step's metadata, or is about outputs that nobody reads.
+# Arguments without effect: the step's metadata contains them, or they concern unused outputs.
 _INERT = frozenset(
     [
         *("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"),

@@ -28,7 +28,7 @@ ReadFields = Callable[[ConfigReader], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What follows from the architecture name, and how its config.json is read."""
+    """The properties of one architecture, and how its config.json is read."""
 
     model_type: str
     style: LayerStyle = LLAMA_STYLE

@@ -36,7 +36,7 @@ from kernels.torch import make_ops
 
 
 class WideLinear(Linear):
-    """A Linear in the place of a `nn.Linear`: it takes any leading dimensions."""
+    """A Linear that replaces a `nn.Linear`; it accepts any leading dimensions."""
 
     def __init__(self, source: nn.Linear, shared: Tensor | None) -> None:
         sizes = source.in_features, source.out_features, source.bias is not None
@@ -99,7 +99,7 @@ class HiddenStates(nn.Module):
 
 
 class Skeleton:
-    """What tracing a model on the meta device tells, before anything is loaded.
+    """The result of tracing a model on the meta device, before weights are loaded.
 
     Args:
         config: of a model whose code is in transformers.

@@ -117,7 +117,7 @@ def _read_weights(
 
 
 def _check(config: PreTrainedConfig) -> None:
-    """Refuse what a config says that the paged cache cannot hold."""
+    """Refuse configs that the paged cache cannot serve."""
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel("quantization_config: quantized checkpoints are not supported by this backend")
     if config.is_encoder_decoder:

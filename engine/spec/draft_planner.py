@@ -99,7 +99,7 @@ class DraftPlanner:
     def wake(self, requests: Iterable[Request]) -> None:
         """Look for drafts of requests that do not draft and have reached their `wake_at`.
 
-        A token in flight is not known yet; what the known ones suggest says whether waiting for it may pay.
+        A token in flight is not known yet; the drafts after the known tokens show whether waiting for it may pay.
         """
         for request in requests:
             record, num_tokens = request.drafts, request.num_tokens
@@ -184,7 +184,7 @@ class DraftPlanner:
         """Take the time of proposing on the device."""
         assert self._device is not None, "the device has proposed"
         self.costs.note_draft(num_positions, seconds)
-        # What takes many times as long as usual waited for something else.
+        # Ignore times far above the average, which include waiting for other work.
         self._budget.add(self._device, -min(seconds, 4 * num_positions * self.costs.draft_s))
 
     def count_wanted(self, requests: Sequence[Request], slots: np.ndarray) -> np.ndarray | None:

@@ -44,7 +44,7 @@ class Recorder(Protocol):
 
 
 class Recording(NamedTuple):
-    """What one recording is for."""
+    """The steps that one recording serves."""
 
     num_rows: int
     width: int  # tokens of each row

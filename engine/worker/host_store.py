@@ -74,7 +74,7 @@ class HostStore:
         self._memories = list(tensors.values())
 
     def detach(self) -> None:
-        """Let go of the caches."""
+        """Release the references to the caches."""
         self._memories = []
 
     def list_stored(self) -> list[tuple[int, bytes]]:

@@ -262,7 +262,7 @@ class ModelRunner:
         return msgspec.structs.replace(done, drafts=drafts, draft_time_s=seconds)
 
     def _settle(self, drafter: Drafter, runs: SampleRuns, counts: np.ndarray) -> None:
-        """Tell the drafter which drafts were accepted."""
+        """Report the accepted drafts to the drafter."""
         if not runs.has_drafts:
             return
         end, lengths = 0, runs.ends - runs.counts + 1

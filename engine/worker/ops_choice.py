@@ -34,14 +34,14 @@ def start_ops(
     if not config.enable_native_ops:
         return make_ops(config, dtype, num_threads), None
     native = NativeSwap(dtype, num_threads)
-    # Where few bits are kept, ops must not change on the way: a last bit may be another token.
+    # With quantized weights the ops must not change later: a difference in the last bit may change a token.
     is_coarse = config.quantization != "none" or config.dtype == "bfloat16" or has_codes
     ops = native.start(waits=waits or is_coarse)
     return ops or make_ops(config, dtype, num_threads), native
 
 
 def note_rounding(config: WorkerConfig, ops_name: str, native: NativeSwap | None) -> list[str]:
-    """What few bits give up without the native ops: torch's sums depend on the batch in their last bits."""
+    """Explain what quantization loses without the native ops: torch's sums depend on the batch in their last bits."""
     is_quantized = config.quantization != "none"
     is_coarse = is_quantized or config.dtype != "float32"
     if config.device != "cpu" or not is_coarse or ops_name == "native":

@@ -52,7 +52,7 @@ from engine.worker.warm_up import (
 # Under constant load, one chore runs after this many steps. Recording a graph waits for the device; repacking one
 # matrix takes less time than a step.
 STEPS_PER_RECORDING, STEPS_PER_MOVE = 64, 4
-# Steps are measured at the start for about so many seconds.
+# Approximate seconds for which steps are measured at the start.
 MEASURE_S = 1.0
 
 

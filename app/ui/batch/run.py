@@ -1,4 +1,4 @@
-"""One batch: rows in, records out as they finish, and how far it is. The page and its tests drive it."""
+"""One batch: rows in, records out as they finish, with progress. Used by the page and its tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.extraction.sources import Row
 
 @dataclass(slots=True)
 class BatchRun:
-    """The rows of a batch and what became of them; `records` are those that ended, by their place."""
+    """The rows of a batch and their results; `records` are the finished ones, by row index."""
 
     rows: Sequence[Row]
     column: str
@@ -31,7 +31,7 @@ class BatchRun:
     async def run(
         self, extractor: Extractor, schema: Schema, cache_salt: str, indices: Sequence[int] | None = None
     ) -> AsyncGenerator[int, None]:
-        """Extract every row, or those of some places, several at once; leaving ends those that run.
+        """Extract every row, or some rows, several at once; closing the generator aborts running ones.
 
         Yields how many have ended.
 
@@ -70,15 +70,15 @@ class BatchRun:
 
     @property
     def ordered(self) -> list[dict[str, Any]]:
-        """The records that are done, in the order of the rows."""
+        """Return the finished records in row order."""
         return [self.records[index] for index in sorted(self.records)]
 
     def list_doubtful(self) -> list[int]:
-        """The places of rows that failed, do not fit the schema, or have a flagged value."""
+        """Return the indices of rows that failed, do not fit the schema, or have a flagged value."""
         return [i for i, each in sorted(self.records.items()) if not each["valid"] or each["flags"]]
 
     def restore(self, index: int) -> ExtractionResult:
-        """The result of a row, made again from its record and its text."""
+        """Recreate the result of a row from its record and its text."""
         record, source = self.records[index], self.rows[index].pick(self.column)
         result = ExtractionResult(
             source.name, record["record"], "", record["valid"], (), record["finish_reason"], record["confidence"],
@@ -96,12 +96,12 @@ class BatchRun:
 
     @property
     def cached_share(self) -> float:
-        """Share of the prompts' tokens that the prefix cache had, 0 to 1."""
+        """Return the share of prompt tokens found in the prefix cache, 0 to 1."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate from the rate so far; None before there is one."""
+        """Estimate the remaining seconds from the rate so far; None before there is a rate."""
         num_done = len(self.records)
         if not num_done:
             return None

@@ -1,4 +1,4 @@
-"""The batch tab: files in, a column picked, records out, with progress, and the results as files."""
+"""The batch tab: open files, pick a column, extract records with progress, download the results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Update = tuple[Any, ...]  # progress, records, buttons (try, run, stop), downloa
 
 
 class BatchTab:
-    """Many texts, one schema, one engine."""
+    """Extracts records from many texts with one schema on one engine."""
 
     def __init__(self, engine: Engine, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
         self.engine = engine
@@ -67,7 +67,7 @@ class BatchTab:
         self.interval_s = interval_s
         self.stops = Stops()
         self.tables = OpenTables()
-        self.batches: dict[str, BatchRun] = {}  # the last one of each session
+        self.batches: dict[str, BatchRun] = {}  # the latest run of each session
         self.checker = SchemaChecker()
 
     def build(self, of_extract: SchemaParts, review: Sequence[Any]) -> None:
@@ -82,7 +82,7 @@ class BatchTab:
                     label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
                     elem_id="batch-files",
                 )  # fmt: skip
-                # Without file_types: Gradio would refuse the whole folder for one file of another kind.
+                # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.
                 folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
                 column = gr.Dropdown([], label="Column with the text", interactive=True)
                 schema = gr.Dropdown(
@@ -127,11 +127,11 @@ class BatchTab:
         stop.click(self.stop, None, None, queue=False, **quiet)
 
     async def open_files(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
-        """The files as a table; what still runs over those before is stopped first, for the page shows it no more."""
+        """Open files as a table; a run over earlier files is stopped first, because the page no longer shows it."""
         session = str(request.session_hash)
         was_running = await self.stops.end(session)
         note = render_note("The run before was stopped; what is done is kept.") if was_running else ""
-        # Before the new one is read: a visitor has one table at a time.
+        # Before reading the new table, because a visitor has one table at a time.
         self.tables.drop(session)
         try:
             table = await open_table(paths or ())
@@ -145,7 +145,7 @@ class BatchTab:
         return picker, note, render_preview(table, column), is_ready, is_ready
 
     async def open_folder(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
-        """The same with those files of a folder that could be opened one by one, too."""
+        """Open a folder, with those of its files that are supported."""
         fitting = [path for path in paths or () if Path(path).suffix.lower() in FILE_TYPES]
         picker, progress, *rest = await self.open_files(fitting, request)
         if num_others := len(paths or ()) - len(fitting):
@@ -153,7 +153,7 @@ class BatchTab:
         return picker, progress, *rest
 
     def show_column(self, column: str | None, request: gr.Request) -> Any:
-        """The preview with another column first; while a batch runs its records stay."""
+        """Preview another column first; during a run the records stay."""
         session = str(request.session_hash)
         if self.stops.is_running(session):
             return gr.skip()
@@ -174,7 +174,7 @@ class BatchTab:
         order: bool,
         request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
-        """Extract the first rows only, to see whether the schema fits."""
+        """Extract the first rows only, to test the schema."""
         async with aclosing(
             self.run_all(column, name, schema, problem, order, request, NUM_PREVIEWED)
         ) as updates:
@@ -190,7 +190,7 @@ class BatchTab:
         order: bool,
         request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
-        """Extract the rows again that failed or have a flagged value, with a vote and a second reading."""
+        """Extract failed and flagged rows again, with a vote and a second reading."""
         batch = self.batches.get(str(request.session_hash))
         async with aclosing(
             self.run_all(column, name, schema, problem, order, request, again=batch)
@@ -199,12 +199,12 @@ class BatchTab:
                 yield update
 
     def sort(self, order: bool, request: gr.Request) -> Any:
-        """The records with the least sure ones first, or in the order of the rows."""
+        """Sort the records by confidence, lowest first, or in row order."""
         batch = self.batches.get(str(request.session_hash))
         return gr.skip() if batch is None else render_records(batch, order)
 
     def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
-        """A row in the Extract tab, where it is reviewed as a text of its own."""
+        """Open a row in the Extract tab for review."""
         batch, index = self.batches.get(str(request.session_hash)), int(data._data["row"])
         if batch is None or batch.records.get(index, {}).get("record") is None:
             raise gr.Error("This row is not here any more. Run the batch again.")
@@ -224,11 +224,11 @@ class BatchTab:
         num_rows: int | None = None,
         again: BatchRun | None = None,
     ) -> AsyncGenerator[Update, None]:
-        """Extract every row; what is done when it is stopped or fails stays and can be downloaded.
+        """Extract every row; finished records stay and can be downloaded after a stop or failure.
 
         Args:
             schema, problem: of the Extract tab; they count when no example schema of that name is chosen.
-            order: whether the least sure records come first.
+            order: whether records with the lowest confidence come first.
             again: a run whose doubtful rows are extracted again.
         """
         session = str(request.session_hash)
@@ -243,7 +243,7 @@ class BatchTab:
         if refused is not None:
             yield refused.as_html(), *(gr.skip() for _ in range(8))
             return
-        # One at a time: two would draw over each other.
+        # One run at a time, because two would overwrite each other's display.
         await self.stops.end(session)
         with self.stops.running(session) as flag:
             self.batches[session] = batch
@@ -266,14 +266,14 @@ class BatchTab:
                 kept = render_progress(batch, "stopped") if batch.records else ""
                 yield _end(flag, what + kept, render_records(batch, order), await self._save(batch))
             except Exception as error:
-                # A bug goes on, but it must not leave the buttons closed for good.
+                # Raise unexpected errors, but enable the buttons again.
                 yield _end(flag, explain_bug(error).as_html(), gr.skip(), _hide_files())
                 raise
 
     async def _watch(
         self, batch: BatchRun, stream: AsyncGenerator[int, None], flag: Flag, order: bool
     ) -> AsyncGenerator[Update, None]:
-        """The page while the batch runs; leaving ends the rows that run."""
+        """Update the page while the batch runs; closing the generator aborts running rows."""
         rest = tuple(gr.skip() for _ in range(7))
         drawn = 0.0
         async with aclosing(pace(stream, 0)) as steps:
@@ -286,11 +286,11 @@ class BatchTab:
                     yield render_progress(batch, "running"), render_records(batch, order), *rest
 
     def stop(self, request: gr.Request) -> None:
-        """End the batch and keep what is done."""
+        """End the batch and keep the finished records."""
         self.stops.ask(str(request.session_hash))
 
     async def _save(self, batch: BatchRun) -> list[Any]:
-        """The download buttons, each with its file."""
+        """Return the download buttons with their files."""
         if not batch.records:
             return _hide_files()
         again = gr.update(visible=bool(batch.list_doubtful()))
@@ -302,7 +302,7 @@ def _label(file_format: str) -> str:
 
 
 def _write_files(records: list[dict[str, Any]]) -> list[Any]:
-    # In Gradio's own folder, which is cleared of old files.
+    # In Gradio's own folder, from which old files are deleted.
     root = Path(get_upload_folder())
     root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="batch-", dir=root))
@@ -311,7 +311,7 @@ def _write_files(records: list[dict[str, Any]]) -> list[Any]:
         path = folder / f"records.{file_format}"
         try:
             path.write_bytes(export(records, file_format))
-            # A failure before closed the button and took its name.
+            # An earlier failure disabled the button and changed its label.
             buttons.append(
                 gr.update(visible=True, interactive=True, value=str(path), label=_label(file_format))
             )
@@ -326,7 +326,7 @@ def _buttons(is_busy: bool = False) -> tuple[Any, Any, Any]:
 
 
 def _hide_files() -> list[Any]:
-    return [gr.update(visible=False)] * 4  # and the button to run rows again
+    return [gr.update(visible=False)] * 4  # enable the button that runs rows again
 
 
 def _end(flag: Flag, progress: str, records: Any, downloads: list[Any]) -> Update:

@@ -1,4 +1,4 @@
-"""A batch as HTML: the rows before, the progress during, the records after."""
+"""HTML of a batch: rows before it, progress during it, records after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EMPTY_BATCH = (
 
 
 def render_preview(table: Table, column: str | None) -> str:
-    """The first rows, the chosen column first."""
+    """Return the first rows, the chosen column first."""
     if not table.rows:
         return EMPTY_BATCH
     columns = sorted(table.columns, key=lambda name: name != column)
@@ -53,12 +53,12 @@ def render_preview(table: Table, column: str | None) -> str:
 
 
 def render_note(text: str) -> str:
-    """A line where the progress stands."""
+    """Return a line in place of the progress."""
     return f'<p class="batch-figures" role="status">{html.escape(text)}</p>'
 
 
 def render_progress(run: BatchRun, state: str) -> str:
-    """How far the batch is: a bar and one line of figures. `state` is running, done or stopped."""
+    """Return the progress as a bar and one line of figures. `state` is running, done or stopped."""
     num_done, num_rows = len(run.records), len(run.rows)
     seconds = max(run.clock() - run.started, 1e-9)
     parts = [f"<b>{num_done:,}</b> of {num_rows:,} rows", f"{run.num_valid:,} fit the schema"]
@@ -86,7 +86,7 @@ def render_progress(run: BatchRun, state: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds, or minutes and hours once they are many."""
+    """Return seconds, or minutes and hours for long durations."""
     if seconds < 90:
         return f"{seconds:,.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
     minutes = seconds / 60
@@ -94,12 +94,12 @@ def format_duration(seconds: float) -> str:
 
 
 def least_confidence(record: dict[str, Any]) -> float:
-    """How sure the model was of the record's least sure value; 0 for a row without a record."""
+    """Return the lowest confidence of the record's values; 0 for a row without a record."""
     return 0.0 if record["record"] is None else min(record["confidence"].values(), default=1.0)
 
 
 def render_records(run: BatchRun, least_sure_first: bool = False) -> str:
-    """The records that are done, one a row, a column a field."""
+    """Return the finished records, one per row, a column per field."""
     done = sorted(run.records)
     if least_sure_first:
         done.sort(key=lambda index: least_confidence(run.records[index]))

@@ -1,4 +1,4 @@
-"""Answers of the chat, written to their end whether or not a page shows them.
+"""Answers of the chat, generated to their end whether or not a page shows them.
 
 begin ──▶ Answers.start ──▶ a task reads the engine's stream into an Answer ◀── pages watch it, one or several
 A page that was reloaded finds its answer by the id, until ten minutes after the end. The id is random, so only the
@@ -28,7 +28,7 @@ MAX_KEPT = 512  # answers that have ended
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One answer as far as it is written.
+    """One answer, as far as it has been generated.
 
     Attributes:
         thinking: how the text is split into reasoning and content; None if all of it is content.
@@ -48,13 +48,13 @@ class Answer:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self) -> None:
-        """End the answer and abort its request; what is there stays."""
+        """End the answer and abort its request; the text so far stays."""
         self.is_stopped = not self.is_over
         if self._task is not None:
             self._task.cancel()
 
     async def watch(self) -> AsyncGenerator[None]:
-        """Yield after every change, and as a sign of life, until the answer is over.
+        """Yield after every change, and periodically as a heartbeat, until the answer ends.
 
         Gradio notices a closed page only when a handler yields.
         """
@@ -74,7 +74,7 @@ class Answer:
 
 
 class Answers:
-    """All answers of the server that are being written, and for a while those that have ended."""
+    """All answers that are being generated, and for a while those that have ended."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -82,7 +82,7 @@ class Answers:
         self._kept: dict[str, Answer] = {}
 
     def start(self, make_stream: Callable[[Answer], AsyncGenerator[RequestOutput | None]]) -> Answer:
-        """Read a stream to its end, now and without the caller."""
+        """Read a stream to its end in a task of its own."""
         answer = Answer()
         self._drop_old()
         self._kept[answer.answer_id] = answer
@@ -91,13 +91,13 @@ class Answers:
         return answer
 
     def find(self, answer_id: str) -> Answer | None:
-        """The answer of that id, None when it ended too long ago or the server was restarted."""
+        """Return the answer with this id; None if it has expired or the server was restarted."""
         self._drop_old()
         return self._kept.get(answer_id)
 
     async def _read(self, answer: Answer, stream: AsyncGenerator[RequestOutput | None]) -> None:
         try:
-            # Leaving the block closes the stream, and that aborts the engine's request.
+            # Leaving the block closes the stream, which aborts the engine's request.
             async with aclosing(stream):
                 async for output in stream:
                     if output is not None:

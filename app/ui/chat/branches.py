@@ -1,4 +1,4 @@
-"""Versions of a conversation: a question asked again or changed leaves what followed it as another version.
+"""Versions of a conversation: a repeated or edited question keeps the messages after it as another version.
 
 thread = {"id", "forks": [{"at", "active", "tails"}, ...], "seen": ids of turns, "settings"}
 A fork stands before message `at`; its tails are what can follow, each {"messages", "forks"}, and the active one is what
@@ -20,7 +20,7 @@ MAX_VERSIONS = 20
 
 
 def fork(thread: Thread, history: History, at: int) -> Thread:
-    """The thread when everything from message `at` on is about to be written anew."""
+    """Return the thread before everything from message `at` on is replaced."""
     forks = copy.deepcopy(thread["forks"])
     deeper = [each for each in forks if each["at"] > at]
     kept = [each for each in forks if each["at"] < at]
@@ -30,14 +30,14 @@ def fork(thread: Thread, history: History, at: int) -> Thread:
         "tails": [None],
     }
     here["tails"][here["active"]] = {"messages": history[at:], "forks": deeper}
-    # The oldest versions go first.
+    # Drop the oldest versions first.
     here["tails"] = [*here["tails"][1 - MAX_VERSIONS :], None]
     here["active"] = len(here["tails"]) - 1
     return {**thread, "forks": [*kept, here]}
 
 
 def switch(thread: Thread, history: History, at: int, to: int) -> tuple[Thread, History]:
-    """The thread and the history with another version after message `at`; unchanged when there is none such."""
+    """Return the thread and the history with another version after message `at`; unchanged if it does not exist."""
     forks = copy.deepcopy(thread["forks"])
     here = next((each for each in forks if each["at"] == at), None)
     if here is None or not 0 <= to < len(here["tails"]) or to == here["active"]:
@@ -51,7 +51,7 @@ def switch(thread: Thread, history: History, at: int, to: int) -> tuple[Thread, 
 
 
 def merge(thread: Thread, history: History, stored: Chat | None) -> Thread:
-    """The thread with what another tab has added to the chat, each turn of it as a further version where it differs."""
+    """Merge the turns that another tab added to the chat, as further versions where they differ."""
     thread = {**thread, "seen": sorted({*thread.get("seen", ()), *list_turn_ids(history)})}
     if stored is None:
         return thread
@@ -73,7 +73,7 @@ def merge(thread: Thread, history: History, stored: Chat | None) -> Thread:
             None,
         )
         if known is not None:
-            # The same version: another tab may have seen more of it.
+            # The same version, of which another tab may have more.
             if len(tail["messages"]) > len(ours[known]["messages"]) or read_pending(ours[known]["messages"]):
                 ours[known] = tail
         elif not set(ids) <= seen:
@@ -87,7 +87,7 @@ def merge(thread: Thread, history: History, stored: Chat | None) -> Thread:
 
 
 def list_turn_ids(messages: History) -> list[str]:
-    """The ids of the turns that these messages end."""
+    """Return the ids of the turns that end in these messages."""
     found = [(message.get("metadata") or {}) for message in messages]
     return [
         str(each["id"])
@@ -103,16 +103,16 @@ def _count_common(one: History, other: History) -> int:
 
 
 def prune(thread: Thread, history: History) -> Thread:
-    """The thread without forks behind the end of the history, as after an undo."""
+    """Drop forks after the end of the history, for example after an undo."""
     return {**thread, "forks": [each for each in thread["forks"] if each["at"] < max(len(history), 1)]}
 
 
 def describe(thread: Thread, history: History) -> list[dict[str, Any]]:
-    """What the page shows of each fork: which question, which version, of how many."""
+    """Describe each fork for the page: its message, its version, and the number of versions."""
     shown = []
     for each in thread["forks"]:
         turn = sum(message["role"] == "user" for message in history[: each["at"]])
-        # A fork before a question is one of that question; a fork behind it, of its answer.
+        # A fork before a question belongs to that question; a fork after it, to its answer.
         is_question = each["at"] < len(history) and history[each["at"]]["role"] == "user"
         shown.append(
             {

@@ -1,4 +1,4 @@
-"""The chat history as Gradio keeps it: reading it for the model, writing answers, figures and errors into it.
+"""The chat history in Gradio's format: reads it for the model, writes answers, figures and errors into it.
 
 An answer is followed by a quiet line of figures, a message with a title; it, reasoning and failed turns are
 not part of what the model reads.
@@ -27,13 +27,13 @@ def answer_message(text: str) -> Message:
 
 
 def answer_messages(text: str, thinking: Thinking | None = None) -> list[Message]:
-    """An answer with its reasoning, where it has some, in a message of its own that is folded once it is complete."""
-    # A model whose template does not know reasoning may begin with it all the same.
+    """Return an answer, with its reasoning in a separate message that is folded when complete."""
+    # A model may begin with reasoning even if its template does not support it.
     splitter = ThoughtSplitter(thinking or Thinking(is_open=False))
     thought, content = map("".join, zip(splitter.feed(text), splitter.close(), strict=True))
     if not splitter.has_thought:
         return [answer_message(content)]
-    # Strong, so that the style sheet can tell it from a line of figures.
+    # Bold, so that the style sheet can distinguish it from a line of figures.
     title = "**Reasoning**" if splitter.is_closed else "**Reasoning …**"
     folded = {"title": title, "id": REASONING_ID, "status": "done" if splitter.is_closed else "pending"}
     reasoning = {"role": "assistant", "content": thought.strip(), "metadata": folded}
@@ -41,26 +41,26 @@ def answer_messages(text: str, thinking: Thinking | None = None) -> list[Message
 
 
 def figures_message(line: str, turn_id: str = "") -> Message:
-    """The muted line under an answer; the turn's id leads from it to the answer's tokens."""
+    """Return the line of figures under an answer; the turn's id links it to the answer's tokens."""
     metadata = {"title": line, "status": "done"} | ({"id": turn_id} if turn_id else {})
     return {"role": "assistant", "content": "", "metadata": metadata}
 
 
 def pending_message(turn_id: str) -> Message:
-    """What stands for the figures as long as the answer is being written."""
+    """Return the placeholder of the figures while the answer is generated."""
     message = figures_message("not finished", turn_id)
     return message | {"metadata": {**message["metadata"], "status": "pending"}}
 
 
 def read_pending(history: History) -> str | None:
-    """The id of the last turn if its answer was not finished when the history was kept."""
+    """Return the id of the last turn if its answer was incomplete when the history was stored."""
     metadata = (history[-1].get("metadata") if history else None) or {}
     is_pending = metadata.get("status") == "pending" and metadata.get("id") != REASONING_ID
     return str(metadata["id"]) if is_pending and metadata.get("id") else None
 
 
 def list_titles(history: History) -> list[str]:
-    """The ids of all messages with a title, in their order; empty for one without."""
+    """Return the ids of all messages with a title, in order; empty for a message without an id."""
     found = [message.get("metadata") or {} for message in history]
     return [str(metadata.get("id") or "") for metadata in found if metadata.get("title")]
 
@@ -70,7 +70,7 @@ def error_message(explanation: Explanation) -> Message:
 
 
 def read_text(content: Any) -> str:
-    """The text of a message, which Gradio gives as a string or as a list of blocks."""
+    """Return the text of a message, which Gradio gives as a string or a list of blocks."""
     if isinstance(content, str):
         return content
     if isinstance(content, dict):
@@ -79,12 +79,12 @@ def read_text(content: Any) -> str:
 
 
 def to_model_messages(history: History, system_prompt: str) -> list[dict[str, str]]:
-    """What the model reads: no figures, and no turn that failed."""
+    """Return the messages for the model, without figures and failed turns."""
     messages: list[dict[str, str]] = []
     for message in history:
         metadata = message.get("metadata") or {}
         if metadata.get("id") == ERROR_ID:
-            # Its question goes too: a template may insist on turns that alternate.
+            # Drop its question too, because a template may require alternating turns.
             if messages and messages[-1]["role"] == "user":
                 messages.pop()
         elif not metadata.get("title"):
@@ -94,7 +94,7 @@ def to_model_messages(history: History, system_prompt: str) -> list[dict[str, st
 
 
 def drop_answer(history: History) -> History:
-    """The history up to and including the last question."""
+    """Return the history up to and including the last question."""
     kept = list(history)
     while kept and kept[-1]["role"] != "user":
         kept.pop()

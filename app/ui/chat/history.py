@@ -1,4 +1,4 @@
-"""The chat's memory: the list of chats in the browser, opening one, and going between versions of it."""
+"""Stored chats: the list in the browser, opening a chat, and switching between its versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.ui.scripts import read_script
 
 
 def describe_tokens(history: History) -> dict[str, Any]:
-    """What the page needs to lead from each line of figures to the tokens that the browser keeps."""
+    """Return what the page needs to link each line of figures to the tokens stored in the browser."""
     return {"ids": list_titles(history)}
 
 
@@ -33,14 +33,14 @@ def make_thread() -> Thread:
 
 
 def keep_chat(store: Store | None, thread: Thread, history: History) -> tuple[Thread, Change]:
-    """The thread with what other tabs have added to the chat, and what the browser has to change to keep it."""
+    """Merge the changes of other tabs into the thread, and list the changes to store in the browser."""
     before = store or empty_store()
     thread = merge(thread, history, find_chat(before, thread["id"]))
     return thread, list_changes(before, save_chat(before, thread, history))
 
 
 def build_list() -> gr.HTML:
-    """The sidebar with the chats: as an input of an event it is the store, as an output a change of it."""
+    """Build the list of chats: as an event's input it is the store, as an output a change of it."""
     with gr.Sidebar(position="left", open=False, width=280, elem_id="chats"):
         return gr.HTML(
             {}, html_template='<div class="chats"></div>', apply_default_css=False,
@@ -49,7 +49,7 @@ def build_list() -> gr.HTML:
 
 
 def build_branches() -> gr.HTML:
-    """The switches between versions; the script puts each beside its message."""
+    """Build the switches between versions; the script places each at its message."""
     return gr.HTML(
         [], html_template='<div class="branches"></div>', apply_default_css=False,
         js_on_load=read_script("branches"), elem_id="branches",
@@ -57,13 +57,13 @@ def build_branches() -> gr.HTML:
 
 
 def keep(history: History, thread: Thread | None, store: Store | None) -> tuple[Any, ...]:
-    """The chat goes into the store as it is. Gives thread, branches, tokens and chats."""
+    """Store the chat as it is. Returns thread, branches, tokens and chats."""
     thread, change = keep_chat(store, prune(thread or make_thread(), history), history)
     return thread, describe(thread, history), describe_tokens(history), change
 
 
 def open_chat(store: Store, chat_id: str | None) -> tuple[History, Thread, Change]:
-    """A chat of the store, or a new one: its messages and versions, and what the browser notes about it."""
+    """Open a stored or a new chat: its messages, versions and the browser's notes."""
     chat = find_chat(store, chat_id)
     if chat is None:
         return [], make_thread(), list_changes(store, {**store, "current": None})
@@ -75,13 +75,13 @@ def open_chat(store: Store, chat_id: str | None) -> tuple[History, Thread, Chang
 
 
 def drop(store: Store, chat_id: str, is_open: bool) -> Change:
-    """One chat less; when it is the one that is open, none is current."""
+    """Remove a chat; if it is open, no chat is current."""
     left = remove_chat(store, chat_id)
     return list_changes(store, left | {"current": None} if is_open else left)
 
 
 def bring(store: Store | None, data: gr.EventData) -> Change:
-    """The chats of an exported file."""
+    """Import the chats of an exported file."""
     store = store or empty_store()
     try:
         return list_changes(store, import_chats(store, str(data._data.get("text"))))

@@ -1,4 +1,4 @@
-"""What the chat does: a turn begins at once, grows as one stream of its own, and ends in the history.
+"""Handlers of the chat: a turn begins at once, streams its answer separately, and is added to the history at its end.
 
 begin (send, retry, edit, example) ──▶ Turn ──▶ watch: only the growing messages travel ──▶ close: history, figures
 The server writes the answer to its end, whatever the page does. The browser keeps the question from the beginning, what
@@ -57,9 +57,9 @@ class Turn:
 
     Attributes:
         history: the messages up to and with the question.
-        num_shown: how many of them the page has in its history already; the others are shown with the answer.
-        thread: the chat and its version, whatever the page shows by the end.
-        is_left: the page shows another chat by now.
+        num_shown: how many of them are already in the page's history; the others are shown with the answer.
+        thread: the chat and its version, even if the page shows another one at the end.
+        is_left: the page now shows another chat.
     """
 
     history: History
@@ -71,7 +71,7 @@ class Turn:
 
     @property
     def written(self) -> History:
-        """The answer so far."""
+        """Return the answer so far."""
         output = self.answer.output
         if output is None:
             return [answer_message(WAITING)]
@@ -79,7 +79,7 @@ class Turn:
 
     @property
     def growing(self) -> History:
-        """What stands under the history: the question, if it is new, and the answer so far."""
+        """Return the messages after the history: the question, if it is new, and the answer so far."""
         return [*self.history[self.num_shown :], *self.written]
 
 
@@ -93,7 +93,7 @@ class ChatRun:
 
     @cached_property
     def knows_reasoning(self) -> bool:
-        """Whether the model's chat template knows reasoning."""
+        """Return whether the model's chat template supports reasoning."""
         return self.engine.tokenizer is not None and knows_thoughts(self.engine.tokenizer.apply_chat_template)
 
     async def send(
@@ -105,7 +105,7 @@ class ChatRun:
         request: gr.Request,
         *rest: Any,
     ) -> Begun:
-        """Begin a turn with what was typed and attached; nothing while another one runs."""
+        """Begin a turn with the typed text and attachments; do nothing while another turn runs."""
         if is_running(running):
             return _begin_nothing()
         text, problem = typed.get("text") or "", None
@@ -127,7 +127,7 @@ class ChatRun:
         request: gr.Request,
         *rest: Any,
     ) -> Begun:
-        """Begin a turn with the example that was clicked; nothing while another one runs."""
+        """Begin a turn with the clicked example; do nothing while another turn runs."""
         if is_running(running):
             return _begin_nothing()
         asked = [*history, user_message(data.value["text"])]
@@ -142,7 +142,7 @@ class ChatRun:
         request: gr.Request,
         *rest: Any,
     ) -> Begun:
-        """Ask the same question again; the answer before stays as another version. Nothing while another turn runs."""
+        """Ask the same question again and keep the answer as another version. Does nothing while another turn runs."""
         if is_running(running):
             return _begin_nothing()
         asked = drop_answer(history[: first_index(data.index) + 1])
@@ -158,9 +158,9 @@ class ChatRun:
         request: gr.Request,
         *rest: Any,
     ) -> Begun:
-        """Ask a changed question; what stood there stays as another version. Nothing while another turn runs."""
+        """Ask an edited question and keep the old one as another version. Does nothing while another turn runs."""
         index = first_index(data.index)
-        # The page has the new words in place already; the version before must have the old ones.
+        # The page already has the new text; the earlier version needs the old one.
         before = [*history[:index], user_message(read_text(data.previous_value)), *history[index + 1 :]]
         if is_running(running):
             return _begin_nothing(before)
@@ -169,15 +169,15 @@ class ChatRun:
         return asked, *self._begin(asked, len(asked), thread, request, rest)[1:]
 
     async def stop(self, turn: Turn | None) -> None:
-        """End the running answer and keep what is there."""
+        """End the running answer and keep its text."""
         if turn is not None:
             turn.answer.stop()
 
     async def watch(self, turn: Turn | None) -> AsyncGenerator[History, None]:
-        """Show the answer. Nothing but the growing messages is sent: the history would be sent, and drawn, whole."""
+        """Show the answer. Only the growing messages are sent, because the whole history would be redrawn."""
         if turn is None or turn.is_watched:
             if is_running(turn):
-                # Here and not where it was refused: Gradio shows no notice of an event without its queue.
+                # Here, because Gradio shows notices only for events in its queue.
                 gr.Info("An answer is still being written. Stop it first.")
             yield gr.skip()
             return
@@ -186,7 +186,7 @@ class ChatRun:
                 yield growing
 
     async def watch_again(self, turn: Turn | None) -> AsyncGenerator[History, None]:
-        """The same for a chat that was opened while its answer is written."""
+        """As `watch`, for a chat that was opened while its answer is generated."""
         if turn is None or turn.is_watched:
             yield gr.skip()
             return
@@ -200,7 +200,7 @@ class ChatRun:
         yield gr.skip()
 
     def close(self, turn: Turn | None) -> Closed:
-        """Put the turn into the history, with its figures or what went wrong."""
+        """Add the turn to the history, with its figures or its error."""
         if is_running(turn):
             return tuple(gr.skip() for _ in range(5))
         if turn is None or turn.is_left:
@@ -209,7 +209,7 @@ class ChatRun:
         return history, open_composer(), [], inspect(history, turn), None
 
     def resume(self, history: History, thread: Thread) -> tuple[History, Turn | None]:
-        """A chat that was opened: its messages, and the turn whose answer the server writes or still keeps."""
+        """Resume an opened chat: return its messages, and the turn whose answer the server still has."""
         answer_id = read_pending(history)
         if answer_id is None:
             return history, None
@@ -239,13 +239,13 @@ class ChatRun:
         thread = {**(thread or make_thread()), "settings": asdict(settings)}
         turn = Turn(asked, num_shown, thread, answer)
         busy = gr.update(value=None, submit_btn=False, stop_btn=True)
-        # Kept from the beginning: who leaves the chat, or the page, before the answer ends finds the question again.
+        # Store the question at the start, so that it is not lost if the page is left before the answer ends.
         kept = [*asked, answer_message(""), pending_message(answer.answer_id)]
         turn.thread, change = keep_chat(store, thread, kept)
         return gr.skip(), busy, turn.growing, turn.thread, turn, change
 
     def list_models(self) -> list[str]:
-        """The model and its adapters; empty if the engine serves no adapters."""
+        """Return the names of the model and its adapters; empty without adapters."""
         engine = self.engine
         return (
             [engine.model_name, *(ref.name for ref in engine.adapters.refs)]
@@ -269,11 +269,11 @@ class ChatRun:
             prompt_ids = await self.engine.encode("\n\n".join(m["content"] for m in messages) + "\n\n")
         params = make_sampling_params(settings, len(prompt_ids), self.engine.resolved.max_model_len)
         if answer.thinking is not None:
-            # The mark at the end of the reasoning may be a special token; a grammar begins behind it.
+            # The end mark of reasoning may be a special token, and a grammar begins after it.
             params = replace(params, skip_special_tokens=False)
             if params.grammar is not None:
                 params = replace(params, grammar=gate_grammar(params.grammar, answer.thinking))
-        # Its own salt: what one person wrote never shows in another's cache timings.
+        # A separate cache salt, so that one visitor's prompts never show in another's cache timings.
         names = settings.models or [self.engine.model_name]
         streams = {
             name: self.engine.generate(
@@ -292,12 +292,12 @@ class ChatRun:
 
 
 def is_running(turn: Turn | None) -> bool:
-    """Whether the page shows a turn whose answer has not ended."""
+    """Return whether the page shows a turn whose answer has not ended."""
     return turn is not None and not (turn.is_left or turn.answer.is_over)
 
 
 def conclude(turn: Turn) -> History:
-    """The history with what became of the turn."""
+    """Return the history with the turn's result."""
     output, problem = turn.answer.output, turn.answer.problem
     written = [] if output is None else turn.written
     if problem is not None:
@@ -310,9 +310,9 @@ def conclude(turn: Turn) -> History:
 
 
 def inspect(history: History, turn: Turn) -> dict[str, Any]:
-    """Every token of the new answer with its probability and its rivals, where they were recorded.
+    """Return every token of the new answer with its probability and alternatives, where recorded.
 
-    As text: through lists and dictionaries Gradio walks on the event loop, 70 ms for a thousand tokens.
+    As text, because Gradio traverses lists and dictionaries on the event loop: 70 ms for a thousand tokens.
     """
     shown, output = describe_tokens(history), turn.answer.output
     if output is None or not output.outputs[0].logprobs:
@@ -323,12 +323,12 @@ def inspect(history: History, turn: Turn) -> dict[str, Any]:
 
 
 def open_composer(**more: Any) -> Any:
-    """The text box ready for the next message."""
+    """Enable the text box for the next message."""
     return gr.update(submit_btn=True, stop_btn=False, **more)
 
 
 def _begin_nothing(chatbot: Any = None) -> Begun:
-    """Another turn runs: all stays as it is, but for what the page has changed in the history already."""
+    """Change nothing, because another turn runs, except restoring what the page has already changed."""
     return chatbot or gr.skip(), *(gr.skip() for _ in range(5))
 
 

@@ -14,10 +14,10 @@ from grammar import GrammarSpec
 
 DEFAULT_SYSTEM_PROMPT = "You are a helpful assistant."
 DEFAULT_MAX_TOKENS = 512
-# As far as the slider goes; the model's own limit is applied when a request is made.
+# Maximum of the slider; a request is also limited by the model.
 MAX_TOKENS_LIMIT = 4096
 
-# Alternatives recorded beside every token of an answer.
+# Alternatives recorded for every token of an answer.
 NUM_RIVALS = 6
 
 PRESETS = {
@@ -54,11 +54,11 @@ class Settings:
     grammar_text: str = ""
     priority: float = 0
     with_tokens: bool = True
-    models: list[str] = field(default_factory=list)  # model and adapters that answer; none: the model
+    models: list[str] = field(default_factory=list)  # model and adapters that answer; empty: the model
 
 
 def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
-    """Settings as sampling parameters, the output limited to what the model has left.
+    """Return sampling parameters; the output is limited to the model's remaining context.
 
     Raises:
         InvalidRequest: the prompt fills the model, or a value is out of range.
@@ -84,7 +84,7 @@ def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_l
 
 
 def parse_seed(text: str) -> int | None:
-    """The seed that was typed, None for an empty field."""
+    """Return the typed seed; None for an empty field."""
     if not text.strip():
         return None
     try:
@@ -95,7 +95,7 @@ def parse_seed(text: str) -> int | None:
 
 
 def make_grammar(kind: str, text: str) -> GrammarSpec | None:
-    """The constraint chosen on the page, None for none."""
+    """Return the constraint chosen on the page; None without one."""
     match kind:
         case "JSON schema":
             return GrammarSpec.json_schema(text)
@@ -123,7 +123,7 @@ def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.co
     )  # fmt: skip
     preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset", interactive=True)
     system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)
-    # Not `input`: that also comes when the list is left without a choice, and would replace what was typed.
+    # Not `input`, which also fires when the list is closed without a choice, and would replace typed text.
     preset.select(pick_preset, None, system, **quiet)
     temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label="Temperature")
     max_tokens = gr.Slider(1, MAX_TOKENS_LIMIT, defaults.max_tokens, step=1, label="Max tokens")
@@ -134,7 +134,7 @@ def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.co
         top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p")
         top_k = gr.Slider(0, 200, defaults.top_k, step=1, label="Top-k (0 = off)")
         min_p = gr.Slider(0, 1, defaults.min_p, step=0.01, label="Min-p")
-        # Not gr.Number: it shows an empty field as 0, which is a seed.
+        # Not gr.Number, which shows an empty field as 0, a valid seed.
         seed = gr.Textbox("", label="Seed (same seed, same text)", placeholder="random", max_lines=1)
         stop = gr.Textbox("", label="Stop strings, one a line", lines=1, max_lines=4)
     with gr.Accordion("Engine", open=False):
@@ -153,13 +153,13 @@ def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.co
     components: list[gr.components.Component] = [by_name[each.name] for each in fields(Settings)]
     changes = [each.change for each in by_name.values()]
     keep = write_kept("writeSettings", asdict(defaults))
-    # The last change must not be lost because the one before is still being kept.
+    # Wait for the previous change to be stored, so that the last one is not lost.
     gr.on(changes, None, components, None, js=keep, trigger_mode="always_last", **quiet)
     return components
 
 
 def restore_settings(defaults: Settings, kept: Any, models: Sequence[str] = ()) -> list[Any]:
-    """The settings that the browser keeps, in the order of the components; the others stay as they are by then.
+    """Return the settings stored in the browser, in the order of the components; others stay unchanged.
 
     A value that is out of range is refused by name when it is used, as one that was typed.
     """
@@ -181,23 +181,23 @@ def restore_settings(defaults: Settings, kept: Any, models: Sequence[str] = ()) 
 
 
 def _is_alike(value: Any, default: Any) -> bool:
-    """Whether it is a text, a switch or a number, as the default is."""
+    """Return whether it is a text, a switch or a number, like the default."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number if type(default) in (int, float) else type(value) is type(default)
 
 
 def pick_preset(data: gr.SelectData) -> str:
-    """The system prompt of the chosen preset."""
+    """Return the system prompt of the chosen preset."""
     return PRESETS[data.value]
 
 
 def pick_grammar(data: gr.SelectData) -> dict[str, Any]:
-    """The grammar's text box with an example of the chosen kind."""
+    """Fill the grammar's text box with an example of the chosen kind."""
     return gr.update(**show_grammar(data.value))
 
 
 def show_grammar(kind: str) -> dict[str, Any]:
-    """How the grammar's text box looks for that kind."""
+    """Return the appearance of the grammar's text box for a kind."""
     return {
         "visible": kind in GRAMMAR_HINTS, "value": GRAMMAR_HINTS.get(kind, ""), "label": f"Grammar: {kind}"
     }  # fmt: skip

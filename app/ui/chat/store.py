@@ -22,17 +22,17 @@ Store = dict[str, Any]
 Chat = dict[str, Any]
 Change = dict[str, Any]
 
-# A browser gives a page about five megabytes; the oldest chats make room.
+# A browser allows a page about five megabytes; the oldest chats are dropped.
 MAX_CHATS = 100
 MAX_STORE_CHARS = 2_000_000
 MAX_TITLE_CHARS = 60
-# The last day of a browser's calendar.
+# The latest date that a browser can represent.
 MAX_TIME_S = 8_640_000_000_000
 ROLES = ("user", "assistant", "system")
 
 
 class StoreError(ValueError):
-    """A file that holds no chats; the message says why."""
+    """A file does not contain chats; the message gives the reason."""
 
 
 def empty_store() -> Store:
@@ -46,7 +46,7 @@ def make_chat_id() -> str:
 def save_chat(
     store: Store, thread: Mapping[str, Any], messages: History, clock: Callable[[], float] = time.time
 ) -> Store:
-    """The store with this chat first; a chat without messages is not kept."""
+    """Return the store with this chat first; a chat without messages is not stored."""
     chat_id = thread["id"]
     others = [chat for chat in store["chats"] if chat["id"] != chat_id]
     if not messages:
@@ -64,7 +64,7 @@ def save_chat(
 
 
 def list_changes(before: Store, after: Store, problem: str = "") -> Change:
-    """What the browser has to change in the chats that it keeps by then; `problem` is shown beside them."""
+    """Return the changes to the chats in the browser; `problem` is shown beside them."""
     known = {chat["id"]: chat for chat in before["chats"]}
     kept = {chat["id"] for chat in after["chats"]}
     return {
@@ -77,21 +77,21 @@ def list_changes(before: Store, after: Store, problem: str = "") -> Change:
 
 
 def find_chat(store: Store, chat_id: str | None) -> Chat | None:
-    """The chat of that id, None when it is not there."""
+    """Return the chat with this id; None if it does not exist."""
     return next((chat for chat in store["chats"] if chat["id"] == chat_id), None)
 
 
 def remove_chat(store: Store, chat_id: str) -> Store:
-    """The store without that chat."""
+    """Return the store without this chat."""
     current = None if store["current"] == chat_id else store["current"]
     return {"current": current, "chats": [chat for chat in store["chats"] if chat["id"] != chat_id]}
 
 
 def import_chats(store: Store, text: str) -> Store:
-    """The store with the chats of an exported file in front; a chat that is there already is replaced.
+    """Return the store with the chats of an exported file first; chats with the same id are replaced.
 
     Raises:
-        StoreError: the text is no such file.
+        StoreError: the text is not an exported file.
     """
     try:
         given = json.loads(text)
@@ -130,20 +130,20 @@ def _read_chat(chat: Any, number: int) -> Chat:
         "named": chat.get("named") is True,
         "time": seconds if isinstance(seconds, int) and 0 <= seconds <= MAX_TIME_S else 0,
         "messages": plain,
-        # How its versions hang together is only trusted where it was made.
+        # The structure of versions is trusted only in chats created here.
         "forks": [],
     }
 
 
 def _is_text(content: Any) -> bool:
-    """Whether it is a text, a block with one, or a list of such: the forms that Gradio uses."""
+    """Return whether it is a text, a text block, or a list of these: the formats that Gradio uses."""
     if isinstance(content, list):
         return all(not isinstance(block, list) and _is_text(block) for block in content)
     return isinstance(content.get("text") if isinstance(content, dict) else content, str)
 
 
 def plain_message(message: Any) -> dict[str, Any]:
-    """Role, text and the metadata that this app writes; nothing else is kept."""
+    """Return role, text and the metadata that this app writes; other fields are dropped."""
     plain: dict[str, Any] = {"role": message["role"], "content": read_text(message["content"])}
     metadata = message.get("metadata") or {}
     kept = {name: metadata[name] for name in ("title", "id", "status") if isinstance(metadata.get(name), str)}
@@ -151,14 +151,14 @@ def plain_message(message: Any) -> dict[str, Any]:
 
 
 def make_title(messages: History) -> str:
-    """The first question, shortened."""
+    """Return the first question, shortened."""
     first = next((read_text(each["content"]) for each in messages if each["role"] == "user"), "")
     line = " ".join(first.split())
     return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1] + "…"
 
 
 def shrink(store: Store) -> Store:
-    """The store without the oldest chats that a browser has no room for; the first always stays."""
+    """Drop the oldest chats that exceed the browser's limit; the first always stays."""
     chats = store["chats"][:MAX_CHATS]
     while len(chats) > 1 and len(json.dumps(chats)) > MAX_STORE_CHARS:
         chats = chats[:-1]

@@ -1,4 +1,4 @@
-"""The chat tab: layout and wiring. What its buttons do is ChatRun; what the browser remembers is history.py."""
+"""The chat tab: layout and wiring. ChatRun has the handlers, history.py the browser's storage."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LATEX: Any = [
 ]
 PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-# Events that are over at once need no queue.
+# Short events need no queue.
 AT_ONCE: dict[str, Any] = {"queue": False, **QUIET}
-# The chats are the last input of these: what the browser keeps when the event begins.
+# The last input of these events is the store: the chats in the browser when the event begins.
 WITH_STORE: dict[str, Any] = {"js": read_kept("readChats"), **AT_ONCE}
-# The same with the open chat alone, which is all that a turn needs.
+# The same with the open chat only, which is all that a turn needs.
 WITH_CHAT: dict[str, Any] = {"js": read_kept("readOpenChat"), **AT_ONCE}
 
 # chatbot, thread, branches, tokens, chats, growing, composer, turn, settings
@@ -54,7 +54,7 @@ class _Parts:
 
     @property
     def opened(self) -> list[gr.components.Component]:
-        """What another chat fills."""
+        """Return the components that opening a chat fills."""
         shown = [self.chatbot, self.thread, self.branches, self.tokens, self.chats]
         return [*shown, self.growing, self.textbox, self.turn, *self.settings]
 
@@ -76,7 +76,7 @@ class ChatTab(ChatRun):
         self.examples = examples
 
     def restore_settings(self, kept: Any) -> list[Any]:
-        """The settings that the browser keeps; adapters may have come or gone since the page was built."""
+        """Restore the settings stored in the browser; adapters may have changed since the page was built."""
         return restore_settings(self.defaults, kept, self.list_models())
 
     def build(self, demo: gr.Blocks) -> None:
@@ -94,7 +94,7 @@ class ChatTab(ChatRun):
             )  # fmt: skip
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
             settings = build_settings(self.defaults, self.list_models())
-            # Its value is never drawn; it takes what the browser keeps into the event.
+            # Never displayed; carries the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
         thread, turn = gr.State(None), gr.State(None)
         parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn, settings)
@@ -117,7 +117,7 @@ class ChatTab(ChatRun):
         return chatbot, growing
 
     def _build_inside(self) -> gr.HTML:
-        """The tokens of the answers, on demand."""
+        """Build the view of the answers' tokens, shown on demand."""
         # Not an accordion: Gradio runs nothing inside a closed one, and every answer must be recorded.
         return gr.HTML(
             {"ids": []}, apply_default_css=False, elem_id="inside", html_template=INSIDE,
@@ -125,7 +125,7 @@ class ChatTab(ChatRun):
         )  # fmt: skip
 
     def end(self, turn: Turn | None, store: Store | None) -> tuple[Any, ...]:
-        """Put the turn into the history, and its chat into the browser's store."""
+        """Add the turn to the history, and store its chat in the browser."""
         closed = self.close(turn)
         history = closed[0]
         if turn is None or not isinstance(history, list):
@@ -141,7 +141,7 @@ class ChatTab(ChatRun):
         store: Store | None,
         data: gr.UndoData,
     ) -> tuple[Any, ...]:
-        """Take the last turn back into the text box; none while an answer is written, which would bring it back."""
+        """Move the last turn back into the text box; do nothing while an answer is generated."""
         if is_running(turn):
             return tuple(gr.skip() for _ in range(6))
         index = first_index(data.index)
@@ -157,7 +157,7 @@ class ChatTab(ChatRun):
         store: Store | None,
         data: gr.EventData,
     ) -> tuple[Any, ...]:
-        """Another version of the conversation; none while an answer is written to this one."""
+        """Show another version of the conversation; do nothing while an answer is generated."""
         if is_running(turn):
             return tuple(gr.skip() for _ in range(5))
         thread = thread or memory.make_thread()
@@ -165,27 +165,27 @@ class ChatTab(ChatRun):
         return history, *memory.keep(history, thread, store)
 
     def restore(self, store: Store | None) -> Opened:
-        """What was open when the page was left."""
+        """Restore the chat that was open when the page was left."""
         store = store or empty_store()
         if find_chat(store, store.get("current")) is None:
-            # Nothing to restore, and a person may have asked something by now.
+            # Nothing to restore, and a question may have been asked meanwhile.
             return self._skip_opened()
         return self._open(store, store["current"])
 
     def pick(self, turn: Turn | None, store: Store | None, data: gr.EventData) -> Opened:
-        """Another chat. The answer in the one before is written on, and found again when that is opened."""
+        """Open another chat. The answer in the previous chat continues, and is shown when that chat is opened again."""
         _leave(turn)
         return self._open(store or empty_store(), data._data.get("id"))
 
     def fresh(self, turn: Turn | None, store: Store | None) -> Opened:
-        """A new chat."""
+        """Open a new chat."""
         _leave(turn)
         return self._open(store or empty_store(), None)
 
     async def drop(
         self, thread: Thread | None, turn: Turn | None, store: Store | None, data: gr.EventData
     ) -> Opened:
-        """One chat less; when it is the one that is open, its answer ends and the page is empty again."""
+        """Remove a chat; if it is open, its answer ends and the page becomes empty."""
         chat_id, store = str(data._data.get("id")), store or empty_store()
         is_open = thread is not None and thread["id"] == chat_id
         opened = list(self._skip_opened())
@@ -224,7 +224,7 @@ class ChatTab(ChatRun):
         ):
             self._finish(begin.then(self.watch, turn, parts.growing, **QUIET), parts)
         textbox.stop(self.stop, turn, None, **AT_ONCE)
-        # What the page has shown of an answer stays in the browser, should the server be lost.
+        # The displayed part of an answer stays in the browser in case the server is lost.
         parts.growing.change(None, parts.growing, None, js=keep_partial(), **AT_ONCE)
 
     def _connect_history(self, parts: _Parts) -> None:
@@ -239,7 +239,7 @@ class ChatTab(ChatRun):
         parts.branches.turn(self.switch, [chatbot, thread, turn, chats], opened[:5], **WITH_STORE)
 
     def _go_on(self, opening: Any, parts: _Parts) -> None:
-        """Watch the answer of a chat that was opened while it is written."""
+        """Watch the answer of a chat that was opened while it is generated."""
         self._finish(opening.then(self.watch_again, parts.turn, parts.growing, **QUIET), parts)
 
     def _finish(self, watching: Any, parts: _Parts) -> None:
@@ -249,6 +249,6 @@ class ChatTab(ChatRun):
 
 
 def _leave(turn: Turn | None) -> None:
-    """What another chat is about to write must not reach the one that is opened."""
+    """Detach the turn, so that its output does not reach the chat that is opened."""
     if turn is not None:
         turn.is_left = True

@@ -1,4 +1,4 @@
-"""What confidence says: of values with such a confidence, the share that was right on documents with known records."""
+"""Calibration of confidence: the share of correct values per band, measured on documents with known records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine import Engine
 
 logger = logging.getLogger("troupe.ui")
 
-# Lower ends of the rows of the table.
+# Lower bounds of the table's bands.
 BANDS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 WORDS = (
     "<p>Confidence is the mean probability of a value's own tokens <b>before</b> the grammar's mask; tokens that "
@@ -26,7 +26,7 @@ UNMEASURED = (
 
 
 def render_calibration(engine: Engine) -> str:
-    """The explanation under the record, folded."""
+    """Return the folded explanation under the record."""
     found = find_calibration(Path(engine.config.model))
     table = make_table(found) if found is not None else UNMEASURED
     return (
@@ -36,7 +36,7 @@ def render_calibration(engine: Engine) -> str:
 
 
 def find_calibration(model: Path) -> Calibration | None:
-    """What was measured on the model in that folder; a file that cannot be read is logged and not shown."""
+    """Return the measurements of the model in that folder; an unreadable file is logged and ignored."""
     try:
         return read_calibration(model / FILE_NAME)
     except CalibrationError as error:
@@ -45,7 +45,7 @@ def find_calibration(model: Path) -> Calibration | None:
 
 
 def make_table(calibration: Calibration) -> str:
-    """Bands of confidence, each with the share of its values that was right."""
+    """Return bands of confidence with the share of correct values."""
     rows = ""
     for low, high in zip(BANDS, (*BANDS[1:], 1.01), strict=True):
         points = [

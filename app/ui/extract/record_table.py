@@ -1,4 +1,4 @@
-"""A record as plain tables: single values in one, every list of objects in one of its own."""
+"""Shows a record as plain tables: single values in one, and one table per list of objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.ui.extract.record_view import show_path
 
 
 def render_table(record: Any) -> str:
-    """The tables of a record as HTML."""
+    """Return the tables of a record as HTML."""
     singles, lists = _split(record, ())
     parts = []
     if singles:
@@ -24,7 +24,7 @@ def render_table(record: Any) -> str:
 
 
 def _split(value: Any, path: Path) -> tuple[list[tuple[Path, Any]], list[tuple[Path, list[dict[str, Any]]]]]:
-    """Values that stand once, and lists of objects, each with its path."""
+    """Split single values from lists of objects, each with its path."""
     if isinstance(value, dict):
         singles: list[tuple[Path, Any]] = []
         lists: list[tuple[Path, list[dict[str, Any]]]] = []

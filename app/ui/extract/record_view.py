@@ -32,13 +32,13 @@ NO_SOURCE = (
 
 
 def render_badge(kind: str, text: str, detail: str = "") -> str:
-    """One verdict in words and colour; never colour alone."""
+    """Return a verdict in words and colour; never colour alone."""
     more = f'<span class="detail">{html.escape(detail)}</span>' if detail else ""
     return f'<div class="verdict {kind}" role="status"><span class="badge">{html.escape(text)}</span>{more}</div>'
 
 
 def render_verdict(result: ExtractionResult) -> str:
-    """Whether the record may be used, and why not."""
+    """Return whether the record may be used, and why not."""
     if result.valid:
         return render_badge("good", "fits the schema", "whether the values are right is for you to check")
     if result.finish_reason == "length":
@@ -52,11 +52,11 @@ def render_fields(
     changes: Mapping[str, Change] = NO_CHANGES,
     by_hand: frozenset[str] = frozenset(),
 ) -> str:
-    """The table of values; with a result also confidence, evidence and the means to correct and keep it.
+    """Return the table of values; with a result, also confidence, evidence and controls to edit and store it.
 
     Args:
-        changes: what differs from a verified record, by pointer; empty without one.
-        by_hand: pointers of values that a person typed.
+        changes: differences from a verified record, by pointer; empty without one.
+        by_hand: pointers of values that a person edited.
     """
     rows = list(leaves)
     if not rows:
@@ -113,7 +113,7 @@ def _render_review(
 
 
 def _render_items(pointer: str) -> str:
-    """The buttons of an item of a list."""
+    """Return the buttons of a list item."""
     place = html.escape(pointer, quote=True)
     return "".join(
         f'<button type="button" class="item" data-items="{action}" data-pointer="{place}" '
@@ -173,7 +173,7 @@ def _render_missing(change: Change) -> str:
 
 
 class _Name:
-    """A field's last step, its whole path, and whether it stands below another."""
+    """A field's last step, its whole path, and whether it is below another field."""
 
     __slots__ = ("full", "indent", "step")
 
@@ -196,7 +196,7 @@ def _spell(leaf: Leaf) -> str:
 
 
 def show_path(path: Path) -> str:
-    """Where a value stands, for people, as HTML: they count the places of a list from one."""
+    """Return a value's path as HTML for people; list indices count from one."""
     steps = [str(step + 1) if isinstance(step, int) else step for step in path]
     return html.escape(" › ".join(steps), quote=True)
 
@@ -216,14 +216,14 @@ def _render_confidence(confidence: float | None, is_by_hand: bool) -> str:
 
 
 def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: str) -> str:
-    """The source with the evidence of every field marked, by the number of the field's row."""
+    """Return the source with the evidence of every field marked, by the row number of the field."""
     leaves = list(rows)
     marks = [
         (found.start, found.end, number)
         for number, leaf in enumerate(leaves)
         if (found := evidence.get(leaf.pointer)) is not None and found.match != "none"
     ]
-    # The text is cut wherever a mark begins or ends, so that a piece shows every field that it is evidence of.
+    # Split the text at every start and end of a mark, so that each piece lists all its fields.
     cuts = sorted({0, len(text), *(cut for start, end, _ in marks for cut in (start, end))})
     pieces: list[str] = []
     for start, end in itertools.pairwise(cuts):
@@ -238,7 +238,7 @@ def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: 
 
 
 def render_figures(result: ExtractionResult) -> str:
-    """The quiet last line: speed, backend, limits that were added, and what to know about them."""
+    """Return the last line: speed, backend, added limits, and notes."""
     parts = [describe_output(result.output)] if result.output else []
     added = describe_added(result.bounds)
     if added:

@@ -1,4 +1,4 @@
-"""What the workbench does: extract and show, keep a corrected record, compare later runs with it."""
+"""Handlers of the workbench: extract a record, store a corrected one, compare later runs with it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Verified = dict[str, dict[str, Any]]  # {"record", "time"} by the key of text an
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the result column shows: the result, what it was made from, and which values a person typed."""
+    """State of the result column: the result, its inputs, and which values a person edited."""
 
     result: ExtractionResult
     text: str
@@ -54,7 +54,7 @@ class Shown:
 
     @property
     def key(self) -> str:
-        """The same for the same text and schema: where a verified record is kept."""
+        """Return the storage key of a verified record: equal for equal text and schema."""
         both = json.dumps([self.schema, self.text], sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(both.encode(errors="surrogatepass")).hexdigest()[:16]
 
@@ -115,9 +115,9 @@ class ExtractRun:
                 recheck=is_careful,
             )
             with self.stops.running(session) as flag:
-                # Its own salt: what one person pastes never shows in the cache timings of another.
+                # A separate cache salt, so that one visitor's text never shows in another's cache timings.
                 stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
-                # Leaving the block closes the stream, and that aborts the engine's requests.
+                # Leaving the block closes the stream, which aborts the engine's requests.
                 async with aclosing(pace(stream, self.interval_s)) as parts:
                     async for part in parts:
                         if isinstance(part, ExtractionResult):
@@ -133,7 +133,7 @@ class ExtractRun:
         except EXPLAINED as error:
             yield fail(explain(error, self.engine.state))
         except Exception as error:
-            # A bug goes on, but it must not leave the page reading for good.
+            # Raise unexpected errors, but do not leave the page in its busy state.
             yield fail(explain_bug(error))
             raise
 
@@ -142,10 +142,10 @@ class ExtractRun:
         self.stops.ask(str(request.session_hash))
 
     def edit(self, shown: Shown | None, data: gr.EventData) -> Update:
-        """Take in a correction at once: JSON, table and the checked record follow, the fields stay as they are.
+        """Apply a correction at once: update JSON, table and checked record, but not the fields.
 
-        Every event carries all edits since the fields were drawn, and a value that was put back is none of them. So
-        what the fields show stays too, and the edited record stands beside it.
+        Every event carries all edits since the fields were drawn; a value changed back is not an edit.
+        Therefore the record of the fields is kept too, beside the edited one.
         """
         if shown is None:
             return tuple(gr.skip() for _ in range(4))
@@ -154,11 +154,11 @@ class ExtractRun:
         except EditError:
             return tuple(gr.skip() for _ in range(4))
         _, record, table, marked = views(edited, {})
-        # No verdict: a click on the button that keeps the record also ends an edit, and that verdict must stay.
+        # Do not update the verdict: the click that stores the record also ends an edit, and its verdict must stay.
         return record, table, marked, (shown, edited)
 
     def change_items(self, shown: Shown | None, verified: Verified | None, data: gr.EventData) -> Update:
-        """Add or remove an item of a list; what was typed before is taken in first."""
+        """Add or remove a list item, after applying the edits so far."""
         if shown is None:
             return tuple(gr.skip() for _ in range(6))
         try:
@@ -168,14 +168,14 @@ class ExtractRun:
             badge = render_badge("bad", "not changed", f"{error}.")
             return (badge, *(gr.skip() for _ in range(5)))
         result = make_again(edited.schema, edited.text, edited.result, record)
-        # The pointers of other items have moved, so which values a person typed is no longer known by them.
+        # Pointers of other items have changed, so it is no longer known which values were edited.
         edited = replace(edited, result=result, by_hand=frozenset())
         before = (verified or {}).get(edited.key)
         fields, text, table, marked = views(edited, compare(record, before["record"]) if before else {})
         return render_verdict(result), fields, text, table, marked, edited
 
     def keep(self, shown: Shown | None, data: gr.EventData) -> Update:
-        """Take in what a person corrected, check it again, and give it to the browser for comparison."""
+        """Apply corrections, validate the record, and store it in the browser for comparison."""
         if shown is None:
             return tuple(gr.skip() for _ in range(7))
         try:
@@ -197,10 +197,10 @@ class ExtractRun:
 
 
 def read_examples(text: str | None) -> tuple[Example, ...]:
-    """Examples from JSON Lines; the page sends None for a text box that has not been opened yet.
+    """Read examples from JSON Lines; the page sends None for a text box that was never opened.
 
     Raises:
-        ValueError: a line is no example; the message names it.
+        ValueError: a line is not an example; the message names it.
     """
     examples = []
     for number, line in enumerate((text or "").splitlines(), 1):
@@ -216,7 +216,7 @@ def read_examples(text: str | None) -> tuple[Example, ...]:
 
 
 def add_example(shown: Shown | None, typed: tuple[Shown, Shown] | None, examples: str | None) -> str:
-    """The examples with the record that is shown behind them, as it was corrected since the fields were drawn."""
+    """Append the shown record, with its edits, to the examples."""
     if typed is not None and typed[0] is shown:
         shown = typed[1]
     if shown is None or not shown.result.valid:
@@ -226,7 +226,7 @@ def add_example(shown: Shown | None, typed: tuple[Shown, Shown] | None, examples
 
 
 def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:
-    """The same with the edits applied and everything that follows from the values made anew.
+    """Return the result with the edits applied and everything derived from the values recomputed.
 
     Raises:
         EditError: an edit names no value of the record.
@@ -238,7 +238,7 @@ def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:
 
 
 def views(shown: Shown, changes: Mapping[str, Change]) -> tuple[str, str, str, str]:
-    """Fields, JSON, table and marked source of a result."""
+    """Return fields, JSON, table and marked source of a result."""
     result = shown.result
     text = json.dumps(result.record, indent=2, ensure_ascii=False) if result.valid else result.raw
     return (
@@ -250,7 +250,7 @@ def views(shown: Shown, changes: Mapping[str, Change]) -> tuple[str, str, str, s
 
 
 def show(shown: Shown, verified: Verified) -> Update:
-    """Everything about a finished extraction."""
+    """Show a finished extraction."""
     before = verified.get(shown.key)
     changes = compare(shown.result.record, before["record"]) if before else {}
     fields, record, table, marked = views(shown, changes)
@@ -260,7 +260,7 @@ def show(shown: Shown, verified: Verified) -> Update:
 
 
 def progress(part: PartialExtraction | PartsDone | None) -> Update:
-    """The record as far as it is written."""
+    """Show the record as far as it has been generated."""
     if part is None:
         return tuple(gr.skip() for _ in range(10))
     if isinstance(part, PartsDone):
@@ -273,19 +273,19 @@ def progress(part: PartialExtraction | PartsDone | None) -> Update:
 
 
 def busy(badge: str, fields: str) -> Update:
-    """The columns when a run begins."""
+    """Show the columns when a run begins."""
     return (badge, fields, "", EMPTY, "", NO_SOURCE, gr.skip(), *BUSY_BUTTONS, None)
 
 
-# The results of a text that is no longer shown: all but the tabs and the buttons.
+# Hide results of an earlier text: all but the tabs and the buttons.
 NO_RESULT = ("", EMPTY, "", EMPTY, "", NO_SOURCE, None)
 
 
 def refuse(problem: Explanation) -> Update:
-    """The reason why nothing was begun; what there was before stays."""
+    """Show why nothing was started; earlier results stay."""
     return (problem.as_html(), *(gr.skip() for _ in range(6)), *IDLE_BUTTONS, gr.skip())
 
 
 def fail(problem: Explanation) -> Update:
-    """The columns when there is no result, with the reason in place of the badge."""
+    """Show the reason, in place of the badge, if there is no result."""
     return (problem.as_html(), EMPTY, "", EMPTY, "", NO_SOURCE, gr.skip(), *IDLE_BUTTONS, None)

@@ -1,4 +1,4 @@
-"""The schema in the middle of the workbench: form and JSON Schema follow each other, Pydantic classes are shown."""
+"""The schema panel: form and JSON Schema follow each other, Pydantic classes are shown."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ Views = tuple[Any, ...]  # form, JSON Schema, Pydantic, verdict, problem
 
 @dataclass(frozen=True, slots=True)
 class SchemaParts:
-    """The panel's components that others read or write."""
+    """The panel's components that other classes use."""
 
     chooser: gr.Dropdown
     form: gr.HTML
     code: gr.Code
     pydantic: gr.Code
     verdict: gr.HTML
-    # Why the form is not complete. The JSON Schema is then older than the form and must not run.
+    # Why the form is incomplete. The JSON Schema is then older than the form and must not run.
     problem: gr.State
 
     @property
     def views(self) -> list[gr.components.Component]:
-        """What `SchemaPanel.show` fills."""
+        """Return the components that `SchemaPanel.show` fills."""
         return [self.form, self.code, self.pydantic, self.verdict, self.problem]
 
 
 class SchemaPanel:
-    """One schema in three views. The JSON Schema is what runs; the form edits it, and the classes are made from it."""
+    """One schema in three views: the JSON Schema, which extractions use, a form to edit it, and Pydantic classes."""
 
     def __init__(self, examples: Examples) -> None:
         self.examples = examples
@@ -77,7 +77,7 @@ class SchemaPanel:
                 min_width=140,
             )
             save = gr.Button("Save in this browser", size="sm", scale=1, min_width=150)
-            # As an input all schemas that the browser keeps, as an output one more.
+            # As an input, all schemas stored in the browser; as an output, one more.
             saved = gr.HTML(
                 {}, html_template="", apply_default_css=False, elem_id="saved-schemas",
                 js_on_load=read_script("kept") + 'watch("value", () => addSchema(props.value));',
@@ -104,7 +104,7 @@ class SchemaPanel:
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }  # fmt: skip
-        # Not `input`: that also comes when the list is left without a choice, and would undo what was edited.
+        # Not `input`, which also fires when the list is closed without a choice, and would undo edits.
         chooser.select(self.pick, saved, parts.views, js=read_kept("readSchemas"), **quiet)
         save.click(self.save, [schema, saved], [saved, chooser], js=read_kept("readSchemas"), **quiet)
         demo.load(self.list_names, saved, chooser, js=read_kept("readSchemas"), **quiet)
@@ -113,12 +113,12 @@ class SchemaPanel:
         return parts
 
     def pick(self, saved: dict[str, str] | None, data: gr.SelectData) -> Views:
-        """All views of the schema that was chosen: an example, one that the browser keeps, or a blank one."""
+        """Show the chosen schema: an example, a stored one, or a blank one."""
         texts = {BLANK: BLANK_SCHEMA, **(saved or {}), **self.examples.schemas}
         return self.show(texts.get(data.value, BLANK_SCHEMA))
 
     def save(self, text: str, saved: dict[str, str] | None) -> tuple[Any, Any]:
-        """Give the schema to the browser under its title."""
+        """Store the schema in the browser under its title."""
         schema = _parse(text)
         title = str((schema or {}).get("title") or "").strip()[:MAX_TITLE_CHARS]
         if not title:
@@ -128,17 +128,17 @@ class SchemaPanel:
         return {title: text}, self.list_names({**(saved or {}), title: text}, title)
 
     def list_names(self, saved: dict[str, str] | None, chosen: str | None = None) -> Any:
-        """The chooser with the schemas that the browser keeps."""
+        """Return the chooser with the stored schemas."""
         names = list(dict.fromkeys([*(saved or {}), *self.examples.schemas, BLANK]))
         return gr.update(choices=names) if chosen is None else gr.update(choices=names, value=chosen)
 
     def show(self, text: str) -> Views:
-        """All views of a schema's text."""
+        """Return all views of a schema's text."""
         form, code, verdict, problem = self.edit_json(text)
         return form, text, code, verdict, problem
 
     def edit_json(self, text: str) -> Views:
-        """Form, Pydantic, verdict and no problem for what stands in the JSON editor: it is what runs, or is refused."""
+        """Return form, Pydantic, verdict and no problem for the text of the JSON editor, which is used unchanged."""
         try:
             checked = self.checker.check(text)
         except EXPLAINED as error:
@@ -161,7 +161,7 @@ class SchemaPanel:
         )
 
     def edit_form(self, form: dict[str, Any]) -> Views:
-        """Hints, JSON Schema, Pydantic, verdict and problem for what stands in the form."""
+        """Return hints, JSON Schema, Pydantic, verdict and problem for the form's content."""
         try:
             schema = form_to_schema(form)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -169,14 +169,14 @@ class SchemaPanel:
             problem = Explanation("The form is not complete.", why[0].upper() + why[1:], CORRECT_FIRST)
             return gr.skip(), gr.skip(), gr.skip(), problem.as_html(), problem
         update, *others = self.show(_dump(schema))
-        # The form itself is left alone: a person may be typing in it.
+        # Do not update the form itself: a person may be typing in it.
         return gr.update(hints=update["hints"]), *others
 
 
 def _parse(text: str) -> Schema | None:
     try:
         schema = json.loads(text)
-        # Half a surrogate pair, which "\ud800" stands for, cannot be sent to the page.
+        # A lone surrogate, such as "\ud800", cannot be sent to the page.
         _dump(schema).encode()
     except (ValueError, RecursionError):
         return None
@@ -204,7 +204,7 @@ def _make_code(schema: Schema) -> str:
 
 
 def make_hints(checked: CheckedSchema) -> dict[str, list[list[str]]]:
-    """Keywords and who enforces them, by the pointer of the schema that holds them."""
+    """Return keywords and who enforces them, by the pointer of the schema that contains them."""
     hints: dict[str, list[list[str]]] = {}
     for entry in checked.plan:
         hints.setdefault(entry.pointer, []).append(
@@ -214,7 +214,7 @@ def make_hints(checked: CheckedSchema) -> dict[str, list[list[str]]]:
 
 
 def render_plan(checked: CheckedSchema) -> str:
-    """The line under the schema, and on demand every keyword with its enforcer and the limits that may be added."""
+    """Return the line under the schema, and on demand every keyword, its enforcer and possible added limits."""
     num_residual = sum(entry.enforced_by == "residual" for entry in checked.plan)
     more = f", {num_residual} checked where a value ends" if num_residual else ""
     items = "".join(

@@ -36,16 +36,16 @@ class _Source:
 
 
 class ExtractTab(ExtractRun):
-    """One workbench on one engine: its layout; what its buttons do is ExtractRun."""
+    """The layout of one workbench on one engine; ExtractRun has its handlers."""
 
     def __init__(self, engine: Engine, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
         super().__init__(engine, interval_s)
         self.examples = examples
         self.panel = SchemaPanel(examples)
-        self.reviewed: list[Any] = []  # what a result fills, then text and schema
+        self.reviewed: list[Any] = []  # the components that a result fills, then text and schema
 
     def build(self, demo: gr.Blocks) -> SchemaParts:
-        """Put the tab's components on the page and connect them; returns those of the schema."""
+        """Put the tab's components on the page and connect them; return those of the schema."""
         with gr.Row(elem_id="extract", equal_height=False):
             with gr.Column(scale=4, min_width=300):
                 source = self._build_source()
@@ -53,14 +53,14 @@ class ExtractTab(ExtractRun):
                 schema = self.panel.build(demo)
                 settings, add = self._build_settings()
             with gr.Column(scale=5, min_width=300):
-                # On top, where it is in sight whatever the length of the schema.
+                # On top, where it is visible whatever the length of the schema.
                 with gr.Row():
                     run = gr.Button("Extract", variant="primary", elem_id="run", min_width=120)
                     stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=80)
                 badge, fields, record, table, figures = self._build_results()
-        # What the fields show, and, beside the one it was made from, the record with what was typed since.
+        # The record of the fields, and the record with the edits since.
         state, typed = gr.State(None), gr.State(None)
-        # As an input all that the browser keeps, as an output one more.
+        # As an input, everything stored in the browser; as an output, one more record.
         verified = gr.HTML(
             {}, html_template="", apply_default_css=False, elem_id="verified",
             js_on_load=read_script("kept") + read_script("verified"),
@@ -117,7 +117,7 @@ class ExtractTab(ExtractRun):
             is_verbatim = gr.Checkbox(
                 False,
                 label="Verbatim texts",
-                info="Free strings must be parts of the text, and dates and numbers those that stand in it.",
+                info="Free strings must be parts of the text; dates and numbers must appear in it.",
             )
             is_careful = gr.Checkbox(
                 False,
@@ -172,7 +172,7 @@ class ExtractTab(ExtractRun):
             )
 
     async def pick_sample(self, data: gr.SelectData, request: gr.Request) -> tuple[Any, ...]:
-        """An example text in place of the text and its record, with the schema that fits it."""
+        """Show an example text with its schema, in place of text and record."""
         await self.stops.end(str(request.session_hash))
         schema = self.examples.schema_for(data.value)
         text, to_text = read_source(self.examples.samples[data.value]), gr.update(selected="text")
@@ -182,7 +182,7 @@ class ExtractTab(ExtractRun):
         return text, to_text, *NO_RESULT, schema or gr.skip(), *views
 
     async def open_file(self, path: str, request: gr.Request) -> tuple[Any, ...]:
-        """The text of an uploaded file in place of the text and its record; or, as the verdict, why it has none."""
+        """Show the text of an uploaded file in place of text and record; or, as the verdict, why it cannot be read."""
         try:
             text = await read_apart(read_file, Path(path))
         except ValueError as error:
@@ -195,5 +195,5 @@ class ExtractTab(ExtractRun):
 
 
 def read_file(path: Path) -> str:
-    """The text of a file; a PDF has its own reader."""
+    """Return the text of a file; PDFs have their own reader."""
     return read_pdf(path.read_bytes(), path.name) if path.suffix.lower() == ".pdf" else read_source(path)

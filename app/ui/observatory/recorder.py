@@ -1,4 +1,4 @@
-"""Recorder: looks at the engine ten times a second while somebody watches, and remembers the last half minute.
+"""Recorder: samples the engine ten times a second while a page polls, and keeps the last half minute.
 
 page ──poll, once a second──▶ Recorder ──snapshot, only while polled──▶ engine
 """
@@ -20,14 +20,14 @@ PATIENCE_S = 3.0
 WINDOW_S = 30.0
 MAX_LANES = 24
 MAX_CELLS = 1536
-MAX_OWNERS = 12  # colours of the map; later owners start again
+MAX_OWNERS = 12  # colours of the map; further owners reuse them
 
 FREE, CACHED, SHARED, FIRST_OWNER = 0, 1, 2, 3
 
 
 @dataclass(slots=True)
 class Lane:
-    """One request's way through the engine: [phase, start, end] in seconds of the recorder's clock."""
+    """One request's phases: [phase, start, end] in seconds of the recorder's clock."""
 
     number: int
     segments: list[list[Any]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Lane:
     hue: int | None = None  # colour of the outline, by adapter; None for the base model
 
     def extend(self, phase: str, now: float, since: float) -> None:
-        """The request was in this phase until now."""
+        """Record that the request was in this phase until now."""
         if self.segments and self.segments[-1][0] == phase:
             self.segments[-1][2] = now
         else:
@@ -56,7 +56,7 @@ class Recorder:
         self._task: asyncio.Task[None] | None = None
 
     async def poll(self) -> dict[str, Any]:
-        """Everything a page draws, as small JSON; keeps the recorder awake for some seconds."""
+        """Return everything that a page draws, as small JSON; keeps the recorder running for some seconds."""
         self._polled = self.clock()
         if self._task is None or self._task.done():
             self._begun = self._polled
@@ -77,7 +77,7 @@ class Recorder:
         }
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -88,7 +88,7 @@ class Recorder:
             self.sample(await self.engine.snapshot(with_blocks=False))
 
     def sample(self, snapshot: EngineSnapshot | None) -> None:
-        """Take one look into the lanes."""
+        """Take one sample."""
         now = self.clock()
         views = snapshot.requests if snapshot is not None else ()
         alive = set()
@@ -98,7 +98,7 @@ class Recorder:
             if lane is None:
                 self.num_lanes += 1
                 lane = self.lanes[view.handle] = Lane(self.num_lanes)
-            # What it did before the first look is not known, only when it came.
+            # Its phases before the first sample are unknown, except its arrival.
             lane.extend(_phase_of(view), now, now - min(view.age_s, SAMPLE_INTERVAL_S))
             lane.tip = _describe(view)
             lane.hue = crc32(view.adapter.encode()) % 360 if view.adapter else None
@@ -108,7 +108,7 @@ class Recorder:
                 del self.lanes[handle]
 
     def _map_blocks(self, snapshot: EngineSnapshot) -> dict[str, Any]:
-        """The blocks up to the highest one in use, as runs of [kind, count]."""
+        """Return the blocks up to the highest one in use, as runs of [kind, count]."""
         cells: dict[int, int] = dict.fromkeys(snapshot.cached_block_ids, CACHED)
         owned: set[int] = set()
         for view in snapshot.requests:
@@ -179,7 +179,7 @@ HISTOGRAMS = {
 
 
 def describe_stats(stats: EngineStats) -> dict[str, Any]:
-    """Counters and histograms that the page turns into rates and bars."""
+    """Return the counters and histograms that the page turns into rates and bars."""
     histograms = {}
     for name, full in HISTOGRAMS.items():
         histogram = stats.histograms.get(full)

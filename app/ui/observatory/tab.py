@@ -1,4 +1,4 @@
-"""The observatory tab: drawings that poll while they are seen, and the trace of one example's masks."""
+"""The observatory tab: drawings that poll while they are visible, and the trace of one example's masks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine import Engine, InvalidRequest, RequestOutput, SamplingParams, TokenL
 from grammar import GrammarSpec
 
 MAX_TRACED_TOKENS = 256
-# The steps travel as a JSON text: Gradio would walk through every value of a list on the event loop.
+# Send the steps as JSON text: Gradio would traverse every value of a list on the event loop.
 NO_TRACE: dict[str, Any] = {"steps": "[]"}
 DEFAULT_SAMPLE = "contact 1"
 
@@ -29,7 +29,7 @@ def build_observatory_tab(engine: Engine, examples: Examples) -> None:
     """Put the drawings and the trace on the page."""
     recorder = Recorder(engine)
 
-    # Asynchronous, so that it looks at the engine on the engine's own loop.
+    # Asynchronous, so that it reads the engine on the engine's own loop.
     async def poll(_: Any = None) -> dict[str, Any]:
         return await recorder.poll()
 

@@ -1,4 +1,4 @@
-"""A trace of one request's masks: at every step which tokens the grammar allowed, and which one was taken."""
+"""A trace of one request's masks: for each step, the tokens that the grammar allowed and the sampled one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Step = dict[str, Any]
 
 
 class Tracer:
-    """Replays what a request wrote against its grammar, with the engine's own vocabulary."""
+    """Replays the tokens of a request against its grammar, with the engine's own vocabulary."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -25,7 +25,7 @@ class Tracer:
     def trace(
         self, spec: GrammarSpec, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> list[Step]:
-        """One step a token; takes a while, so call it in a thread.
+        """Return one step per token; slow, so call it in a thread.
 
         Raises:
             GrammarError: the grammar cannot be used.
@@ -69,7 +69,7 @@ class Tracer:
 
 
 def list_allowed(words: Any, vocab_size: int) -> list[int]:
-    """Token ids whose bit is set in one row of a bitmask."""
+    """Return the token ids whose bit is set in one row of a bitmask."""
     return [
         32 * index + bit
         for index, word in enumerate(words.tolist())
@@ -80,7 +80,7 @@ def list_allowed(words: Any, vocab_size: int) -> list[int]:
 
 
 def describe_position(position: TokenLogprobs) -> Step:
-    """The token that was taken and its rivals, with probabilities before and after the mask."""
+    """Return the sampled token and its alternatives, with probabilities before and after the mask."""
     return {
         **_describe_token(position.token),
         "rank": position.token.rank,

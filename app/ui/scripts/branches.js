@@ -1,4 +1,4 @@
-// The versions of the conversation: a small switch under the message of each place where it was asked again.
+// The versions of the conversation: a small switch under each message that has several versions.
 const host = element.querySelector(".branches");
 const make = (tag, attributes, ...children) => {
   const node = document.createElement(tag);
@@ -22,7 +22,7 @@ const draw = () => {
   });
   place();
 };
-// Gradio draws messages anew and knows nothing of the switches, so each is put back behind its message.
+// Gradio redraws messages without the switches, so each is inserted again after its message.
 const place = () => {
   const rows = [...document.querySelectorAll("#chatbot .message-row.user-row")];
   for (const { fork, node } of shown) {

@@ -92,24 +92,24 @@ const draw = () => {
 const reload = () => { store = readChats(); draw(); };
 const take = () => {
   const change = props.value;
-  // Drawn anew, the component has its last change still; it was made then.
+  // After a redraw the component still has its last change, which has already been applied.
   if (change?.id && change.id !== window.troupeLastChange) {
     window.troupeLastChange = change.id;
     changeChats(change);
   }
   reload();
 };
-// What other tabs change; without a key everything was cleared.
+// Changes by other tabs; without a key the whole storage was cleared.
 window.addEventListener("storage", ({ key }) => {
   if (!element.isConnected || (key !== CHATS && key !== null)) return;
-  // Only the chat that this tab has opened: an empty tab stays empty.
+  // Update only the chat that this tab has opened; an empty tab stays empty.
   let own = null;
   try { own = sessionStorage.getItem(CHATS); } catch { /* forbidden */ }
   const open = () => store.chats.find((chat) => chat.id === own);
   const before = JSON.stringify(open()?.messages);
   if (list.contains(document.activeElement) && document.activeElement.tagName === "INPUT") return;
   reload();
-  // The open chat has grown in another tab; one that is written here is merged when its turn ends.
+  // The open chat has grown in another tab; a chat that this tab writes is merged when its turn ends.
   const isWriting = document.querySelector("#growing .message-row") || document.querySelector("#chatbot textarea");
   if (open() && !isPending(open()) && JSON.stringify(open().messages) !== before && !isWriting) trigger("pick", { id: store.current });
 });

@@ -1,4 +1,4 @@
-// The schema as a form. `props.value` is the form, `props.hints` says who enforces which keyword of which field.
+// The schema as a form. `props.value` is the form, `props.hints` names the enforcer of each keyword, by field.
 const host = element.querySelector(".schema-form");
 const kinds = JSON.parse(host.dataset.kinds);
 
@@ -69,7 +69,7 @@ const drawField = (fields, index, pointer, owner) => {
         if (field.kind === "group" && !field.fields?.length)
           field.fields = [{ name: "name", kind: "text", required: true, description: "", more: {} }];
         if (field.kind === "choice" && !field.choices?.length) field.choices = ["yes", "no"];
-        // The choices are to be replaced, so they must be in sight.
+        // The choices must be visible, because the user has to replace them.
         if (field.kind === "choice") field.unfolded = true;
         commit(true);
       },

@@ -9,7 +9,7 @@ const request = (wanted) => new Promise((resolve) => {
   wanted.onsuccess = () => resolve(wanted.result);
   wanted.onerror = () => resolve(undefined);
 });
-// Without a database, as in some private windows, the answers of this visit can still be looked into.
+// Without a database, as in some private windows, the answers of this visit can still be inspected.
 const database = (() => {
   try {
     const opening = indexedDB.open(DATABASE, 1);
@@ -67,7 +67,7 @@ const choose = (event) => {
   open(true);
   show(id);
 };
-// In the capture phase: what the chatbot hears it keeps to itself.
+// In the capture phase, because the chatbot stops the propagation of events.
 for (const kind of ["click", "keydown"]) document.addEventListener(kind, choose, true);
 const open = (isOpen) => {
   body.hidden = !isOpen;

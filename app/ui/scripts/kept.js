@@ -1,11 +1,11 @@
-// What this browser keeps: JSON under a key. It is read anew for every event, and what the event changes is put into
-// what stands there by then, for other tabs keep things, too.
+// The browser's storage: JSON under a key. It is read again for every event, and the event's changes are merged into its
+// present content, because other tabs write to it too.
 const readKept = (key) => {
   let text;
   try { text = localStorage.getItem(key); } catch { text = window.troupeKept?.[key]; }
   try { return JSON.parse(text) || {}; } catch { return {}; }
 };
-// Gives whether there was room. Where a browser forbids all storage, things are kept as long as the page is open.
+// Returns whether there was room. If the browser forbids storage, values are kept while the page is open.
 const writeKept = (key, value) => {
   const text = JSON.stringify(value);
   try { localStorage.setItem(key, text); } catch (error) {
@@ -15,14 +15,14 @@ const writeKept = (key, value) => {
   return true;
 };
 
-// The chats are those of all tabs; which one is open each tab knows itself, and a new tab opens the last one.
+// All tabs share the chats. Each tab remembers which one is open; a new tab opens the latest.
 const CHATS = "troupe-chats", PARTIAL = "troupe-partial", MAX_CHATS = 100;
 const isPending = (chat) => chat.messages.at(-1)?.metadata?.status === "pending";
 const readChats = () => {
   const { current = null, chats } = readKept(CHATS), partial = readKept(PARTIAL);
   let own = null;
   try { own = sessionStorage.getItem(CHATS); } catch { /* forbidden: as a new tab */ }
-  // What was shown of an answer that was not finished takes the place of the empty answer.
+  // The displayed part of an unfinished answer replaces the empty answer.
   const fill = (chat) => partial[chat.id] && isPending(chat)
     ? { ...chat, messages: [...chat.messages.slice(0, -2), ...partial[chat.id], chat.messages.at(-1)] } : chat;
   return { current: own ?? current, chats: Array.isArray(chats) ? chats.map(fill) : [] };
@@ -53,7 +53,7 @@ const changeChats = ({ current, put, removed }) => {
   const chats = [...put.map(join), ...before.filter((chat) => !gone.has(chat.id))].slice(0, MAX_CHATS);
   for (const id of gone) delete partial[id];
   writeKept(PARTIAL, partial);
-  // The oldest make room.
+  // Drop the oldest.
   while (!writeKept(CHATS, { current, chats }) && chats.length > 1) chats.pop();
   try { sessionStorage.setItem(CHATS, current ?? ""); } catch { /* forbidden */ }
 };
@@ -71,7 +71,7 @@ const keepPartial = (messages) => {
   if (!state.isHeard) { state.isHeard = true; window.addEventListener("pagehide", () => state.write?.()); }
 };
 
-// Verified records, each with the time it was kept: the newer one stays, and the oldest make room.
+// Verified records, each with the time it was kept: the newer one stays, and the oldest are dropped.
 const VERIFIED = "troupe-verified", MAX_VERIFIED = 100;
 const readVerified = () => readKept(VERIFIED);
 const addVerified = (added) => {

@@ -1,4 +1,4 @@
-// Draws the engine once a second, and only while the drawing can be seen.
+// Draws the engine once a second while the drawing is visible.
 const host = element.querySelector(".observatory");
 const PERIOD_MS = 1000, WINDOW_S = 30, HISTORY = 90;
 const PHASES = { queued: "queued", prefill: "prefill", decode: "decode", grammar: "decode under a grammar", preempted: "preempted" };

@@ -1,4 +1,4 @@
-// Names for what Gradio leaves without one: screen readers, voice control and tests go by them.
+// Accessible names for elements that Gradio leaves without one; screen readers, voice control and tests use them.
 const NAMES = [
   ["#composer textarea", "Message"],
   ["#chats .toggle-button", "Chats"],
@@ -16,7 +16,7 @@ const name = () => {
   for (const side of document.querySelectorAll(".sidebar")) {
     const button = side.querySelector(".toggle-button"), isOpen = side.classList.contains("open");
     if (button && button.getAttribute("aria-expanded") !== String(isOpen)) button.setAttribute("aria-expanded", String(isOpen));
-    // What is out of sight must not be reached with the Tab key.
+    // Hidden elements must not be reachable with the Tab key.
     const content = side.querySelector(".sidebar-content");
     if (content && content.inert === isOpen) content.inert = !isOpen;
   }
@@ -60,7 +60,7 @@ document.addEventListener("keydown", (event) => {
     if (go) { event.preventDefault(); go.click(); }
   }
 });
-// The theme that was chosen here goes before the one of the system.
+// A theme chosen here takes precedence over the system's.
 const THEME = "troupe-theme";
 const setTheme = (theme) => {
   document.body.classList.toggle("dark", theme === "dark");
@@ -70,7 +70,7 @@ try { const theme = localStorage.getItem(THEME); if (theme && !location.search.i
 document.addEventListener("click", (event) => {
   if (event.target.closest?.(".strip .theme")) setTheme(document.body.classList.contains("dark") ? "light" : "dark");
 });
-// Images of other hosts are not loaded (the page's policy forbids it, for it would tell them who reads what): a link
+// Images of other hosts are not loaded (the page's policy forbids it, because a request would reveal the reader): a link
 // stands for each. The image stays where it is, hidden, because Gradio removes what it has drawn node by node.
 const linkImages = (talk) => {
   const images = talk.getElementsByTagName("img"), links = talk.getElementsByClassName("remote-image");
@@ -90,7 +90,7 @@ const linkImages = (talk) => {
   new MutationObserver(update).observe(talk, { childList: true, subtree: true });
   update();
 };
-// A server that does not answer cannot say so in the strip. Its smallest file tells whether it does, whatever its health.
+// A server that does not answer cannot update the strip. Fetching its smallest file shows whether it answers at all.
 const PERIOD_MS = 1000, PATIENCE_MS = 5000;
 const watchServer = async () => {
   if (!document.hidden) {
@@ -107,7 +107,7 @@ const watchServer = async () => {
   }
   setTimeout(watchServer, PERIOD_MS);
 };
-// After a restart of the server Gradio loads the page anew: what was typed and not yet sent is put back.
+// After a restart of the server Gradio reloads the page; restore the text that was typed and not sent.
 const DRAFTS = ["#composer textarea", "#source textarea"];
 const keepDrafts = () => {
   for (const selector of DRAFTS) {

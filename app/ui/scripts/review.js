@@ -57,7 +57,7 @@ const count = () => {
 
 const readEdits = () => Object.fromEntries(all(".value").filter(isEdited).map((input) => [input.dataset.pointer, input.value]));
 
-// Text that is selected in the evidence goes into the field that was edited last.
+// Copy text selected in the evidence to the field that was edited last.
 let lastInput = null;
 element.addEventListener("focusin", (event) => { if (event.target.matches?.(".value")) lastInput = event.target; });
 if (area && !area.dataset.fills) {
@@ -97,7 +97,7 @@ element.addEventListener("keydown", (event) => {
   }
 });
 watch("value", () => {
-  // A result that replaces another must not show what was typed into the one before.
+  // A new result must not show edits of the previous one.
   for (const input of all(".value")) if (document.activeElement !== input) input.value = input.defaultValue;
   for (const row of all("tr.checked")) row.classList.remove("checked");
   showEdits();

@@ -1,4 +1,4 @@
-// Steps through one request: the text as tokens, and for the one chosen what the grammar allowed.
+// Steps through one request: shows the text as tokens, and the allowed tokens at the selected one.
 const host = element.querySelector(".trace");
 const percent = (value) => value === null ? "–" : value >= 0.9995 ? "100%" : value >= 0.001 ? `${(value * 100).toFixed(1)}%` : value > 0 ? "< 0.1%" : "0%";
 const spell = (text) => text === "" ? "(end)" : text.replaceAll("\n", "⏎").replaceAll(" ", "␣");
@@ -84,7 +84,7 @@ const showSteps = (found, words) => {
     make("p", { class: "legend" }, ...(steps.some((step) => step.is_forced) ? [make("i", { class: "k-forced" }), "forced by the grammar "] : []),
       make("i", { class: "k-chosen" }), "probability 90% or more ", make("i", { class: "k-unsure" }), "less ", make("i", { class: "k-torn" }), "below 50%", ...drawDraftSwitch()),
     make("div", { class: "step" }));
-  // Begin where it was close: there the mask or a rival had a say.
+  // Begin at a token where the choice was close, because of the mask or an alternative.
   const unsure = steps.map((step, index) => [step.p, index]).filter(([, index]) => !steps[index].is_forced);
   place = unsure.length ? unsure.reduce((low, each) => (each[0] < low[0] ? each : low))[1] : 0;
   drawStep();

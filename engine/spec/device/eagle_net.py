@@ -29,7 +29,7 @@ from kernels.ops import KVCache
 
 @dataclass(frozen=True, slots=True)
 class EagleShape:
-    """What a checkpoint's config.json and its tensors say about the layer."""
+    """The shape of the layer, from a checkpoint's config.json and tensors."""
 
     layer: LayerSpec
     is_eagle3: bool

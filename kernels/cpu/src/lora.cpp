@@ -15,7 +15,7 @@ namespace {
 constexpr int kRows = kLanes == 16 ? 4 : 2;  // rows that share what is read of A and B
 constexpr int kRanks = 4;
 constexpr int kVecs = kLoraPanelWidth / kLanes;
-// A tile has so many rows, and ranks of A or panels of B.
+// Rows of a tile, and its ranks of A or panels of B.
 constexpr int64_t kTileRows = 32, kTileRanks = 8, kTilePanels = 8;
 
 struct Tile {

@@ -1,4 +1,4 @@
-// The low-rank products of adapters, added to the rows of a product that use them. `kernels.lora` says what is computed.
+// The low-rank products of adapters, added to the rows of a product that use them. `kernels.lora` defines the computation.
 
 #pragma once
 
@@ -46,7 +46,7 @@ struct LoraStep {
 };
 
 // y[row] = (y[row] + x[row] A^T B^T) * factor + offset for the rows of each segment. The sums of a row have one order,
-// whatever rows are beside it.
+// independent of the other rows.
 void run_lora(
     Pool* pool, const int64_t* rows, const LoraSegment* segments, int64_t num_segments, const void* x, int32_t x_dtype,
     void* y, int32_t y_dtype);
