@@ -125,6 +125,20 @@ class DraftFiller(BatchFiller, Protocol):
         """Write matcher i's mask after its first p tokens into row rows[i] + p; return how many are allowed."""
 
 
+class RowFiller:
+    """Fills the rows of matchers that write one row each, where a thread would not be worth it."""
+
+    def fill(self, matchers: Sequence[Any], rows: Sequence[int], bitmask: np.ndarray) -> None:
+        """Write matcher i's mask into row rows[i]."""
+        for matcher, row in zip(matchers, rows, strict=True):
+            check_bitmask(bitmask, matcher.vocabulary.num_words, [row])
+            matcher.write_row(bitmask[row])
+
+
+# It has no state; one object makes all such matchers of a batch one group.
+ROW_FILLER = RowFiller()
+
+
 class Program(Protocol):
     """A compiled grammar of one backend."""
 

@@ -59,7 +59,7 @@ class GrammarCompiler:
         self._tags = TagCompiler(llguidance, self._compile_leaf, self._checked, limits.max_tags_s)
         self._llguidance = llguidance
         self._outlines = OutlinesBackend(vocabulary, limits)
-        self._xgrammar = XGrammarBackend(vocabulary, limits, num_threads)
+        self._xgrammar = XGrammarBackend(vocabulary, limits)
         self._cache = GrammarCache(limits.cache_bytes)
         self._tables = TokenTables(vocabulary)
         self._gates: dict[Reasoning, ReasoningTables] = {}

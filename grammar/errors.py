@@ -5,6 +5,9 @@ GrammarError(ValueError)      the grammar cannot be used
 +-- UnsupportedGrammar        it is well formed, but no engine enforces all of it exactly
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class GrammarError(ValueError):
     """A grammar that cannot be used."""
@@ -40,6 +43,18 @@ class UnsupportedGrammar(GrammarError):
     def __reduce__(self) -> tuple[type["UnsupportedGrammar"], tuple[str, str, str]]:
         # The default rebuilds from the message alone; worker processes send errors home as they are.
         return type(self), (self.pointer, self.keyword, self.reason)
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Put a place before the pointers of errors."""
+    try:
+        yield
+    except UnsupportedGrammar as error:
+        raise UnsupportedGrammar(place + error.pointer, error.keyword, error.reason) from error
+    except InvalidGrammar as error:
+        pointer = None if error.pointer is None else place + error.pointer
+        raise InvalidGrammar(f"{place}: {error}", pointer) from error
 
 
 def is_panic(error: BaseException) -> bool:

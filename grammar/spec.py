@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from .csv_table import describe_table
 from .engines.lark import check_lark
-from .errors import InvalidGrammar, UnsupportedGrammar
+from .errors import InvalidGrammar, naming
 from .reasoning import Reasoning
 from .regex.text import ends_in_escape
 from .schema.dialect import check_well_formed
@@ -179,7 +179,7 @@ class GrammarSpec:
 
     def make_leaf(self, pointer: str, leaf: Mapping[str, Any]) -> "GrammarSpec":
         """Return the spec of a schema, pattern or grammar in a structural tag, or say what is wrong with it there."""
-        try:
+        with naming(pointer):
             if leaf["type"] == "regex":
                 # Automata for many patterns would take long to build; llguidance builds states on demand.
                 return GrammarSpec.regex(leaf["pattern"], "llguidance")
@@ -189,11 +189,6 @@ class GrammarSpec:
             return GrammarSpec.json_schema(
                 leaf["json_schema"], self.whitespace, self.backend, property_order=order
             )
-        except UnsupportedGrammar as error:
-            raise UnsupportedGrammar(pointer + error.pointer, error.keyword, error.reason) from error
-        except InvalidGrammar as error:
-            place = None if error.pointer is None else pointer + error.pointer
-            raise InvalidGrammar(f"{pointer}: {error}", place) from error
 
 
 NAMES = {"json_schema": "JSON Schema", "structural_tag": "structural tag"}

@@ -7,14 +7,12 @@ state then has no outgoing transition, nothing is lost, and EOS is allowed exact
 
 import json
 import re
-from collections.abc import Sequence
 
 import numpy as np
 from outlines_core import Guide, Index
 from outlines_core import Vocabulary as OutlinesVocabulary
 
-from ..backend import Matcher
-from ..bit_row import check_bitmask
+from ..backend import ROW_FILLER, Matcher
 from ..errors import UnsupportedGrammar
 from ..limits import GrammarLimits
 from ..regex.text import choices_to_regex
@@ -36,7 +34,6 @@ class OutlinesBackend:
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
         self.vocabulary = vocabulary
-        self.filler = OutlinesFiller(vocabulary)
         self.end_id = vocabulary.size
         self._max_index_work = limits.max_index_work
         token_ids: dict[bytes, list[int]] = {}
@@ -126,7 +123,7 @@ class OutlinesMatcher(Matcher):
     def __init__(self, program: OutlinesProgram) -> None:
         super().__init__(program.backend.vocabulary)
         self.program = program
-        self.filler = program.backend.filler
+        self.filler = ROW_FILLER
         self._states = [program.initial_state]
 
     @property
@@ -147,15 +144,6 @@ class OutlinesMatcher(Matcher):
         """Return whether the text so far is a complete sentence."""
         return self.program.is_accepting(self.state)
 
-
-class OutlinesFiller:
-    """Copies computed rows; the work is too small for a thread."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def fill(self, matchers: Sequence[OutlinesMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
-        check_bitmask(bitmask, self._vocabulary.num_words, rows)
-        for matcher, row in zip(matchers, rows, strict=True):
-            bitmask[row] = matcher.program.mask_of(matcher.state)
+    def write_row(self, words: np.ndarray) -> None:
+        """Write the allowed tokens into a row, int32 [words]."""
+        words[:] = self.program.mask_of(self.state)

@@ -10,15 +10,13 @@ import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..backend import MAX_FORCED_BYTES, Matcher
-from ..bit_row import check_bitmask
+from ..backend import MAX_FORCED_BYTES, ROW_FILLER, Matcher
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
 from ..spec import GrammarSpec
@@ -35,23 +33,35 @@ class XGrammarBackend:
 
     name = "xgrammar"
 
-    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, num_threads: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
         self.vocabulary = vocabulary
         self._limits = limits
-        self._num_threads = num_threads
-        self._lock = threading.Lock()
-        self._info: Any = None
-        self._tokenizer = ""  # the vocabulary as the process reads it
-        self.xgrammar: Any = None
-        self.filler: XGrammarFiller | None = None
+
+    @cached_property
+    def xgrammar(self) -> Any:
+        """The library."""
+        return importlib.import_module("xgrammar")
+
+    @cached_property
+    def _info(self) -> Any:
+        return self.xgrammar.TokenizerInfo(
+            # Only empty tokens count as special there.
+            list(self.vocabulary.token_bytes),
+            self.xgrammar.VocabType.RAW,
+            vocab_size=self.vocabulary.size,
+            stop_token_ids=list(self.vocabulary.eos_token_ids),
+            add_prefix_space=False,
+        )
+
+    @cached_property
+    def _tokenizer(self) -> str:
+        """The vocabulary as the process reads it."""
+        return str(self._info.serialize_json())
 
     def compile(self, spec: GrammarSpec) -> "XGrammarProgram":
         """Compile an EBNF grammar."""
         check_bounds(spec, self._limits)
-        text = write_ebnf(spec.text)
-        with self._lock:
-            self._load()
-        answer = self._run_worker(text)
+        answer = self._run_worker(write_ebnf(spec.text))
         if "error" in answer:
             raise InvalidGrammar(f"{spec.kind} cannot be compiled: {tidy(answer['error'])}")
         return XGrammarProgram(
@@ -76,21 +86,6 @@ class XGrammarBackend:
             raise UnsupportedGrammar("", "ebnf", reason) from error
         answer: dict[str, str] = json.loads(done.stdout)
         return answer
-
-    def _load(self) -> None:
-        if self.filler is not None:
-            return
-        self.xgrammar = importlib.import_module("xgrammar")
-        self._info = self.xgrammar.TokenizerInfo(
-            # xgrammar treats only empty tokens as special.
-            list(self.vocabulary.token_bytes),
-            self.xgrammar.VocabType.RAW,
-            vocab_size=self.vocabulary.size,
-            stop_token_ids=list(self.vocabulary.eos_token_ids),
-            add_prefix_space=False,
-        )
-        self._tokenizer = self._info.serialize_json()
-        self.filler = XGrammarFiller(self.vocabulary, self.xgrammar.BatchGrammarMatcher(self._num_threads))
 
 
 def check_bounds(spec: GrammarSpec, limits: GrammarLimits) -> None:
@@ -127,10 +122,9 @@ class XGrammarMatcher(Matcher):
     """Grammar state of one request in xgrammar."""
 
     def __init__(self, engine: Any, backend: XGrammarBackend) -> None:
-        assert backend.filler is not None, "a matcher exists only after its backend was loaded"
         super().__init__(backend.vocabulary)
         self.engine = engine
-        self.filler = backend.filler
+        self.filler = ROW_FILLER
 
     def _take(self, token_id: int) -> bool:
         # xgrammar also refuses special tokens, but prints a line to stderr each time.
@@ -146,22 +140,9 @@ class XGrammarMatcher(Matcher):
     def _find_forced(self) -> bytes:
         return str(self.engine.find_jump_forward_string()).encode()[:MAX_FORCED_BYTES]
 
-
-class XGrammarFiller:
-    """Fills many rows in one call that releases the GIL."""
-
-    def __init__(self, vocabulary: Vocabulary, batch: Any) -> None:
-        self._vocabulary = vocabulary
-        self._batch = batch
-        rest = vocabulary.size % 32
-        self._last_word = np.int32((1 << rest) - 1 if rest else -1)
-
-    def fill(self, matchers: Sequence[XGrammarMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
-        check_bitmask(bitmask, self._vocabulary.num_words, rows)
-        if len(matchers) == 1:
-            matchers[0].engine.fill_next_token_bitmask(bitmask, rows[0])
-        else:
-            self._batch.batch_fill_next_token_bitmask([m.engine for m in matchers], bitmask, list(rows))
-        # The engine sets bits beyond the vocabulary.
-        bitmask[rows, -1] &= self._last_word
+    def write_row(self, words: np.ndarray) -> None:
+        """Write the allowed tokens into a row, int32 [words]."""
+        self.engine.fill_next_token_bitmask(words.reshape(1, -1), 0)
+        if rest := self.vocabulary.size % 32:
+            # The engine sets bits beyond the vocabulary.
+            words[-1] &= np.int32((1 << rest) - 1)

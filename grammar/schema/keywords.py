@@ -6,17 +6,17 @@ from typing import Any
 # Keywords whose value is a schema, a list of schemas, or a map from names to schemas.
 SCHEMA_KEYWORDS = frozenset(
     [
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
+        *(
+            "additionalItems",
+            "additionalProperties",
+            "contains",
+            "else",
+            "if",
+            "items",
+            "not",
+            "propertyNames",
+        ),
+        *("then", "unevaluatedItems", "unevaluatedProperties"),
     ]
 )
 SCHEMA_LIST_KEYWORDS = frozenset(["allOf", "anyOf", "items", "oneOf", "prefixItems"])
@@ -50,18 +50,8 @@ TYPES_OF_KEYWORD: dict[str, tuple[str, ...]] = {
 # Applicators that look at the same instance as the schema they stand in.
 IN_PLACE_APPLICATORS = frozenset(
     [
-        "$ref",
-        "$dynamicRef",
-        "$recursiveRef",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "then",
-        "else",
-        "dependencies",
-        "dependentSchemas",
+        *("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+        *("dependencies", "dependentSchemas"),
     ]
 )
 ASSERTIONS = frozenset(TYPES_OF_KEYWORD) | IN_PLACE_APPLICATORS | {"type", "enum", "const"}
@@ -69,14 +59,7 @@ ASSERTIONS = frozenset(TYPES_OF_KEYWORD) | IN_PLACE_APPLICATORS | {"type", "enum
 # Keywords that define names and references for other schemas; they assert nothing about an instance.
 STRUCTURE_KEYWORDS = frozenset(
     [
-        "$schema",
-        "$id",
-        "id",
-        "$anchor",
-        "$dynamicAnchor",
-        "$recursiveAnchor",
-        "$vocabulary",
-        "$defs",
+        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs"),
         "definitions",
     ]
 )

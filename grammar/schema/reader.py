@@ -235,6 +235,4 @@ def check_loops(root: Schema) -> None:
         on_way.add(found)
         found = next(after for after in passing[found] if isinstance(after, Node))
     if found is not None:
-        raise UnsupportedGrammar(
-            found.pointer, "$ref", "it refers back to itself without asserting anything"
-        )
+        raise UnsupportedGrammar(found.pointer, "$ref", "it refers back to itself without asserting anything")

