@@ -67,83 +67,49 @@ def count_characters(pattern: str) -> int:
 
 
 class OutlinesProgram:
-    """An automaton with the masks of the states seen so far."""
+    """An automaton, shared by its matchers."""
 
     def __init__(self, index: Index, backend: OutlinesBackend, num_states: int) -> None:
         self.backend = backend
-        self.initial_state = index.get_initial_state()
-        self._index = index
-        self._masks: dict[int, np.ndarray] = {}
-        # State -> the state and the token that led to it first.
-        self._ways: dict[int, tuple[int, int]] = {}
-        # Estimate one mask per state; the transitions take about as much again.
-        self.size_bytes = 8 * num_states * backend.vocabulary.num_words + 64 * 1024
+        self.index = index
+        self.num_states = num_states
+        # Estimate one mask per state for the transitions.
+        self.size_bytes = 4 * num_states * backend.vocabulary.num_words + 64 * 1024
 
     def new_matcher(self) -> "OutlinesMatcher":
         """Return a matcher at the start of the grammar."""
         return OutlinesMatcher(self)
 
-    def next_state(self, state: int, token_id: int) -> int | None:
-        """Return the state after a token, None where it is not allowed."""
-        after = self._index.get_next_state(state, token_id)
-        if after is not None and after not in self._ways and after != self.initial_state:
-            self._ways[after] = state, token_id
-        return after
-
-    def is_accepting(self, state: int) -> bool:
-        """Return whether the text may end in this state."""
-        after = self._index.get_next_state(state, self.backend.end_id)
-        return after is not None and self._index.is_final_state(after)
-
-    def mask_of(self, state: int) -> np.ndarray:
-        """Return the bitmask row of a state; computed once, since two threads would compute the same."""
-        if state not in self._masks:
-            self._masks[state] = self._make_mask(state)
-        return self._masks[state]
-
-    def _make_mask(self, state: int) -> np.ndarray:
-        vocabulary, tokens, at = self.backend.vocabulary, [], state
-        while at != self.initial_state:
-            at, token_id = self._ways[at]
-            tokens.append(token_id)
-        guide = Guide(self._index, max_rollback=0)
-        for token_id in reversed(tokens):
-            guide.advance(token_id, return_tokens=False)
-        # The end marker is one token more than the vocabulary has.
-        words = np.zeros(vocabulary.size // 32 + 1, np.int32)
-        guide.write_mask_into(words.ctypes.data, len(words), 4)
-        words[vocabulary.size >> 5] &= np.int32((1 << vocabulary.size % 32) - 1)
-        mask = words[: vocabulary.num_words]
-        return mask | vocabulary.eos_mask if self.is_accepting(state) else mask
-
 
 class OutlinesMatcher(Matcher):
-    """Grammar state of one request: the automaton's states so far."""
+    """Grammar state of one request in outlines-core."""
 
     def __init__(self, program: OutlinesProgram) -> None:
         super().__init__(program.backend.vocabulary)
-        self.program = program
         self.filler = ROW_FILLER
-        self._states = [program.initial_state]
-
-    @property
-    def state(self) -> int:
-        """The automaton's present state."""
-        return self._states[-1]
+        self._end_id = program.backend.end_id
+        # Every token takes the automaton at least one state further.
+        self._guide = Guide(program.index, max_rollback=program.num_states + 1)
 
     def _take(self, token_id: int) -> bool:
-        state = self.program.next_state(self.state, token_id)
-        if state is not None:
-            self._states.append(state)
-        return state is not None
+        is_taken: bool = self._guide.accepts_tokens([token_id])
+        if is_taken:
+            self._guide.advance(token_id, return_tokens=False)
+        return is_taken
 
     def _take_back(self, num_tokens: int) -> None:
-        del self._states[-num_tokens:]
+        self._guide.rollback_state(num_tokens)
 
     def is_completed(self) -> bool:
         """Return whether the text so far is a complete sentence."""
-        return self.program.is_accepting(self.state)
+        return bool(self._guide.accepts_tokens([self._end_id]))
 
     def write_row(self, words: np.ndarray) -> None:
         """Write the allowed tokens into a row, int32 [words]."""
-        words[:] = self.program.mask_of(self.state)
+        # The end marker is one token more than the vocabulary has.
+        found = np.zeros(self._end_id // 32 + 1, np.int32)
+        self._guide.write_mask_into(found.ctypes.data, len(found), 4)
+        found[self._end_id >> 5] &= np.int32((1 << self._end_id % 32) - 1)
+        words[:] = found[: len(words)]
+        if self.is_completed():
+            words |= self.vocabulary.eos_mask

@@ -17,7 +17,7 @@ from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .checked import CheckedProgram, CheckedVocabulary
 from .gbnf_rules import write_gbnf
-from .graph import Leaf, TagGraph
+from .graph import Step, TagGraph
 from .lark import ANY_CHARACTER, Conflict, TagWriter, Value
 from .structural_tag import list_children, list_leaves, name_place
 
@@ -113,7 +113,9 @@ class TagText:
         self._graph = graph
         # Node of a value -> pointer of the value that is compiled for it.
         self._values = {
-            i: self._first[node.pointer] for i, node in enumerate(graph.nodes) if isinstance(node, Leaf)
+            i: self._first[node.value]
+            for i, node in enumerate(graph.nodes)
+            if isinstance(node, Step) and node.kind in ("json_schema", "grammar")
         }
         self._compiled: dict[str, CompiledGrammar] = {}
         self.schemas = [each for each in firsts.values() if self._parts[each]["type"] == "json_schema"]

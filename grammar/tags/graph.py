@@ -17,41 +17,17 @@ Exits = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Accept:
-    """Ends the text."""
+class Step:
+    """Reads one part of the text.
 
+    Attributes:
+        kind: literal, regex, token, or a value with a grammar of its own: json_schema or grammar.
+        value: the text, the pattern, the id of the token or the pointer of the value.
+        next: its successor.
+    """
 
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """Reads a fixed text of at least one character."""
-
-    text: str
-    next: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Reads a text that matches a regular expression."""
-
-    pattern: str
-    pointer: str
-    next: int
-
-
-@dataclass(frozen=True, slots=True)
-class TokenStep:
-    """Reads one token by its id, for example a special token."""
-
-    token_id: int
-    next: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """Reads a value with a grammar of its own: a JSON Schema or GBNF."""
-
-    pointer: str
     kind: str
+    value: Any
     next: int
 
 
@@ -77,15 +53,16 @@ class FreeText:
     next: int | None
 
 
-Node = Accept | Literal | Pattern | TokenStep | Leaf | Fork | FreeText
+Node = Step | Fork | FreeText
+END = Step("end", None, 0)
 
 
 class TagGraph:
     """The nodes of one structural tag; ACCEPT is the first, `start` is the entry."""
 
     def __init__(self, part: Json, vocabulary: Vocabulary) -> None:
-        self.nodes: list[Node] = [Accept()]
-        self._known: dict[Node, int] = {Accept(): ACCEPT}
+        self.nodes: list[Node] = [END]
+        self._known: dict[Node, int] = {END: ACCEPT}
         self._vocabulary = vocabulary
         # Names of special tokens, longest first.
         self._names = sorted(vocabulary.special_tokens, key=len, reverse=True)
@@ -106,13 +83,13 @@ class TagGraph:
         """Return the node of a text. A special token's name in it may be written as text or as that token."""
         found = [(text.find(name), name) for name in self._names if name in text]
         if not found:
-            return self._add(Literal(text, target)) if text else target
+            return self._add(Step("literal", text, target)) if text else target
         # Choose the earliest name in the text; among equal positions, the longest.
         start, name = min(found, key=lambda pair: pair[0])
         rest = self._literal(text[start + len(name) :], target)
-        token = self._add(TokenStep(self._vocabulary.special_tokens[name], rest))
-        node = self._fork([self._add(Literal(name, rest)), token])
-        return self._add(Literal(text[:start], node)) if start else node
+        token = self._add(Step("token", self._vocabulary.special_tokens[name], rest))
+        node = self._fork([self._add(Step("literal", name, rest)), token])
+        return self._add(Step("literal", text[:start], node)) if start else node
 
     def _fork(self, targets: Sequence[int]) -> int:
         unique = tuple(dict.fromkeys(targets))
@@ -126,9 +103,9 @@ class TagGraph:
             case "token":
                 return self._mark(part, where, target)
             case "regex":
-                return self._add(Pattern(part["pattern"], where, target))
+                return self._add(Step("regex", part["pattern"], target))
             case "json_schema" | "grammar" as kind:
-                return self._add(Leaf(where, kind, target))
+                return self._add(Step(kind, where, target))
             case "sequence":
                 last = len(part["elements"]) - 1
                 for index, element in reversed(list(enumerate(part["elements"]))):
@@ -174,7 +151,7 @@ class TagGraph:
     def _mark(self, mark: str | Json, where: str, target: int) -> int:
         if isinstance(mark, str):
             return self._literal(mark, target)
-        return self._add(TokenStep(self._find_token(mark["token"], where), target))
+        return self._add(Step("token", self._find_token(mark["token"], where), target))
 
     def _tag_content(self, tag: Json, where: str, target: int) -> int:
         """Return the node after the beginning of a tag."""
@@ -291,7 +268,7 @@ class TagGraph:
             name = next((each for each in self._names if pattern.startswith(each)), None)
             if name is not None:
                 rest = self._literal(pattern.removeprefix(name), node)
-                yield self._add(TokenStep(self._vocabulary.special_tokens[name], rest))
+                yield self._add(Step("token", self._vocabulary.special_tokens[name], rest))
 
 
 def check_patterns(patterns: Sequence[str], where: str) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from llguidance import regex_to_lark
 
 from .free_text import ANY, make_lexemes, make_regular
-from .graph import ACCEPT, Fork, FreeText, Leaf, Literal, Pattern, TagGraph, TokenStep
+from .graph import ACCEPT, Fork, FreeText, Step, TagGraph
 from .regular import EMPTY, Piece, find_texts, make_literal, quote
 
 ANY_CHARACTER = "(?s:.)"
@@ -109,9 +109,13 @@ class TagWriter:
         if not self._has_fast_text or not isinstance(node, FreeText):
             return False
         return node.next is None or all(
-            target == ACCEPT or isinstance(self._graph.nodes[target], TokenStep)
-            for target in self._list_next(node.next)
+            self._is_end_or_token(target) for target in self._list_next(node.next)
         )
+
+    def _is_end_or_token(self, index: int) -> bool:
+        """Return whether a node is the end or a token."""
+        node = self._graph.nodes[index]
+        return index == ACCEPT or (isinstance(node, Step) and node.kind == "token")
 
     def _list_next(self, index: int) -> list[int]:
         """Return the nodes other than forks that a node reaches without text."""
@@ -133,9 +137,9 @@ class TagWriter:
         if index == ACCEPT or self._is_fast(index):
             return None
         match node:
-            case Literal(text=text, next=target):
+            case Step(kind="literal", value=text, next=target):
                 return {target: make_literal(text)}
-            case Pattern(pattern=pattern, next=target):
+            case Step(kind="regex", value=pattern, next=target):
                 return {target: Piece(f"/{regex_to_lark(pattern)}/", None)}
             case Fork(targets=targets):
                 return dict.fromkeys(targets, EMPTY)
@@ -185,12 +189,12 @@ class TagWriter:
     def _write_border(self, target: int) -> str:
         node = self._graph.nodes[target]
         match node:
-            case Leaf(next=following):
+            case Step(kind="json_schema" | "grammar", next=following):
                 self._check_ends(target, node)
                 if node.kind == "grammar":
                     return f"{self._values[target].text} ({self._write_letters(target, following)})"
                 return f"{self._values[target].text} {self._refer(following)}"
-            case TokenStep(token_id=token_id, next=following):
+            case Step(kind="token", value=token_id, next=following):
                 return f"<[{token_id}]> {self._refer(following)}"
         return self._refer(target)
 
@@ -198,7 +202,7 @@ class TagWriter:
         """Return what follows a GBNF grammar, letter by letter as that is read, so that no lexeme is the longer one."""
         ways = []
         for target, piece in find_texts(following, self._list_edges).items():
-            is_clear = target == ACCEPT or isinstance(self._graph.nodes[target], TokenStep)
+            is_clear = self._is_end_or_token(target)
             if piece.words is None or not is_clear:
                 raise Conflict(leaf, GBNF_END)
             ways += [[*map(quote, word), self._write_border(target)] for word in sorted(piece.words)]
@@ -260,7 +264,7 @@ class TagWriter:
                 return target
         return None
 
-    def _check_ends(self, index: int, leaf: Leaf) -> None:
+    def _check_ends(self, index: int, leaf: Step) -> None:
         """Raise Conflict if a complete value could continue with the text after it."""
         value = self._values[index]
         if leaf.kind == "grammar" or not (value.more or value.is_spaced):
