@@ -106,7 +106,7 @@ async def test_documents_come_back_best_first(reranker: Server, path: str) -> No
     order = sorted(range(3), key=lambda index: -scores[index])[:2]
     assert [each["index"] for each in reply["results"]] == order
     assert [each["relevance_score"] for each in reply["results"]] == pytest.approx(
-        [scores[at] for at in order]
+        [scores[at] for at in order], abs=1e-6
     )
     assert reply["results"][0]["document"] == {"text": documents[order[0]]}
 
