@@ -1,26 +1,17 @@
 """One torch thread; a tiny random checkpoint with a tokenizer, made once per session; engines and LLMs over it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer as RustTokenizer
 
 from engine import LLM, EngineConfig
 from tests.engine.model.drive import make_transformers_model, save
 from tests.engine.tokenizer_folders import make_byte_level_folder
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The sizes are small and the cores are shared: threads of torch would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.one_thread import one_thread as one_thread
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ Tests compare the fast ops with these; nothing else calls them.
 """
 
 import math
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -31,11 +32,19 @@ def paged_attention(
     """Twin of `kernels.torch.attention.paged_attention`; `plan` is not used."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts = query_start_loc.tolist()
+    num_heads, num_kv_heads = q.shape[1], k_cache.shape[2]
     for request, seq_len in enumerate(seq_lens.tolist()):
-        rows = slice(starts[request], starts[request + 1])
-        k = _gather(k_cache, block_tables[request], seq_len)
-        v = _gather(v_cache, block_tables[request], seq_len)
-        out[rows] = _attend(q[rows].float(), k, v, scale, sliding_window, soft_cap, sinks).to(q.dtype)
+        k, v = (_gather(cache, block_tables[request], seq_len) for cache in (k_cache, v_cache))
+        for row, head in product(range(starts[request], starts[request + 1]), range(num_heads)):
+            kv_head = head * num_kv_heads // num_heads
+            end = seq_len - starts[request + 1] + row + 1  # behind the query's own position
+            first = 0 if sliding_window is None else max(0, end - sliding_window)
+            scores = k[first:end, kv_head] @ q[row, head].float() * scale
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[head : head + 1].float()))
+            out[row, head] = (scores.softmax(0)[: end - first] @ v[first:end, kv_head]).to(q.dtype)
     return out
 
 
@@ -45,33 +54,6 @@ def _gather(cache: Tensor, block_table: Tensor, seq_len: int) -> Tensor:
     blocks = block_table.tolist()
     slots = [cache[blocks[i // block_size], i % block_size] for i in range(seq_len)]
     return torch.stack(slots).float()
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attend the last q.shape[0] positions of one request over its whole context."""
-    num_queries, num_heads, _ = q.shape
-    seq_len, num_kv_heads, _ = k.shape
-    out = torch.empty_like(q)
-    for head in range(num_heads):
-        kv_head = head * num_kv_heads // num_heads
-        for i in range(num_queries):
-            position = seq_len - num_queries + i
-            first = 0 if sliding_window is None else max(0, position + 1 - sliding_window)
-            scores = k[first : position + 1, kv_head] @ q[i, head] * scale
-            if soft_cap is not None:
-                scores = soft_cap * torch.tanh(scores / soft_cap)
-            if sinks is not None:
-                scores = torch.cat((scores, sinks[head : head + 1].float()))
-            out[i, head] = scores.softmax(0)[: position + 1 - first] @ v[first : position + 1, kv_head]
-    return out
 
 
 def run_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: ExpertWeights) -> Tensor:
