@@ -165,7 +165,26 @@ class PagedAttention(Protocol):
         sinks: Tensor | None = None,
         plan: Plan = None,
     ) -> Tensor:
-        """Attend the new tokens over their paged contexts, see `kernels.torch.attention.paged_attention`; [T, H, D]."""
+        """Attend the new tokens of each request over its paged context, causally.
+
+        The keys and values of the new tokens must already be in the cache.
+
+        Args:
+            q: [T, H, D], the new tokens of the requests one after another.
+            k_cache, v_cache: [num_blocks, block_size, KV, D], contiguous, dtype of q or float8; H is a multiple of KV.
+            block_tables: [R, max_blocks] int32.
+            query_start_loc: [R + 1] int32, cumulative query lengths.
+            seq_lens: [R] int32, context length including the new tokens.
+            scale: factor of the scores.
+            sliding_window: each token sees itself and this many minus one tokens before it; None: all.
+            soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: unchanged.
+            sinks: [H] float32, a score of each head that takes part in the softmax and has no value; None: none.
+            plan: this step's plan; without one the lengths are read back from the device.
+
+        Returns [T, H, D]. Memory outside a request's own context, and behind the window of its queries, never
+        reaches its result.
+        Source: Kwon et al., 2023 (PagedAttention).
+        """
 
 
 class LmHeadSample(Protocol):

@@ -24,27 +24,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> Tensor:
-    """Attend the new tokens of each request over its paged context, causally.
-
-    The keys and values of the new tokens must already be in the cache.
-
-    Args:
-        q: [T, num_heads, head_dim], the new tokens of the requests one after another.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, dtype of q or float8.
-            num_heads is a multiple of num_kv_heads.
-        block_tables: [num_requests, max_blocks] int32.
-        query_start_loc: [num_requests + 1] int32, cumulative query lengths.
-        seq_lens: [num_requests] int32, context length including the new tokens.
-        scale: factor of the scores.
-        sliding_window: each token sees itself and this many minus one tokens before it; None: all.
-        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: unchanged.
-        sinks: [num_heads] float32, a score of each head that takes part in the softmax and has no value; None: none.
-        plan: this step's plan; without one the lengths are read back from the device.
-
-    Returns [T, num_heads, head_dim], contiguous, dtype of q; accumulates in float32. Memory outside a
-    request's own context, and behind the window of its queries, never reaches its result.
-    Source: Kwon et al., 2023 (PagedAttention).
-    """
+    """As `kernels.ops.PagedAttention`; without a plan the lengths are read back from the device."""
     if plan is None:
         query_lens = query_start_loc.diff().tolist()
         plan = AttentionPlan(block_tables, query_lens, seq_lens.tolist(), k_cache.shape[1])

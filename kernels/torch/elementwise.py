@@ -128,10 +128,7 @@ def norm_rope_store(
     slot_mapping: Tensor,
     num_heads: int,
 ) -> Tensor:
-    """Norm and rotate queries and keys, write keys and values to their slots; see `kernels.ops.NormRopeStore`.
-
-    Returns the queries, [T, H, D].
-    """
+    """As `kernels.ops.NormRopeStore`."""
     num_rotated = heads.shape[1] - k_cache.shape[2]
     qk, v = heads[:, :num_rotated], heads[:, num_rotated:]
     if qk_norm is not None:

@@ -45,16 +45,9 @@ def add_rms_norm_kernel(
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Add x to the residual stream, then norm the sum.
+    """As `kernels.torch.elementwise.add_rms_norm`, of a contiguous residual.
 
-    Args:
-        x: [T, D], left as it is.
-        residual: [T, D], contiguous, overwritten with the sum.
-        weight: [D].
-        eps: added to the mean square.
-        out: the normed sum is written here when given.
-
-    Returns (normed, residual), both [T, D]; `residual` is the tensor passed in.
+    The normed sum is written to `out` when it is given.
     """
     check_float("x", x)
     check_shape("residual", residual, tuple(x.shape))

@@ -111,20 +111,13 @@ def norm_rope_store(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Norm and rotate queries and keys, write keys and values to their slots, return the queries.
+    """As `kernels.ops.NormRopeStore`; the queries are rounded once.
 
     Args:
-        heads: [T, H + 2 KV, D], queries, keys and values side by side, left as they are; tokens may be
-            further apart than that.
-        qk_norm: [H + KV, D], the weights of the head norms; None: there are none.
-        eps: added to the mean square of a head.
-        cos, sin: [T, 1, D] float32 as `kernels.torch.elementwise.apply_rope` takes them.
-        k_cache, v_cache: [num_blocks, block_size, KV, D], contiguous; torch.float8_e4m3fn saturates.
-        slot_mapping: [T] int64; tokens that only pad point into block 0, the null block; below 0: no write.
-        num_heads: H.
+        heads: left as they are; tokens may be further apart than their size.
+        k_cache, v_cache: torch.float8_e4m3fn saturates.
+        slot_mapping: below 0: no write.
         out: the queries are written here when given.
-
-    Returns [T, H, D], rounded once; the arithmetic is float32.
     """
     num_tokens, total, head_dim = heads.shape
     num_kv_heads = k_cache.shape[2]

@@ -50,26 +50,14 @@ def paged_attention(
     tiles: TileTable | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend the new tokens of each request over its paged context, causally.
+    """As `kernels.ops.PagedAttention`; the order of a request's sums depends on its own lengths alone.
 
     Args:
-        q: [T, num_heads, head_dim]; tokens may be further apart than that.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, dtype of q or
-            torch.float8_e4m3fn. num_heads is a multiple of num_kv_heads.
-        block_tables: [num_requests, max_blocks] int32.
-        query_start_loc: [num_requests + 1] int32, cumulative query lengths.
-        seq_lens: [num_requests] int32, context length including the new tokens.
-        scale: factor of the scores.
-        sliding_window: each token sees itself and this many minus one tokens before it; None: all.
-        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: unchanged.
-        sinks: [num_heads] float32, a score of each head that takes part in the softmax and has no value; None: none.
-        plan: this step's plan; without one the lengths are read back from the device.
+        q: tokens may be further apart than their size.
+        plan: without one the lengths are read back from the device.
         tiles: choices of tiles; default: the device's.
         out: written and returned when given.
 
-    Returns [T, num_heads, head_dim], contiguous, dtype of q; accumulates in float32. The order of a request's
-    sums depends on its own lengths alone. Memory outside a request's own context, and
-    behind the window of its queries, never reaches its result.
     Source: Kwon et al., 2023 (PagedAttention); split over context after FlashDecoding.
     """
     _check(q, k_cache, v_cache, block_tables, query_start_loc, seq_lens, sliding_window)

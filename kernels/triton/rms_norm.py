@@ -31,16 +31,7 @@ def rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """Scale each vector of the last dimension to unit root mean square, then by `weight`.
-
-    Args:
-        x: [..., D].
-        weight: [D], or [N, D] for one weight per head of x [..., N, D].
-        eps: added to the mean square.
-        out: written and returned when given.
-
-    Returns the shape and dtype of x, rounded once; the arithmetic is float32.
-    """
+    """As `kernels.torch.elementwise.rms_norm`, rounded once; `out` is written and returned when given."""
     check_float("x", x)
     size = x.shape[-1]
     num_weights = weight.shape[0] if weight.dim() == 2 else 1

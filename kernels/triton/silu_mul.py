@@ -26,15 +26,7 @@ def silu_mul_kernel(
 
 
 def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return silu(gate) * up.
-
-    Args:
-        gate_up: [T, 2 * M], gate first; left as it is.
-        out: written and returned when given.
-
-    Returns [T, M], dtype of gate_up, rounded once.
-    Source: Shazeer, 2020 (SwiGLU).
-    """
+    """As `kernels.torch.elementwise.silu_mul`, rounded once; `out` is written and returned when given."""
     check_float("gate_up", gate_up)
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [T, 2 * M], not {tuple(gate_up.shape)}")

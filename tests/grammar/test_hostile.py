@@ -110,9 +110,7 @@ BOUNDED = {
     "ambiguous GBNF": lambda: GrammarSpec.ebnf('root ::= e\ne ::= e e | [a-z] | e "a" e'),
     "GBNF of 100,000 repeats": lambda: GrammarSpec.ebnf('root ::= "a"{100000}'),
     "400 classes in a row": lambda: GrammarSpec.ebnf("root ::= (" + "[a-z]+ " * 400 + ")*"),
-    "400 classes in a row, xgrammar": lambda: GrammarSpec.ebnf(
-        SLOW, "xgrammar"
-    ),
+    "400 classes in a row, xgrammar": lambda: GrammarSpec.ebnf(SLOW, "xgrammar"),
     "GBNF that takes any text": lambda: GrammarSpec.ebnf('root ::= ("x" | .)* "end"'),
     "200 overlapping patterns": lambda: numbered(200, "patternProperties", "^a.*{}.*b", lambda i: {}),
     "160 times ten matches of 20": lambda: numbered(160, "properties", "{}", lambda i: TEN_OF_20),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.shared_prefixes import SharedPrefixes, make_shared
+from kernels.shared_prefixes import make_shared
 from kernels.triton.attention_plan import AttentionPlan
 from kernels.triton.bench.timing import Bench
 
@@ -48,22 +48,21 @@ def make_attention(
     num_heads: int = 16,
     num_kv_heads: int = 8,
     head_dim: int = 128,
-    dtype: torch.dtype | None = None,
     cache_dtype: torch.dtype | None = None,
 ) -> AttentionBatch:
     """Lay out `num_requests` requests whose contexts, new tokens included, are `context` tokens long."""
-    dtype = dtype or bench.dtype
     blocks = -(-context // BLOCK_SIZE)
     num_blocks = num_requests * blocks + 1
     shape = (num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
     k_cache, v_cache = (
-        torch.randn(shape, device=bench.device, dtype=dtype).to(cache_dtype or dtype) for _ in range(2)
+        torch.randn(shape, device=bench.device, dtype=bench.dtype).to(cache_dtype or bench.dtype)
+        for _ in range(2)
     )
     order = torch.randperm(num_blocks - 1, device=bench.device) + 1
     lens = [query_len] * num_requests
     seen = query_len * context - query_len * (query_len - 1) // 2
     return AttentionBatch(
-        torch.randn(num_requests * query_len, num_heads, head_dim, device=bench.device, dtype=dtype),
+        torch.randn(num_requests * query_len, num_heads, head_dim, device=bench.device, dtype=bench.dtype),
         k_cache,
         v_cache,
         order.view(num_requests, blocks).int(),
@@ -80,14 +79,12 @@ def make_shared_attention(
     num_requests: int,
     context: int,
     shared_len: int,
-    num_heads: int = 16,
-    num_kv_heads: int = 8,
-    head_dim: int = 128,
-    dtype: torch.dtype | None = None,
-) -> tuple[AttentionBatch, SharedPrefixes]:
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> AttentionBatch:
     """Decodes whose first `shared_len` keys, whole blocks, are the same ones; the plan lets them share."""
-    batch = make_attention(bench, num_requests, 1, context, num_heads, num_kv_heads, head_dim, dtype)
+    batch = make_attention(bench, num_requests, 1, context, num_heads, num_kv_heads, head_dim)
     batch.block_tables[:, : shared_len // BLOCK_SIZE] = batch.block_tables[0, : shared_len // BLOCK_SIZE]
-    shared = make_shared([(range(num_requests), shared_len)], num_requests, bench.device)
-    batch.plan.share(shared)
-    return batch, shared
+    batch.plan.share(make_shared([(range(num_requests), shared_len)], num_requests, bench.device))
+    return batch

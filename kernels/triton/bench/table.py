@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from kernels.torch.elementwise import FP8
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention_plan import AttentionPlan
-from kernels.triton.bench.batches import make_attention, make_shared_attention
+from kernels.triton.bench.batches import AttentionBatch, make_attention, make_shared_attention
 from kernels.triton.bench.timing import Bench
 from kernels.triton.lm_head_sample import lm_head_sample
 from kernels.triton.norm_rope_store import norm_rope_store
@@ -96,51 +97,34 @@ def _list_row_kernels(bench: Bench) -> Iterator[Row]:
 
 
 def _list_attention(bench: Bench) -> Iterator[Row]:
-    sizes = [
-        (256, 1, 1024),
-        (64, 1, 4096),
-        (1, 1, 1024),
-        (1, 1, 32768),
-        (32, 4, 1024),
-        (8, 512, 512),
-        (1, 4096, 4096),
-    ]
-    for requests, query_len, context in sizes if not bench.is_smoke else [(2, 1, 33), (1, 20, 20)]:
+    sizes = [(256, 1, 1024), (64, 1, 4096), (1, 1, 1024), (1, 1, 32768), (32, 4, 1024), (8, 512, 512)]
+    for requests, query_len, context in (
+        [*sizes, (1, 4096, 4096)] if not bench.is_smoke else [(2, 1, 33), (1, 20, 20)]
+    ):
         for heads in (16, 40) if not bench.is_smoke else (2,):
             kv_heads, dim = bench.pick(8, 1), bench.pick(128, 16)
             batch = make_attention(bench, requests, query_len, context, heads, kv_heads, dim)
-            yield Row(
-                f"attention {requests}x{query_len} of {context}, {heads} heads",
-                lambda: paged_attention(*batch.tensors, scale=0.1, plan=batch.plan),  # noqa: B023
-                batch.num_bytes,
-                batch.num_flops,
+            yield _make_row(
+                f"attention {requests}x{query_len} of {context}, {heads} heads", batch, batch.plan
             )
     if not bench.is_smoke:
         batch = make_attention(bench, 256, 1, 1024, cache_dtype=FP8)
-        yield Row(
-            "attention 256x1 of 1024, fp8 cache",
-            lambda: paged_attention(*batch.tensors, scale=0.1, plan=batch.plan),
-            batch.num_bytes,
-            batch.num_flops,
-        )
+        yield _make_row("attention 256x1 of 1024, fp8 cache", batch, batch.plan)
 
 
 def _list_shared(bench: Bench) -> Iterator[Row]:
     """Decodes of which most keys are shared, without and with cascade; the share counts what the plain path reads."""
     requests, context, shared_len = bench.pick(64, 2), bench.pick(4608, 40), bench.pick(4096, 16)
     heads, kv_heads, dim = bench.pick(16, 2), bench.pick(8, 1), bench.pick(128, 16)
-    batch, _ = make_shared_attention(bench, requests, context, shared_len, heads, kv_heads, dim)
+    batch = make_shared_attention(bench, requests, context, shared_len, heads, kv_heads, dim)
     name = f"{requests}x1 of {context}, {shared_len} shared"
-    for kind, plan in (
-        ("plain", AttentionPlan([1] * requests, [context] * requests)),
-        ("cascade", batch.plan),
-    ):
-        yield Row(
-            f"{kind} {name}",
-            lambda: paged_attention(*batch.tensors, scale=0.1, plan=plan),  # noqa: B023
-            batch.num_bytes,
-            batch.num_flops,
-        )
+    yield _make_row(f"plain {name}", batch, AttentionPlan([1] * requests, [context] * requests))
+    yield _make_row(f"cascade {name}", batch, batch.plan)
+
+
+def _make_row(name: str, batch: AttentionBatch, plan: AttentionPlan) -> Row:
+    work = partial(paged_attention, *batch.tensors, scale=0.1, plan=plan)
+    return Row(name, work, batch.num_bytes, batch.num_flops)
 
 
 def _list_head(bench: Bench) -> Iterator[Row]:
@@ -172,21 +156,14 @@ def _list_sampling(bench: Bench) -> Iterator[Row]:
         size = 4 * logits.numel()
         keys = torch.zeros(rows, 2, dtype=torch.int32, device=bench.device)
         ones = torch.ones(rows, device=bench.device)
-        top_k = torch.full((rows,), min(50, vocab_size - 1), device=bench.device)
+        k50 = torch.full((rows,), min(50, vocab_size - 1), device=bench.device)
         everything = torch.full((rows,), vocab_size, device=bench.device)
         off = torch.full((rows,), -torch.inf, device=bench.device)
         words = torch.full((rows, -(-vocab_size // 32)), 0x55555555, dtype=torch.int32, device=bench.device)
         name = f"{rows}x{vocab_size}"
         yield Row(f"draw_greedy {name}", lambda: draw_greedy(logits), size)  # noqa: B023
         yield Row(f"draw_full {name}", lambda: draw_full(logits, keys, ones, None), 2 * size)  # noqa: B023
-        yield Row(
-            f"draw_filtered {name} k=50 p=0.9",
-            lambda: draw_filtered(logits, keys, ones, top_k, ones * 0.9, off),  # noqa: B023
-            3 * size,
-        )
-        yield Row(
-            f"draw_filtered {name} p=0.9",
-            lambda: draw_filtered(logits, keys, ones, everything, ones * 0.9, off),  # noqa: B023
-            3 * size,
-        )
+        for kind, top_k in (("k=50 p=0.9", k50), ("p=0.9", everything)):
+            work = partial(draw_filtered, logits, keys, ones, top_k, ones * 0.9, off)
+            yield Row(f"draw_filtered {name} {kind}", work, 3 * size)
         yield Row(f"apply_bitmask {name}", lambda: apply_bitmask(logits, words), size // 2)  # noqa: B023
