@@ -88,7 +88,7 @@ def _stack_biases(*parts: list[NativeWeight]) -> Tensor | None:
 def run_experts(
     library: NativeLibrary, pool: ThreadPool, x: Tensor, ids: Tensor, weights: Tensor, experts: NativeExperts
 ) -> Tensor:
-    """As `kernels.ops.RunExperts`; equal bit for bit whatever the other tokens and the number of threads."""
+    """Implement `kernels.ops.RunExperts`; equal bit for bit whatever the other tokens and the number of threads."""
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     num_tokens, top_k = ids.shape
     assert x.shape == (num_tokens, experts.hidden_size), f"x is {list(x.shape)} for {num_tokens} tokens"

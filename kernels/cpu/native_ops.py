@@ -202,7 +202,7 @@ class NativeOps:
         sinks: Tensor | None = None,
         plan: NativePlan | None = None,
     ) -> Tensor:
-        """Implement `kernels.ops.PagedAttention`; equal bit for bit however requests are batched and cut into chunks."""
+        """Implement `kernels.ops.PagedAttention`; equal bit for bit however requests are batched and chunked."""
         _, num_heads, head_dim = q.shape
         _check_caches(k_cache, v_cache, head_dim)
         num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]

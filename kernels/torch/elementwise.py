@@ -128,7 +128,7 @@ def norm_rope_store(
     slot_mapping: Tensor,
     num_heads: int,
 ) -> Tensor:
-    """As `kernels.ops.NormRopeStore`."""
+    """Implement `kernels.ops.NormRopeStore`."""
     num_rotated = heads.shape[1] - k_cache.shape[2]
     qk, v = heads[:, :num_rotated], heads[:, num_rotated:]
     if qk_norm is not None:

@@ -189,7 +189,7 @@ def group_pairs(ids: Tensor, num_experts: int) -> Grouping:
 
 
 def run_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: ExpertWeights) -> Tensor:
-    """As `kernels.ops.RunExperts`; without reading a value back from the device."""
+    """Implement `kernels.ops.RunExperts`; without reading a value back from the device."""
     _check(x, ids, weights, experts)
     num_tokens, top_k = ids.shape
     num_experts, size, inner_size = experts.down.shape

@@ -111,7 +111,7 @@ def norm_rope_store(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `kernels.ops.NormRopeStore`; the queries are rounded once.
+    """Implement `kernels.ops.NormRopeStore`; the queries are rounded once.
 
     Args:
         heads: left as they are; tokens may be further apart than their size.

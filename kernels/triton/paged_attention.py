@@ -50,7 +50,7 @@ def paged_attention(
     tiles: TileTable | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `kernels.ops.PagedAttention`; the order of a request's sums depends on its own lengths alone.
+    """Implement `kernels.ops.PagedAttention`; the order of a request's sums depends on its own lengths alone.
 
     Args:
         q: tokens may be further apart than their size.
