@@ -24,7 +24,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> Tensor:
-    """Implement `kernels.ops.PagedAttention`; without a plan the lengths are read back from the device."""
+    """Implement `kernels.ops.PagedAttention`."""
     if plan is None:
         query_lens = query_start_loc.diff().tolist()
         plan = AttentionPlan(block_tables, query_lens, seq_lens.tolist(), k_cache.shape[1])

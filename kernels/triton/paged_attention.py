@@ -54,7 +54,6 @@ def paged_attention(
 
     Args:
         q: tokens may be further apart than their size.
-        plan: without one the lengths are read back from the device.
         tiles: choices of tiles; default: the device's.
         out: written and returned when given.
 
