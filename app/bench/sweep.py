@@ -104,7 +104,10 @@ async def measure_server(
     points = []
     async with run_server([*flags, "--no-enable-prefix-caching", *arguments.server_flags.split()]) as url:
         target = Target(url, await find_model(url, None))
-        for count in [concurrency[0], *concurrency]:  # the first concurrency runs twice, because its first run warms up
+        for count in [
+            concurrency[0],
+            *concurrency,
+        ]:  # the first concurrency runs twice, because its first run warms up
             num_jobs = count * arguments.requests_per_client
             jobs = make_random(
                 num_jobs, arguments.input_len, arguments.output_len, 0.2, arguments.vocab_size, count

@@ -49,7 +49,9 @@ class ExtractConfig:
         default=False, metadata={"help": "free strings, dates and amounts must appear in the text"}
     )
     limits: bool = field(default=True, metadata={"help": "limit the length of open strings and lists"})
-    instructions: str = field(default="", metadata={"help": "instructions for the model in addition to the schema"})
+    instructions: str = field(
+        default="", metadata={"help": "instructions for the model in addition to the schema"}
+    )
     examples: str | None = field(
         default=None, metadata={"help": "JSONL file of texts with their records, shown to the model first"}
     )

@@ -38,9 +38,7 @@ MAX_SHOWN = 20  # bad lines
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two files, and the flags of the engine."""
     parser.add_argument("-i", "--input-file", required=True, metavar="IN", help="batch file to read")
-    parser.add_argument(
-        "-o", "--output-file", required=True, metavar="OUT", help="file to write or continue"
-    )
+    parser.add_argument("-o", "--output-file", required=True, metavar="OUT", help="file to write or continue")
     parser.add_argument(
         "--max-in-flight",
         type=int,

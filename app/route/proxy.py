@@ -148,7 +148,9 @@ class Proxy:
         session = session if given is None else given.decode("latin-1")
         ready = [worker for worker in self._workers if worker.is_ready]
         if not ready:
-            raise ApiError(503, "no worker is ready; /health gives the reasons", None, "no_worker", RETRY_AFTER_S)
+            raise ApiError(
+                503, "no worker is ready; /health gives the reasons", None, "no_worker", RETRY_AFTER_S
+            )
         # A model that no worker lists goes to any: its 404 names the models that it has.
         candidates = [worker for worker in ready if worker.serves(model)] or ready
         problems: list[str] = []
