@@ -1,4 +1,4 @@
-"""FakeEngine: the engine's public surface without a model, for tests of everything that stands before it.
+"""FakeEngine: the engine's public interface without a model, for tests of the layers above it.
 
 A token is a character, a prompt is answered by a script, and a test decides when tokens come.
 """
@@ -96,7 +96,7 @@ class FakeResolvedConfig:
 
 @dataclass
 class FakeRequest:
-    """What one call of `generate` was given, and how it ended."""
+    """The arguments of one call of `generate`, and how it ended."""
 
     request_id: str
     prompt: str
@@ -175,7 +175,7 @@ class FakeEngine:
         await self.close()
 
     def check_capacity(self, count: int = 1) -> None:
-        """There always is."""
+        """Do nothing: there is always room."""
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._need_tokenizer().encode(text, add_special_tokens)

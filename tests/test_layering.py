@@ -1,4 +1,4 @@
-"""The house rules that a reader can rely on without reading: who imports whom, and what nobody does.
+"""Architecture rules: allowed imports between packages, and forbidden constructs.
 
 kernels, grammar ◀── engine ◀── app        checked on the syntax trees; nothing is imported
 """
@@ -129,7 +129,7 @@ def test_the_app_takes_only_public_names() -> None:
 
 @pytest.mark.parametrize("forbidden", ["asyncio", "torch"])
 def test_core_is_free_of_asyncio_and_torch(forbidden: str) -> None:
-    """Through whatever engine modules it imports, too."""
+    """This includes the engine modules that it imports."""
     graph = make_graph()
     cores = (name for name in graph if name.startswith("engine.core."))
     reached = {name for core in cores for name in find_reachable(graph, core)}
@@ -193,6 +193,6 @@ def test_no_error_is_swallowed_unseen() -> None:
     assert not wrong
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     trees = {name_file(path): parse(path) for path in list_files()}
     assert not [file for file, tree in trees.items() if tree.body and not ast.get_docstring(tree)]

@@ -1,6 +1,6 @@
-"""Faults of the world around it: a thread that dies, numbers that are none, a full disk, a signal under load.
+"""Faults of the environment: a thread that dies, invalid numbers, a full disk, a signal under load.
 
-Only what was touched fails, and it says why.
+Only the affected request or file fails, with a reason.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ async def test_logits_that_are_no_numbers_are_an_error_of_their_request_alone(mo
         def poison(hidden: torch.Tensor, adapters: object) -> torch.Tensor:
             logits = compute(hidden, adapters)
             if len(logits) > 1:
-                logits[1:] = math.nan  # of whoever joined the first
+                logits[1:] = math.nan  # of the requests that joined the first
             return logits
 
         first = asyncio.create_task(server.post("/v1/completions", ASKED | {"max_tokens": 200}))
@@ -119,7 +119,7 @@ def start_program(*arguments: str, stderr: int = subprocess.PIPE, **options: Any
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=stderr, **options)
 
 
-def test_a_batch_whose_disk_is_full_says_so_and_keeps_what_it_has_written(tmp_path: Path) -> None:
+def test_a_batch_reports_a_full_disk_and_keeps_the_written_rows(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     row = {"method": "POST", "url": "/v1/completions", "body": ASKED}
     source.write_text("".join(json.dumps(row | {"custom_id": str(i)}) + "\n" for i in range(30)))

@@ -1,4 +1,4 @@
-"""The life of the server: the loading page, the ready line, draining, signals, and what must not hang."""
+"""Lifecycle of the server: loading page, ready line, draining, signals, and steps that must not hang."""
 
 import asyncio
 import gc
@@ -41,7 +41,7 @@ LONG = "x" * 200
 
 
 class SlowEngine(FakeEngine):
-    """Starts when it is told to."""
+    """Starts when `may_start` is set."""
 
     def __init__(self) -> None:
         super().__init__(state="new")
@@ -133,7 +133,7 @@ async def test_it_answers_starting_until_the_engine_is_ready(open_house: Any) ->
         await house.wait_ready()
 
 
-async def test_with_keys_nobody_is_told_what_is_being_loaded(open_house: Any) -> None:
+async def test_with_keys_the_loading_page_does_not_name_the_model(open_house: Any) -> None:
     engine = SlowEngine()
     async with open_house(engine, api_key=("key",)) as house:
         async with house.client.get(house.url + "/") as response:
@@ -177,7 +177,7 @@ async def test_a_signal_lets_running_streams_finish_and_new_requests_are_refused
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-async def test_after_the_grace_streams_end_with_an_error_and_the_log_tells_it(
+async def test_after_the_grace_streams_end_with_an_error_and_a_log_line(
     open_house: Any, caplog: pytest.LogCaptureFixture, sign: signal.Signals
 ) -> None:
     caplog.set_level(logging.INFO, "troupe.server")
@@ -269,7 +269,7 @@ def test_the_timeline_is_a_short_table() -> None:
 
 
 def make_loading(cache: Path, *done: str, state: str = "starting") -> Loading:
-    """What a visitor is told 2.5 s after the start began, when these steps are done."""
+    """The text of the loading page 2.5 s after the start, when these steps are done."""
     config = EngineConfig(model="some/model", served_model_name="<b>model")
     engine = FakeEngine(state=state, config=config, timeline=[(name, 1.0) for name in done])
     clock = iter((10.0, 12.5))
@@ -385,7 +385,7 @@ def read_process_cpu_s(pid: int) -> float:
 
 
 def steal(place: str, path: Path) -> list[str]:
-    """What every handler of the page that takes files answers to a file of this machine nobody uploaded."""
+    """The replies of all file handlers of the page to a local file that was not uploaded."""
     with urlopen(f"{place}/config", timeout=20) as response:
         config = json.load(response)
     kinds = {component["id"]: component["type"] for component in config["components"]}

@@ -1,4 +1,4 @@
-"""The chat in a real browser: it streams, stops, remembers, and lets go of the engine when nobody looks any more."""
+"""The chat in a real browser: it streams, stops, restores chats, and frees the engine when the page is closed."""
 
 from pathlib import Path
 

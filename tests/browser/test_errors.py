@@ -1,4 +1,4 @@
-"""When something goes wrong the page says what, why, and what to do; and goes on working."""
+"""The page explains errors, suggests a solution, and continues to work."""
 
 import json
 import threading

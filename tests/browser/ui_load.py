@@ -26,7 +26,7 @@ from app.bench.own_server import run_server, wait_until_ready
 
 LAG = re.compile(r'^troupe:event_loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)', re.MULTILINE)
 ENDLESS = '{"type": "array", "items": {"type": "integer"}, "minItems": 5000}'
-# What a person would set so that the answer goes on, by the labels of the page's settings.
+# Settings that make the answer long, by their labels on the page.
 WANTED = {"Grammar of the answer": "JSON schema", "Grammar": ENDLESS, "Max tokens": 4000}
 RAMP_UP_S = 2.0
 ALONE_S = 5.0
@@ -61,7 +61,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a crowd of pages saw, and how late the server's loop was meanwhile, in seconds."""
+    """Update rates of all pages, and the lag of the server's loop meanwhile, in seconds."""
 
     rates: list[float]
     bytes_per_update: float
@@ -162,7 +162,7 @@ class Page:
 
 
 async def crowd(session: aiohttp.ClientSession, url: str, form: Form, num_pages: int, seconds: float) -> Load:
-    """So many pages for so long, the first seconds not counted; the ends, all in one moment, are told apart."""
+    """Run the pages for some time; the first seconds are left out, and the simultaneous ends are counted separately."""
     until = time.monotonic() + RAMP_UP_S + seconds
     chance = random.Random(0)
 

@@ -1,4 +1,4 @@
-"""The engine as a guest: in any loop, in any thread, twice, forgotten, interrupted. Nothing hangs, nothing stays."""
+"""The engine inside other programs: any loop or thread, twice, abandoned, interrupted. It neither hangs nor leaks."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""The engine as a whole: its door, its ends, its crashes, and what ends a text."""
+"""The whole engine: admission, close, crashes, and the ends of texts."""
 
 import asyncio
 import json
@@ -296,7 +296,7 @@ def test_a_grammar_needs_an_end_within_the_vocabulary(model_folder: Path) -> Non
 
 
 async def test_a_start_that_a_close_overtakes_is_not_a_cancellation() -> None:
-    """Whoever waits for it was not cancelled, and a TaskGroup would not even notice."""
+    """The caller of `start` was not cancelled, and a TaskGroup would ignore a cancellation."""
     engine = Engine(EngineConfig(mock_step_ms=1.0))
     start = asyncio.ensure_future(engine.start())
     await wait_until(lambda: engine.state == "starting")
@@ -306,8 +306,8 @@ async def test_a_start_that_a_close_overtakes_is_not_a_cancellation() -> None:
     assert engine.state == "closed"
 
 
-async def test_nobody_waits_less_than_not_at_all() -> None:
-    """A stop string ends a text before the scheduler knows, which has the request among those that run."""
+async def test_the_number_of_waiting_requests_is_never_negative() -> None:
+    """A stop string ends a text before the scheduler is informed, which still counts the request as running."""
     async with Engine(EngineConfig(mock_step_ms=1.0)) as engine:
         async for output in engine.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True, seed=1)):
             text = output.outputs[0].text

@@ -23,7 +23,7 @@ def make_answer(step_id: int) -> StepDone:
 
 
 class LateFetch:
-    """Done when the test says so."""
+    """A fetch that the test completes."""
 
     def __init__(self) -> None:
         self.arrived = Event()

@@ -1,4 +1,4 @@
-"""Compiling at the door: nobody stands behind a grammar that takes long, and only a compile's own time counts."""
+"""Compiles of grammars: slow ones delay no other request, and the time limit counts only the compile itself."""
 
 import asyncio
 import threading
@@ -108,7 +108,7 @@ async def test_more_requests_for_a_grammar_that_is_compiled_take_no_thread(
         assert set(await asyncio.gather(*jobs)) <= {"stop", "length"}
 
 
-async def test_a_grammar_nobody_waits_for_any_more_is_not_compiled(
+async def test_a_grammar_of_an_aborted_request_is_not_compiled(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(make_config()) as engine:
@@ -134,7 +134,7 @@ async def test_a_deadline_counts_while_a_grammar_compiles(
         held.release.set()
 
 
-async def test_a_grammar_that_waits_when_the_engine_closes_is_told_so(
+async def test_a_grammar_that_waits_when_the_engine_closes_gets_an_error(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(make_config())

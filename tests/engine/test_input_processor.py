@@ -1,4 +1,4 @@
-"""InputProcessor: prompts in every form, what is refused at the door, and how n completions are told apart."""
+"""InputProcessor: all forms of prompts, invalid requests, and the n completions of a request."""
 
 import asyncio
 import math

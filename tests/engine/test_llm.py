@@ -106,7 +106,7 @@ def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
         ("swap_space", ""),
     ],
 )
-def test_a_setting_that_there_is_not_is_told_with_the_nearest(name: str, hint: str) -> None:
+def test_an_unknown_setting_is_reported_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         LLM(**{name: 0.5})
     assert str(caught.value) == f"{name} is not a setting of this engine{hint}"

@@ -25,7 +25,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "chunked prefill": {"enable_chunked_prefill": True, "max_num_batched_tokens": 40},
     "forced preemption": {"num_blocks": 42, "max_model_len": 640},
     "overlap": {"enable_overlap": True},
-    # Where there is a compiler; where not, this is the plain engine once more.
+    # Native ops need a compiler; without one this repeats the plain engine.
     "native ops": {"enable_native_ops": True},
 }
 SCHEMA = {

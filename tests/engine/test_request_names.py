@@ -1,6 +1,6 @@
-"""Names of requests: whose they are, when they are free again, and who is ended by them.
+"""Request ids: their owners, when they can be reused, and which requests an abort ends.
 
-The first and the last moments of requests: at the door, while others crash, side by side for the first time.
+Requests that begin or end during admission, during a crash, or at the same time.
 """
 
 import asyncio
@@ -196,7 +196,7 @@ async def test_an_urgent_request_takes_the_only_seat_and_everybody_ends(make_con
                 assert await slow == "length"
 
 
-async def test_an_abort_at_the_door_ends_the_request(
+async def test_an_abort_before_the_core_has_the_request_ends_it(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compile_spec, gate = GrammarCompiler.compile, threading.Event()
@@ -262,7 +262,7 @@ async def test_a_request_whose_matcher_fails_leaves_nothing_behind(
             await engine.sleep()
 
 
-async def test_who_comes_while_a_crashed_actor_waits_for_the_step_is_told_so(
+async def test_a_request_during_a_crash_gets_an_error(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute, gate = ModelRunner.execute, threading.Event()

@@ -1,4 +1,4 @@
-"""Sleep and wake-up: what the engine gives back, who may still finish, and that nothing else changes."""
+"""Sleep and wake-up: which memory is freed, which requests may finish, and that texts do not change."""
 
 import asyncio
 import gc
@@ -165,7 +165,7 @@ async def test_a_sleep_that_is_cancelled_late_does_not_call_off_the_next_one(mak
         await stream.aclose()
 
 
-async def test_a_sleep_nobody_waits_for_any_more_is_called_off(make_config: MakeConfig) -> None:
+async def test_a_sleep_whose_caller_left_is_cancelled(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
         stream = engine.generate("hello", replace(LONG, max_tokens=900))
         await anext(stream)
@@ -186,7 +186,7 @@ async def test_sleeping_and_waking_twice_changes_nothing(make_config: MakeConfig
                 await engine.sleep(level)
 
 
-async def test_an_engine_that_cannot_wake_up_says_why_and_can_be_asked_again(
+async def test_an_engine_that_cannot_wake_up_reports_the_reason_and_can_be_asked_again(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(make_config()) as engine:

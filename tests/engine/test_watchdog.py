@@ -69,7 +69,7 @@ def crash(engine: Engine) -> None:
     engine._supervisor.replicas[0].connector.host.core.scheduler.tell("no message")  # type: ignore[attr-defined]
 
 
-async def test_a_step_that_hangs_fails_its_requests_and_is_told(
+async def test_a_hung_step_fails_its_requests_and_is_reported(
     hang: Hang, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Engine(CONFIG) as engine:
@@ -110,7 +110,7 @@ async def test_an_engine_that_hangs_can_be_closed(hang: Hang) -> None:
     assert engine.state == "closed"
 
 
-async def test_a_hang_after_a_crash_is_told_and_waited_for(
+async def test_a_hang_after_a_crash_is_reported_and_waited_for(
     hang: Hang, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Engine(CONFIG) as engine:
@@ -171,7 +171,7 @@ async def test_slow_steps_and_idle_times_are_no_hang(monkeypatch: pytest.MonkeyP
         await watch
 
 
-async def test_without_a_timeout_nobody_watches_and_a_close_has_a_patience_of_its_own(
+async def test_without_a_timeout_no_step_is_watched_and_a_close_has_its_own_limit(
     hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.cluster.connection.UNWATCHED_TIMEOUT_S", 0.2)

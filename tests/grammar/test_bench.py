@@ -1,4 +1,4 @@
-"""The grammar benchmark and the official JSON Schema test suite: what counts as right, and what CONFORMANCE.md says."""
+"""The grammar benchmark and the official JSON Schema test suite: which results count as right, and CONFORMANCE.md."""
 
 import base64
 from collections import Counter
@@ -30,7 +30,7 @@ def test_no_schema_accepts_an_invalid_instance(outcomes, capsys):
     with capsys.disabled():
         print(f"\nJSON-Schema-Test-Suite 2020-12: {dict(counts)}")
     assert [each for each in outcomes if each.outcome == LOOSE] == []
-    # Of the others, 18 are of schemas that forbid everything, which are refused.
+    # 18 of the others belong to schemas that forbid everything, which are refused.
     assert counts[RIGHT] >= 1150
 
 

@@ -1,4 +1,4 @@
-"""Walks over the masks of random and of checked schemas: what is finished is valid, and no memory changes a mask."""
+"""Walks over the masks of schemas with residual checks: finished texts are valid, and caches change no mask."""
 
 import json
 import math
@@ -77,7 +77,7 @@ def test_what_a_schema_allows_is_valid_and_what_it_refuses_is_named(merged_compi
 
 TEXT = {"type": "string"}
 NAMES = ["a", "ab", "abc", "an", "the", "name", "in", "on", "é"]
-# What the names consist of, so that walks come close to them.
+# The characters of the names, so that walks come close to them.
 PIECES = {b"a", b"b", b"c", b"in", b"on", b"the", b"name", b'"', b", ", b'", "', b": "}
 CHECKED = {
     "excluded values": {"items": {"not": {"enum": NAMES}}},
@@ -134,9 +134,9 @@ CHECKED = {
         "$defs": {"word": {"$anchor": "word", "not": {"enum": NAMES}}},
     },
 }
-# Where a walk may come to a place without a way on: the check of what was written comes when nothing can be added.
+# A walk may end dead here: the check comes when nothing can be added.
 DEAD_ENDS = {"excluded beside a pattern", "a length under a condition"}
-# Where walks seldom come to the place at which the check has something to say.
+# Walks seldom reach the place at which the check applies.
 STARTS = {"an excluded object": b'{"a": "in", "b": "', "a condition": b'{"kind": "on", "a": "'}
 # Without a type most walks would be over with a number.
 CHECKED = {

@@ -1,4 +1,4 @@
-"""What is left to residual checks leaves guides behind, so that texts do not run into places without a way on."""
+"""Keywords left to residual checks add guides, so that texts do not run into dead ends."""
 
 import itertools
 import json
@@ -237,7 +237,7 @@ ABOUT_ABSENT = [
 
 
 @pytest.mark.parametrize("keywords", ABOUT_ABSENT, ids=json.dumps)
-def test_what_is_said_of_a_property_that_cannot_be_there_guides(merged_compiler, byte_compiler, keywords):
+def test_keywords_of_an_impossible_property_guide(merged_compiler, byte_compiler, keywords):
     schema = {"type": "object", "properties": PROPERTIES, "additionalProperties": False, **keywords}
     check_walks(merged_compiler, schema, num_walks=30, num_free=15)
     texts = ["{}", '{"b": true}', '{"c": 1}', '{"b": false, "c": null}', '{"x": 1}', '{"b": true, "x": 1}']
@@ -275,7 +275,7 @@ def test_what_two_branches_take_is_never_begun(merged_compiler, byte_compiler, b
     check_verdicts(byte_compiler, schema, [json.dumps({"v": value}) for value in values])
 
 
-def test_what_was_left_to_the_checks_still_tells_branches_apart(byte_compiler):
+def test_keywords_left_to_the_checks_still_distinguish_branches(byte_compiler):
     branches = [{"multipleOf": 2, "not": {"const": 4}}, {"multipleOf": 4}]
     check_verdicts(
         byte_compiler,

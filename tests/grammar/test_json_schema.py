@@ -1,4 +1,4 @@
-"""JSON schemas: what is accepted, what is refused and how the refusal reads."""
+"""JSON schemas: accepted ones, refused ones, and the messages of refusals."""
 
 import json
 import math
@@ -365,7 +365,7 @@ def test_no_number_beyond_64_bits_gets_to_llguidance(byte_compiler, monkeypatch,
     for number in BEYOND:
         schema = around({keyword: [number] if keyword == "enum" else number})
         for order in ("schema", "any"):
-            # What is refused never gets there; a negative step is malformed.
+            # Refused schemas are not compiled; a negative step is malformed.
             with suppress(UnsupportedGrammar, InvalidGrammar):
                 byte_compiler.compile(GrammarSpec.json_schema(schema, property_order=order))
     numbers = [abs(float(digits)) for text in texts for digits in DIGITS.findall(text)]

@@ -258,7 +258,7 @@ def test_the_masks_of_a_draft_are_those_of_its_tokens_taken_one_by_one(merged_co
             if reference.is_terminated():
                 break
         masks.append(allowed_tokens(reference, vocabulary))
-        # What a model drafts may well be refused; what comes after that is not looked at.
+        # A draft may contain forbidden tokens; tokens after the first are ignored.
         wrong = next(i for i in range(vocabulary.size) if i not in masks[-1])
         matchers.append(compiled.matcher())
         drafts.append([*draft, wrong, ord("a")])

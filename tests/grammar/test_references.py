@@ -1,4 +1,4 @@
-"""References, wherever they lead, and definitions and places that nothing satisfies."""
+"""References, and definitions and places that nothing satisfies."""
 
 import json
 
@@ -104,7 +104,7 @@ def test_a_chain_of_references_is_longer_than_python_recurses():
 
 
 A, B = {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}
-# Of a, which b is; each with the place of a reference on the way round.
+# Definitions of a, with b = a; each with the place of a reference in the loop.
 LOOPS = [
     (A, "/$defs/a"),
     ({"title": "a", **B}, "/$defs/b"),

@@ -1,4 +1,4 @@
-"""Residual checks: what no engine enforces is checked where a value is completed."""
+"""Residual checks: keywords that no engine enforces are checked where a value is complete."""
 
 import json
 import random
@@ -218,7 +218,7 @@ def test_a_dead_end_names_the_keyword(byte_compiler):
 @pytest.mark.parametrize(
     "value", [{"not": {"$ref": "#/$defs/s"}, "maxLength": 2}, {"not": {"$ref": "#/$defs/s"}}]
 )
-def test_a_string_whose_ending_was_judged_before_still_ends_in_a_named_dead_end(byte_compiler, value):
+def test_a_string_whose_ending_was_checked_before_still_ends_in_a_named_dead_end(byte_compiler, value):
     schema = {"type": "object", "properties": {"v": value}, "$defs": {"s": {"type": "string"}}}
     matcher = byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
     for byte in b'{"v": "ab':

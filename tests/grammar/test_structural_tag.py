@@ -1,4 +1,4 @@
-"""Structural tags: what they accept, how tokens cross their borders, and what is refused."""
+"""Structural tags: accepted texts, tokens across their borders, and refusals."""
 
 import json
 import random
@@ -57,7 +57,7 @@ def compile_format(compiler, part, **options):
     return compiler.compile(GrammarSpec.structural_tag({"type": "structural_tag", "format": part}, **options))
 
 
-# What xgrammar 0.2 accepts too, where it takes the format.
+# Texts that xgrammar 0.2 accepts too, for the formats that it supports.
 ACCEPTED = [
     (TRIGGERED, ["", "hi", "<a>x</a>", 'é<a>x</a>u<t>{"n": 1}</t>v'], ["<", "a<c", '<t>{"n": 1.5}</t>', "<a>x"]),
     (TRIGGERED | {"at_least_one": True}, ["<a>x</a>", '<a>x</a>t<t>{"n": 1}</t>'], ["", "hi", "t<a>x</a>"]),
@@ -94,7 +94,7 @@ def test_formats_mean_what_they_mean_elsewhere(compiler, part, good, bad):
 
 
 def takes(matcher, data):
-    """Tell byte by byte whether a text can be gone on with, and leave the matcher as it was."""
+    """Return, byte by byte, whether a text can be continued; the matcher is unchanged."""
     num_taken = 0
     for byte in data:
         if not matcher.accept_token(byte):

@@ -51,7 +51,7 @@ def test_a_grammar_is_ebnf_where_a_rule_says_so(byte_compiler, text, kind):
     ("grammar", "good", "bad"),
     [
         ('start: term ("+" term)*\nterm: /[0-9]+/ | "(" start ")"', ["1+(2+3)", "12"], ["1+", "(1"]),
-        # What looks like an extension stands in quotes.
+        # These look like extensions, but are quoted.
         ('start: "<a@b>" /[<#]+/ "%json" // @ <\n', ["<a@b><#%json"], []),
         ('# a[lazy]\nstart: "b[c]" | a ["x"]\n// a[lazy]\na: /[a-z]/', ["qx"], []),
         *((f'{sign}start: value\n?value: "a" | "[" value "]"', ["[a]"], ["[a"]) for sign in "?!"),

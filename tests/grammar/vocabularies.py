@@ -21,7 +21,7 @@ from grammar import (
     allocate_bitmask,
 )
 
-# Of property tests: the same examples in each run, however long they take.
+# Settings of property tests: the same examples in each run, without a deadline.
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
 BYTES = [bytes([byte]) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""What Triton needs beside a GPU, and how the lack of it is told."""
+"""Requirements of Triton beside a GPU, and the messages about missing ones."""
 
 import importlib.util
 import shutil

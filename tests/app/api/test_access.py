@@ -1,4 +1,4 @@
-"""Who may use the server: keys, admin keys, and the pages of other sites in a user's browser."""
+"""Access control: API keys, admin keys, and requests from other sites in a user's browser."""
 
 import asyncio
 from base64 import b64encode
@@ -201,7 +201,7 @@ async def test_a_page_of_an_allowed_origin_may_send_and_read_with_its_own_key(st
     assert (status, headers["Access-Control-Allow-Origin"]) == (401, "https://app.example")
 
 
-async def test_a_page_of_another_origin_is_told_how_it_is_allowed(start: Start) -> None:
+async def test_a_refused_origin_gets_the_flag_that_allows_it(start: Start) -> None:
     server = await start(api_key=("right",), allowed_origin=("https://other.example",))
     status, headers, reply = await server.ask(CHAT_PATH, "OPTIONS", headers=PREFLIGHT)
     assert status == 403 and "--allowed-origin allows them" in reply["error"]["message"]

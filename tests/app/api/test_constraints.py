@@ -1,4 +1,4 @@
-"""Every kind of grammar has a field of the API; a reply tells whether a check by other means found it valid."""
+"""Every kind of grammar has a field of the API; a reply reports whether an independent validator accepts it."""
 
 import asyncio
 import csv

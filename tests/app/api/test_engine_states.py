@@ -1,4 +1,4 @@
-"""The real engine as its clients and its operator see it while it sleeps, crashes, or gets one bad request."""
+"""The API while the engine sleeps, crashes, or gets one bad request."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,7 +41,7 @@ async def complete(server: Server) -> tuple[int, Any]:
 @pytest.mark.parametrize(
     ("path", "name"), [("/sleep", "weights_offloaded"), ("/sleep?level=2", "discard_all")]
 )
-async def test_a_sleeping_server_says_so_everywhere_and_wakes_up_the_same(
+async def test_a_sleeping_server_reports_it_on_every_route_and_wakes_up_unchanged(
     server: Server, path: str, name: str
 ) -> None:
     _, before = await complete(server)

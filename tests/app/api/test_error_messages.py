@@ -1,4 +1,4 @@
-"""Refusals tell the whole place of what is wrong, in the names of the route that was asked."""
+"""Errors give the full location of the invalid value, in the field names of the route."""
 
 import json
 import pickle
@@ -26,7 +26,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: type(error).__name__)
-async def test_a_refused_grammar_is_told_with_its_pointer_on_every_route(
+async def test_a_refused_grammar_is_reported_with_its_pointer_on_every_route(
     start: Start, refusal: GrammarError
 ) -> None:
     server = await start(FakeEngine(reject=refusal))
@@ -61,7 +61,7 @@ async def test_a_grammar_that_fails_in_mid_answer_is_the_clients_mistake_in_the_
         assert last[name].items() >= value.items() if isinstance(value, dict) else last[name] == value
 
 
-async def test_a_malformed_schema_is_told_with_its_pointer(server: Server) -> None:
+async def test_a_malformed_schema_is_reported_with_its_pointer(server: Server) -> None:
     level = {"type": "object", "properties": {"b": {"type": "strin"}}}
     schema = {"type": "object", "properties": {"a": level}}
     asked = {"type": "json_schema", "json_schema": {"name": "r", "schema": schema}}
@@ -79,7 +79,7 @@ def test_a_pointer_survives_the_way_between_processes() -> None:
     assert (str(error), error.pointer) == ("wrong", "/a")
 
 
-async def test_our_own_routes_and_names_are_told_whole(server: Server) -> None:
+async def test_errors_keep_our_own_routes_and_names(server: Server) -> None:
     _, reply = await server.post("/v1/responses", {"input": "x", "top_logprobs": 3})
     assert "use /v1/chat/completions for logprobs" in reply["error"]["message"]
     _, reply = await server.chat(model="/models/of/mine")
@@ -105,7 +105,7 @@ async def test_half_of_a_surrogate_pair_in_a_text_of_json_is_a_400(server: Serve
     assert reply["error"]["message"].startswith("messages[1].tool_calls[0].function.arguments must be")
 
 
-def test_what_a_system_says_loses_its_paths() -> None:
+def test_messages_of_the_system_lose_their_paths() -> None:
     assert scrub("no file /usr/lib/x.so at 0x7f001122") == "no file ... at ..."
 
 
@@ -136,7 +136,7 @@ def test_what_a_system_says_loses_its_paths() -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs=21 must be an integer from 0 to 20"),
     ],
 )
-async def test_a_value_is_told_with_the_rule_that_it_breaks(
+async def test_an_invalid_value_is_reported_with_its_rule(
     server: Server, fields: dict[str, Any], message: str
 ) -> None:
     status, reply = await server.chat(**fields)
@@ -182,7 +182,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), RESPONSES, ids=lambda value: str(value)[:40])
-async def test_responses_are_refused_in_their_own_words(
+async def test_errors_of_responses_use_their_field_names(
     server: Server, fields: dict[str, Any], message: str
 ) -> None:
     status, reply = await server.post("/v1/responses", NONE | fields)

@@ -1,4 +1,4 @@
-"""POST /v1/responses: its object, its events, and what it refuses."""
+"""POST /v1/responses: its object, its events, and its errors."""
 
 import json
 from collections.abc import AsyncIterator
@@ -54,7 +54,7 @@ async def stream(server: Server, **fields: Any) -> list[Any]:
     return events
 
 
-async def test_what_was_not_asked_for_is_told_as_it_was_done(server: Server) -> None:
+async def test_a_response_reports_its_default_settings(server: Server) -> None:
     _, reply = await respond(server)
     told = {name: reply[name] for name in ("temperature", "top_p", "tool_choice", "parallel_tool_calls")}
     assert told == {"temperature": 1.0, "top_p": 1.0, "tool_choice": "auto", "parallel_tool_calls": True}
@@ -248,7 +248,7 @@ async def test_only_what_may_be_kept_is_found_and_only_with_its_key(start: Start
     assert (status, reply["error"]["param"]) == (400, "previous_response_id")
 
 
-async def test_what_the_engine_refuses_is_told_before_any_event_in_this_routes_names(start: Start) -> None:
+async def test_a_refusal_of_the_engine_comes_before_any_event_with_this_routes_names(start: Start) -> None:
     refusal = InvalidRequest("max_tokens=9 leaves no room", "max_tokens")
     server = await start(FakeEngine(reject=refusal))
     for is_stream in (False, True):

@@ -124,7 +124,7 @@ ONLY_TEXT = "this server generates text; it"
         ("POST", "/v1/filesystem", " for POST"),
     ],
 )
-async def test_a_wrong_path_is_told_the_right_one_or_what_is_missing(
+async def test_an_unknown_path_error_suggests_the_right_one_or_names_the_missing_feature(
     server: Server, method: str, path: str, told: str
 ) -> None:
     status, reply = await server.get(path, method=method)
@@ -233,7 +233,7 @@ async def test_a_full_engine_refuses_before_it_reads_the_body(start: Start) -> N
     assert (await server.post("/tokenize", {"prompt": "a"}))[0] == 200
 
 
-async def test_every_request_leaves_one_line_without_its_words(
+async def test_every_request_leaves_one_log_line_without_its_content(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "troupe.requests")

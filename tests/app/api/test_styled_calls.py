@@ -1,4 +1,4 @@
-"""Calls among words, in the styles of the models: the grammar that shapes them and the parser that tells them apart."""
+"""Tool calls in text, in the styles of the models: their grammar and their parser."""
 
 import json
 import random
@@ -30,7 +30,7 @@ from tests.grammar.vocabularies import walk
 TOOL_STYLES = list_tool_styles()
 ARGUMENTS = '{"city": "a \\"}{ \\\\ b"}'
 CITY_TEXT = json.loads(ARGUMENTS)["city"]
-# Two calls after words, as each style writes them.
+# Two calls after content, as each style writes them.
 TEXTS = {
     "hermes": f'So < it.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
     '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
@@ -131,7 +131,7 @@ def read(parser: StyledCalls, text: str, size: int = 1) -> tuple[str, str, list[
 
 
 @pytest.mark.parametrize("style", TEXTS)
-def test_words_and_calls_come_apart_whatever_the_pieces(style: str) -> None:
+def test_content_and_calls_are_separated_whatever_the_pieces(style: str) -> None:
     for size in (1, 3, 1000):
         expected = ("So < it.\n", "", [("weather", ARGUMENTS), ("clock", "{}")])
         assert read(make_parser(style), TEXTS[style], size) == expected
@@ -215,7 +215,7 @@ def test_a_whole_answer_is_calls_or_text(compiler: GrammarCompiler) -> None:
 
 
 @pytest.mark.parametrize("style", TEXTS)
-def test_a_text_cut_anywhere_loses_no_words_and_invents_no_call(style: str) -> None:
+def test_a_text_cut_anywhere_loses_no_content_and_invents_no_call(style: str) -> None:
     text = TEXTS[style]
     for length in range(len(text)):
         words, _, calls = read(make_parser(style), text[:length], 1000)
@@ -378,7 +378,7 @@ async def test_one_call_is_all_when_parallel_calls_are_off(start: Start) -> None
     assert json.loads(spec.text)["format"]["loop"] is False
 
 
-async def test_responses_and_messages_tell_words_and_calls_apart_too(start: Start) -> None:
+async def test_responses_and_messages_separate_content_and_calls_too(start: Start) -> None:
     server = await start(FakeEngine(record=TEXTS["hermes"], tokenizer=StyledTokenizer()))
     tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS]
     status, reply = await server.post("/v1/responses", {"model": "fake", "input": "hi", "tools": tools})

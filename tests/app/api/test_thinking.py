@@ -1,4 +1,4 @@
-"""Models that think: their thoughts are told apart from their words; what reaches the template beside messages."""
+"""Reasoning models: reasoning is separated from content; template options are passed on."""
 
 import json
 import random
@@ -25,7 +25,7 @@ RECORD = '{"a": 2}'
 
 @dataclass
 class ThinkingTokenizer(FakeTokenizer):
-    """A template that opens the thought itself (as R1's does) or leaves it to the model (as Qwen's)."""
+    """A template that opens the reasoning itself (as R1's does) or leaves it to the model (as Qwen's)."""
 
     opens: bool = True
 
@@ -48,7 +48,7 @@ def message_of(reply: Any) -> Any:
 
 
 @pytest.mark.parametrize("opens", [True, False])
-async def test_a_thought_is_told_apart_from_the_words(start: Start, opens: bool) -> None:
+async def test_reasoning_is_separated_from_the_content(start: Start, opens: bool) -> None:
     text = f"{'' if opens else '<think>'}\n{THOUGHT}\n</think>\n\nTwo.\n"
     server = await start(thinker(text, opens))
     status, reply = await server.chat()
@@ -65,7 +65,7 @@ async def test_a_thought_is_told_apart_from_the_words(start: Start, opens: bool)
     assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_thought}
 
 
-async def test_thoughts_that_are_not_wanted_stay_away(start: Start) -> None:
+async def test_reasoning_that_is_switched_off_is_absent(start: Start) -> None:
     server = await start(thinker(f"{THOUGHT}</think>Two."))
     _, reply = await server.chat(include_reasoning=False)
     assert message_of(reply) == {"role": "assistant", "content": "Two.", "refusal": None}
@@ -77,7 +77,7 @@ async def test_thoughts_that_are_not_wanted_stay_away(start: Start) -> None:
     assert reply["content"] == [{"type": "text", "text": "Two."}]
 
 
-async def test_a_thought_that_is_cut_leaves_no_words(start: Start) -> None:
+async def test_truncated_reasoning_leaves_no_content(start: Start) -> None:
     server = await start(thinker(f"{THOUGHT}</think>{RECORD}"))
     _, reply = await server.chat(max_tokens=9, response_format=FORMAT)
     assert message_of(reply)["content"] is None
@@ -101,14 +101,14 @@ async def test_thinking_that_is_switched_off_leaves_the_text_alone(start: Start,
     assert server.engine.requests[-1].params.grammar.kind == "json_schema"
 
 
-async def test_a_template_that_knows_no_thoughts_leaves_the_text_alone(start: Start) -> None:
+async def test_a_template_without_reasoning_leaves_the_text_unchanged(start: Start) -> None:
     server = await start(FakeEngine(reply=lambda _: "<think>x</think>y"))
     _, reply = await server.chat()
     assert message_of(reply)["content"] == "<think>x</think>y"
     assert "completion_tokens_details" not in reply["usage"]
 
 
-async def test_constraints_and_forced_calls_come_behind_the_thought(start: Start) -> None:
+async def test_constraints_and_forced_calls_follow_the_reasoning(start: Start) -> None:
     server = await start(thinker(f"{THOUGHT}</think>\n\n{RECORD}"))
     _, reply = await server.chat(response_format=FORMAT)
     grammar = server.engine.requests[-1].params.grammar
@@ -134,7 +134,7 @@ async def test_a_grammar_of_any_kind_begins_after_the_reasoning(start: Start, fi
     assert server.engine.requests[-1].params.grammar.reasoning == Reasoning(None, "</think>", "xml" in fields)
 
 
-async def test_the_official_clients_read_thoughts(start: Start) -> None:
+async def test_the_official_clients_read_reasoning(start: Start) -> None:
     server = await start(thinker(f"{THOUGHT}</think>Two."))
     client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
     async with client, client.responses.stream(model="fake", input="x") as events:
@@ -158,7 +158,7 @@ async def test_the_official_clients_read_thoughts(start: Start) -> None:
     ]
 
 
-async def test_an_old_thought_reaches_the_template(start: Start) -> None:
+async def test_old_reasoning_reaches_the_template(start: Start) -> None:
     server = await start(thinker("x"))
     history = [*CHAT["messages"], {"role": "assistant", "content": "y", "reasoning_content": 5}]
     status, reply = await server.chat(messages=history)
@@ -195,7 +195,7 @@ def test_any_cut_into_deltas_gives_the_same(
         assert tuple(map("".join, zip(*told, strict=True))) == (thought, words)
 
 
-def test_a_continued_message_may_have_opened_its_thought() -> None:
+def test_a_continued_message_may_have_opened_its_reasoning() -> None:
     options = {"continue_final_message": True, "add_generation_prompt": False}
     for content, is_open in (("<think>so", True), ("<think>so</think>", False), ("so", False)):
         found = find_thinking(True, "", [{"content": content}], options)

@@ -1,4 +1,4 @@
-"""Tools: forced through the grammar, found in the text, and refused when they cannot work."""
+"""Tools: forced by the grammar, parsed from text, and rejected if invalid."""
 
 import json
 from collections.abc import Callable
@@ -47,14 +47,14 @@ async def forced(start: Start) -> Server:
 
 @pytest.fixture
 async def knowing(start: Start) -> Server:
-    """Its chat template knows tools; its engine says something and calls two of them."""
+    """Its chat template knows tools; its engine writes content and calls two of them."""
     text = "Let me < see.\n" + tagged(CALL, '{"name": "clock", "arguments": {}}') + "\n"
     tokenizer = FakeTokenizer(knows_tools=True)
     return await start(FakeEngine(reply=lambda prompt: text, record=text, tokenizer=tokenizer))
 
 
 def reader_of(spec: GrammarSpec | None) -> Callable[[Any], bool]:
-    """What tells whether a grammar takes a value as JSON."""
+    """Return a function that checks whether a grammar accepts a value as JSON."""
     assert spec is not None
     vocabulary = make_byte_vocabulary()
     compiled = GrammarCompiler(vocabulary, num_threads=1).compile(spec)
@@ -66,7 +66,7 @@ def reader_of_last(server: Server) -> Callable[[Any], bool]:
 
 
 def collect(chunks: list[Any]) -> tuple[str, list[dict[str, Any]], str]:
-    """Words, calls and end of a stream, put together as a client does."""
+    """Join the content, calls and end of a stream as a client does."""
     words, end, calls = "", "", []
     for chunk in chunks:
         choice = chunk["choices"][0]
@@ -215,7 +215,7 @@ async def test_results_of_calls_reach_a_template_that_knows_them(knowing: Server
     assert "<tool>rain\n" in knowing.engine.requests[-1].prompt
 
 
-async def test_a_template_without_tools_is_told_calls_and_results_in_words(forced: Server) -> None:
+async def test_a_template_without_tools_gets_calls_and_results_as_text(forced: Server) -> None:
     said = {"role": "user", "content": "and now?"}
     messages = [*HISTORY, {"role": "tool", "tool_call_id": "2", "content": "?"}, said]
     for path, body in (("/v1/chat/completions", {"tools": TOOLS, "tool_choice": NAMED}), ("/tokenize", {})):
@@ -229,7 +229,7 @@ async def test_a_template_without_tools_is_told_calls_and_results_in_words(force
     assert reply["count"] == len(forced.engine.requests[-1].prompt)
 
 
-def test_words_beside_a_call_stay_and_turns_alternate() -> None:
+def test_content_beside_a_call_stays_and_turns_alternate() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
     messages = [
         {"role": "assistant", "content": "Let me see.", "tool_calls": [call, call]},
@@ -258,7 +258,7 @@ def test_words_beside_a_call_stay_and_turns_alternate() -> None:
         ("/v1/responses", {"input": "hello", "tools": [{"type": "function", "name": "clock"}]}),
     ],
 )
-async def test_auto_without_a_template_for_tools_is_an_answer_in_text_that_says_so(
+async def test_auto_without_a_template_for_tools_answers_in_text_with_a_warning(
     server: Server, path: str, fields: dict[str, Any]
 ) -> None:
     body = fields if "input" in fields else CHAT | fields
@@ -375,7 +375,7 @@ def test_each_tool_keeps_to_its_own_draft_and_names(parameters: Any, right: Any,
         ('"weather"', False),
     ],
 )
-def test_forced_calls_are_judged_by_each_tool_s_own_schema(text: str, expected: bool) -> None:
+def test_forced_calls_are_validated_by_each_tool_s_own_schema(text: str, expected: bool) -> None:
     assert is_valid(require(TOOLS), text) is expected
 
 
@@ -419,7 +419,7 @@ BROKEN = {"type": "object", "properties": {"p": {"type": "nonsense"}}}
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
-async def test_a_schema_that_is_none_is_told_of_its_tool(server: Server, choice: Any) -> None:
+async def test_a_malformed_schema_is_reported_with_its_tool(server: Server, choice: Any) -> None:
     tools = [tool(), tool("broken", BROKEN)]
     status, reply = await server.chat(tools=tools, tool_choice=choice)
     error = reply["error"]
@@ -428,7 +428,7 @@ async def test_a_schema_that_is_none_is_told_of_its_tool(server: Server, choice:
 
 
 @pytest.mark.parametrize("depth", [40, 400])
-async def test_a_schema_that_is_too_deep_is_told_of_its_tool(server: Server, depth: int) -> None:
+async def test_a_schema_that_is_too_deep_is_reported_with_its_tool(server: Server, depth: int) -> None:
     schema: dict[str, Any] = {"type": "object"}
     for _ in range(depth):
         schema = {"type": "object", "properties": {"a": schema}}
@@ -437,7 +437,7 @@ async def test_a_schema_that_is_too_deep_is_told_of_its_tool(server: Server, dep
     assert reply["error"]["message"] == "tool 'deep': the JSON Schema is nested deeper than 64 levels"
 
 
-def test_a_keyword_that_nobody_enforces_is_told_of_its_tool() -> None:
+def test_a_keyword_without_enforcer_is_reported_with_its_tool() -> None:
     tools = ToolUse((Tool("one", {}, {}), Tool("two", {}, {})), None)
     for place in ("/format/elements/1/elements/1", "/format/tags/3"):
         error = UnsupportedGrammar(f"{place}/content/json_schema", "$dynamicRef", "why not")

@@ -1,4 +1,4 @@
-"""Requests that must not be served: each is a quick 400 that names its field and reaches no engine."""
+"""Invalid requests: each is a quick 400 that names its field and reaches no engine."""
 
 import time
 from typing import Any
@@ -104,7 +104,7 @@ STRIC = {"type": "json_schema", "json_schema": {"schema": {}, "stric": True}}
         ({"tools": [function("f", paramters={})]}, "tools[0].function.paramters", "name, description, param"),
     ],
 )
-async def test_an_unknown_name_in_an_option_is_told_the_known_ones(
+async def test_an_unknown_name_in_an_option_gets_the_known_ones(
     server: Server, fields: dict[str, Any], place: str, known: str
 ) -> None:
     status, reply = await server.chat(**{"tools": [NAMED]} | fields)
@@ -175,7 +175,7 @@ async def test_bookkeeping_fields_and_those_that_ask_for_nothing_are_ignored(ser
         ("/v1/chat/completions", "repeat_penalty", "use repetition_penalty"),
     ],
 )
-async def test_a_field_of_another_server_is_told_our_name(
+async def test_a_field_of_another_server_gets_our_name(
     server: Server, path: str, name: str, said: str
 ) -> None:
     body = {"/v1/messages": MESSAGE, "/v1/responses": {"input": "x"}, "/v1/completions": {"prompt": "x"}}
@@ -186,7 +186,7 @@ async def test_a_field_of_another_server_is_told_our_name(
 
 
 @pytest.mark.parametrize("name", ["some_new_field", "a\nroot logged in", "temprature"])
-async def test_a_field_nobody_knows_is_refused_by_its_name(server: Server, name: str) -> None:
+async def test_an_unknown_field_is_refused_by_its_name(server: Server, name: str) -> None:
     for path, body in (
         ("/v1/chat/completions", CHAT),
         ("/v1/completions", {"prompt": "x"}),

@@ -79,7 +79,7 @@ async def test_the_figures_are_written_where_they_are_asked_for(start: Start, tm
         (FakeEngine(fail_after=(3, EngineDead("gone"))), "engine stopped"),
     ],
 )
-async def test_a_failure_is_counted_and_told(start: Start, engine: FakeEngine, said: str) -> None:
+async def test_a_failure_is_counted_and_reported(start: Start, engine: FakeEngine, said: str) -> None:
     server = await start(engine)
     records, elapsed = await drive(Target(server.url, "fake"), JOBS[:2], Load())
     figures = summarise(records, elapsed, (50,), {})
@@ -160,7 +160,7 @@ async def health(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Health]:
         yield health
 
 
-def test_an_address_where_nobody_listens_is_told_at_once_and_given_up_soon(
+def test_an_address_without_server_is_reported_at_once_and_given_up_soon(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(own_server, "ANSWER_TIMEOUT_S", 0.3)
@@ -172,7 +172,7 @@ def test_an_address_where_nobody_listens_is_told_at_once_and_given_up_soon(
     assert last.endswith("the last attempt: Connection refused")
 
 
-async def test_a_server_that_loads_is_told_from_nobody_and_waited_for_longer(
+async def test_a_loading_server_is_recognised_and_waited_for_longer(
     health: Health, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     # A busy machine may take longer than a moment for one answer.
@@ -210,7 +210,7 @@ async def test_another_kind_of_server_is_given_up_soon(health: Health, capsys: A
     ("seconds", "said"),
     [(60.0, "ended with exit code 2: troupe: max_num_seqs=0"), (0.0, "not ready within 0 s")],
 )
-async def test_a_server_of_ours_that_does_not_start_says_why(
+async def test_a_server_of_ours_that_does_not_start_reports_the_reason(
     monkeypatch: pytest.MonkeyPatch, seconds: float, said: str
 ) -> None:
     monkeypatch.setattr(own_server, "START_TIMEOUT_S", seconds)
@@ -237,6 +237,6 @@ def test_a_line_compares_with_the_full_phase() -> None:
     assert "RSS 1 MiB in the first third, 2 in the last" in line
 
 
-def test_what_nobody_gave_back_is_told() -> None:
+def test_blocks_that_are_not_freed_are_reported() -> None:
     phase = Phase([Record(3, itls=[0.02])], seconds=1.0)
     assert Result(phase, phase, phase, 3).describe()[-1] == "empty: 3 blocks are not free"

@@ -55,7 +55,7 @@ async def test_a_text_that_no_grammar_can_be_made_for_fails_alone() -> None:
     assert judged[0].error == "no such year"
 
 
-async def test_fields_that_nobody_wanted_make_a_record_not_whole() -> None:
+async def test_unexpected_fields_make_a_record_incorrect() -> None:
     record = '{"name": "Ada", "age": 36, "email": "ada@x.org", "note": null, "tags": []}'
     (judged,) = await judge_cases(Extractor(FakeEngine(record=record)), [make_case()])
     assert judged.extra == ("/email",) and not judged.is_whole and min(judged.scores.values()) == 1.0

@@ -62,7 +62,7 @@ def test_figures_are_printed_with_confidence_and_accuracy(
     assert [line.split()[0] for line in lines[6:8]] == ["confidence", "accuracy"]
 
 
-def test_a_case_that_fails_is_told_and_is_exit_code_1(
+def test_a_failed_case_is_reported_and_gives_exit_code_1(
     engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.reject = InvalidRequest("no room")

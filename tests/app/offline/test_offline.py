@@ -29,7 +29,7 @@ def make_folder(path: Path, file_format: str = "jsonl") -> PartFolder:
 
 
 class FakeRay:
-    """Runs calls at once. `ends` says for which call of `work` the actor ends instead."""
+    """Runs calls at once. `ends` selects the calls of `work` at which the actor ends instead."""
 
     exceptions = SimpleNamespace(
         RayActorError=type("E", (Exception,), {}), RayTaskError=type("T", (Exception,), {})

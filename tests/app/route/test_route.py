@@ -159,7 +159,7 @@ async def test_a_4xx_is_the_clients_and_no_other_server_is_asked() -> None:
         assert len(server.seen) + len(other.seen) == 1
 
 
-async def test_the_last_failure_is_told_when_no_server_answers() -> None:
+async def test_the_last_failure_is_reported_when_no_server_answers() -> None:
     servers = [FakeServer() for _ in range(5)]
     for server in servers:
         server.answer = lambda _: web.json_response({"full": 1}, status=503, headers={"Retry-After": "7"})

@@ -1,4 +1,4 @@
-"""A batch on a fake engine: every row ends, one that fails fails alone, and what is done stays."""
+"""A batch on a fake engine: every row ends, a failure affects one row only, and finished rows stay."""
 
 import asyncio
 import threading
@@ -224,7 +224,7 @@ async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more
     first, updates = await start_run(tab, engine)
     *_, note, _, _, run = await tab.open_files(None, REQUEST)
     assert all(request.is_aborted for request in engine.requests) and "was stopped" in note
-    assert run["interactive"] is False  # as there are no files any more
+    assert run["interactive"] is False  # because the files have been deleted
     await first
     *page, stop, jsonl, _, _, _ = updates[-1]
     assert page == [gr.skip()] * 4 and stop["visible"] is False and read(jsonl).count(b"\n") == 1
@@ -289,7 +289,7 @@ async def test_what_there_is_not_to_show_is_said() -> None:
     assert 'title="2023: confidence 50%"' in render_records(batch)
 
 
-def test_progress_tells_what_is_left_and_what_the_cache_gave() -> None:
+def test_progress_shows_the_remaining_time_and_the_cache_hits() -> None:
     batch = BatchRun(ROWS, "text", clock=lambda: 12.0)
     batch.records, batch.started = {0: {"valid": True}}, 10.0
     batch.num_prompt_tokens, batch.num_cached_tokens = 100, 60
@@ -300,7 +300,7 @@ def test_progress_tells_what_is_left_and_what_the_cache_gave() -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(4.25, "4.2 s"), (80, "80 s"), (600, "10 min"), (9000, "2.5 h")]
 )
-def test_durations_are_told_in_their_own_unit(seconds: float, words: str) -> None:
+def test_durations_have_a_fitting_unit(seconds: float, words: str) -> None:
     assert format_duration(seconds) == words
 
 

@@ -1,4 +1,4 @@
-"""The page as a whole: it builds, keeps to itself, and tells what answers in it."""
+"""The whole page: it builds, sends nothing to other hosts, and names its model."""
 
 import asyncio
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def test_no_handler_is_offered_as_an_api(demo: gr.Blocks) -> None:
 
 
 def test_every_event_reads_anew_what_the_browser_keeps(demo: gr.Blocks) -> None:
-    """What a tab has read before may be old: another tab keeps things, too."""
+    """A tab's earlier copy may be outdated, because other tabs write to the storage too."""
     readers = {
         "chat-list": ("readChats()", "readOpenChat()"),
         "verified": ("readVerified()",),

@@ -1,4 +1,4 @@
-"""The strip tells model, device, state and load, and a rate that is calm."""
+"""The strip shows model, device, state and load, and a steady rate."""
 
 from app.ui.header import RateMeter, render_header
 from tests.fakes import FakeEngine, FakeRequest

@@ -124,5 +124,5 @@ async def open_link() -> AsyncIterator[Link]:
     finally:
         link.abort()
         listener.close()
-        for _ in range(3):  # both ends are told in the loop's next iterations
+        for _ in range(3):  # both ends are notified in the loop's next iterations
             await asyncio.sleep(0)

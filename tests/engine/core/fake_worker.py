@@ -27,7 +27,7 @@ def next_token(context: Sequence[int]) -> int:
 def reference_output(
     prompt: Sequence[int], max_tokens: int, max_model_len: int, window: int | None = None
 ) -> list[int]:
-    """What a request must produce, whatever happens around it."""
+    """The expected output of a request, whatever other requests run."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens and len(tokens) < max_model_len:
         tokens.append(next_token(tokens[-(window or max_model_len) :]))
@@ -37,7 +37,7 @@ def reference_output(
 
 
 class RandomProposer:
-    """Drafts what the model will say, something else, or first the one and then the other."""
+    """Drafts the model's next tokens, wrong tokens, or right ones followed by wrong ones."""
 
     name = "random"
 
@@ -72,7 +72,7 @@ def split_drafts(plan: StepPlan) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one row of a step sampled: a token behind its known ones, and one behind each of its drafts."""
+    """The tokens that a row of a step sampled: one after its known tokens, and one after each draft."""
 
     index: int
     row: int

@@ -99,7 +99,7 @@ def make_masks(step_id: int, targets: list[MaskTarget], ended: Sequence[int] = (
 def make_planner(
     proposers: Sequence[Proposer], costs: StepCosts | None = None, **settings: Any
 ) -> Callable[[RequestTable], DraftPlanner]:
-    """A planner with these sources; it drafts as much as it can unless told otherwise."""
+    """A planner with these sources; it drafts as much as it can by default."""
     config = SpeculativeConfig(method=("ngram",), **({"adaptive": False} | settings))
     return partial(DraftPlanner, config, costs=costs, proposers=proposers)
 
@@ -176,7 +176,7 @@ class SchedulerHarness:
         self.plan()
 
     def plan(self) -> None:
-        """What the actor does whenever its inbox is empty."""
+        """Plan a step, as the actor does whenever its inbox is empty."""
         self._order_masks()
         while (plan := self.scheduler.schedule()) is not None:
             self._send(plan)

@@ -1,4 +1,4 @@
-"""Admission under max_loras: adapters take turns, nobody starves, the base model never waits."""
+"""Admission under max_loras: adapters take turns, no request starves, the base model never waits."""
 
 import random
 

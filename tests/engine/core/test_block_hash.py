@@ -18,7 +18,7 @@ NAMES: dict[str, Any] = {
 
 
 def test_different_extra_keys_give_different_hashes() -> None:
-    """Of another kind, cut elsewhere, in another order, or none at all."""
+    """Keys of another kind, divided differently, in another order, or absent."""
     a, b, ab = (make_extra_key("salt", value) for value in (b"a", b"b", b"ab"))
     found = set()
     for keys in ((), (a,), (b,), (ab,), (a, b), (b, a), (a + b,), (make_extra_key("adapter", b"a"),), (b"",)):

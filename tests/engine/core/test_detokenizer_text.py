@@ -226,7 +226,7 @@ def make_texts(count: int) -> list[TextStream]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_group_says_what_its_texts_say_alone_and_leaves_them_so(seed: int) -> None:
+def test_a_group_returns_what_its_texts_return_alone(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.randrange(1, 9)
     texts, alone = make_texts(count), make_texts(count)

@@ -18,7 +18,7 @@ BLOCK = 4
 
 @dataclass
 class Memory:
-    """What a worker's blocks and slots hold: keys in place of their contents."""
+    """A worker's blocks and slots, with keys instead of their contents."""
 
     manager: KVCacheManager
     blocks: dict[int, bytes] = field(default_factory=dict)

@@ -186,7 +186,7 @@ class WatchedHarness(SchedulerHarness):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_history_is_planned_as_the_walk_says(seed: int) -> None:
+def test_any_history_is_planned_as_by_the_slow_walk(seed: int) -> None:
     chance = random.Random(seed)
     house = WatchedHarness(
         chance.choice([26, 40, 300]),

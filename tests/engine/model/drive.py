@@ -1,4 +1,4 @@
-"""Drive a model over pages laid out by hand: shuffled, and NaN wherever nobody has written.
+"""Drives a model over shuffled pages that contain NaN wherever nothing has been written.
 
 Also builds tiny random checkpoints with transformers, whose logits the tests compare with.
 """
@@ -30,7 +30,7 @@ FAMILIES |= {"qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtr
 FAMILIES |= {"glm4_moe": "Glm4Moe", "minimax_m2": "MiniMaxM2", "olmoe": "Olmoe", "granitemoe": "GraniteMoe"}
 _QWEN = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
 _LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
-# What a family needs beside its shape; experts of a size like that of the other layers.
+# Further config of a family; experts have about the size of the other layers.
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen2_moe": _QWEN | {"shared_expert_intermediate_size": 40},
     "qwen3_moe": _QWEN | {"norm_topk_prob": True},

@@ -1,4 +1,4 @@
-"""What config.json may say, what is refused, and how the refusal reads; which tokens end a text."""
+"""config.json: supported values, refusals and their messages, and the tokens that end a text."""
 
 import json
 from pathlib import Path

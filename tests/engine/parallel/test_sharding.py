@@ -58,7 +58,7 @@ def open_comms(size: int) -> Iterator[list[SharedMemoryComm]]:
 
 
 def run_ranks(size: int, run: Callable[[Sharding], Any]) -> list[Any]:
-    """What each rank returns; the ranks are threads."""
+    """Return the result of each rank; the ranks are threads."""
     with open_comms(size) as comms, ThreadPoolExecutor(size) as threads:
         return list(threads.map(run, [Sharding(rank, size, comm) for rank, comm in enumerate(comms)]))
 

@@ -42,7 +42,7 @@ def write_model(shape: str, chain: list[int], folder: Path) -> Path:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        # What the layers add to a token's embedding stays smaller than the embedding.
+        # The layers' contribution to a token's embedding stays smaller than the embedding.
         embedding.mul_(50)
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(0.3)

@@ -37,7 +37,7 @@ def make_sizer(device: str = "cpu", model: ModelConfig = MODEL, **settings: Any)
 
 @dataclass
 class FakeMemory:
-    """A GPU that says what steps take."""
+    """A GPU that reports the memory of steps."""
 
     total: int = GIB
     used: int = 0

@@ -183,7 +183,7 @@ def play_sharing(
 
 @pytest.mark.parametrize("num_recorded", [0, 1, 99], ids=["eager", "a plain recording", "all recordings"])
 def test_shared_prefixes_change_no_token(model: DecoderModel, num_recorded: int) -> None:
-    """Members are rows 0 to 8; once only a plain recording is there, nobody shares, and nobody can tell."""
+    """Members are rows 0 to 8. With only a plain recording nothing is shared, and the tokens are the same."""
     calls: list[int] = []
     recorder = FakeRecorder()
     tokens = play_sharing(make_sharing(model, calls), recorder, num_recorded)

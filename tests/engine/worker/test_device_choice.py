@@ -1,4 +1,4 @@
-"""What a device makes of the config: dtype, attention, quantization; and what is refused, with a way out."""
+"""Choices for a device: dtype, attention, quantization; refusals name an alternative."""
 
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def test_int8_runs_everywhere_and_int4_on_the_cpu() -> None:
     assert choose(CPU, quantization="int4")[0]["quantization"] == "int4"
 
 
-def test_native_ops_stay_away_when_told_to() -> None:
+def test_native_ops_can_be_disabled() -> None:
     for off in ({"enable_native_ops": False}, {"attention_backend": "sdpa"}):
         assert not choose(CPU, **off)[0]["enable_native_ops"]
 

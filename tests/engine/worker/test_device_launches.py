@@ -1,6 +1,6 @@
-"""What a step launches on a GPU, without one: tensors of the meta device have shapes and no values.
+"""The launches of a step on a GPU, tested without one: meta tensors have shapes but no values.
 
-Whatever reads a value back raises there, as torch's check for waits does on a GPU. The launches of Triton are noted
+Any read of a value raises there, as torch's check for waits does on a GPU. The launches of Triton are noted
 with all that Triton compiles a kernel for: constants, dtypes, alignment, and which integers are 1 or divided by 16.
 """
 
@@ -89,7 +89,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 class NoFetch:
-    """Results that nobody ever reads."""
+    """Results that are never read."""
 
     def is_done(self) -> bool:
         return False

@@ -1,6 +1,6 @@
 """InputBatch against a slow reference, assembled by the host and gathered on the device; and its PrefixGroups.
 
-The groups: who shares a prefix, whether it pays, and that nobody looks twice.
+The groups: which rows share a prefix, whether sharing pays off, and that the search is not repeated.
 """
 
 import random
@@ -40,7 +40,7 @@ def as_array(*values: int) -> np.ndarray:
 @pytest.mark.parametrize("is_gathered", [False, True])
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("seed", range(5))
-def test_any_mix_of_runs_is_flattened_as_the_reference_says(
+def test_any_mix_of_runs_is_flattened_as_by_the_reference(
     block_size: int, seed: int, is_gathered: bool
 ) -> None:
     chance = random.Random(seed)

@@ -75,7 +75,7 @@ def read_runs(done: StepDone | PendingStep | None) -> dict[int, list[int]]:
 
 
 def read(done: StepDone | PendingStep | None) -> tuple[dict[int, int], list[int], bool]:
-    """Index -> token, the indices that were skipped, and whether the step is over; nobody has drafts."""
+    """Index -> token, the indices that were skipped, and whether the step is complete; no row has drafts."""
     assert isinstance(done, StepDone)
     assert done.counts.tolist() == [1] * len(done.indices)
     tokens = dict(zip(done.indices.tolist(), done.token_ids.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Native ops: there from the first step, or moved to while steps run; never needed, and off when told so."""
+"""Native ops: used from the first step, or swapped in while steps run; optional, and off if disabled."""
 
 import threading
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def library() -> NativeLibrary:
 
 
 class FakeBuild:
-    """A build that is done when the test says so, with the library or without."""
+    """A build that the test completes, with the library or without."""
 
     def __init__(self, library: NativeLibrary | None, is_done: bool = False) -> None:
         self.library: NativeLibrary | None = None
@@ -148,7 +148,7 @@ def test_a_library_that_is_there_is_used_from_the_first_step_unless_it_is_off(
     assert load_worker(make_config, attention_backend="sdpa").describe() == {"ops": "torch-sdpa"}
 
 
-def test_kernels_that_failed_their_check_are_told(make_config: MakeConfig) -> None:
+def test_kernels_that_failed_their_check_are_reported(make_config: MakeConfig) -> None:
     worker = load_worker(make_config, attention_backend="sdpa")
     worker.model.ops = replace(worker.model.ops, replaced=("silu_mul", "rms_norm"))
     assert worker.describe() == {"ops": "torch-sdpa", "replaced_kernels": "silu_mul, rms_norm"}
@@ -180,7 +180,7 @@ def test_native_attention_that_cannot_be_had_is_refused(
 def test_few_bits_start_with_the_ops_that_are_being_built(
     make_config: MakeConfig, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """A change of ops on the way would change the text of a request that runs."""
+    """A change of ops between steps would change the text of a running request."""
     build = FakeBuild(library)
     use_build(monkeypatch, build)
     threading.Timer(0.2, build.finish).start()

@@ -1,4 +1,4 @@
-"""Worker: what it makes of the config on this machine, and what it refuses."""
+"""Worker: how it resolves the config on this machine, and what it refuses."""
 
 import gc
 import weakref

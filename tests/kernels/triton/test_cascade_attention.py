@@ -122,7 +122,7 @@ def test_nothing_shared_is_the_plain_path(device: torch.device) -> None:
 
 
 def test_groups_of_the_next_step_are_read_from_the_same_tensors(device: torch.device) -> None:
-    """What a recorded step does: one plan of upper bounds and one set of tensors, with new contents each time."""
+    """As in a recorded step: one plan of upper bounds and one set of tensors, with new contents each time."""
     tensors, shared = make_cascade(device, head_dim=16)
     plan = AttentionPlan([1] * 7, [100] * 7)
     first = share(tensors, shared, plan=plan)

@@ -97,7 +97,7 @@ def find_keys(vocab_size: int, winner: int) -> Tensor:
 
 
 def test_the_border_runs_between_two_equal_tokens(device: torch.device) -> None:
-    """Of eight equal tokens three are kept; the last kept and the first dropped would win among all."""
+    """Three of eight equal tokens are kept; the last kept and the first dropped would win among all."""
     last, first = find_keys(8, 2), find_keys(8, 3)
     keys = torch.cat((last, first, last, first))
     top_k, top_p = torch.tensor([3, 3, 8, 8]), torch.tensor([2.0, 2.0, 3 / 8, 3 / 8])

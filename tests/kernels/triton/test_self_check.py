@@ -19,7 +19,7 @@ from kernels.triton.self_check_cases import ATTENTION, CASES, EXPERTS
 pytestmark = pytest.mark.gpu
 
 FLOAT = torch.float32
-# What each op writes to, where that is not its result.
+# The arguments that each op writes to, if it does not return its result.
 WRITTEN: dict[str, Callable[..., Tensor]] = {
     "apply_bitmask": lambda logits, _: logits,
     "gather_inputs": lambda *given: given[-1].block_tables,

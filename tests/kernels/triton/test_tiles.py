@@ -1,4 +1,4 @@
-"""What is chosen on the host: tiles from tables, sizes from plans, and what a launch is not specialised on."""
+"""Choices on the host: tiles from tables, sizes from plans, and integers on which a launch is not specialised."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Versions of a conversation: whatever is forked and switched, no version is lost and each comes back as it was."""
+"""Versions of a conversation: no fork or switch loses a version, and each is restored unchanged."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The chat's handlers on a fake engine: answers grow, end in figures, fail in words, and stop."""
+"""The chat's handlers on a fake engine: answers grow, end in figures, report errors, and stop."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ async def test_a_retry_keeps_the_answer_before_as_another_version() -> None:
     assert engine.requests[0].prompt.endswith("<user>hello\n<assistant>")
 
 
-async def test_an_edit_drops_what_followed_and_keeps_the_old_words_as_another_version() -> None:
+async def test_an_edit_keeps_the_old_text_and_its_answers_as_another_version() -> None:
     tab, engine = make_tab()
     data: Any = SimpleNamespace(index=(0, 0), value="bye", previous_value="hello")
     # The page sends the new words in their place.
@@ -187,7 +187,7 @@ async def test_no_other_turn_begins_beside_an_answer(
 @pytest.mark.parametrize(
     ("error", "words"), [(EngineOverloaded("9 wait"), "queue is full"), (EngineDead("boom"), "has stopped")]
 )
-async def test_a_refusal_is_shown_in_words_and_the_composer_opens_again(error: Exception, words: str) -> None:
+async def test_a_refusal_is_explained_and_the_composer_opens_again(error: Exception, words: str) -> None:
     tab, _ = make_tab(reject=error)
     played = await play(tab, await ask(tab))
     assert words in read_text(played.history[-1]["content"]) and played.composer["submit_btn"] is True

@@ -1,4 +1,4 @@
-"""The chats in the browser: saved, found, removed, carried over, and never more than it has room for."""
+"""Chats in the browser: saved, found, removed, imported, and limited in size."""
 
 import json
 from types import SimpleNamespace

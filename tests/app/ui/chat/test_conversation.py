@@ -1,4 +1,4 @@
-"""What the model reads of a history, and what stands under an answer."""
+"""The messages that the model reads of a history, and the figures under an answer."""
 
 from app.reasoning import Thinking
 from app.ui.chat.conversation import (

@@ -126,7 +126,7 @@ async def test_a_full_queue_is_explained() -> None:
     assert "queue is full" in (await run(tab))[-1].badge
 
 
-async def test_stop_says_that_the_record_is_not_complete() -> None:
+async def test_stop_reports_an_incomplete_record() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
     updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, REQUEST)
     await anext(updates)
@@ -271,7 +271,7 @@ async def test_items_come_and_go_and_json_follows_a_correction_at_once() -> None
     record, *_, both = tab.edit(added, typed)
     assert json.loads(record) == {"names": ["Ada", "Bob"]} and both[1].result.evidence["/names/1"].start == 5
     assert "Bob" in add_example(added, both, "") and "Bob" in tab.keep(added, typed)[2]
-    # Put back, it is no edit any more.
+    # A value changed back is not an edit.
     assert json.loads(tab.edit(added, SimpleNamespace(_data={"edits": {}}))[0]) == {"names": ["Ada", ""]}
     event._data |= {"action": "remove", **typed._data}
     assert tab.change_items(added, None, event)[-1].result.record == {"names": ["Bob"]}

@@ -1,4 +1,4 @@
-"""The record as HTML: escaped, marked once, and honest about what is not known."""
+"""The record as HTML: escaped, marked once, with missing evidence shown as such."""
 
 import dataclasses
 import re
@@ -88,7 +88,7 @@ def test_text_that_shows_two_fields_is_marked_for_both() -> None:
         ({}, '{"age": "x"}', "not valid"),
     ],
 )
-async def test_the_badge_tells_the_verdict_in_words(options: dict[str, Any], record: str, badge: str) -> None:
+async def test_the_badge_shows_the_verdict_as_text(options: dict[str, Any], record: str, badge: str) -> None:
     assert f">{badge}<" in render_verdict(await extract("Ada", record, **options))
 
 

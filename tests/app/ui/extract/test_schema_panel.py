@@ -1,4 +1,4 @@
-"""The schema's three views: whichever is edited, the others follow, and what cannot be said is explained."""
+"""The schema's three views follow each other; schemas that a view cannot show are explained."""
 
 import json
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def make_form(**field: Any) -> dict[str, Any]:
     return {"fields": [{"name": "age", "kind": "whole number", "required": True} | field], "more": {}}
 
 
-def test_the_editor_tells_at_once_what_is_wrong_and_where() -> None:
+def test_the_editor_shows_errors_at_once_with_their_place() -> None:
     panel = make_panel()
     assert "schema keywords are enforced" in panel.edit_json(SCHEMA)[2]
     chosen: Any = SimpleNamespace(value="person")
@@ -75,7 +75,7 @@ def test_hints_name_who_enforces_each_keyword_of_a_field() -> None:
     assert "<code>format</code>" in verdict
 
 
-def test_the_plan_tells_what_limits_would_add() -> None:
+def test_the_plan_lists_the_limits_that_would_be_added() -> None:
     _, _, verdict, _ = make_panel().edit_json(SCHEMA)
     assert "Limits for open texts and lists: 200 characters a text" in verdict
 

@@ -1,4 +1,4 @@
-"""The recorder draws lanes out of single looks, and looks only while somebody watches."""
+"""The recorder makes lanes from samples, and samples only while a page polls."""
 
 import json
 from itertools import pairwise
@@ -100,8 +100,8 @@ async def test_an_engine_that_is_down_has_no_blocks_and_no_error() -> None:
     await recorder.close()
 
 
-async def test_nobody_polling_ends_the_looking_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the time the page would say that there was no request while nobody looked."""
+async def test_recording_stops_without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `watched` the page would show a period without samples as one without requests."""
     monkeypatch.setattr(module, "SAMPLE_INTERVAL_S", 0.0)
     recorder, house = make_recorder(make_snapshot())
     assert (await recorder.poll())["watched"] == 0
@@ -116,7 +116,7 @@ async def test_nobody_polling_ends_the_looking_and_its_time(monkeypatch: pytest.
     await recorder.close()
 
 
-def test_the_map_tells_owned_shared_and_cached_blocks_apart() -> None:
+def test_the_map_distinguishes_owned_shared_and_cached_blocks() -> None:
     recorder, _ = make_recorder()
     snapshot = make_snapshot(
         make_view("a", block_ids=(1, 2)), make_view("b", block_ids=(2, 5)), cached=(2, 6)
