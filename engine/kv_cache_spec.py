@@ -21,7 +21,7 @@ _MAX_GROUPS = 8
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What one layer stores per token: a key and a value for each KV head."""
+    """Storage of one layer per token: a key and a value for each KV head."""
 
     num_kv_heads: int
     head_size: int

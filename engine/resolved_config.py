@@ -70,7 +70,7 @@ class ResolvedConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     notices: tuple[str, ...] = ()  # log messages about settings that were changed to fit
-    # Of weights, arithmetic and KV layout, see `compute_fingerprint`; "" where there is no model.
+    # Covers weights, arithmetic and KV layout, see `compute_fingerprint`; "" where there is no model.
     fingerprint: str = ""
 
     @property

@@ -31,7 +31,7 @@ class MatrixPart:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingChange:
-    """What an adapter changes in the input embedding."""
+    """Changes of an adapter to the input embedding."""
 
     table: Tensor | None = None  # [V, D], in place of the model's
     a: Tensor | None = None  # [V, rank]

@@ -25,7 +25,7 @@ class MoENames:
     router: str = "gate"
     correction_bias: str = "gate.e_score_correction_bias"
     layout: ExpertLayout = "separate"
-    # Of one expert's matrices, or of the stacked gate and up, and down.
+    # Names of one expert's matrices, or of the stacked gate and up, and down.
     experts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     shared: str = "shared_experts"
 

@@ -1,4 +1,4 @@
-"""What would happen to a checkpoint: which code runs it, what that supports and how much memory it takes.
+"""A report on a checkpoint before it is loaded: the code that runs it, its features and its memory.
 
 Only config files and the headers of the weight files are read.
 """

@@ -54,7 +54,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class RopeKeys:
-    """What the config.json of a family may say about RoPE."""
+    """RoPE settings that the config.json of a family may contain."""
 
     has_layer_types: bool = False  # parameters may differ between full and sliding layers
     has_partial: bool = False  # `partial_rotary_factor`, or `rotary_dim` of the head

@@ -51,7 +51,7 @@ class NativeWeight:
 
     @property
     def num_bytes(self) -> int:
-        """What a product with it reads."""
+        """Bytes that a product with this matrix reads."""
         return self.panels.numel()
 
 

@@ -1,4 +1,4 @@
-"""What both attention kernels are made of: one pass over keys with a running softmax, and the folding of parts.
+"""Parts that both attention kernels share: one pass over keys with a running softmax, and the folding of parts.
 
 Rows of a tile are queries times the heads of a group: row m is query m // GROUP, head m % GROUP, so that heads
 which share their keys share the loads. Softmax is in base 2; the scale brings log2(e).

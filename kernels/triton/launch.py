@@ -1,4 +1,4 @@
-"""What the public wrappers share: checks of their tensors, and the sizes that a launch is made of."""
+"""Shared code of the public wrappers: checks of their tensors, and the sizes of a launch."""
 
 from __future__ import annotations
 

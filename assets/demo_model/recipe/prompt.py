@@ -57,6 +57,6 @@ def _type_text(field: dict[str, Any]) -> str:
 
 
 def render_chat(messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-    """What the chat template yields."""
+    """Return the prompt that the chat template renders."""
     text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
     return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")

@@ -1,4 +1,4 @@
-"""What the device can do at best, measured: copying memory and multiplying matrices."""
+"""Measured ceilings of the device: copying memory and multiplying matrices."""
 
 from __future__ import annotations
 

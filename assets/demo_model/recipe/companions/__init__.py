@@ -1,1 +1,1 @@
-"""What others build on the finished model: the adapter, the draft model, what drafts from hidden states."""
+"""Companions trained on the finished model: the adapter, the draft model, the EAGLE and Medusa heads."""

@@ -54,7 +54,7 @@ def draft_with_model(draft: Decoder) -> Drafter:
 
 
 def draft_with_lookup(longest: int = 4) -> Drafter:
-    """What followed the last tokens where they stood before; the longest match counts, the latest of equals."""
+    """Return the tokens that followed the longest earlier match of the last tokens, the latest of equals."""
 
     def propose(ids: list[int], count: int) -> list[int]:
         for size in range(longest, 0, -1):

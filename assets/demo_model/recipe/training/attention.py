@@ -9,7 +9,7 @@ BLOCK = 128  # queries at a time: their scores stay in the processor's cache
 
 
 def make_bias(branches: Tensor) -> Tensor:
-    """What each position adds to the scores of the keys [B or 1, T, T] in bfloat16: 0, or -inf to hide one.
+    """Return the bias of each position on the scores of the keys [B or 1, T, T] in bfloat16: 0, or -inf to hide one.
 
     Hidden are later keys and those of another branch. Branch 0 is the common beginning of a row; branches 1,
     2, ... go on after it without seeing each other. One plane serves all rows when none has branches.

@@ -16,7 +16,7 @@ TOKENS_PER_BATCH = 3072  # padding included
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What the examples are like up to a share of the run."""
+    """The mix of examples until a given share of the run."""
 
     until: float
     max_length: int

@@ -8,7 +8,7 @@ import re
 from torch import Tensor
 
 IN_LAYER = re.compile(r"(.*\blayers\.)(\d+)(\..*)")
-# What adds to the residual stream: zero in a copy.
+# Matrices that add to the residual stream: zero in a copy.
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 
 

@@ -1,1 +1,1 @@
-"""What is written for training: documents of eight kinds, invented schemas, small worlds, dialogues."""
+"""Writers of training texts: documents of eight kinds, invented schemas, small worlds, dialogues."""

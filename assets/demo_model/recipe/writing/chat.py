@@ -14,7 +14,7 @@ from .tables import read_sections, words
 Exchange = tuple[str, str]
 Style = Callable[[str], str]
 
-# What newcomers ask first.
+# Questions that newcomers ask first.
 FIRST_ASKED = ("greeting", "who", "who", "who", "not_other", "can", "cannot", "size", "training", "troupe")
 QUESTION = re.compile(r"(what|who|how|are|can|do|is|which|where|why|should|will|when|does)\b", re.IGNORECASE)
 

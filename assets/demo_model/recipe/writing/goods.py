@@ -164,7 +164,7 @@ def bad_point(rng: Random) -> str:
 
 
 def item_name(rng: Random) -> str:
-    """What an invoice line sells."""
+    """Return an item for an invoice line."""
     style = rng.random()
     if style < 0.2:
         return product(rng)

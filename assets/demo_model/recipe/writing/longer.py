@@ -83,7 +83,7 @@ def lengthen(document: Document, rng: Random, most: int = 4200) -> Document:
         (before if rng.random() < split else after).append(filler)
         length += len(filler)
     if document.kind == "scene" and chance(rng, 0.5):
-        # What else happened: the schema alone tells which of the records is asked for.
+        # Other events: only the schema tells which of the records is asked for.
         for _ in range(rng.randrange(1, 4)):
             [other], _ = play(rng)
             side = rng.choice([before, after])

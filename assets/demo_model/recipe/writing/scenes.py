@@ -100,7 +100,7 @@ def write_statement(parts: list[Part], rng: Random) -> Telling:
     said = [part for part in parts if chance(rng, 0.85)] or parts[:2]
     known = [i for i, part in enumerate(parts) if part in said]
     absent = [i for i, part in enumerate(parts) if part not in said]
-    # Of some that are absent the text says so.
+    # The text names some of the absent ones as absent.
     denied = [replace(parts[i], value=None, slots={}) for i in absent if chance(rng, 0.3)]
     text = write_fields([label_part(part, rng) for part in said + denied], rng)
     return Telling(parts, text, known, absent)
