@@ -14,6 +14,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 
 from .backend import Backend, CompiledGrammar
 from .bitmask import allocate_bitmask
@@ -23,8 +24,8 @@ from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from .json_route import JsonEngine, compile_json_schema
 from .limits import GrammarLimits
+from .match.closing_tokens import ClosingTokens
 from .match.reasoning import GatedProgram, ReasoningTables
-from .match.string_tokens import TokenTables
 from .plan import PlanEntry
 from .reasoning import Reasoning
 from .spec import GrammarSpec
@@ -61,12 +62,16 @@ class GrammarCompiler:
         self._outlines = OutlinesBackend(vocabulary, limits)
         self._xgrammar = XGrammarBackend(vocabulary, limits)
         self._cache = GrammarCache(limits.cache_bytes)
-        self._tables = TokenTables(vocabulary)
         self._gates: dict[Reasoning, ReasoningTables] = {}
         self._lock = threading.Lock()
         # Spec -> its error, and when the cached error expires.
         self._refusals: OrderedDict[GrammarSpec, tuple[GrammarError, float]] = OrderedDict()
         self._in_flight: dict[GrammarSpec, Future[CompiledGrammar]] = {}
+
+    @cached_property
+    def _closing(self) -> ClosingTokens:
+        """The tokens for residual checks: 100,000 tokens take a tenth of a second."""
+        return ClosingTokens(self.vocabulary)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Return the compiled grammar, or raise GrammarError.
@@ -116,7 +121,7 @@ class GrammarCompiler:
             kinds = " and ".join(TAKEN_KINDS[spec.backend])
             raise UnsupportedGrammar("", spec.kind, f"{spec.backend} takes only {kinds}")
         if spec.kind in ("json_schema", "json_object"):
-            return compile_json_schema(spec, self._llguidance, self._tables)
+            return compile_json_schema(spec, self._llguidance, lambda: self._closing)
         if spec.backend == "xgrammar":
             return compile_with(self._xgrammar, spec)
         if spec.backend == "outlines_core" or (spec.backend is None and spec.kind == "choice"):
@@ -139,7 +144,7 @@ class GrammarCompiler:
         """Compile a JSON Schema in a structural tag, with llguidance or for it."""
         if spec.backend not in (None, "llguidance"):
             raise UnsupportedGrammar("", spec.kind, "only llguidance compiles a part of a structural tag")
-        return compile_json_schema(spec, engine, self._checked)
+        return compile_json_schema(spec, engine, lambda: self._checked.closing)
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

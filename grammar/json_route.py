@@ -8,7 +8,7 @@ read ──▶ gaps (exactness table) ──▶ weaken ──▶ write ──▶
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,31 +19,31 @@ from .engines.llguidance_backend import Complaint
 from .engines.llguidance_json import SEPARATORS, make_json_grammar
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .match.closing_tokens import ClosingTokens
-from .match.grounded import add_quotations
 from .match.residual import ResidualProgram
-from .match.string_tokens import TokenTables
 from .plan import GROUNDING, RESIDUAL, PlanEntry
 from .regex.linear_pattern import may_backtrack
-from .schema.any_order import AnyOrderWriter, Impossible, TooWide
 from .schema.emit import Emitter, Json, adapt_and_spell, adapt_for_llguidance
 from .schema.exactness import Surroundings, find_gaps
-from .schema.grounding import GroundingMap
 from .schema.keywords import join_pointer
 from .schema.node import Node, iterate_children, iterate_nodes
 from .schema.places import PlaceMap
+from .schema.quotations import Source
 from .schema.reader import read_schema
 from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate, name_place
+from .schema.rule_writer import Impossible, RuleWriter, TooWide
 from .schema.rules import GROUNDED
 from .schema.weaken import Weakening
 from .spec import GrammarSpec
 from .validator import MAX_BACKTRACKS, find_slow_text
-from .vocabulary import Vocabulary
 
 # Each refusal costs a compile and up to 200 probes.
 MAX_NUM_REFUSALS = 16
 # After this many refusals, every use of these keywords is left to the checks: llguidance refuses them in some positions
 # only.
 MAX_NUM_SINGLE = 4
+_CONDITION = (
+    "it would apply only under a condition; it can stand below properties, items, allOf, anyOf and $ref"
+)
 OFTEN_REFUSED = frozenset(["oneOf", "minProperties", "maxProperties"])
 
 
@@ -54,39 +54,41 @@ class JsonEngine(Protocol):
     def name(self) -> str:
         """The name in plans."""
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The tokens."""
-
-    def compile_json(self, grammar: str) -> Program:
+    def compile_json(self, grammar: str, num_quotable: int = 0) -> Program:
         """Compile a grammar, or raise Complaint."""
 
     def find_complaint(self, grammar: str) -> str:
         """Return the complaint about a grammar, "" when there is none."""
 
 
-def compile_json_schema(spec: GrammarSpec, engine: JsonEngine, tokens: TokenTables) -> CompiledGrammar:
-    """Compile a JSON Schema, or raise GrammarError."""
+def compile_json_schema(
+    spec: GrammarSpec, engine: JsonEngine, find_tokens: Callable[[], ClosingTokens]
+) -> CompiledGrammar:
+    """Compile a JSON Schema, or raise GrammarError.
+
+    Args:
+        find_tokens: returns the tokens that residual checks look at.
+    """
     root = read_schema(spec.document, spec.text)
     if root is False:
         raise InvalidGrammar("no text satisfies the schema: it is false")
     node = root if isinstance(root, Node) else Node("", {})
     around = Surroundings(tuple(iterate_nodes([node])))
     gaps = [gap for each in around.nodes for gap in find_gaps(each, around)]
-    grounding = None
+    source = None
     if spec.source is not None and any(GROUNDED in each.keywords for each in around.nodes):
-        grounding = GroundingMap(node)
+        source = Source(spec.source)
         gaps = [gap for gap in gaps if gap.keyword != GROUNDED]
     for gap in gaps:
         if gap.verdict == "refused":
             raise UnsupportedGrammar(gap.node.pointer, gap.node.written_name(gap.keyword), gap.reason)
     weakening = Weakening(gaps, around)
-    program: Program = SchemaCompiler(spec, node, weakening, around, engine).compile()
+    program: Program = SchemaCompiler(spec, node, weakening, around, engine, source).compile()
     plan = make_plan(around.nodes, weakening, engine.name)
+    if source is not None:
+        refuse_conditions(weakening.dropped)
     if weakening.dropped:
-        program = add_checks(program, spec.document, PlaceMap(node, weakening.dropped), tokens.closing)
-    if grounding is not None and spec.source is not None:
-        program = add_quotations(program, grounding, spec.source, engine.vocabulary, tokens.strings)
+        program = add_checks(program, spec.document, PlaceMap(node, weakening.dropped), find_tokens())
     return CompiledGrammar(engine.name, plan, program)
 
 
@@ -104,6 +106,7 @@ class SchemaCompiler:
     weakening: Weakening
     around: Surroundings
     engine: JsonEngine
+    source: Source | None
     impossible: frozenset[Node] = frozenset()
 
     def compile(self) -> Program:
@@ -147,16 +150,16 @@ class SchemaCompiler:
 
     def _try(self) -> Program | str:
         """Return the program, or llguidance's complaint."""
-        if self.spec.property_order == "any":
-            return self._try_any_order()
+        if self.spec.property_order == "any" or self.source is not None:
+            return self._try_rules()
         written = as_object(self._make_emitter().write(self.root))
         return self._compile_grammar("start: @v0", [written])
 
-    def _try_any_order(self) -> Program | str:
-        """Compile with properties in any order; return the program or the complaint."""
+    def _try_rules(self) -> Program | str:
+        """Compile the schema as rules; return the program or the complaint."""
         impossible: frozenset[str] = frozenset()
         while True:
-            lark, values = self._write_any_order(impossible)
+            lark, values = self._write_rules(impossible)
             if not lark:
                 return (
                     self._probe(as_object(self._make_emitter().write(self.root)))
@@ -173,17 +176,19 @@ class SchemaCompiler:
                 return program
             impossible |= found
 
-    def _write_any_order(self, impossible: frozenset[str]) -> tuple[str, list[Json]]:
+    def _write_rules(self, impossible: frozenset[str]) -> tuple[str, list[Json]]:
         separators = None if self.spec.whitespace == "any" else SEPARATORS[self.spec.whitespace]
         counts: Counter[str] = Counter()
         while True:
             emitter = self._make_emitter()
-            writer = AnyOrderWriter(
+            writer = RuleWriter(
                 self.weakening.read,
                 emitter.copy_write,
                 self.weakening.is_guide,
                 separators,
                 Impossible(self.impossible, impossible),
+                self.spec.property_order == "any",
+                self.source,
             )
             try:
                 return writer.write(self.root), writer.values
@@ -197,7 +202,8 @@ class SchemaCompiler:
 
     def _compile_grammar(self, lark: str, values: list[Json]) -> Program | str:
         try:
-            return self.engine.compile_json(self._make_grammar(lark, values))
+            num_quotable = self.source.num_characters if self.source is not None else 0
+            return self.engine.compile_json(self._make_grammar(lark, values), num_quotable)
         except Complaint as complaint:
             return str(complaint)
 
@@ -239,6 +245,17 @@ class SchemaCompiler:
         return InvalidGrammar(
             f"no text satisfies the schema: nothing is left by {'; '.join(places[:8])}: {reason}", pointer
         )
+
+
+def refuse_conditions(dropped: Mapping[Node, Iterable[str]]) -> None:
+    """Refuse grounded strings below a keyword that is checked: the checks know nothing of the source."""
+    for node, keywords in dropped.items():
+        children = [
+            child for path, child in iterate_children(node) if path[0] in keywords and path[0] != "oneOf"
+        ]
+        for each in iterate_nodes([*children, node.get("$ref", True) if "$ref" in keywords else True]):
+            if GROUNDED in each.keywords:
+                raise UnsupportedGrammar(each.pointer, GROUNDED, _CONDITION)
 
 
 def is_contradiction(program: Program | str) -> bool:

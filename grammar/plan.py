@@ -7,7 +7,7 @@ ANNOTATION = "annotation"
 NO_EFFECT = "no effect"
 # Checked at the token that completes a value (match/residual.py).
 RESIDUAL = "residual"
-# Quotations from a source text (match/grounded.py).
+# Quotations from a source text (schema/quotations.py).
 GROUNDING = "grounding"
 
 

@@ -76,8 +76,8 @@ class GrammarSpec:
 
         Args:
             source: strings of schemas with `"x-grounded": true` have to be parts of this text (see
-                match/source_text.py).
-            property_order: "schema" writes properties in its order, "any" in all (see schema/any_order.py).
+                schema/quotations.py).
+            property_order: "schema" writes properties in its order, "any" in all (see schema/rule_writer.py).
         """
         parsed = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
         if not isinstance(parsed, dict | bool):

@@ -88,13 +88,16 @@ class LLGuidanceBackend:
             self._refuse(spec, matcher.get_error())
         return self._finish(matcher, grammar)
 
-    def compile_json(self, grammar: str) -> "LLGuidanceProgram":
+    def compile_json(self, grammar: str, num_quotable: int = 0) -> "LLGuidanceProgram":
         """Compile what llguidance_json.py writes.
+
+        Args:
+            num_quotable: the characters of a source in it, whose every word is a part of the lexer.
 
         Raises:
             Complaint: llguidance does not take it.
         """
-        matcher = self._make_matcher(grammar)
+        matcher = self._make_matcher(grammar, num_quotable=num_quotable)
         if matcher.is_error():
             raise Complaint(matcher.get_error())
         return self._finish(matcher, grammar)
@@ -124,16 +127,18 @@ class LLGuidanceBackend:
             raise InvalidGrammar(f"the grammar allows no first token: {matcher.get_error()}")
         return LLGuidanceProgram(matcher, self, grammar)
 
-    def _make_matcher(self, grammar: str, max_items: int | None = None) -> LLMatcher:
+    def _make_matcher(
+        self, grammar: str, max_items: int | None = None, num_quotable: int = 0
+    ) -> LLMatcher:
         """Return a matcher at the start of a grammar, in its error state if llguidance does not take it.
 
         Args:
             max_items: bound on the work of one mask, llguidance's own by default.
         """
         bounds = LLParserLimits(
-            initial_lexer_fuel=self._limits.initial_lexer_fuel,
-            step_lexer_fuel=self._limits.step_lexer_fuel,
-            max_lexer_states=self._limits.max_lexer_states,
+            initial_lexer_fuel=self._limits.initial_lexer_fuel + 40 * num_quotable,
+            step_lexer_fuel=self._limits.step_lexer_fuel + 20 * num_quotable,
+            max_lexer_states=self._limits.max_lexer_states + num_quotable // 4,
             max_grammar_size=self._limits.max_grammar_size,
             max_items_in_row=self._limits.max_items_in_row,
             step_max_items=max_items,

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
+
+from ..schema.places import Place
 
 # Further away than any token reaches.
 FAR = 1 << 20
@@ -33,28 +35,6 @@ class Mode(IntEnum):
 
 _IN_STRING = (Mode.STRING, Mode.NAME)
 _STRING_STOP = re.compile(rb'["\\]')
-
-
-class Place(Protocol):
-    """A place in an instance."""
-
-    @property
-    def checks(self) -> tuple[Any, ...]:
-        """The checks of a value at this place; empty if it needs none."""
-
-    @property
-    def has_children(self) -> bool:
-        """Return whether something below has checks."""
-
-    @property
-    def names(self) -> "Place | None":
-        """The place of property names, as strings; None when they are not checked."""
-
-    def member(self, name: str) -> "Place | None":
-        """Return the place of a property's value, None when nothing is checked there or below."""
-
-    def element(self, index: int) -> "Place | None":
-        """Return the place of an array's element, None when nothing is checked there or below."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +77,8 @@ class State(NamedTuple):
 
 
 # Called with a place, the text of the value complete there, and what gives the text from the bracket around it to
-# the value; False stops the walk. The place is one of its own map.
-CheckValue = Callable[[Any, bytes, Callable[[], bytes]], bool]
+# the value; False stops the walk.
+CheckValue = Callable[[Place, bytes, Callable[[], bytes]], bool]
 
 
 def begin(root: Place | None) -> State:

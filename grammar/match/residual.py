@@ -8,19 +8,19 @@ that can no longer become valid ends in a mask of zeros, and `error` names the k
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ..backend import Matcher, Program
 from ..bit_row import clear_bits, is_set, list_tokens, set_bits
+from ..bitmask import fill_bitmask
 from ..errors import InvalidGrammar
 from ..schema.node import Node
 from ..schema.places import NO_STRINGS, Check, Place, PlaceMap, spell
 from .checks import ResidualChecks, make_comparable, read_elements
 from .closing_tokens import ClosingTokens, TokenClass
-from .json_text import FAR, Mode, advance
-from .watching import WatchingMatcher
+from .json_text import FAR, Mode, State, advance, begin
 
 # Limits per mask, shortest tokens first: tokens tried, and different values validated. The mask leaves out the rest;
 # shorter tokens spell the same text.
@@ -81,11 +81,21 @@ class ResidualProgram:
         return matcher if matcher.begin(text) else None
 
 
-class ResidualMatcher(WatchingMatcher):
-    """Grammar state of one request whose values are checked as they are completed."""
+class ResidualMatcher(Matcher):
+    """Grammar state of one request whose values are checked as they are completed.
+
+    Attributes:
+        inner: the matcher of the grammar without the checks.
+    """
 
     def __init__(self, inner: Matcher, program: ResidualProgram) -> None:
-        super().__init__(inner, program.tokens.vocabulary, program.places.root)
+        super().__init__(program.tokens.vocabulary)
+        self.inner = inner
+        self.filler = FILLER
+        self._text = bytearray()
+        self._state = begin(program.places.root)
+        # Before each accepted text token: its length and the state it led to.
+        self._history: list[tuple[int, State]] = []
         self._program = program
         self._violation: Check | None = None
         self._dead_end: str | None = None
@@ -102,7 +112,7 @@ class ResidualMatcher(WatchingMatcher):
 
     def begin(self, text: bytes) -> bool:
         """Take the first bytes of the value, which `inner` has taken; False if they break a check."""
-        state = self._read(text)
+        state = advance(self._state, self._text, text, self._is_fine)
         if state is not None:
             self._text += text
             self._state = state
@@ -114,13 +124,24 @@ class ResidualMatcher(WatchingMatcher):
         return self.inner.error or self._failure or self._dead_end
 
     def _take(self, token_id: int) -> bool:
-        if self._failure is not None or not super()._take(token_id):
+        if self._failure is not None or not self.inner.accept_token(token_id):
             return False
+        token = self.vocabulary.token_bytes[token_id]
+        state = advance(self._state, self._text, token, self._is_fine)
+        if state is None:
+            self.inner.rollback(1)
+            return False
+        self._history.append((len(token), self._state))
+        self._text += token
+        self._state = state
         self._verdicts.clear()
         return True
 
     def _take_back(self, num_tokens: int) -> None:
-        super()._take_back(num_tokens)
+        self.inner.rollback(num_tokens)
+        for _ in range(num_tokens):
+            length, self._state = self._history.pop()
+            del self._text[len(self._text) - length :]
         self._verdicts.clear()
         self._dead_end = self._string = None
 
@@ -156,8 +177,10 @@ class ResidualMatcher(WatchingMatcher):
     def _find_string_place(self) -> Place | None:
         """Return the place of the string that is open, which may be a property name."""
         state = self._state
-        place = state.frame and state.frame.place and state.frame.place.names
-        return cast(Place | None, place if state.mode is Mode.NAME else state.place)
+        if state.mode is not Mode.NAME:
+            return state.place
+        place = state.frame.place if state.frame else None
+        return place.names if place else None
 
     def _clear_outside(self, words: np.ndarray) -> None:
         """Clear candidates outside strings, and those after a backslash inside a string."""
@@ -206,7 +229,7 @@ class ResidualMatcher(WatchingMatcher):
     def _clear_repeats(self, words: np.ndarray) -> None:
         """Clear the tokens after which an element could only become one that stands before it."""
         frame = self._state.frame
-        place = cast(Place | None, frame and frame.place)
+        place = frame.place if frame else None
         if frame is None or frame.is_object or place is None or not place.has_choices:
             return
         # If values are listed, few tokens are allowed.
@@ -221,7 +244,7 @@ class ResidualMatcher(WatchingMatcher):
         state = advance(self._state, self._text, token, lambda *_: True)
         if state is None or state.frame is None or state.frame.is_object:
             return False
-        place, is_begun = cast(Place | None, state.place), state.mode in (Mode.STRING, Mode.NUMBER)
+        place, is_begun = state.place, state.mode in (Mode.STRING, Mode.NUMBER)
         if place is None or place.choices is None or not (is_begun or state.mode is Mode.VALUE):
             return False
         # The array may begin in the token itself.
@@ -326,9 +349,26 @@ class ResidualMatcher(WatchingMatcher):
         self._violation = violation or self._violation
         return violation is None and self._failure is None
 
+    def _find_forced(self) -> bytes:
+        return self.inner.forced_text()
+
     def _is_known_allowed(self, place: Place, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(place), value, before() if place.checks[0].is_distinct else b""
         return key in self._verdicts and self._is_fine(place, value, before)
+
+
+class ResidualFiller:
+    """Fills the rows of many such matchers: the inner matchers' rows at once, then what the checks clear."""
+
+    def fill(self, matchers: Sequence[ResidualMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+        """Write matcher i's mask into row rows[i]."""
+        fill_bitmask([matcher.inner for matcher in matchers], rows, bitmask)
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.clear_violations(bitmask[row])
+
+
+# It has no state; one object makes all such matchers of a batch one group.
+FILLER = ResidualFiller()
 
 
 def explain_dead_end(violation: Check | None) -> str:

@@ -1,6 +1,7 @@
-"""Finds schemas that fix the order of properties, and reads keywords about parts of a value."""
+"""Finds schemas that need rules of their own, and reads keywords about parts of a value."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from .emit import Json, Read
@@ -14,14 +15,14 @@ UNIONS = ("anyOf", "oneOf")
 APPLIED = frozenset(["$ref", "allOf", *UNIONS])
 
 
-def find_ordered(root: Node, read: Read) -> set[Node]:
-    """Return the nodes that, alone, would fix the order of properties anywhere in their values."""
+def find_ordered(root: Node, read: Read, needs_rules: Callable[[Node], bool]) -> set[Node]:
+    """Return the nodes that need rules of their own, and all that use them."""
     users: defaultdict[Node, list[Node]] = defaultdict(list)
     seen, pending, ordered = {root}, [root], set()
     while pending:
         node = pending.pop()
         written = Node(node.pointer, read(node))
-        if fixes_order(written):
+        if needs_rules(written):
             ordered.add(node)
         related = [child for _, child in iterate_children(written)]
         for child in [*related, written.get("$ref")]:

@@ -12,7 +12,7 @@ from .keywords import IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
 from .node import Node, is_trivial
 from .patterns import make_safe
 
-# Strings of schemas with this annotation are quotations from a source (match/grounded.py).
+# Strings of schemas with this annotation are quotations from a source (schema/quotations.py).
 GROUNDED = "x-grounded"
 COUNTS = frozenset(
     [

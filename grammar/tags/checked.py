@@ -16,7 +16,6 @@ from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher, L
 from ..limits import GrammarLimits
 from ..match.closing_tokens import ClosingTokens
 from ..match.residual import ResidualMatcher, ResidualProgram
-from ..match.string_tokens import TokenTables
 from ..vocabulary import Vocabulary
 
 _OPENERS = b"{["
@@ -35,14 +34,13 @@ class Opening(NamedTuple):
     value: bytes
 
 
-class CheckedVocabulary(TokenTables):
+class CheckedVocabulary:
     """A vocabulary for such tags: with every byte as a token and with a marker, both behind its own tokens.
 
-    Like all tables it is made when it is first asked for.
+    All of it is made when it is first asked for.
     """
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
-        super().__init__(vocabulary)
         self.vocabulary = vocabulary
         self._limits = limits
 

@@ -54,7 +54,7 @@ class TagCompiler:
         backend = self.backend
         text = TagText(spec, backend.vocabulary)
         try:
-            return self._compile_with(text, Writer(backend.name, backend.vocabulary, backend.find_complaint))
+            return self._compile_with(text, Writer(backend.name, backend.find_complaint))
         except Complaint:
             text.check_patterns(backend)
         try:
@@ -84,10 +84,9 @@ class Writer:
     """Replaces the llguidance backend: writes grammars without building them."""
 
     name: str
-    vocabulary: Vocabulary
     find_complaint: Callable[[str], str]
 
-    def compile_json(self, grammar: str) -> Written:
+    def compile_json(self, grammar: str, num_quotable: int = 0) -> Written:
         """Return a grammar as it is."""
         return Written(grammar)
 

@@ -1,35 +1,40 @@
-"""Properties in any order: objects as Lark rules for llguidance that remember which names are written.
+"""A JSON Schema as Lark rules for llguidance: for properties in any order, and for quotations from a source.
 
-llguidance writes properties in the order of the schema. Here an object becomes one rule with a number, each bit of
-which stands for a listed name; the rule goes on with a name whose bit is clear, with another name where those are
-allowed, or with the end when the bits of all that is required are set. Everything in which no order is fixed stays a
-JSON schema of its own.
+llguidance writes properties in the order of the schema. For any order, an object becomes one rule with a number, each
+bit of which stands for a listed name; the rule goes on with a name whose bit is clear, with another name where those
+are allowed, or with the end when the bits of all that is required are set. What needs no rules of its own stays a JSON
+schema.
 
 A value is described by the nodes that apply to it. `allOf` and references add nodes; `anyOf` makes alternatives.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from llguidance import regex_to_lark
 
+from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..regex.text import escape
 from .count_guides import make, make_validator
 from .emit import Json, Read
 from .keywords import TYPES_OF_KEYWORD
-from .node import Node, Schema, find_element, find_member
+from .node import Node, Schema, find_element, find_member, iterate_nodes
 from .property_order import (
     APPLIED,
     CONTAINER_KEYWORDS,
     SCALARS,
     UNIONS,
     find_ordered,
+    fixes_order,
     is_ordered,
     join_scalars,
     read_types,
 )
+from .quotations import Source, write_quotation
+from .rules import GROUNDED, types_of
 
 # Bits of a rule's number, less one. Names beyond may be repeated, which changes no verdict.
 MAX_NUM_BITS = 63
@@ -41,6 +46,8 @@ _SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _WRITTEN_HERE = frozenset(
     ["properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems"]
 )
+# Keywords allowed on a grounded string; with any others, no quotation might be valid.
+_BESIDE = frozenset([GROUNDED, "type", "minLength", "maxLength", "$ref", "allOf", "anyOf", "oneOf"])
 _NEVER = 'NEVER: "a" & ~"a"'
 Nodes = frozenset[Node]
 
@@ -52,7 +59,7 @@ class TooWide(Exception):
         super().__init__(reason)
         self.node = node
         self.keyword = keyword
-        self.reason = f"property order any: {reason}"
+        self.reason = reason
 
 
 class Impossible(NamedTuple):
@@ -62,7 +69,7 @@ class Impossible(NamedTuple):
     texts: frozenset[str]
 
 
-class AnyOrderWriter:
+class RuleWriter:
     """Writes one schema as a Lark grammar with the start rule `start`, and the schemas it calls @v0, @v1, ...
 
     Attributes:
@@ -74,6 +81,8 @@ class AnyOrderWriter:
         is_guide: returns whether a node is only a guide, which may be left out.
         separators: what stands between items, and after a name; None allows white space around plain ones.
         impossible: what nothing satisfies.
+        is_any_order: properties come in any order, not in that of the schema.
+        source: what grounded strings are parts of.
     """
 
     def __init__(
@@ -83,12 +92,16 @@ class AnyOrderWriter:
         is_guide: Callable[[Node], bool],
         separators: tuple[str, str] | None,
         impossible: Impossible,
+        is_any_order: bool,
+        source: Source | None,
     ) -> None:
         self.values: list[Json] = []
         self._read = read
         self._write = write
         self._is_guide = is_guide
         self._impossible = impossible
+        self._is_any_order = is_any_order
+        self._source = source
         self._gap = " ws?" if separators is None else ""
         self._comma, self._colon = separators or (",", ":")
         self._lines: list[str] = []
@@ -103,14 +116,19 @@ class AnyOrderWriter:
         Raises:
             TooWide: a keyword has to be left to residual checks.
         """
-        self._ordered = find_ordered(root, self._read)
+        self._ordered = find_ordered(root, self._read, self._needs_rules)
         start = self._write_value(frozenset([root]))
         if start is None or (_NEVER in self._lines and f"{start}: NEVER" in self._lines):
             return ""
         lines = [f"start: {start}", *self._lines]
         if self._gap:
             lines.append(f"ws: /{_SPACE}/")
+        if self._source is not None:
+            lines.append(self._source.write())
         return "\n".join(lines)
+
+    def _needs_rules(self, node: Node) -> bool:
+        return GROUNDED in node.keywords or (self._is_any_order and fixes_order(node))
 
     def _never(self) -> str:
         """Return what no text matches."""
@@ -131,9 +149,10 @@ class AnyOrderWriter:
             self._names[nodes] = self._leaf(node)
         if nodes not in self._names:
             self._names[nodes] = name = self._new_rule(sort_nodes(nodes)[0])
-            found = [
-                text for each in self._list_alternatives(nodes) for text in self._write_alternative(each)
-            ]
+            ways = self._list_alternatives(nodes)
+            if self._source is not None:
+                check_ways(ways)
+            found = [text for each in ways for text in self._write_alternative(each)]
             self._lines.append(f"{name}: {' | '.join(dict.fromkeys(found)) or self._never()}")
         return self._names[nodes]
 
@@ -194,6 +213,9 @@ class AnyOrderWriter:
     def _write_alternative(self, nodes: Nodes) -> Iterable[str]:
         """Yield the ways to write a value to which all these nodes apply; unions among them are decided."""
         parts = [(node, self._read(node)) for node in sort_nodes(nodes)]
+        is_grounded = any(GROUNDED in node.keywords for node in nodes)
+        if is_grounded:
+            check_neighbours(nodes)
         for _, keywords in parts:
             if "enum" in keywords or "const" in keywords:
                 yield from self._write_listed(keywords.get("enum", [keywords.get("const")]), nodes)
@@ -207,14 +229,35 @@ class AnyOrderWriter:
             yield from self._write_object(parts)
         if "array" in types:
             yield from self._write_array(parts)
+        if is_grounded and "string" in types:
+            types.discard("string")
+            yield self._write_quotation(parts)
         rest = sorted(types & {*SCALARS})
         if rest:
             leaf = self._leaf(join_scalars([keywords for _, keywords in parts], rest))
             yield from [leaf] if leaf is not None else []
 
+    def _write_quotation(self, parts: list[tuple[Node, Json]]) -> str:
+        """Write the terminal of a grounded string and return its name."""
+        assert self._source is not None, "without a source the annotation is refused"
+        least = max(int(keywords.get("minLength", 0)) for _, keywords in parts)
+        most = min(
+            (int(keywords["maxLength"]) for _, keywords in parts if "maxLength" in keywords), default=None
+        )
+        if not self._source.has_quotation(least, most):
+            at_most = "" if most is None else f" and at most {most}"
+            pointer = next(node.pointer for node, _ in parts if GROUNDED in node.keywords)
+            reason = f"no part of the source has at least {least}{at_most} characters"
+            raise InvalidGrammar(f"{GROUNDED} at {pointer or '#'}: {reason}")
+        name = f"QUOTE{least}_{'' if most is None else most}"
+        line = f"{name}: {write_quotation(least, most)}"
+        if line not in self._lines:
+            self._lines.append(line)
+        return name
+
     def _leave_out(self, node: Node, keyword: str) -> None:
         if not self._is_guide(node):
-            raise TooWide(node, keyword, "it cannot be combined with properties in any order")
+            raise TooWide(node, keyword, "it cannot be written in rules")
 
     def _write_listed(self, values: list[Any], nodes: Nodes) -> Iterable[str]:
         """Yield the ways to write one of some values that all these nodes allow."""
@@ -256,12 +299,16 @@ class AnyOrderWriter:
         names = [name for name in listed if values[name] is not None]
         if any(values[name] is None for name in required):
             return
+        other = self._write_other(list(listed), parts)
+        if not self._is_any_order:
+            members = {name: str(values[name]) for name in names}
+            yield self._write_in_order(members, required.keys(), other, parts[0][0])
+            return
         # Required names get the first bits.
         names.sort(key=lambda name: name not in required)
         if len(required) > MAX_NUM_BITS:
             node = max(parts, key=lambda part: len(part[1].get("required", ())))[0]
             raise TooWide(node, "required", f"more than {MAX_NUM_BITS} names are required")
-        other = self._write_other(list(listed), parts)
         yield self._write_members(
             {name: str(values[name]) for name in names}, len(required), other, parts[0][0]
         )
@@ -293,6 +340,24 @@ class AnyOrderWriter:
         self._lines.append("\n".join(lines))
         first = self._new_rule(node)
         self._lines.append(f"{first}: {' | '.join(firsts)}")
+        return f'"{{"{self._gap} {first}'
+
+    def _write_in_order(
+        self, values: dict[str, str], required: Collection[str], other: str | None, node: Node
+    ) -> str:
+        """Write the rules of an object whose properties come in this order, and return how it begins."""
+        comma = f"{json.dumps(self._comma)}{self._gap} "
+        first, rest = self._new_rule(node), self._new_rule(node)
+        more = "" if other is None else f"{other}{self._gap} {rest}"
+        self._lines += [
+            f'{first}: "}}"{more and f" | {more}"}',
+            f'{rest}: "}}"{more and f" | {comma}{more}"}',
+        ]
+        for name, value in reversed(values.items()):
+            way = f"{self._write_key(name)} {value}{self._gap} {rest}"
+            skips = ("", "") if name in required else (f" | {first}", f" | {rest}")
+            first, rest = self._new_rule(node), self._new_rule(node)
+            self._lines += [f"{first}: {way}{skips[0]}", f"{rest}: {comma}{way}{skips[1]}"]
         return f'"{{"{self._gap} {first}'
 
     def _write_all(self, schemas: Iterable[Schema | None]) -> str | None:
@@ -350,6 +415,31 @@ class AnyOrderWriter:
             tail = f"{lead}{places[number]}{self._gap} {tail}"
             tail = tail if number < least else f"({tail})?"
         yield f'"["{self._gap} {tail} "]"'
+
+
+def check_neighbours(nodes: Nodes) -> None:
+    """Refuse keywords beside a grounded string for which no quotation might be valid."""
+    for node in nodes:
+        for keyword in node.keywords:
+            if keyword not in _BESIDE and "string" in TYPES_OF_KEYWORD.get(keyword, ("string",)):
+                raise UnsupportedGrammar(node.pointer, keyword, f"it may leave no quotation for {GROUNDED}")
+
+
+def check_ways(ways: list[Nodes]) -> None:
+    """Refuse grounded strings in one of several alternatives that take values of the same type."""
+    for kind in ("string", "object", "array"):
+        fitting = [way for way in ways if all(takes(node, kind) for node in way)]
+        for node in iterate_nodes(chain.from_iterable(fitting)) if len(fitting) > 1 else ():
+            if GROUNDED in node.keywords:
+                raise UnsupportedGrammar(
+                    node.pointer, GROUNDED, "an alternative takes the same value without it"
+                )
+
+
+def takes(node: Node, kind: str) -> bool:
+    """Return whether the types and values of a node leave values of a type."""
+    values = node.get("enum", [node.keywords["const"]] if "const" in node.keywords else None)
+    return kind in read_types(node) and (values is None or any(kind in types_of(value) for value in values))
 
 
 def sort_nodes(nodes: Iterable[Node]) -> list[Node]:
