@@ -121,27 +121,9 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         """Map [T, hidden_size] to [T, hidden_size], and write the step's keys and values into the cache."""
-        num_tokens = hidden.shape[0]
         ops, metadata, spec = step.ops, step.attn_metadata, self._spec
         group = step.groups[self._group]
-        rotation = step.rotations[self._rope_index]
-        heads = self.qkv_proj(hidden, adapters=step.adapters).view(num_tokens, -1, spec.head_size)
-        is_full_norm = spec.style.qk_norm == "full"
-        if is_full_norm:
-            self._norm_all_heads(heads, ops)
-        # All keys are written before any is read, because a request may read a block that another one fills now.
-        q = ops.norm_rope_store(
-            heads,
-            None if is_full_norm else self.qk_norm,
-            spec.norm_eps,
-            rotation.cos,
-            rotation.sin,
-            *kv_cache,
-            group.slot_mapping,
-            spec.num_heads,
-        )
-        if rotation.query_scale is not None:
-            q = (q * rotation.query_scale).to(q.dtype)
+        q = self.store_keys(hidden, kv_cache, step)
         attended = ops.paged_attention(
             q,
             *kv_cache,
@@ -154,7 +136,27 @@ class Attention(nn.Module):
             sinks=self.sinks,
             plan=group.plan,
         )
-        return self.o_proj(attended.view(num_tokens, -1), adapters=step.adapters)
+        return self.o_proj(attended.view(hidden.shape[0], -1), adapters=step.adapters)
+
+    def store_keys(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
+        """Write the step's keys and values into the cache. Returns the queries, [T, heads, head_size]."""
+        ops, spec, rotation = step.ops, self._spec, step.rotations[self._rope_index]
+        heads = self.qkv_proj(hidden, adapters=step.adapters).view(hidden.shape[0], -1, spec.head_size)
+        is_full_norm = spec.style.qk_norm == "full"
+        if is_full_norm:
+            self._norm_all_heads(heads, ops)
+        # All keys are written before any is read, because a request may read a block that another one fills now.
+        q = ops.norm_rope_store(
+            heads,
+            None if is_full_norm else self.qk_norm,
+            spec.norm_eps,
+            rotation.cos,
+            rotation.sin,
+            *kv_cache,
+            step.groups[self._group].slot_mapping,
+            spec.num_heads,
+        )
+        return q if rotation.query_scale is None else (q * rotation.query_scale).to(q.dtype)
 
     def _norm_all_heads(self, heads: Tensor, ops: Ops) -> None:
         """Norm all queries of a token together, and all its keys, in place."""

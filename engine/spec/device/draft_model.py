@@ -12,9 +12,11 @@ from torch import Tensor
 from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.messages import StepPlan
 from engine.model import Model
-from engine.spec.device.draft_sampler import DraftSampler, to_lists
+from engine.model.attn_metadata import AttnMetadata
+from engine.spec.device.chain import ChainInputs
+from engine.spec.device.draft_sampler import DraftSampler
 from engine.spec.device.progress import DraftProgress
-from engine.worker.input_batch import InputBatch, ModelInput
+from engine.worker.input_batch import InputBatch
 from engine.worker.sampling.sampler import Sampler
 from engine.worker.sampling.transfer import upload
 from kernels import Ops
@@ -69,32 +71,19 @@ class DraftModel:
         runs = self._progress.plan(rows, lengths, wanted)
         if not len(runs.rows):
             return [[] for _ in rows]
-        self._sampler.begin()
         step = self._batch.make_input(runs.rows, runs.starts, runs.counts)
-        hidden = self._run(step)
+        hidden = self._run(step.input_ids, step.positions, step.attn_metadata)
         self._progress.finish(runs)
         last = hidden.index_select(0, upload(step.last_token_index[runs.is_complete], hidden.device))
+        # Nothing is computed after the last draft.
         members = runs.members
-        columns: list[Tensor] = []
-        groups: list[np.ndarray] = []
-        while len(members):
-            number = len(columns)
-            drawn = self._sampler.draw(
-                self.model.compute_logits(last), rows[members], lengths[members] + number
-            )
-            columns.append(drawn)
-            groups.append(members)
-            is_left = runs.wanted[members] > number + 1
-            members = members[is_left]
-            if len(members):
-                positions = lengths[members] + number
-                drawn = drawn.index_select(0, upload(np.flatnonzero(is_left), drawn.device))
-                self._batch.append(rows[members], positions, drawn)
-                last = self._run(self._batch.make_input(rows[members], positions, np.ones_like(positions)))
-        drafts = to_lists(columns, groups, len(rows))
-        self._sampler.keep(rows, lengths, drafts)
-        return drafts
+        inputs = ChainInputs.make(self._batch, rows[members], lengths[members], runs.wanted[members] - 1)
 
-    def _run(self, step: ModelInput) -> Tensor:
-        metadata = step.attn_metadata.use_first_group(self._num_groups)
-        return self.model(step.input_ids, step.positions, self._kv_caches, metadata)
+        def compute(number: int, drawn: Tensor | None, places: Tensor | None) -> Tensor:
+            output = last if drawn is None else self._run(drawn, *inputs.select(number - 1))
+            return self.model.compute_logits(output)
+
+        return self._sampler.draw_chain(rows, lengths, members, runs.wanted, compute)
+
+    def _run(self, token_ids: Tensor, positions: Tensor, metadata: AttnMetadata) -> Tensor:
+        return self.model(token_ids, positions, self._kv_caches, metadata.use_first_group(self._num_groups))

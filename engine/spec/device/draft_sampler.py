@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.worker.sampling.sampler import Sampler
 from engine.worker.sampling.state import DrawKind
+from engine.worker.sampling.transfer import upload
 
 # An underconfident drafter is right more often if its distribution is sharpened.
 TEMPERATURES = (0.02, 0.3, 0.5, 0.7, 1.0)  # the first is practically greedy
@@ -40,31 +43,45 @@ class DraftSampler:
         """The draft temperature with the highest acceptance so far."""
         return TEMPERATURES[int(np.argmax(self._rates))]
 
-    def begin(self) -> None:
-        """Choose the temperature of one round of proposals."""
-        self._num_proposals += 1
-        best = int(np.argmax(self._rates)) if len(set(self._rates)) > 1 else FIRST
-        is_trial = self._num_proposals % EXPLORE_EVERY == 0
-        self._current = (self._num_proposals // EXPLORE_EVERY) % len(TEMPERATURES) if is_trial else best
-
-    def draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Draw one draft per row, [R] int64.
+    def draw_chain(
+        self,
+        rows: np.ndarray,
+        lengths: np.ndarray,
+        members: np.ndarray,
+        wanted: np.ndarray,
+        compute: Callable[[int, Tensor | None, Tensor | None], Tensor],
+    ) -> list[list[int]]:
+        """Draw the drafts of each row, one position of all rows after the other, and remember them for `settle`.
 
         Args:
-            logits: [R, V] float32 of the drafter; overwritten.
-            positions: [R] position in the sequence of the token being drawn.
+            rows, lengths: [P], as in `Drafter.propose`.
+            members: the indices of the rows that get drafts.
+            wanted: [P] number of drafts, at least 1 for members.
+            compute: returns logits [R, V] float32 of the rows that are left, which are overwritten. It gets the number
+                of the position, the tokens drawn before it (None at first), and the indices of the rows that are left
+                among those of the last position (None: all).
         """
-        if self._is_greedy:
-            return logits.argmax(dim=-1)
-        is_random = self._sampler.state.kind[rows] != DrawKind.GREEDY
-        if is_random.any():
-            logits.div_(TEMPERATURES[self._current])
-        return self._sampler.draw_drafts(logits, rows, positions).clamp(min=0)
-
-    def keep(self, rows: np.ndarray, lengths: np.ndarray, drafts: list[list[int]]) -> None:
-        """Remember the drafts, for `settle`."""
-        for row, length, token_ids in zip(rows.tolist(), lengths.tolist(), drafts, strict=True):
-            self._drawn[row] = (length, self._current, token_ids)
+        self._choose_temperature()
+        drafts: list[list[int]] = [[] for _ in rows]
+        columns: list[Tensor] = []
+        groups: list[np.ndarray] = []
+        drawn = places = None
+        while len(members):
+            number = len(columns)
+            drawn = self._draw(compute(number, drawn, places), rows[members], lengths[members] + number)
+            columns.append(drawn)
+            groups.append(members)
+            is_left, places = wanted[members] > number + 1, None
+            if not is_left.all():
+                members, places = members[is_left], upload(np.flatnonzero(is_left), drawn.device)
+                drawn = drawn.index_select(0, places)
+        if columns:
+            token_ids = torch.cat(columns).tolist()
+            for place, token_id in zip(np.concatenate(groups).tolist(), token_ids, strict=True):
+                drafts[place].append(token_id)
+        for row, length, drawn_ids in zip(rows.tolist(), lengths.tolist(), drafts, strict=True):
+            self._drawn[row] = (length, self._current, drawn_ids)
+        return drafts
 
     def forget(self, row: int) -> None:
         """Forget the drafts of a row, which another request takes over."""
@@ -84,13 +101,17 @@ class DraftSampler:
             self._rates[current] = rate
         return len(drawn) if is_own else 0
 
+    def _choose_temperature(self) -> None:
+        """Choose the temperature of one round of proposals."""
+        self._num_proposals += 1
+        best = int(np.argmax(self._rates)) if len(set(self._rates)) > 1 else FIRST
+        is_trial = self._num_proposals % EXPLORE_EVERY == 0
+        self._current = (self._num_proposals // EXPLORE_EVERY) % len(TEMPERATURES) if is_trial else best
 
-def to_lists(columns: list[Tensor], members: list[np.ndarray], num_rows: int) -> list[list[int]]:
-    """Return the drafts of each row: column j contains the j-th draft of the rows `members[j]`."""
-    found: list[list[int]] = [[] for _ in range(num_rows)]
-    if columns:
-        token_ids = iter(torch.cat(columns).tolist())
-        for places in members:
-            for place in places.tolist():
-                found[place].append(next(token_ids))
-    return found
+    def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
+        """Draw one draft per row from its logits, which are overwritten."""
+        if self._is_greedy:
+            return logits.argmax(dim=-1)
+        if (self._sampler.state.kind[rows] != DrawKind.GREEDY).any():
+            logits.div_(TEMPERATURES[self._current])
+        return self._sampler.draw_drafts(logits, rows, positions).clamp_(min=0)

@@ -19,12 +19,15 @@ from torch import Tensor
 from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepPlan
 from engine.model import Model
-from engine.spec.device.draft_sampler import DraftSampler, to_lists
+from engine.model.attention import StepInputs
+from engine.model.attn_metadata import AttnMetadata
+from engine.spec.device.chain import ChainInputs
+from engine.spec.device.draft_sampler import DraftSampler
 from engine.spec.device.eagle_net import EagleNet
 from engine.spec.device.hidden_store import HiddenStore
 from engine.spec.device.medusa import spread_logits
 from engine.spec.device.progress import DraftProgress, DraftRuns
-from engine.worker.input_batch import InputBatch, ModelInput
+from engine.worker.input_batch import InputBatch
 from engine.worker.sampling.sampler import Sampler
 from engine.worker.sampling.transfer import upload
 from kernels import Ops
@@ -73,95 +76,91 @@ class Eagle:
         self._sampler = DraftSampler(sampler, self._is_greedy)
         self._store = HiddenStore()
         self._progress = DraftProgress(batch, self._kv_cache[0].shape[0])
+        self._is_drafting = np.zeros(batch.max_num_seqs, dtype=bool)  # by row, in the last plan
 
     def take_plan(self, plan: StepPlan) -> None:
         self._progress.apply(plan)
-        self._drafting = plan.rows[:0] if plan.num_wanted is None else plan.rows[plan.num_wanted > 0]
+        self._is_drafting[:] = False
+        if plan.num_wanted is not None:
+            self._is_drafting[plan.rows] = plan.num_wanted > 0
         for new in plan.new_rows:
             self._store.clear(new.row)
             self._sampler.forget(new.row)
 
     def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
         self._store.append(rows, starts, counts, hidden)
-        if not len(self._drafting):
-            return
         ends = starts + counts
-        is_far = np.isin(rows, self._drafting) & (ends - self._progress.num_computed[rows] > MAX_BEHIND)
+        is_far = self._is_drafting[rows] & (ends - self._progress.num_computed[rows] > MAX_BEHIND)
         if is_far.any():
             # The token after the run is not known yet.
-            self._run_known(rows[is_far], ends[is_far], np.zeros(int(is_far.sum()), dtype=np.int64))
+            self._store_keys(rows[is_far], ends[is_far], np.zeros(int(is_far.sum()), dtype=np.int64))
 
     def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:
         self._sampler.settle(row, length, token_ids, num_accepted)
 
     @torch.inference_mode()
     def propose(self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> list[list[int]]:
-        runs, last, carried = self._run_known(rows, lengths, wanted)
-        self._sampler.begin()
-        columns: list[Tensor] = []
-        groups: list[np.ndarray] = []
-        members = runs.members
-        while len(members):
-            number = len(columns)
-            drawn = self._sampler.draw(self._compute_logits(last), rows[members], lengths[members] + number)
-            columns.append(drawn)
-            groups.append(members)
-            is_left = runs.wanted[members] > number + 1
-            members = members[is_left]
-            if len(members):
-                positions = lengths[members] + number
-                places = upload(np.flatnonzero(is_left), drawn.device)
-                self._batch.append(rows[members], positions, drawn.index_select(0, places))
-                step = self._batch.make_input(rows[members], positions, np.ones_like(positions))
-                last, carried = self._run(step, carried.index_select(0, places))
-        drafts = to_lists(columns, groups, len(rows))
-        self._sampler.keep(rows, lengths, drafts)
-        return drafts
+        runs, last_ids, carried = self._store_keys(rows, lengths, wanted)
+        # The pair of a row's last known token predicts its first draft; the others are predicted by pairs with drafts.
+        counts = runs.wanted[runs.members]
+        inputs = ChainInputs.make(self._batch, rows[runs.members], lengths[runs.members] - 1, counts)
 
-    def _run_known(
+        def compute(number: int, drawn: Tensor | None, places: Tensor | None) -> Tensor:
+            nonlocal carried
+            if places is not None:
+                carried = carried.index_select(0, places)
+            step = self._prepare(*inputs.select(number))
+            token_ids = last_ids if drawn is None else drawn
+            output, carried = self.net(token_ids, carried, self._kv_cache, step)
+            return self._compute_logits(output)
+
+        return self._sampler.draw_chain(rows, lengths, runs.members, runs.wanted, compute)
+
+    def _store_keys(
         self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray
     ) -> tuple[DraftRuns, Tensor, Tensor]:
-        """Compute the pairs of known tokens.
+        """Store the keys and values of known tokens.
 
-        Returns the runs, and for each complete row the input of the output matrix and the predicted hidden state.
+        Returns the runs, and for each complete row its last token and the hidden state before that.
         """
-        nothing = torch.empty(0)
-        is_known = np.array(
-            [self._skip_unknown(*pair) for pair in zip(rows.tolist(), lengths.tolist(), strict=True)]
-        )
+        found = [self._read_known(*pair) for pair in zip(rows.tolist(), lengths.tolist(), strict=True)]
+        is_known = np.array([each is not None for each in found])
         runs = self._progress.plan(rows, lengths, np.where(is_known, wanted, 0), is_known)
         if not len(runs.rows):
-            return runs, nothing, nothing
-        parts = []
-        for row, start, count in zip(
-            runs.rows.tolist(), runs.starts.tolist(), runs.counts.tolist(), strict=True
-        ):
-            first, found = self._store.read(row, start - 1, start - 1 + count)
-            assert first == start - 1, "unknown hidden states were skipped"
-            parts += found
+            return runs, torch.empty(0, dtype=torch.int64), torch.empty(0)
+        hidden_of = dict(zip(rows.tolist(), found, strict=True))
+        parts = [
+            part[:count]
+            for row, count in zip(runs.rows.tolist(), runs.counts.tolist(), strict=True)
+            if (part := hidden_of[row]) is not None
+        ]
+        hidden = self.net.read_target(torch.cat(parts) if len(parts) > 1 else parts[0])
         step = self._batch.make_input(runs.rows, runs.starts, runs.counts)
-        output, predicted = self._run(step, self.net.read_target(torch.cat(parts)))
+        if len(hidden) > len(runs.members):  # otherwise the first draft's step stores all of them
+            inputs = self._prepare(step.positions, step.attn_metadata)
+            self.net.store_keys(step.input_ids, hidden, self._kv_cache, inputs)
         self._progress.finish(runs)
-        places = upload(step.last_token_index[runs.is_complete], output.device)
-        return runs, output.index_select(0, places), predicted.index_select(0, places)
+        places = upload(step.last_token_index[runs.is_complete], hidden.device)
+        return runs, step.input_ids.index_select(0, places), hidden.index_select(0, places)
 
-    def _run(self, step: ModelInput, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        positions = (step.positions - 1).clamp(min=0)
-        output, predicted = self.net(step.input_ids, hidden, positions, self._kv_cache, step.attn_metadata)
-        return output, predicted
+    def _prepare(self, positions: Tensor, metadata: AttnMetadata) -> StepInputs:
+        return self.net.prepare((positions - 1).clamp_(min=0), self._kv_cache, metadata)
 
-    def _skip_unknown(self, row: int, length: int) -> bool:
-        """Write zeros for the pairs whose hidden state is missing. Returns whether the others reach `length`."""
+    def _read_known(self, row: int, length: int) -> Tensor | None:
+        """Return the hidden states before the tokens that are not computed; None if those before `length` are missing.
+
+        Writes zeros for the pairs whose hidden state is missing.
+        """
         start = min(int(self._progress.num_computed[row]), length - 1)
         first, parts = self._store.read(row, max(0, start - 1), length - 1)
         if not parts:
-            return False
+            return None
         if first + 1 > start:
             slots = torch.from_numpy(self._batch.list_slots(row, start, first + 1))
             for cache in self._kv_cache:
                 cache.view(-1, *cache.shape[2:])[slots.to(cache.device)] = 0
             self._progress.advance(row, first + 1)
-        return True
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _compute_logits(self, hidden: Tensor) -> Tensor:
         if self.net.lm_head is None:

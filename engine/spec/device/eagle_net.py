@@ -16,14 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.model.attention import Attention, StepInputs, plan_groups
+from engine.model.attention import StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
-from engine.model.decoder import MLP
+from engine.model.decoder import DecoderLayer
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.rope import RotaryEmbedding
+from engine.model.sharding import ONE_RANK
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
-from kernels import Ops
+from kernels import LayerWeights, Ops
 from kernels.ops import KVCache
 
 
@@ -45,6 +46,8 @@ class EagleShape:
 class EagleNet(nn.Module):
     """The layer, with what stands before and after it.
 
+    Its keys depend on its inputs only, so tokens whose prediction is not needed cost no attention and no MLP.
+
     Args:
         embedding: [V, D], the target's or the checkpoint's own.
     """
@@ -58,11 +61,9 @@ class EagleNet(nn.Module):
         self.shape, self.ops, self.embedding = shape, ops, embedding
         fc_inputs = shape.num_aux_layers * shape.target_hidden_size if shape.is_eagle3 else 2 * size
         self.fc = Linear(fc_inputs, size, shape.has_fc_bias, dtype=dtype, device=device)
-        self.attention = Attention(spec, 0, dtype, device)
-        self.mlp = MLP(spec, dtype, device)
-        self.post_attention_norm = make_parameter(size, dtype=dtype, device=device)
-        has_norm = shape.is_eagle3 or shape.has_input_norm
-        self.input_norm = make_parameter(size, dtype=dtype, device=device) if has_norm else None
+        self.layer = DecoderLayer(spec, 0, 0, dtype, device, ONE_RANK)
+        if not shape.is_eagle3 and not shape.has_input_norm:
+            self.layer.input_norm = None
         self.hidden_norm = self.norm = None
         self.lm_head: Linear | None = None
         if shape.is_eagle3:
@@ -70,7 +71,7 @@ class EagleNet(nn.Module):
             self.norm = make_parameter(size, dtype=dtype, device=device)
             self.lm_head = Linear(size, shape.draft_vocab_size, False, dtype=dtype, device=device)
             q_size, kv_size = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
-            self.attention.qkv_proj = Linear(
+            self.layer.attention.qkv_proj = Linear(
                 2 * size,
                 q_size + 2 * kv_size,
                 spec.qkv_bias,
@@ -79,28 +80,24 @@ class EagleNet(nn.Module):
                 device=device,
             )
         self.rope = RotaryEmbedding(spec.rope, spec.head_size, device)
+        self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
 
     def weight_targets(self) -> Targets:
         """Return the memory for each tensor of the checkpoint; the layer is named `layers.0`."""
-        layer = {
-            "post_attention_layernorm.weight": WeightTarget(self.post_attention_norm),
-            **add_prefix("self_attn", self.attention.weight_targets()),
-            **add_prefix("mlp", self.mlp.weight_targets()),
-        }
-        if self.input_norm is not None:
-            layer["input_layernorm.weight"] = WeightTarget(self.input_norm)
         targets = add_prefix("fc", self.fc.weight_targets())
+        targets |= add_prefix("layers.0", self.layer.weight_targets())
         if self.hidden_norm is not None and self.norm is not None and self.lm_head is not None:
-            layer["hidden_norm.weight"] = WeightTarget(self.hidden_norm)
+            targets["layers.0.hidden_norm.weight"] = WeightTarget(self.hidden_norm)
             targets["norm.weight"] = WeightTarget(self.norm)
             targets |= add_prefix("lm_head", self.lm_head.weight_targets())
-        return targets | add_prefix("layers.0", layer)
+        return targets
 
     def pack(self, ops: Ops) -> None:
         """Convert the weights to the layout of the ops."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack(ops, None)
+        self._start_ops(ops)
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops, one matrix per iteration."""
@@ -108,46 +105,86 @@ class EagleNet(nn.Module):
             if isinstance(module, Linear):
                 module.repack(self.ops, ops, None)
                 yield
-        self.ops = ops
+        self._start_ops(ops)
 
     def read_target(self, hidden: Tensor) -> Tensor:
         """Return what the layer reads of the target's hidden states, [T, D], from what `observe` was given."""
         size = self.shape.target_hidden_size
         return self.fc(hidden[:, size:].contiguous()) if self.shape.is_eagle3 else hidden[:, :size]
 
+    def prepare(self, positions: Tensor, kv_cache: KVCache, metadata: AttnMetadata) -> StepInputs:
+        """Return the inputs of a step at these positions for RoPE, [T] int64."""
+        rotation = self.rope.compute(positions, metadata.query_lens_list, metadata.seq_lens_list)
+        groups = plan_groups(self.ops, metadata.use_first_group(1), kv_cache[0].shape[1])
+        return StepInputs(self.ops, metadata, groups, (rotation,))
+
+    def store_keys(self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> None:
+        """Write the keys and values of tokens, given as in `forward`."""
+        self.layer.attention.store_keys(self._read(token_ids, hidden)[0], kv_cache, step)
+
     def forward(
-        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, kv_cache: KVCache, metadata: AttnMetadata
+        self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs
     ) -> tuple[Tensor, Tensor]:
         """Compute one step.
 
         Args:
             token_ids: [T] int64.
             hidden: [T, D], the hidden state before each token, from `read_target` or predicted.
-            positions: [T] int64, for RoPE.
 
         Returns (input of the output matrix, predicted hidden states), each [T, D].
         """
-        step = self._prepare(positions, kv_cache, metadata)
-        ops, eps = self.ops, self.shape.layer.norm_eps
-        embedded = F.embedding(token_ids, self.embedding)
-        if self.hidden_norm is not None and self.input_norm is not None:
-            normed = ops.rms_norm(hidden.contiguous(), self.hidden_norm, eps)
-            residual = normed.clone() if self.shape.norm_before_residual else hidden.clone()
-            layer_input = torch.cat((ops.rms_norm(embedded, self.input_norm, eps), normed), dim=-1)
-        else:
-            residual = self.fc(torch.cat((embedded, hidden), dim=-1))
-            layer_input = residual.clone()
-            if self.input_norm is not None:
-                layer_input = ops.rms_norm(residual, self.input_norm, eps)
-        attended = self.attention(layer_input, kv_cache, step)
-        normed, residual = ops.add_rms_norm(attended, residual, self.post_attention_norm, eps)
-        predicted = residual + self.mlp(normed, ops)
+        ops, layer = self.ops, self.layer
+        if self._layer_weights:
+            return self._run_layer(token_ids, hidden, kv_cache, step)
+        layer_input, residual = self._read(token_ids, hidden)
+        attended = layer.attention(layer_input, kv_cache, step)
+        assert layer.mlp_input_norm is not None, "the loader has checked where the norms are"
+        predicted = layer.mlp(layer.mlp_input_norm.add(attended, residual, ops), ops).add_(residual)
         if self.norm is None:
             return predicted, predicted
-        output = ops.rms_norm(predicted, self.norm, eps)
+        output = ops.rms_norm(predicted, self.norm, self.shape.layer.norm_eps)
         return output, output if self.shape.norm_output else predicted
 
-    def _prepare(self, positions: Tensor, kv_cache: KVCache, metadata: AttnMetadata) -> StepInputs:
-        rotation = self.rope.compute(positions, metadata.query_lens_list, metadata.seq_lens_list)
-        groups = plan_groups(self.ops, metadata.use_first_group(1), kv_cache[0].shape[1])
-        return StepInputs(self.ops, metadata, groups, (rotation,))
+    def _read(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the input of attention, and the residual stream."""
+        ops, input_norm = self.ops, self.layer.input_norm
+        embedded = F.embedding(token_ids, self.embedding)
+        if self.hidden_norm is None:
+            residual = self.fc(torch.cat((embedded, hidden), dim=-1))
+            return residual if input_norm is None else input_norm(residual, ops), residual
+        assert input_norm is not None, "EAGLE-3 has this norm"
+        normed = ops.rms_norm(hidden.contiguous(), self.hidden_norm, self.shape.layer.norm_eps)
+        residual = normed.clone() if self.shape.norm_before_residual else hidden.clone()
+        return torch.cat((input_norm(embedded, ops), normed), dim=-1), residual
+
+    def _run_layer(
+        self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs
+    ) -> tuple[Tensor, Tensor]:
+        """Do the same in one call of the ops. It adds to the residual stream in place; its last norm is not used."""
+        (rotation,), (group,), spec = step.rotations, step.groups, self.shape.layer
+        assert self.ops.run_layers is not None, "these ops run whole layers"
+        residual = self.fc(torch.cat((F.embedding(token_ids, self.embedding), hidden), dim=-1))
+        self.ops.run_layers(
+            self._layer_weights,
+            residual,
+            (kv_cache,),
+            rotation.cos,
+            rotation.sin,
+            group.slot_mapping,
+            group.block_tables,
+            step.attn_metadata.query_start_loc,
+            step.attn_metadata.seq_lens,
+            group.plan,
+            num_heads=spec.num_heads,
+            eps=spec.norm_eps,
+            scale=spec.scale,
+            final_norm=self._layer_weights[0].post_attention_norm,
+        )
+        return residual, residual
+
+    def _start_ops(self, ops: Ops) -> None:
+        self.ops = ops
+        can_fuse = (
+            not self.shape.is_eagle3 and self.layer.input_norm is not None and self.shape.layer.is_plain
+        )
+        self._layer_weights = [self.layer.list_weights()] if can_fuse and ops.run_layers is not None else []

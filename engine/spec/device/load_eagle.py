@@ -96,6 +96,8 @@ def _parse_layer(config: dict[str, Any], where: str) -> LayerSpec:
     parsed = ModelConfig.from_dict({**kept, "num_hidden_layers": 1}, f"{where}/config.json")
     if parsed.rope.rope_type == "dynamic":
         raise ConfigError(f"{where}: dynamic RoPE is not supported in a draft layer")
+    if parsed.style.placement != "pre":
+        raise ConfigError(f"{where}: norms after the parts of a draft layer are not supported")
     return replace(parsed.layer_specs[0], window=None)
 
 

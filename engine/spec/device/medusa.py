@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepPlan
 from engine.model.linear import Linear
-from engine.spec.device.draft_sampler import DraftSampler, to_lists
+from engine.spec.device.draft_sampler import DraftSampler
 from engine.spec.device.hidden_store import HiddenStore
 from engine.worker.input_batch import InputBatch
 from engine.worker.sampling.sampler import Sampler
-from engine.worker.sampling.transfer import upload
 from kernels import Ops
 from kernels.ops import KVCache
 
@@ -110,22 +109,17 @@ class Medusa(nn.Module):
             for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
         ]
         members = np.flatnonzero([len(each) for each in found])
-        columns: list[Tensor] = []
-        groups: list[np.ndarray] = []
-        self._sampler.begin()
-        hidden = torch.cat([part for parts in found for part in parts]) if len(members) else torch.empty(0)
-        for number, head in enumerate(self.heads):
-            is_left = wanted[members] > number
-            members = members[is_left]
-            if not len(members):
-                break
-            hidden = hidden.index_select(0, upload(np.flatnonzero(is_left), hidden.device))
-            logits = spread_logits(head(hidden), self._token_map, self._vocab_size)
-            columns.append(self._sampler.draw(logits, rows[members], lengths[members] + number))
-            groups.append(members)
-        drafts = to_lists(columns, groups, len(rows))
-        self._sampler.keep(rows, lengths, drafts)
-        return drafts
+        if not len(members):
+            return [[] for _ in rows]
+        hidden = torch.cat([part for parts in found for part in parts])
+
+        def compute(number: int, drawn: Tensor | None, places: Tensor | None) -> Tensor:
+            nonlocal hidden
+            if places is not None:
+                hidden = hidden.index_select(0, places)
+            return spread_logits(self.heads[number](hidden), self._token_map, self._vocab_size)
+
+        return self._sampler.draw_chain(rows, lengths, members, np.minimum(wanted, len(self.heads)), compute)
 
 
 def spread_logits(logits: Tensor, token_map: Tensor | None, vocab_size: int) -> Tensor:

@@ -96,7 +96,7 @@ def test_eagle_without_input_norm_and_bias_in_a_pickle(tmp_path: Path) -> None:
     torch.save(kept, tmp_path / "pytorch_model.bin")
     eagle = load("eagle", tmp_path)
     assert isinstance(eagle, Eagle)
-    assert eagle.net.input_norm is None and eagle.net.fc.bias is None
+    assert eagle.net.layer.input_norm is None and eagle.net.fc.bias is None
     # The RoPE table grows beyond the layer's own maximum.
     eagle.net.rope.reserve(500)
 
