@@ -25,6 +25,11 @@ class Rotation:
     sin: Tensor
     query_scale: Tensor | None  # [T, 1, 1] float32, factor of the rotated queries
 
+    def select(self, tokens: slice) -> Rotation:
+        """Return the rotation of some of the tokens."""
+        scale = None if self.query_scale is None else self.query_scale[tokens]
+        return Rotation(self.cos[tokens], self.sin[tokens], scale)
+
 
 def order_pairs(
     config: RopeConfig | None, head_dim: int, pairs: Literal["halves", "interleaved"]

@@ -100,7 +100,7 @@ def draw_greedy(logits: Tensor) -> Tensor:
         # NumPy looks for the largest with vector instructions, torch does not: 4 ms against 0.4 for 16 rows of 152,064.
         values = logits.numpy()
         ids = values.argmax(axis=1)
-        largest = np.take_along_axis(values, ids[:, None], axis=1)[:, 0]
+        largest = values[np.arange(len(ids)), ids]
         return torch.from_numpy(np.where(np.isfinite(largest), ids, -1))
     best, token_ids = logits.max(dim=-1)
     return token_ids.where(best.isfinite(), -1)

@@ -12,13 +12,11 @@ from torch import Tensor
 from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.messages import StepPlan
 from engine.model import Model
-from engine.model.attn_metadata import AttnMetadata
 from engine.spec.device.chain import ChainInputs
 from engine.spec.device.draft_sampler import DraftSampler
 from engine.spec.device.progress import DraftProgress
 from engine.worker.input_batch import InputBatch
 from engine.worker.sampling.sampler import Sampler
-from engine.worker.sampling.transfer import upload
 from kernels import Ops
 from kernels.ops import KVCache
 
@@ -71,19 +69,16 @@ class DraftModel:
         runs = self._progress.plan(rows, lengths, wanted)
         if not len(runs.rows):
             return [[] for _ in rows]
-        step = self._batch.make_input(runs.rows, runs.starts, runs.counts)
-        hidden = self._run(step.input_ids, step.positions, step.attn_metadata)
+        inputs = ChainInputs.make(self._batch, runs, rows, lengths, self._num_groups)
+        hidden = self._run(inputs, 0, inputs.token_ids)
         self._progress.finish(runs)
-        last = hidden.index_select(0, upload(step.last_token_index[runs.is_complete], hidden.device))
-        # Nothing is computed after the last draft.
-        members = runs.members
-        inputs = ChainInputs.make(self._batch, rows[members], lengths[members], runs.wanted[members] - 1)
+        last = hidden.index_select(0, inputs.last)
 
         def compute(number: int, drawn: Tensor | None, places: Tensor | None) -> Tensor:
-            output = last if drawn is None else self._run(drawn, *inputs.select(number - 1))
-            return self.model.compute_logits(output)
+            return self.model.compute_logits(last if drawn is None else self._run(inputs, number, drawn))
 
-        return self._sampler.draw_chain(rows, lengths, members, runs.wanted, compute)
+        return self._sampler.draw_chain(rows, lengths, runs.members, runs.wanted, compute)
 
-    def _run(self, token_ids: Tensor, positions: Tensor, metadata: AttnMetadata) -> Tensor:
-        return self.model(token_ids, positions, self._kv_caches, metadata.use_first_group(self._num_groups))
+    def _run(self, inputs: ChainInputs, number: int, token_ids: Tensor) -> Tensor:
+        tokens, metadata = inputs.select(number)
+        return self.model(token_ids, inputs.positions[tokens], self._kv_caches, metadata)

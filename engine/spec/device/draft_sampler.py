@@ -62,18 +62,24 @@ class DraftSampler:
                 among those of the last position (None: all).
         """
         self._choose_temperature()
+        counts = wanted[members]
+        is_greedy = self._is_greedy or self._sampler.is_plainly_greedy(rows[members])
         drafts: list[list[int]] = [[] for _ in rows]
         columns: list[Tensor] = []
         groups: list[np.ndarray] = []
         drawn = places = None
         while len(members):
-            number = len(columns)
-            drawn = self._draw(compute(number, drawn, places), rows[members], lengths[members] + number)
+            logits = compute(len(columns), drawn, places)
+            if is_greedy:
+                drawn = self._sampler.ops.draw_greedy(logits).clamp_(min=0)
+            else:
+                drawn = self._draw(logits, rows[members], lengths[members] + len(columns))
             columns.append(drawn)
             groups.append(members)
-            is_left, places = wanted[members] > number + 1, None
+            is_left, places = counts > len(columns), None
             if not is_left.all():
-                members, places = members[is_left], upload(np.flatnonzero(is_left), drawn.device)
+                members, counts = members[is_left], counts[is_left]
+                places = upload(np.flatnonzero(is_left), drawn.device)
                 drawn = drawn.index_select(0, places)
         if columns:
             token_ids = torch.cat(columns).tolist()
@@ -110,8 +116,6 @@ class DraftSampler:
 
     def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
         """Draw one draft per row from its logits, which are overwritten."""
-        if self._is_greedy:
-            return logits.argmax(dim=-1)
         if (self._sampler.state.kind[rows] != DrawKind.GREEDY).any():
             logits.div_(TEMPERATURES[self._current])
         return self._sampler.draw_drafts(logits, rows, positions).clamp_(min=0)

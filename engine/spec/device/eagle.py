@@ -19,8 +19,8 @@ from torch import Tensor
 from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepPlan
 from engine.model import Model
-from engine.model.attention import StepInputs
 from engine.model.attn_metadata import AttnMetadata
+from engine.model.rope import Rotation
 from engine.spec.device.chain import ChainInputs
 from engine.spec.device.draft_sampler import DraftSampler
 from engine.spec.device.eagle_net import EagleNet
@@ -29,10 +29,10 @@ from engine.spec.device.medusa import spread_logits
 from engine.spec.device.progress import DraftProgress, DraftRuns
 from engine.worker.input_batch import InputBatch
 from engine.worker.sampling.sampler import Sampler
-from engine.worker.sampling.transfer import upload
 from kernels import Ops
 from kernels.ops import KVCache
 
+MAX_FIRST = 16  # known pairs of a row that are computed together with its first draft
 MAX_BEHIND = 256  # pairs of a row that drafts that are not computed yet; more are computed at once
 
 
@@ -93,58 +93,71 @@ class Eagle:
         is_far = self._is_drafting[rows] & (ends - self._progress.num_computed[rows] > MAX_BEHIND)
         if is_far.any():
             # The token after the run is not known yet.
-            self._store_keys(rows[is_far], ends[is_far], np.zeros(int(is_far.sum()), dtype=np.int64))
+            self._plan_runs(rows[is_far], ends[is_far], np.zeros(int(is_far.sum()), dtype=np.int64))
 
     def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:
         self._sampler.settle(row, length, token_ids, num_accepted)
 
     @torch.inference_mode()
     def propose(self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> list[list[int]]:
-        runs, last_ids, carried = self._store_keys(rows, lengths, wanted)
-        # The pair of a row's last known token predicts its first draft; the others are predicted by pairs with drafts.
-        counts = runs.wanted[runs.members]
-        inputs = ChainInputs.make(self._batch, rows[runs.members], lengths[runs.members] - 1, counts)
+        runs, known = self._plan_runs(rows, lengths, wanted)
+        if not len(runs.members):
+            return [[] for _ in rows]
+        inputs = ChainInputs.make(self._batch, runs, rows, lengths, 1)
+        rotation = self._rotate(inputs.positions, inputs.metadata)
+        carried = self.net.read_target(known)
 
         def compute(number: int, drawn: Tensor | None, places: Tensor | None) -> Tensor:
             nonlocal carried
             if places is not None:
                 carried = carried.index_select(0, places)
-            step = self._prepare(*inputs.select(number))
-            token_ids = last_ids if drawn is None else drawn
+            tokens, metadata = inputs.select(number)
+            step = self.net.prepare(rotation.select(tokens), self._kv_cache, metadata)
+            token_ids = inputs.token_ids if drawn is None else drawn
             output, carried = self.net(token_ids, carried, self._kv_cache, step)
+            if drawn is None:
+                output, carried = (each.index_select(0, inputs.last) for each in (output, carried))
             return self._compute_logits(output)
 
         return self._sampler.draw_chain(rows, lengths, runs.members, runs.wanted, compute)
 
-    def _store_keys(
+    def _plan_runs(
         self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray
-    ) -> tuple[DraftRuns, Tensor, Tensor]:
-        """Store the keys and values of known tokens.
+    ) -> tuple[DraftRuns, Tensor]:
+        """Return the pairs of known tokens that the first step of a proposal computes, and their hidden states.
 
-        Returns the runs, and for each complete row its last token and the hidden state before that.
+        Stores the keys and values of those that come before, which need no more than that.
         """
         found = [self._read_known(*pair) for pair in zip(rows.tolist(), lengths.tolist(), strict=True)]
         is_known = np.array([each is not None for each in found])
         runs = self._progress.plan(rows, lengths, np.where(is_known, wanted, 0), is_known)
-        if not len(runs.rows):
-            return runs, torch.empty(0, dtype=torch.int64), torch.empty(0)
         hidden_of = dict(zip(rows.tolist(), found, strict=True))
-        parts = [
-            part[:count]
-            for row, count in zip(runs.rows.tolist(), runs.counts.tolist(), strict=True)
-            if (part := hidden_of[row]) is not None
-        ]
-        hidden = self.net.read_target(torch.cat(parts) if len(parts) > 1 else parts[0])
-        step = self._batch.make_input(runs.rows, runs.starts, runs.counts)
-        if len(hidden) > len(runs.members):  # otherwise the first draft's step stores all of them
-            inputs = self._prepare(step.positions, step.attn_metadata)
-            self.net.store_keys(step.input_ids, hidden, self._kv_cache, inputs)
+        num_stored = np.where(
+            runs.is_complete & (runs.counts <= MAX_FIRST), 0, runs.counts - runs.is_complete
+        )
+        parts: list[Tensor] = []
+        stored: list[Tensor] = []
+        for row, count, num in zip(
+            runs.rows.tolist(), runs.counts.tolist(), num_stored.tolist(), strict=True
+        ):
+            part = hidden_of[row]
+            assert part is not None, "only rows with hidden states have runs"
+            stored.append(part[:num])
+            parts.append(part[num:count])
         self._progress.finish(runs)
-        places = upload(step.last_token_index[runs.is_complete], hidden.device)
-        return runs, step.input_ids.index_select(0, places), hidden.index_select(0, places)
+        if num_stored.any():
+            is_stored = num_stored > 0
+            step = self._batch.make_input(runs.rows[is_stored], runs.starts[is_stored], num_stored[is_stored])
+            metadata = step.attn_metadata.use_first_group(1)
+            rotation = self._rotate(step.positions, metadata)
+            hidden = self.net.read_target(torch.cat(stored))
+            inputs = self.net.prepare(rotation, self._kv_cache, metadata)
+            self.net.store_keys(step.input_ids, hidden, self._kv_cache, inputs)
+            runs = runs.skip(num_stored)
+        return runs, torch.cat(parts) if len(parts) > 1 else (parts or [torch.empty(0)])[0]
 
-    def _prepare(self, positions: Tensor, metadata: AttnMetadata) -> StepInputs:
-        return self.net.prepare((positions - 1).clamp_(min=0), self._kv_cache, metadata)
+    def _rotate(self, positions: Tensor, metadata: AttnMetadata) -> Rotation:
+        return self.net.rotate((positions - 1).clamp_(min=0), metadata)
 
     def _read_known(self, row: int, length: int) -> Tensor | None:
         """Return the hidden states before the tokens that are not computed; None if those before `length` are missing.

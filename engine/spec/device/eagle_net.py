@@ -21,7 +21,7 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.model.decoder import DecoderLayer
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
-from engine.model.rope import RotaryEmbedding
+from engine.model.rope import RotaryEmbedding, Rotation
 from engine.model.sharding import ONE_RANK
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from kernels import LayerWeights, Ops
@@ -112,10 +112,13 @@ class EagleNet(nn.Module):
         size = self.shape.target_hidden_size
         return self.fc(hidden[:, size:].contiguous()) if self.shape.is_eagle3 else hidden[:, :size]
 
-    def prepare(self, positions: Tensor, kv_cache: KVCache, metadata: AttnMetadata) -> StepInputs:
-        """Return the inputs of a step at these positions for RoPE, [T] int64."""
-        rotation = self.rope.compute(positions, metadata.query_lens_list, metadata.seq_lens_list)
-        groups = plan_groups(self.ops, metadata.use_first_group(1), kv_cache[0].shape[1])
+    def rotate(self, positions: Tensor, metadata: AttnMetadata) -> Rotation:
+        """Return the rotation of tokens at these positions, [T] int64."""
+        return self.rope.compute(positions, metadata.query_lens_list, metadata.seq_lens_list)
+
+    def prepare(self, rotation: Rotation, kv_cache: KVCache, metadata: AttnMetadata) -> StepInputs:
+        """Return the inputs of a step."""
+        groups = plan_groups(self.ops, metadata, kv_cache[0].shape[1])
         return StepInputs(self.ops, metadata, groups, (rotation,))
 
     def store_keys(self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,19 @@ class DraftRuns:
     is_complete: np.ndarray  # [R] bool: the run reaches the row's last token, and the row gets drafts
     members: np.ndarray  # indices of the complete rows among the P
     wanted: np.ndarray  # [P], as many as there are slots for
+
+    def skip(self, num_skipped: np.ndarray) -> DraftRuns:
+        """Return the runs without some of their first tokens; [R]."""
+        counts = self.counts - num_skipped
+        is_left = counts > 0
+        starts = self.starts + num_skipped
+        return replace(
+            self,
+            rows=self.rows[is_left],
+            starts=starts[is_left],
+            counts=counts[is_left],
+            is_complete=self.is_complete[is_left],
+        )
 
 
 class DraftProgress:

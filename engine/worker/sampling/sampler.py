@@ -39,7 +39,7 @@ class Sampler:
 
     def __init__(self, state: SamplingState, ops: Ops) -> None:
         self.state = state
-        self._ops = ops
+        self.ops = ops
 
     @torch.inference_mode()
     def sample(
@@ -84,6 +84,11 @@ class Sampler:
         if raw is None:
             return SampledTokens(token_ids)
         return SampledTokens(token_ids, [self._compute_logprobs(raw, wants_logprobs, rows, token_ids, masks)])
+
+    def is_plainly_greedy(self, rows: np.ndarray) -> bool:
+        """Whether these rows take the likeliest token of unchanged logits."""
+        kinds, flags = self.state.kind[rows], self.state.flags[rows]
+        return bool((kinds == DrawKind.GREEDY).all()) and not (flags & EDIT_FLAGS).any()
 
     def draw_drafts(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
         """Draw tokens as `sample` does from a drafter's logits, without masks; no history changes.
@@ -134,7 +139,7 @@ class Sampler:
                 places = np.flatnonzero(flags & flag)
                 step(logits, places, rows[places])
         if masks is not None:
-            self._ops.apply_bitmask(logits, masks)
+            self.ops.apply_bitmask(logits, masks)
         if not used_flags & RowFlag.MIN_TOKENS:
             return
         places = np.flatnonzero(positions - state.num_prompt_tokens[rows] < state.edits.min_tokens[rows])
@@ -157,17 +162,17 @@ class Sampler:
     def _draw_kind(self, kind: int, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
         """Draw for rows of one `DrawKind`."""
         if kind == DrawKind.GREEDY:
-            return self._ops.draw_greedy(logits)
+            return self.ops.draw_greedy(logits)
         state, device = self.state, logits.device
         keys = upload(make_row_keys(state.seed[rows], positions), device)
         temperature = upload(state.temperature[rows], device)
         log_min_p = upload(state.log_min_p[rows], device)
         if kind == DrawKind.FULL:
             uses_min_p = bool((state.flags[rows] & RowFlag.MIN_P).any())
-            return self._ops.draw_full(logits, keys, temperature, log_min_p if uses_min_p else None)
+            return self.ops.draw_full(logits, keys, temperature, log_min_p if uses_min_p else None)
         top_k, top_p = state.top_k[rows], upload(state.top_p[rows], device)
         width = int(top_k.max()) if kind == DrawKind.NARROW else state.vocab_size
-        return self._ops.draw_filtered(
+        return self.ops.draw_filtered(
             logits, keys, temperature, upload(top_k, device), top_p, log_min_p, width
         )
 
