@@ -246,7 +246,10 @@ class RunLayers(Protocol):
         final_norm: Tensor,
         lora: LoraStep | None = None,
     ) -> Tensor:
-        """Run all layers and the last norm over the embedded tokens [T, M], which may be overwritten; [T, M]."""
+        """Run all layers and the last norm over the embedded tokens [T, M]; [T, M].
+
+        `hidden` is overwritten by the residual stream, whose norm is returned.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,21 @@ from assets.demo_model.recipe.companions.acceptance import answer, count_accepte
 from assets.demo_model.recipe.companions.frozen import FOLDER, load_decoder, open_encoder
 from engine import LLM, ConfigError, SamplingParams
 from engine.model import load_model
+from engine.model.attn_metadata import AttnMetadata
 from engine.spec.config import SpeculativeConfig
 from engine.spec.device.checkpoint import read_head_folder
 from engine.spec.device.eagle import Eagle
+from engine.spec.device.eagle_net import EagleNet
 from engine.spec.device.hidden_store import HiddenStore
 from engine.spec.device.load import load_drafter
 from engine.spec.device.medusa import Medusa
+from kernels import Ops
+from kernels.cpu import make_native_ops
+from kernels.ops import KVCache
 from kernels.torch import make_ops
 from tests.engine.mixed_requests import make_mixed_requests
 from tests.engine.spec.compare_methods import METHODS, VOCAB_SIZE, count_differences, run
+from tests.kernels.cpu.conftest import require_library
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -68,11 +74,9 @@ def test_a_prefix_hit_keeps_the_drafters_keys() -> None:
     assert second.metrics.drafts["eagle"][1] >= 0.9 * first.metrics.drafts["eagle"][1]
 
 
-def load(method: str, folder: Path, **more: Any) -> Any:
-    target = load_model(FOLDER)
-    return load_drafter(
-        SpeculativeConfig(method=(method,), model=str(folder), **more), target, make_ops(), CPU
-    )
+def load(method: str, folder: Path, ops: Ops | None = None) -> Any:
+    config = SpeculativeConfig(method=(method,), model=str(folder))
+    return load_drafter(config, load_model(FOLDER), ops or make_ops(), CPU)
 
 
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -99,6 +103,31 @@ def test_eagle_without_input_norm_and_bias_in_a_pickle(tmp_path: Path) -> None:
     assert eagle.net.layer.input_norm is None and eagle.net.fc.bias is None
     # The RoPE table grows beyond the layer's own maximum.
     eagle.net.rope.reserve(500)
+
+
+def test_an_eagle_layer_in_one_call_predicts_what_its_parts_predict() -> None:
+    """Keys of the first tokens are stored alone, as those of a prompt are."""
+    ops = make_native_ops(require_library(), 2)
+    whole, parts = load("eagle", FOLDER / "eagle", ops=ops).net, load("eagle", FOLDER / "eagle").net
+    token_ids, hidden, positions = torch.arange(7, 27), torch.randn(20, 256), torch.arange(20)
+    caches = [tuple(torch.zeros(2, 16, 2, 64) for _ in range(2)) for _ in range(2)]
+
+    def run(net: EagleNet, cache: KVCache, start: int, stores_only: bool = False) -> Tensor:
+        metadata = AttnMetadata(
+            positions[None, start:], torch.tensor([[[0, 1]]], dtype=torch.int32),
+            torch.tensor([0, 20 - start], dtype=torch.int32), torch.tensor([20], dtype=torch.int32), [20 - start], [20],
+        )  # fmt: skip
+        step = net.prepare(net.rotate(positions[start:], metadata), cache, metadata)
+        if stores_only:
+            net.store_keys(token_ids[start:], hidden[start:], cache, step)
+            return hidden
+        return net(token_ids[start:], hidden[start:], cache, step)[1]
+
+    with torch.inference_mode():
+        expected = run(parts, caches[0], 0)
+        run(whole, caches[1], 0, stores_only=True)
+        found = run(whole, caches[1], 17)
+    torch.testing.assert_close(found, expected[17:], atol=1e-4, rtol=1e-4)
 
 
 def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
