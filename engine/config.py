@@ -31,6 +31,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_num_batched_tokens": (1, 2**24),
     "priority_ageing_s": (0.001, 86400.0),
     "max_num_waiting": (1, 2**20),
+    "mm_encoder_cache_gb": (0.0, 2**20),
     "grammar_timeout_s": (0.01, 3600.0),
     "max_restarts": (0, 1000),
     "step_timeout_s": (0.0, 86400.0),
@@ -177,6 +178,17 @@ class EngineConfig:
     )
     enable_chunked_prefill: bool = field(
         default=True, metadata={"help": "compute long prompts in chunks over several steps"}
+    )
+    mm_encoder_cache_gb: float = field(
+        default=0.5,
+        metadata={"help": "GiB of host memory for encoded images, so that a repeated image is encoded once"},
+    )
+    allowed_media_domains: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "host from which images of requests may be fetched; default: none, only data: URLs",
+            "takes_several": True,
+        },
     )
     scheduling_policy: SchedulingPolicy = field(
         default="fcfs", metadata={"help": "fcfs: first come, first served; priority: lower values first"}

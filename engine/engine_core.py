@@ -2,7 +2,7 @@
 
 send ──AddRequest, AbortRequest──▶ Scheduler ──StepPlan (at most 2 in flight)──▶ Executor thread
   │ (with a grammar)                ▲  ▲  │ │                                          │   ▲
-  └────────────▶ Grammar ─AddRequest┘  │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
+  └▶ (Encoder) ─▶ Grammar ─AddRequest┘ │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
                                        └──┼─────────────── StepDone ───────────────────┘
 Scheduler ──PinAdapter──▶ Adapters thread ──AdapterReady──▶ Scheduler
 deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, EngineSnapshot, PrefixCacheReset, AdapterLoaded
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, assert_never
 
 from engine.actors.adapters import AdapterActor
+from engine.actors.encoder import EncoderActor
 from engine.actors.executor import ExecutorActor
 from engine.actors.grammar import GrammarActor
 from engine.actors.scheduler import SchedulerActor
@@ -75,6 +76,7 @@ class EngineCore:
         self._publishes_kv_events = publishes_kv_events
         self._others: list[asyncio.Task[None]] = []  # all but the executor's
         self.adapters: AdapterActor | None = None  # None if they are not enabled
+        self.encoder: EncoderActor | None = None  # None if the model does not see images
 
     async def start(self, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
         """Start all actors in `tasks`. Returns when the core accepts messages.
@@ -120,6 +122,11 @@ class EngineCore:
                 self._worker.adapters, lambda ready: self.scheduler.tell(ready), self._deliver
             )
             others["adapters"] = self.adapters.run()
+        if self._worker.encoder is not None:
+            self.encoder = EncoderActor(
+                self._worker.encoder, self._config.mm_encoder_cache_gb, self._open, self._deliver
+            )
+            others["encoder"] = self.encoder.run()
         for name, run in others.items():
             self.attach(tasks.create_task(run, name=name))
         executor.add_done_callback(self._note_end)
@@ -128,13 +135,15 @@ class EngineCore:
     def send(self, message: CoreInbox) -> None:
         """Pass a message of the front to its actor."""
         match message:
-            case AddRequest(params=params):
-                if params.grammar is not None:
-                    self.grammar.add(message, params.grammar)
+            case AddRequest():
+                if message.images:
+                    assert self.encoder is not None, "the front refuses images that the model does not see"
+                    self.encoder.add(message)
                 else:
-                    self._deliver(Accepted(message.completions[0].handle))
-                    self.scheduler.tell(message)
+                    self._open(message)
             case AbortRequest(handles=handles):
+                if self.encoder is not None:
+                    self.encoder.abort(handles)
                 self.grammar.abort(handles)
                 self.scheduler.tell(message)
             case TakeSnapshot() | ResetPrefixCache():
@@ -147,6 +156,14 @@ class EngineCore:
                 self.executor.tell(message)
             case _:
                 assert_never(message)
+
+    def _open(self, message: AddRequest) -> None:
+        """Pass on a request whose images are encoded."""
+        if message.params.grammar is not None:
+            self.grammar.add(message, message.params.grammar)
+        else:
+            self._deliver(Accepted(message.completions[0].handle))
+            self.scheduler.tell(message)
 
     def _tell_adapters(self, message: AdapterInbox) -> None:
         assert self.adapters is not None, "the front refuses adapters that are not enabled"

@@ -38,6 +38,7 @@ from engine.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
 Work = Callable[[], Coroutine[Any, Any, Result]]
+Render = Callable[[], Coroutine[Any, Any, list[int]]]
 
 
 class LLM:
@@ -136,17 +137,17 @@ class LLM:
                 f"chat_template_kwargs must be a mapping, not {type(options).__name__}",
                 "chat_template_kwargs",
             )
-        prompts = [
-            self._run(partial(self._engine.render_chat, each, **options))
-            for each in list_conversations(messages)
+        # Rendered with the requests: images of all conversations would not fit into memory together.
+        prompts: list[Prompt | Render] = [
+            partial(self._engine.render_chat, each, **options) for each in list_conversations(messages)
         ]
-        return self.generate(
-            prompts,
-            sampling_params,
-            use_tqdm=use_tqdm,
-            priority=priority,
-            cache_salt=cache_salt,
-            lora_request=lora_request,
+        params, adapters = (
+            list_params(sampling_params, len(prompts)),
+            list_adapters(lora_request, len(prompts)),
+        )
+        expected = [None] * len(prompts)
+        return self._run(
+            partial(self._generate_all, prompts, params, use_tqdm, priority, cache_salt, expected, adapters)
         )
 
     def embed(self, inputs: Prompt | Sequence[Prompt], *, dimensions: int | None = None) -> list[Embedding]:
@@ -184,7 +185,7 @@ class LLM:
 
     async def _generate_all(
         self,
-        prompts: list[Prompt],
+        prompts: Sequence[Prompt | Render],
         params: list[SamplingParams],
         use_tqdm: bool,
         priority: int,
@@ -195,14 +196,14 @@ class LLM:
         with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
 
             async def run_one(
-                prompt: Prompt,
+                prompt: Prompt | Render,
                 each: SamplingParams,
                 prediction: str | Sequence[int] | None,
                 adapter: LoRARequest | None,
             ) -> RequestOutput:
                 final = replace(each, output_kind="final")
                 outputs = self._engine.generate(
-                    prompt,
+                    await prompt() if callable(prompt) else prompt,
                     final,
                     priority=priority,
                     cache_salt=cache_salt,

@@ -6,6 +6,7 @@
 
 Inside the core:
 
+    Encoder ──AddRequest (images encoded)──▶ Grammar or Scheduler
     Grammar ──AddRequest (matchers ready)──▶ Scheduler
     Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, FindDrafts, DropMatchers──▶ Grammar
     Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
@@ -49,6 +50,16 @@ class NewCompletion(msgspec.Struct, frozen=True):
     generated_token_ids: list[int] = []  # generated earlier, here or elsewhere; it continues after them
 
 
+class ImagePart(msgspec.Struct, frozen=True):
+    """An image of a prompt: its pixels until it is encoded, its features afterwards."""
+
+    digest: bytes  # of pixels, settings of the image processor and cache salt
+    places: np.ndarray  # [n] int64, ascending; tokens of the prompt that the features replace
+    grid: list[int]  # rows and columns, see the image processor
+    pixels: np.ndarray | None = None  # uint8, [parts, 3, ...]
+    features: np.ndarray | None = None  # [n, D] float32
+
+
 class AddRequest(msgspec.Struct, frozen=True):
     """A validated, tokenised request."""
 
@@ -62,6 +73,7 @@ class AddRequest(msgspec.Struct, frozen=True):
     bad_word_ids: list[list[int]] = []
     prediction_token_ids: list[int] = []  # expected output, a source of drafts
     adapter: AdapterRef | None = None  # None: the base model
+    images: list[ImagePart] = []  # in the order of the prompt
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
@@ -213,6 +225,7 @@ class NewRow(msgspec.Struct, frozen=True):
     bad_word_ids: list[list[int]] = []
     num_cached_tokens: int = 0  # whose KV was found in the prefix cache
     adapter: str = ""  # digest; "": the base model
+    images: list[ImagePart] = []
 
 
 class BlockMove(msgspec.Struct, frozen=True):
@@ -384,6 +397,7 @@ SchedulerInbox = (
     | StepDone
 )
 AdapterInbox = LoadAdapter | DropAdapter | PinAdapter | UnpinAdapter
+EncoderInbox = AddRequest
 ExecutorInbox = StepPlan | StepMasks | Sleep
 GrammarInbox = FillMasks | FindDrafts | DropMatchers
 DetokenizerInbox = AddRequest | NewTokens

@@ -30,6 +30,7 @@ from engine.cluster.router import Router
 from engine.config import EngineConfig
 from engine.core_client import CoreClient
 from engine.errors import EngineDead, EngineSleeping, InvalidRequest
+from engine.input.images.intake import ImageIntake, make_intake
 from engine.input.input_processor import InputProcessor
 from engine.input.tokenizer import Tokenizer
 from engine.messages import Sleep
@@ -85,6 +86,7 @@ class Supervisor:
         self._draining: object | None = None  # identifies the sleep that waits for the requests to end
         self._target_level = 0  # of sleep; replicas that become ready must reach it
         self._model_config: ModelConfig
+        self._images: ImageIntake | None = None  # None: the model does not see images
         self._resolved: ResolvedConfig | None = None
 
     async def start(self) -> None:
@@ -276,6 +278,8 @@ class Supervisor:
         finally:
             if self.listener is not None:
                 self.listener.close()
+            if self._images is not None:
+                self._images.close()
             self.dispatcher.fail_all(end)
             if self.dispatcher.journal_file is not None:
                 self.dispatcher.journal_file.close()
@@ -285,6 +289,7 @@ class Supervisor:
     def _read_model(self) -> None:
         self.tokenizer, self.eos_token_ids = self._load_tokenizer()
         self._model_config = read_model_config(self._config.model, self._config.model_impl)
+        self._images = make_intake(self._config, self._model_config, self.tokenizer)
 
     async def _run_front(self) -> None:
         """Run the detokenizer. If it crashes, all requests fail, and the next one serves the same cores."""
@@ -365,6 +370,7 @@ class Supervisor:
                 self._resolved.max_model_len,
                 self._model_config.vocab_size,
                 self.eos_token_ids,
+                self._images,
             )
             for notice in self._resolved.notices:
                 logger.warning("%s", notice)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.config import RouterPolicy
-from engine.core.block_hash import extend_block_hashes, list_extra_keys
+from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_image_keys
 from engine.messages import AddRequest, KVEvents
 
 # Prompt tokens that delay a replica's requests as much as one more block in use, which every later step reads.
@@ -118,7 +118,8 @@ class Router:
         hashes: list[bytes] = []
         keys = list_extra_keys(request.cache_salt, request.adapter)
         prompt = request.prompt_token_ids
-        extend_block_hashes(hashes, prompt, len(prompt) - 1, self._block_size, keys)
+        image_keys = list_image_keys(request.images, self._block_size)
+        extend_block_hashes(hashes, prompt, len(prompt) - 1, self._block_size, keys, image_keys)
         return hashes
 
     def _pick(self, request: AddRequest, hashes: list[bytes], candidates: Sequence[int]) -> int:

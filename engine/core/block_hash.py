@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from engine.messages import AdapterRef
+from engine.messages import AdapterRef, ImagePart
 from engine.resolved_config import CacheConfig
 
 # Version of a layer's memory layout: [block, slot, KV head, element], keys and values in separate tensors.
@@ -37,14 +37,31 @@ def list_extra_keys(salt: str | None, adapter: AdapterRef | None) -> tuple[bytes
     return tuple(keys)
 
 
+def list_image_keys(images: Sequence[ImagePart], block_size: int) -> dict[int, bytes]:
+    """Return the extra keys of single blocks: each image in the block and where it starts; by index of the block."""
+    keys: dict[int, bytes] = {}
+    for image in images:
+        first = int(image.places[0])
+        for block in dict.fromkeys((image.places // block_size).tolist()):
+            start = (first - block * block_size).to_bytes(8, "little", signed=True)
+            keys[block] = keys.get(block, b"") + image.digest + start
+    return keys
+
+
 def extend_block_hashes(
     hashes: list[bytes],
     token_ids: Sequence[int],
     num_tokens: int,
     block_size: int,
     extra_keys: tuple[bytes, ...],
+    image_keys: Mapping[int, bytes] | None = None,
 ) -> None:
-    """Append the missing hashes of the full blocks within the first `num_tokens` tokens."""
+    """Append the missing hashes of the full blocks within the first `num_tokens` tokens.
+
+    Args:
+        extra_keys: those of all blocks.
+        image_keys: those of single blocks, see `list_image_keys`.
+    """
     start = len(hashes)
     end = num_tokens // block_size
     if start >= end:
@@ -53,7 +70,10 @@ def extend_block_hashes(
     data = array("q", token_ids[start * block_size : end * block_size]).tobytes()
     width = block_size * 8
     for offset in range(0, len(data), width):
-        parent = hashlib.sha256(parent + data[offset : offset + width]).digest()
+        content = parent + data[offset : offset + width]
+        if image_keys:
+            content += image_keys.get(len(hashes), b"")
+        parent = hashlib.sha256(content).digest()
         hashes.append(parent)
 
 

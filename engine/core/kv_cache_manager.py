@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_keys
+from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_image_keys, list_keys
 from engine.core.block_pool import NULL_BLOCK, BlockPool, name_slot
 from engine.core.host_tier import HostTier
 from engine.core.request import Request
@@ -249,7 +249,13 @@ class KVCacheManager:
             num_tokens,
             self.block_size,
             list_extra_keys(request.salt, request.adapter),
+            self._find_image_keys(request) if request.images else None,
         )
+
+    def _find_image_keys(self, request: Request) -> dict[int, bytes]:
+        if request.image_keys is None:
+            request.image_keys = list_image_keys(request.images, self.block_size)
+        return request.image_keys
 
 
 def is_same_prompt(one: Request, other: Request) -> bool:

@@ -36,6 +36,8 @@ class Request:
         "first_scheduled_time",
         "handle",
         "has_grammar",
+        "image_keys",
+        "images",
         "max_num_tokens",
         "needs_detail",
         "num_cached_tokens",
@@ -79,6 +81,8 @@ class Request:
         self.arrival_time = now - message.age_s
         self.salt = message.cache_salt
         self.adapter = message.adapter
+        self.images = message.images
+        self.image_keys: dict[int, bytes] | None = None  # computed when blocks are hashed
         self.bad_word_ids = message.bad_word_ids
         self.prediction = message.prediction_token_ids
         self.drafts: DraftRecord | None = None  # None: the request has no source of drafts

@@ -56,6 +56,7 @@ class StepChanges:
                 bad_word_ids=request.bad_word_ids,
                 num_cached_tokens=request.num_computed_tokens,
                 adapter="" if request.adapter is None else request.adapter.digest,
+                images=request.images,
             )
         )
 

@@ -1,4 +1,4 @@
-"""Validates chat messages and joins the content parts of each, as chat templates expect one string."""
+"""Validates chat messages and joins the content parts of each into one string; images become slots."""
 
 from __future__ import annotations
 
@@ -6,28 +6,55 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import InvalidRequest
+from engine.input.images.source import Source, is_image, read_source
 
 # type of a content part -> the key of its text
 TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
+# Stands for an image in the messages that a chat template gets.
+IMAGE_SLOT = {"type": "image"}
+
+
+def take_images(messages: object) -> tuple[list[dict[str, Any]], list[Source]]:
+    """Return the conversation with a slot for each image of its users, and the images in order.
+
+    Raises:
+        InvalidRequest: as `read_messages`; an image has an unknown form.
+    """
+    sources: list[Source] = []
+    return _read_all(messages, sources), sources
+
+
+def has_images(messages: Sequence[Any]) -> bool:
+    """Whether a content part is an image; the messages need not be valid."""
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    return any(
+        is_image(part) for content in contents if isinstance(content, list | tuple) for part in content
+    )
+
+
 def read_messages(messages: object) -> list[dict[str, Any]]:
     """Copy a conversation with each content joined into one string; other keys are kept.
 
-    Content may be missing in an assistant message with tool calls.
+    Content may be missing in an assistant message with tool calls. Content with slots of images stays a list.
 
     Raises:
         InvalidRequest: the error names the message and the problem.
     """
+    return _read_all(messages, None)
+
+
+def _read_all(messages: object, sources: list[Source] | None) -> list[dict[str, Any]]:
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         kind = type(messages).__name__
         raise InvalidRequest(
             f"messages must be a list of {{'role': ..., 'content': ...}}, not {kind}", "messages"
         )
-    return [_read_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    return [_read_message(f"messages[{i}]", message, sources) for i, message in enumerate(messages)]
 
 
-def _read_message(where: str, message: object) -> dict[str, Any]:
+def _read_message(where: str, message: object, sources: list[Source] | None) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _refuse(f"{where} must be a mapping with role and content, not {type(message).__name__}")
     if not isinstance(message.get("role"), str):
@@ -35,17 +62,28 @@ def _read_message(where: str, message: object) -> dict[str, Any]:
     content = message.get("content")
     if content is None and message["role"] == "assistant" and message.get("tool_calls"):
         content = ""
-    return {**message, "content": _join(f"{where}.content", content)}
+    images = sources if message["role"] == "user" else None
+    return {**message, "content": _join(f"{where}.content", content, images)}
 
 
-def _join(where: str, content: object) -> str:
+def _join(where: str, content: object, sources: list[Source] | None) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if content is None:
         raise _refuse(f"{where} is missing: it must be a string or a list of text parts")
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise _refuse(f"{where} must be a string or a list of text parts, not {type(content).__name__}")
-    return "".join(_read_part(f"{where}[{i}]", part) for i, part in enumerate(content))
+    texts: list[str] = []
+    parts: list[dict[str, str]] = []
+    for i, part in enumerate(content):
+        if part != IMAGE_SLOT and (sources is None or not is_image(part)):
+            texts.append(_read_part(f"{where}[{i}]", part))
+            parts.append({"type": "text", "text": texts[-1]})
+            continue
+        if part != IMAGE_SLOT and sources is not None:
+            sources.append(read_source(f"{where}[{i}]", part))
+        parts.append(IMAGE_SLOT)
+    return "".join(texts) if len(texts) == len(parts) else parts
 
 
 def _read_part(where: str, part: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,20 +13,25 @@ from functools import partial
 from numbers import Real
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from engine.errors import InvalidRequest, PromptTooLong
+from engine.input.chat_messages import has_images, take_images
+from engine.input.images.intake import ImageIntake, ImagePrompt
+from engine.input.images.source import Source, read_source
 from engine.input.tokenizer import Tokenizer
-from engine.messages import AdapterRef, AddRequest, NewCompletion
+from engine.messages import AdapterRef, AddRequest, ImagePart, NewCompletion
 from engine.sampling_params import SamplingParams, find_end_ids, is_unicode
 
 Prompt = str | Sequence[int] | np.ndarray | Mapping[str, object]
-PROMPT_KEYS = ("prompt", "prompt_token_ids")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "multi_modal_data")
 
 # Longer texts are tokenised in a thread: at about 1 us a character they would delay the event loop.
 INLINE_CHARS = 2000
 # Even longer texts share one thread, so that shorter texts never wait for them.
 LONG_CHARS = 100_000
+NO_IMAGES = "this model does not see images: send text only"
 _CALL_CHARS = 10  # one call of the tokenizer costs as much as this many characters
 # Limit over all bad words of a request, each in both forms: every step compares all of these tokens.
 MAX_BAD_WORD_TOKENS = 2048
@@ -46,14 +52,23 @@ class InputProcessor:
         max_model_len: int,
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
+        images: ImageIntake | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._images = images
+
+    @property
+    def sees_images(self) -> bool:
+        return self._images is not None
 
     async def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Return (text, token ids) of a prompt given as text, as ids, or as {"prompt_token_ids": ids}."""
+        """Return (text, token ids) of a prompt given as text, as ids, or as {"prompt_token_ids": ids}.
+
+        With images the ids are an ImagePrompt.
+        """
         if isinstance(prompt, str):
             return prompt, await self._encode_prompt(prompt)
         unknown: list[object] = []
@@ -61,8 +76,13 @@ class InputProcessor:
         if isinstance(prompt, Mapping):
             unknown = [key for key in prompt if key not in PROMPT_KEYS]
             text, content = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            sources = list_sources(prompt.get("multi_modal_data"))
             if content is None and isinstance(text, str) and not unknown:
-                return text, await self._encode_prompt(text)
+                return text, await self._insert(await self._encode_prompt(text), sources)
+            if sources and (given := _read_ids(content)) is not None:
+                return None, await self._insert(given, sources)
+        if isinstance(content, ImagePrompt):
+            return None, content
         ids = None if unknown else _read_ids(content)
         if ids is None:
             more = f"; it has the unknown key {unknown[0]!r}" if unknown else ""
@@ -97,7 +117,21 @@ class InputProcessor:
             )
         num_chars = count_chars(messages)
         self._check_length(num_chars, "messages")
-        return await run_aside(lambda: tokenizer.encode_chat(messages, **options), num_chars)
+        sources: list[Source] = []
+        if has_images(messages):
+            if self._images is None:
+                raise InvalidRequest(NO_IMAGES, "messages")
+            messages, sources = take_images(messages)
+        ids = await run_aside(lambda: tokenizer.encode_chat(messages, **options), num_chars)
+        return await self._insert(ids, sources)
+
+    async def _insert(self, token_ids: list[int], sources: Sequence[Source]) -> list[int]:
+        """Return the prompt with its images, if there are any."""
+        if not sources:
+            return token_ids
+        if self._images is None:
+            raise InvalidRequest(NO_IMAGES, "prompt")
+        return await self._images.insert(token_ids, sources)
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """Raise InvalidRequest if the request does not fit this model."""
@@ -206,6 +240,7 @@ class InputProcessor:
         Args:
             generated_token_ids: tokens that each completion generated before; empty for a new request.
         """
+        images = prompt_token_ids.images if isinstance(prompt_token_ids, ImagePrompt) else []
         seed = secrets.randbits(63) if params.seed is None else params.seed
         generated = generated_token_ids or [[]] * params.n
         return AddRequest(
@@ -222,6 +257,7 @@ class InputProcessor:
             list(bad_word_ids),
             list(prediction_token_ids),
             adapter,
+            [salt_image(image, cache_salt) for image in images],
         )
 
     async def _encode_prompt(self, text: str) -> list[int]:
@@ -264,6 +300,27 @@ class InputProcessor:
             raise InvalidRequest(
                 f"{name}: token id {wrong} is outside the vocabulary (0 to {self._vocab_size - 1})", name
             )
+
+
+def list_sources(data: object) -> list[Source]:
+    """Return the images of a prompt's multi_modal_data, which is vLLM's {"image": image or list of images}."""
+    if data is None:
+        return []
+    if not isinstance(data, Mapping) or any(key != "image" for key in data):
+        raise InvalidRequest(
+            'multi_modal_data must be {"image": ...}; other media are not supported', "prompt"
+        )
+    given = data.get("image", [])
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    return [read_source("multi_modal_data", {"type": "image", "image": each}) for each in found]
+
+
+def salt_image(image: ImagePart, salt: str | None) -> ImagePart:
+    """Return the image with a digest that depends on the salt, so that caches do not show it to other tenants."""
+    if salt is None:
+        return image
+    digest = hashlib.sha256(image.digest + salt.encode()).digest()
+    return msgspec.structs.replace(image, digest=digest)
 
 
 async def run_aside(work: Callable[[], Result], num_chars: int) -> Result:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,6 +73,8 @@ class Tokenizer:
         self._backend = getattr(self._tokenizer, "backend_tokenizer", None)
         self.eos_token_ids = read_eos_token_ids(model or source, self._tokenizer.eos_token_id)
         self._special_ids = self._read_special_ids()
+        self._image_slot: str | None = None  # text of an image's token; None: the model does not see images
+        self._takes_parts = False  # whether the chat template writes content parts itself
         self._rule: TextRule | None = None
         if self._backend is not None:
             self._backend.no_truncation()
@@ -164,6 +167,10 @@ class Tokenizer:
                 "or put a chat_template.jinja into the model's folder",
                 "messages",
             )
+        if self._image_slot is not None:
+            read = [message | {"content": self._lay_out(message["content"])} for message in read]
+        elif not all(isinstance(message["content"], str) for message in read):
+            raise InvalidRequest("this model does not see images: send text only", "messages")
         try:
             return self._tokenizer.apply_chat_template(
                 read,
@@ -190,6 +197,23 @@ class Tokenizer:
         return (
             self._escaper.encode(text, replaced) if replaced else self.encode(text, add_special_tokens=False)
         )
+
+    def show_images(self, slot: str) -> None:
+        """Let the chat template write the slots of images; `slot` is the text of one."""
+        self._image_slot = slot
+        probe = "probe of content parts"
+        with suppress(*_TEMPLATE_ERRORS):
+            text = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": [{"type": "text", "text": probe}]}], tokenize=False
+            )
+            self._takes_parts = probe in text and "'type'" not in text and '"type"' not in text
+
+    def _lay_out(self, content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+        """Return content in the form that the chat template reads."""
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if self._takes_parts:
+            return parts
+        return "".join(part.get("text", self._image_slot) or "" for part in parts)
 
     def encode_framed(self, before: str, text: str, after: str) -> list[int]:
         """Return the token ids of a text in a frame; special tokens count in the frame alone."""

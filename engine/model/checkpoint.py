@@ -153,8 +153,11 @@ def hash_weights(files: list[Path]) -> bytes:
     return found.digest()
 
 
-def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(files: list[Path], prefixes: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) one at a time, on the CPU; only the current one is in memory.
+
+    Args:
+        prefixes: other names are left out.
 
     Raises:
         ConfigError: a file is truncated or not safetensors.
@@ -163,6 +166,7 @@ def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  not a dict
-                    yield name, tensors.get_tensor(name)
+                    if name.startswith(prefixes):
+                        yield name, tensors.get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{file} cannot be read as safetensors: {error}") from error

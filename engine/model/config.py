@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerSty
 from engine.model.moe_spec import MoESpec
 from engine.model.registry import FAMILIES, TEXT_PARTS, Family
 from engine.model.rope_config import RopeConfig, parse_ropes
+from engine.model.vision.spec import VisionSpec
 
 # Fields that do not influence inference. ConfigReader also ignores "_*", "*_version" and "*_token_id".
 _INERT = frozenset(
@@ -81,6 +83,7 @@ class ModelConfig:
     ignored_weights: tuple[str, ...] = ()  # prefixes of names that are not loaded
     dtype: str = "float32"  # of the checkpoint
     weight_format: WeightFormat | None = None  # None: plain numbers
+    vision: VisionSpec | None = None  # None: the model does not see images
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -199,9 +202,17 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     if not isinstance(text, dict):
         raise reader.error("text_config", text, "must be an object")
     outer = {key: reader.take(key) for key in ("tie_word_embeddings", "dtype", "torch_dtype")}
+    fields: dict[str, Any] = {"weight_prefix": part.prefix, "ignored_weights": part.ignored_weights}
+    fields["weight_renames"] = part.renames
+    if part.vision is not None:
+        token_id = reader.integer("image_token_id", 128257, minimum=0)
+        fields["vision"] = VisionSpec(part.vision, token_id, json.dumps(data, sort_keys=True))
     reader.refuse_rest(_INERT | part.inert)
     named = {key: value for key, value in outer.items() if value is not None}
-    return {**text, **named}, {"weight_prefix": "language_model.", "ignored_weights": part.ignored_weights}
+    if part.architecture:
+        named["architectures"] = [part.architecture]
+    kept = {key: value for key, value in text.items() if key not in part.text_inert}
+    return {**kept, **named}, fields
 
 
 def _parse_architecture(reader: ConfigReader, where: str) -> str:

@@ -23,6 +23,7 @@ from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
 from engine.model.shard import Shard
 from engine.model.sharding import ONE_RANK, Sharding
+from engine.model.vision.step_images import StepImages
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
 from kernels import LayerWeights, Ops
 from kernels.lora import LoraLayers, PackedLora
@@ -194,6 +195,7 @@ class DecoderModel(nn.Module):
         kv_caches: Sequence[KVCache],
         attn_metadata: AttnMetadata,
         adapters: StepAdapters | None = None,
+        images: StepImages | None = None,
     ) -> Tensor:
         """Compute one step and write its keys and values into the cache.
 
@@ -203,6 +205,7 @@ class DecoderModel(nn.Module):
             kv_caches: (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim].
             attn_metadata: lengths and cache positions of the requests.
             adapters: those of the step's tokens.
+            images: features of images in the step's prompts.
 
         Returns the final hidden states, [T, D], dtype of the model; with `aux_layers`, [T, D * (1 + their number)].
         """
@@ -213,6 +216,8 @@ class DecoderModel(nn.Module):
             adapters.embed(input_ids, residual)
         if self._embedding_multiplier != 1:
             residual.mul_(self._embedding_multiplier)
+        if images is not None:
+            residual.index_copy_(0, images.places, images.features)
         if ops.run_layers is not None and self._can_fuse and not self.aux_layers:
             return self._run_layers(ops, residual, kv_caches, step)
         aux = []

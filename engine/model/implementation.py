@@ -59,8 +59,10 @@ def read_model_config(path_or_name: str | Path, model_impl: ModelImpl = "auto") 
 def _is_native(path: Path) -> bool:
     """Whether our decoder knows the architecture in a config.json, or the model type if there is none."""
     data = read_json_object(path)
-    if str(data.get("model_type")) in TEXT_PARTS:
+    if (part := TEXT_PARTS.get(str(data.get("model_type")))) is not None:
         text = data.get("text_config")
+        if part.architecture:
+            return True
         if not isinstance(text, dict):
             return True  # ModelConfig refuses it with a reason
         data = text

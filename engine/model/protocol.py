@@ -13,6 +13,7 @@ from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
+from engine.model.vision.step_images import StepImages
 from engine.model.weight_targets import WeightTargets
 from kernels import Ops
 from kernels.lora import LoraLayers, PackedLora
@@ -48,6 +49,7 @@ class Model(Protocol):
         kv_caches: Sequence[KVCache],
         attn_metadata: AttnMetadata,
         adapters: StepAdapters | None = None,
+        images: StepImages | None = None,
     ) -> Tensor: ...
 
     def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor: ...

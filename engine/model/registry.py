@@ -20,6 +20,7 @@ from engine.model.moe_config import (
     read_qwen3_moe,
 )
 from engine.model.rope_config import RopeKeys
+from engine.model.vision.spec import VisionKind
 
 _PLAIN_ROPE = RopeKeys()
 # Returns further fields of ModelConfig.
@@ -333,14 +334,32 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A model for texts and images whose text part alone is run; its weights are named `language_model.*`."""
+    """A model for texts and images, whose text part is one of the families."""
 
     inert: frozenset[str]  # keys of the other parts
     ignored_weights: tuple[str, ...]
+    prefix: str = "language_model."  # of the names of all weights
+    renames: tuple[tuple[str, str], ...] = ()  # parts of names, ours and the checkpoint's
+    architecture: str = ""  # of the text part; "": as its config says
+    text_inert: frozenset[str] = frozenset()  # keys of the text part without influence
+    vision: VisionKind | None = None  # None: images are not supported
 
 
 _IMAGE_WEIGHTS = ("vision_tower.", "multi_modal_projector.")
+_IDEFICS3 = TextPart(
+    frozenset(["vision_config", "scale_factor", "vocab_size", "use_reentrant_checkpointing"]),
+    ("model.vision_model.", "model.connector."),
+    prefix="",
+    renames=(("model.", "model.text_model."),),
+    architecture="LlamaForCausalLM",
+    text_inert=frozenset(
+        ["perceiver_config", "pixel_shuffle_factor", "qk_layer_norms", "use_resampler", "rope_interleaved"]
+    ),
+    vision="idefics3",
+)
 TEXT_PARTS: dict[str, TextPart] = {
+    "idefics3": _IDEFICS3,
+    "smolvlm": _IDEFICS3,
     "gemma3": TextPart(
         frozenset(
             [

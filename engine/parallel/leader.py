@@ -12,6 +12,7 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
 from engine.model.sharding import Sharding
+from engine.model.vision.step_images import StepImages
 from engine.parallel.commands import Forward, Logits
 from engine.parallel.ranks import Ranks
 from engine.parallel.step import pack_step
@@ -44,8 +45,9 @@ class LeaderDecoder(DecoderModel):
         kv_caches: Sequence[KVCache],
         attn_metadata: AttnMetadata,
         adapters: StepAdapters | None = None,
+        images: StepImages | None = None,
     ) -> Tensor:
-        """As `DecoderModel.forward`, on all ranks."""
+        """As `DecoderModel.forward`, on all ranks, without images."""
         metadata = attn_metadata
         num_groups, _, num_columns = metadata.block_tables.shape
         command = Forward(

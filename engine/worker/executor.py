@@ -7,8 +7,11 @@ load ─▶ ready ◀─▶ execute, sample, do_chore
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from engine.messages import AdapterRef, StepDone, StepMasks, StepPlan
 from engine.model import ModelConfig
@@ -48,8 +51,19 @@ class AdapterMemory(Protocol):
         """Free an adapter, unless it is pinned."""
 
 
+class Encoder(Protocol):
+    """Encodes images; one thread calls it while steps run."""
+
+    def encode(self, pixels: np.ndarray, grid: Sequence[int]) -> np.ndarray:
+        """Return the features of one image, [n, D] float32."""
+
+
 class Executor(Protocol):
-    """Runs steps. One thread calls all methods except `describe`, `sleep_level`, `adapters` and `close`."""
+    """Runs steps. One thread calls all methods except `describe`, `sleep_level`, `adapters`, `encoder` and `close`."""
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The encoder of images; None if the model does not see them."""
 
     @property
     def adapters(self) -> AdapterMemory | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.messages import NewRow, StepPlan
 from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
+from engine.model.vision.step_images import StepImages
 from engine.worker.sampling.transfer import upload
 from kernels.ops import GatherInputs
 from kernels.step_buffers import StepBuffers, make_block_tables, make_slot_mapping
@@ -32,6 +33,7 @@ class ModelInput:
     attn_metadata: AttnMetadata
     last_token_index: np.ndarray  # [R] int64, index of each run's last token among the T
     adapters: StepAdapters | None = None
+    images: StepImages | None = None
 
 
 class InputBatch:

@@ -14,6 +14,7 @@ from engine.model import ModelConfig, load_model
 from engine.model.decoder import DecoderModel
 from engine.model.loader import BuildDecoder
 from engine.model.sharding import Sharding, check_shardable
+from engine.model.vision.encoder import ImageEncoder
 from engine.parallel.leader import LeaderDecoder
 from engine.parallel.load import limit_ops
 from engine.parallel.ranks import Ranks
@@ -45,6 +46,7 @@ class LoadedModel:
         self._model_config = model_config
         self._device = device
         self.ranks: Ranks | None = None  # the other ranks of the model
+        self.encoder: ImageEncoder | None = None  # None: the model does not see images
         try:
             self._load()
             self.adapters = self._make_adapters() if config.enable_lora else None
@@ -78,6 +80,8 @@ class LoadedModel:
         if self._device.type == "cpu":
             return
         move_tensors(list_tensors(self.model), device)
+        if self.encoder is not None:
+            self.encoder.tower.to(device)
         if device.type == "cpu" and self.adapters is not None:
             self.adapters.unbind()
 
@@ -115,6 +119,11 @@ class LoadedModel:
         )
         if self.ranks is not None:
             self.ranks.wait_loaded()
+        elif self._model_config.vision is not None:
+            self.encoder = ImageEncoder(
+                *(self._config.model, self._model_config.vision, self._dtype, self._device),
+                seed=config.seed if self._config.load_format == "dummy" else None,
+            )
 
     def _choose_decoder(self) -> tuple[Sharding, BuildDecoder]:
         """Return rank 0's part and what makes the decoder, and start the other ranks if there are any.

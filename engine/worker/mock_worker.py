@@ -28,6 +28,7 @@ class MockWorker:
     """Reads the checkpoint's config, but no weights."""
 
     adapters = None
+    encoder = None
 
     def __init__(self, config: EngineConfig) -> None:
         self.sleep_level = 0

@@ -27,6 +27,7 @@ from engine.outputs import TokenLogprobs
 from engine.spec.device.drafter import Drafter
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.fused_head import FusedHead
+from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.pooler import Pooler
 from engine.worker.prefix_groups import PrefixGroups
@@ -99,6 +100,7 @@ class ModelRunner:
         forward: runs a step through the model; default: `run_model`.
         drafter: proposes drafts after a step; it has been started on this batch.
         adapters: the adapters of rows; None: there are none.
+        images: the images of rows; None: the model does not see images.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class ModelRunner:
         forward: Callable[[ModelInput], Tensor] | None = None,
         drafter: Drafter | None = None,
         adapters: AdapterRows | None = None,
+        images: ImageRows | None = None,
     ) -> None:
         self.model = model
         self.kv_caches = kv_caches
@@ -127,6 +130,7 @@ class ModelRunner:
         self._forward = forward
         self._drafter = drafter
         self._adapters = adapters
+        self._images = images
         self._last_end = 0.0  # time of the last result
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
@@ -136,7 +140,8 @@ class ModelRunner:
 
     def run_model(self, step: ModelInput) -> Tensor:
         """Run the model without graphs. Returns the hidden states, [T, D]."""
-        return self.model(step.input_ids, step.positions, self.kv_caches, step.attn_metadata, step.adapters)
+        inputs = (step.input_ids, step.positions, self.kv_caches, step.attn_metadata, step.adapters)
+        return self.model(*inputs) if step.images is None else self.model(*inputs, step.images)
 
     def get_mask_timeout(self, plan: StepPlan) -> float:
         """Return how many seconds to wait for masks before the plan: 0 if no row needs one, inf if every row does.
@@ -177,8 +182,11 @@ class ModelRunner:
             model_input = self._groups.mark(model_input, rows, starts, counts)
         if self._adapters is not None:
             model_input = self._adapters.mark(model_input, rows, counts)
+        if self._images is not None:
+            model_input = self._images.mark(model_input, rows, starts, counts)
         # `_forward` is not set to the bound `run_model`: the reference cycle would keep device memory alive.
-        hidden = self.run_model(model_input) if self._forward is None else self._forward(model_input)
+        forward = self.run_model if self._forward is None or model_input.images is not None else self._forward
+        hidden = forward(model_input)
         if self._drafter is not None:
             self._drafter.observe(rows, starts, counts, self._keep_hidden(hidden))
         launched.prompt_logprobs = self._compute_prompt_logprobs(
@@ -285,6 +293,8 @@ class ModelRunner:
             self._pooler.remove(row)
             if self._adapters is not None:
                 self._adapters.remove(row)
+            if self._images is not None:
+                self._images.remove(row)
         self.batch.apply(plan)
         if self._drafter is not None:
             self._drafter.take_plan(plan)
@@ -305,6 +315,8 @@ class ModelRunner:
         self._pooler.add(new_row)
         if self._adapters is not None:
             self._adapters.add(new_row.row, new_row.adapter)
+        if self._images is not None:
+            self._images.add(new_row)
         self._prompt_logprobs.pop(new_row.row, None)
         if new_row.params.prompt_logprobs is not None:
             self._prompt_logprobs[new_row.row] = (prompt, new_row.params.prompt_logprobs)

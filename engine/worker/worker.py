@@ -25,6 +25,7 @@ from engine.lora.adapter_store import AdapterStore
 from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import Model, read_model_config
 from engine.model.implementation import TransformersConfig
+from engine.model.vision.encoder import ImageEncoder
 from engine.resolved_config import ResolvedConfig
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder
@@ -34,6 +35,7 @@ from engine.worker.device_choice import choose_worker_config, probe_device
 from engine.worker.device_link import PendingStep
 from engine.worker.executor import Loaded
 from engine.worker.host_store import HostStore
+from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache, choose_kv_dtype
 from engine.worker.loaded_model import LoadedModel
@@ -97,6 +99,10 @@ class Worker:
         return None if self._loaded is None else self._loaded.adapters
 
     @property
+    def encoder(self) -> ImageEncoder | None:
+        return None if self._loaded is None else self._loaded.encoder
+
+    @property
     def runner(self) -> ModelRunner:
         assert self._runner is not None, "the worker is not ready"
         return self._runner
@@ -153,6 +159,7 @@ class Worker:
             self._graphs,
             drafter,
             None if adapters is None else AdapterRows(adapters, self.model, self.device),
+            None if self.encoder is None else ImageRows(self.model.dtype, self.device),
         )
         if drafter is not None:
             drafter.start(batch, self._runner.sampler, self._draft_caches)

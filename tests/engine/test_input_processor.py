@@ -76,8 +76,8 @@ async def test_anything_else_is_refused_with_the_forms_there_are(prompt: Any) ->
 
 @pytest.mark.parametrize("content", [{"prompt": "ab"}, {"prompt_token_ids": [5]}])
 async def test_a_key_that_nobody_would_read_is_refused(content: dict[str, object]) -> None:
-    with pytest.raises(InvalidRequest, match="unknown key 'multi_modal_data'") as caught:
-        await make_processor().encode({**content, "multi_modal_data": {}})
+    with pytest.raises(InvalidRequest, match="unknown key 'multi_modal_uuids'") as caught:
+        await make_processor().encode({**content, "multi_modal_uuids": {}})
     assert caught.value.param == "prompt"
 
 

@@ -1,0 +1,16 @@
+"""Lowers the priority of threads whose work may wait."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+# At a niceness of 10 a thread gets a tenth of the CPU time of a step's thread that competes with it.
+NICENESS = 10
+
+
+def lower_priority() -> None:
+    """Let other threads use the CPU before this one and those that it starts. Does nothing except on Linux."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
