@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from grammar import list_tool_styles
 
 Config = TypeVar("Config")
+T = TypeVar("T")
 
 ENV_PREFIX = "TROUPE_"
 TRUE_WORDS = ("1", "true", "yes", "on")
@@ -34,6 +35,12 @@ class UsageError(ValueError):
     """An invalid flag, variable or file; the message is one line."""
 
 
+def setting(default: T, text: str, takes_several: bool = False) -> T:
+    """A field of a config dataclass with its help."""
+    made: T = field(default=default, metadata={"help": text, "takes_several": takes_several})
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class AppConfig:
     """Settings of the web server; the engine has its own.
@@ -42,60 +49,36 @@ class AppConfig:
         UsageError: a value outside its range.
     """
 
-    host: str = field(
-        default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0: every interface"}
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0: every interface")
+    port: int = setting(7860, "port of the page and the API; 0 takes a free one")
+    api_key: tuple[str, ...] = setting(
+        (), "key that every request must carry; repeat it or use commas for several"
     )
-    port: int = field(default=7860, metadata={"help": "port of the page and the API; 0 takes a free one"})
-    api_key: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "key that every request must carry; repeat it or use commas for several"},
+    allowed_host: tuple[str, ...] = setting(
+        (), "further Host header accepted from browsers, e.g. the name of a reverse proxy"
     )
-    allowed_host: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "further Host header accepted from browsers, e.g. the name of a reverse proxy"},
+    allowed_origin: tuple[str, ...] = setting(
+        (), "web page that may use the API from a browser, such as https://app.example; * is any"
     )
-    allowed_origin: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "web page that may use the API from a browser, such as https://app.example; * is any"
-        },
+    uds: str | None = setting(None, "path of a Unix domain socket to listen on instead of host and port")
+    ssl_certfile: str | None = setting(None, "certificate chain (PEM); the server then speaks HTTPS")
+    ssl_keyfile: str | None = setting(None, "private key of the certificate (PEM)")
+    admin_key: str | None = setting(None, "key of the admin routes, which are off without it")
+    max_requests_per_key: int | None = setting(
+        None, "requests that each API key may have running or queued; more get a 429"
     )
-    uds: str | None = field(
-        default=None, metadata={"help": "path of a Unix domain socket to listen on instead of host and port"}
+    log_level: LogLevel = setting("info", "how much is logged to stderr")
+    max_body_bytes: int = setting(32 * 2**20, "largest request body")
+    shutdown_grace_s: float = setting(5.0, "seconds that running requests may continue after a stop signal")
+    keep_alive_s: float = setting(5.0, "seconds between SSE comments before a stream's first token")
+    tool_call_parser: str | None = setting(
+        None,
+        "how the model writes tool calls, e.g. hermes or qwen3_coder; default: as its chat template does",
     )
-    ssl_certfile: str | None = field(
-        default=None, metadata={"help": "certificate chain (PEM); the server then speaks HTTPS"}
+    headless: bool = setting(
+        False, "serve no page and no API: run one replica for the front at --data-parallel-address"
     )
-    ssl_keyfile: str | None = field(default=None, metadata={"help": "private key of the certificate (PEM)"})
-    admin_key: str | None = field(
-        default=None, metadata={"help": "key of the admin routes, which are off without it"}
-    )
-    max_requests_per_key: int | None = field(
-        default=None,
-        metadata={"help": "requests that each API key may have running or queued; more get a 429"},
-    )
-    log_level: LogLevel = field(default="info", metadata={"help": "how much is logged to stderr"})
-    max_body_bytes: int = field(default=32 * 2**20, metadata={"help": "largest request body"})
-    shutdown_grace_s: float = field(
-        default=5.0, metadata={"help": "seconds that running requests may continue after a stop signal"}
-    )
-    keep_alive_s: float = field(
-        default=5.0,
-        metadata={"help": "seconds between SSE comments before a stream's first token"},
-    )
-    tool_call_parser: str | None = field(
-        default=None,
-        metadata={
-            "help": "how the model writes tool calls, e.g. hermes or qwen3_coder; default: as its chat template does"
-        },
-    )
-    headless: bool = field(
-        default=False,
-        metadata={
-            "help": "serve no page and no API: run one replica for the front at --data-parallel-address"
-        },
-    )
-    ui: bool = field(default=True, metadata={"help": "serve the web page beside the API"})
+    ui: bool = setting(True, "serve the web page beside the API")
 
     def __post_init__(self) -> None:
         _check_range(self, "port", 0, 65535)

@@ -111,9 +111,7 @@ async def reset_prefix_cache(context: Context) -> dict[str, Any]:
 
 @router.post("/sleep")
 async def sleep(
-    context: Context,
-    level: Annotated[int, Query(ge=1, le=2)] = 1,
-    mode: Literal["wait", "abort"] = "wait",
+    context: Context, level: Annotated[int, Query(ge=1, le=2)] = 1, mode: Literal["wait", "abort"] = "wait"
 ) -> Sleeping:
     """Free the KV cache (level 1), or the weights as well (level 2). Answers when the engine sleeps.
 

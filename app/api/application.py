@@ -34,27 +34,12 @@ ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 def make_api(context: ApiContext) -> FastAPI:
     """Build the app around an engine."""
     # no documentation page: FastAPI's loads its scripts from another host
-    app = FastAPI(
-        title="Troupe",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        dependencies=[Depends(check_body)],
-    )
+    options = {"docs_url": None, "redoc_url": None, "dependencies": [Depends(check_body)]}
+    app = FastAPI(title="Troupe", version=__version__, **options)  # type: ignore[arg-type]
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
-    for module in (
-        admin,
-        anthropic,
-        chat,
-        completions,
-        embeddings,
-        extract,
-        llama_cpp,
-        models,
-        responses,
-        tokens,
-    ):
+    routers = (admin, anthropic, chat, completions, embeddings, extract, llama_cpp, models, responses, tokens)
+    for module in routers:
         app.include_router(module.router)
         known += [route for route in module.router.routes if isinstance(route, Route)]
     refusal = Refusal(known)

@@ -18,7 +18,7 @@ from app.api.errors import ApiError
 from app.api.messages import has_tool_messages, read_messages, read_template_kwargs
 from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
-from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from app.api.sse import Emit, EventStream, unless_gone
 from app.api.thought_parser import think_first
 from app.api.tools.calls import make_message
 from app.api.tools.plain_turns import tell_plainly
@@ -40,8 +40,6 @@ async def create_chat_completion(
     if body.stream:
         return EventStream(lambda emit: stream(call, echo, emit), context.config.keep_alive_s)
     output = await unless_gone(request.receive, call.finish())
-    if output is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     return JSONResponse(whole_reply(call, output, echo))
 
 

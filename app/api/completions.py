@@ -18,7 +18,7 @@ from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
 from app.api.protocol import CompletionRequest
 from app.api.sampling import completion_sampling, read_prompts
-from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from app.api.sse import Emit, EventStream, unless_gone
 from app.api.tokens import encode, require_tokenizer
 from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput
@@ -37,8 +37,6 @@ async def create_completion(
     if body.stream:
         return EventStream(lambda emit: stream(call, emit), context.config.keep_alive_s)
     outputs = await unless_gone(request.receive, finish_all(call))
-    if outputs is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     return JSONResponse(whole_reply(call, outputs))
 
 

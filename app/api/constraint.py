@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -91,16 +91,9 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
                 400, f"structured_outputs.{name} is not supported", "structured_outputs", "unsupported_field"
             )
     backend, whitespace = _backend(asked.backend, "structured_outputs"), _whitespace(asked)
+    given = (asked.json_, asked.regex, asked.choice, asked.grammar, asked.json_object)
     candidates = _candidates(
-        "structured_outputs.",
-        asked.json_,
-        asked.regex,
-        asked.choice,
-        asked.grammar,
-        asked.json_object,
-        backend=backend,
-        whitespace=whitespace,
-        order=asked.property_order or "schema",
+        "structured_outputs.", given, backend, whitespace, asked.property_order or "schema"
     )
     if asked.property_order is not None and asked.json_ is None:
         message = "structured_outputs.property_order belongs to structured_outputs.json"
@@ -118,35 +111,25 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
 
 def _guided(body: GenerationFields) -> Candidates:
     if body.guided_whitespace_pattern is not None:
-        raise ApiError(
-            400,
-            "guided_whitespace_pattern is not supported",
-            "guided_whitespace_pattern",
-            "unsupported_field",
-        )
-    return _candidates(
-        "guided_",
-        body.guided_json,
-        body.guided_regex,
-        body.guided_choice,
-        body.guided_grammar,
-        body.guided_json_object,
-        backend=_backend(body.guided_decoding_backend, "guided_decoding_backend"),
+        name = "guided_whitespace_pattern"
+        raise ApiError(400, f"{name} is not supported", name, "unsupported_field")
+    backend = _backend(body.guided_decoding_backend, "guided_decoding_backend")
+    given = (
+        *(body.guided_json, body.guided_regex, body.guided_choice),
+        *(body.guided_grammar, body.guided_json_object),
     )
+    return _candidates("guided_", given, backend)
 
 
 def _candidates(
     prefix: str,
-    schema: dict[str, Any] | bool | str | None,
-    regex: str | None,
-    choice: list[str] | None,
-    grammar: str | None,
-    json_object: bool | None,
-    *,
+    given: Sequence[Any],
     backend: str | None,
     whitespace: Whitespace = "spaced",
     order: PropertyOrder = "schema",
 ) -> Candidates:
+    """The constraints that are not None among a schema, a regex, a choice, a grammar and whether to write JSON."""
+    schema, regex, choice, grammar, json_object = given
     found: Candidates = []
     if schema is not None:
         make = partial(GrammarSpec.json_schema, schema, whitespace, backend, property_order=order)

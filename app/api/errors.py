@@ -63,17 +63,7 @@ TYPES = {
     503: "service_unavailable",
     504: "timeout_error",
 }
-ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+ANTHROPIC_TYPES = TYPES | {413: "request_too_large", 503: "overloaded_error"}
 # pydantic's name of a union member in a location, which is not a field of the request
 UNION_MEMBER = re.compile(r"str|bool|int|float|(?:list|dict)\[.*\]")
 HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-9a-fA-F]{4,}\b")

@@ -167,7 +167,7 @@ async def extract(request: Request, context: Context) -> Response:
         )
     work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
     done = await unless_gone(request.receive, work)
-    return Response(status_code=499) if done is None else JSONResponse(show(extractor, *done))
+    return JSONResponse(show(extractor, *done))
 
 
 class JsonLines(EventStream):

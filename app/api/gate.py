@@ -32,30 +32,16 @@ from engine import EngineOverloaded
 logger = logging.getLogger("troupe.requests")
 
 OPEN_PATHS = frozenset(HEALTH_PATHS)
-WORK_PATHS = frozenset(
-    (
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/extract",
-        "/v1/messages",
-        "/v1/responses",
-        "/v1/embeddings",
-    )
-) | {"/rerank", "/v1/rerank", "/score", "/v1/score", "/completion"}
+WORK_PATHS = frozenset((
+    "/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses", "/v1/embeddings",
+    "/rerank", "/v1/rerank", "/score", "/v1/score", "/completion",
+))  # fmt: skip
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
 # Parsers disagree about which of two duplicate headers counts: some use the first, some the last.
-SINGLE_HEADERS = frozenset(
-    (
-        b"authorization",
-        b"content-length",
-        b"content-type",
-        b"host",
-        b"origin",
-        b"sec-fetch-site",
-        b"x-api-key",
-    )
-)
+SINGLE_HEADERS = frozenset((
+    b"authorization", b"content-length", b"content-type", b"host", b"origin", b"sec-fetch-site", b"x-api-key",
+))  # fmt: skip
 Headers = dict[bytes, bytes]
 
 

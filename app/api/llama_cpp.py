@@ -20,7 +20,7 @@ from app.api.errors import ApiError, describe_fields
 from app.api.fields import IGNORED, is_empty
 from app.api.own_names import own_names
 from app.api.protocol import CompletionRequest, Fields
-from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from app.api.sse import Emit, EventStream, unless_gone
 from engine import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -34,16 +34,8 @@ NAMES = {
     "response_fields": None, "t_max_prompt_ms": None, "n_indent": None, "lora": None, "return_tokens": None,
 }  # fmt: skip
 SAME = (
-    "prompt",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "stop",
-    "stream",
-    "presence_penalty",
-    "frequency_penalty",
-)
+    "prompt", "temperature", "top_k", "top_p", "min_p", "stop", "stream", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 DEFAULTS: Json = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 STOP_TYPES = {"length": "limit", "stop": "eos"}
 
@@ -77,8 +69,6 @@ async def complete(body: LlamaCompletion, request: Request, context: Context) ->
     if body.stream:
         return EventStream(lambda emit: stream(call, body, emit), context.config.keep_alive_s, b"")
     output = await unless_gone(request.receive, call.finish())
-    if output is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     choice = output.outputs[0]
     return JSONResponse({"content": choice.text} | finish(call, body, output, choice, list(choice.token_ids)))
 

@@ -11,28 +11,11 @@ from app.api.json_body import check_values
 from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-RESERVED_KWARGS = frozenset(
-    [
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "conversations",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "sanitize_control_tokens",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    ]
-)
+RESERVED_KWARGS = frozenset([
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
+    "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+    "sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+])  # fmt: skip
 MAX_KWARGS = 32
 MAX_TOOL_CALLS = 128
 MAX_NAME_CHARS = 256

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -13,6 +15,7 @@ from engine import Engine, EngineStats
 
 PREFIX = "troupe:"
 LABELS = ("model_name", "engine")
+Values = Mapping[Any, float]  # by a tuple of the labels behind LABELS
 STATES = (
     "starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed",
 )  # fmt: skip
@@ -22,11 +25,7 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by sleep level
 GAUGES = (
     ("num_requests_running", "num_running", "Requests in the running batch."),
     ("num_requests_waiting", "num_waiting", "Requests that wait to be scheduled."),
-    (
-        "num_requests_waiting_for_grammar",
-        "num_waiting_for_grammar",
-        "Requests that wait for a grammar to compile.",
-    ),
+    ("num_requests_waiting_for_grammar", "num_waiting_for_grammar", "Requests that wait for a grammar."),
     ("kv_cache_usage_perc", "kv_usage", "Share of the KV blocks in use; 1 is all of them."),
     ("kv_cache_blocks", "num_blocks", "KV cache blocks."),
     ("kv_cache_free_blocks", "num_free_blocks", "KV cache blocks no request owns."),
@@ -79,92 +78,69 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family of one snapshot."""
-        stats = self.engine.stats()
-        labels = (self.engine.model_name, "0")
-        yield from self._plain(stats, labels)
-        finished = CounterMetricFamily(
-            PREFIX + "request_success", "Finished requests by reason.", labels=(*LABELS, "finished_reason")
-        )
-        for reason, count in stats.finished.items():
-            finished.add_metric((*labels, reason), count)
-        yield finished
-        state = GaugeMetricFamily(
-            PREFIX + "engine_state", "1 for the engine's state.", labels=(*LABELS, "state")
-        )
-        for name in STATES:
-            state.add_metric((*labels, name), float(self.engine.state == name))
-        yield state
-        sleep = GaugeMetricFamily(
-            PREFIX + "engine_sleep_state",
-            "1 for how deep the engine sleeps.",
-            labels=(*LABELS, "sleep_state"),
-        )
-        for level, name in enumerate(SLEEP_STATES):
-            sleep.add_metric((*labels, name), float(self.engine.sleep_level == level))
-        yield sleep
-        yield from self._drafts(stats, labels)
+        stats, state, depth = self.engine.stats(), self.engine.state, self.engine.sleep_level
+        for name, field, text in GAUGES:
+            yield self._gauge(name, text, {(): getattr(stats, field)})
+        for name, field, text in COUNTERS:
+            yield self._counter(name, text, {(): getattr(stats, field)})
+        finished = {(reason,): count for reason, count in stats.finished.items()}
+        yield self._counter("request_success", "Finished requests by reason.", finished, "finished_reason")
+        states = {(name,): state == name for name in STATES}
+        yield self._gauge("engine_state", "1 for the engine's state.", states, "state")
+        sleeps = {(name,): depth == level for level, name in enumerate(SLEEP_STATES)}
+        yield self._gauge("engine_sleep_state", "1 for how deep the engine sleeps.", sleeps, "sleep_state")
+        yield from self._drafts(stats)
         yield from self._replicas()
-        yield from self._histograms(stats, labels)
+        yield from self._histograms(stats)
+
+    def _gauge(self, name: str, text: str, values: Values, *labels: str) -> Metric:
+        return self._fill(GaugeMetricFamily(PREFIX + name, text, labels=(*LABELS, *labels)), values)
+
+    def _counter(self, name: str, text: str, values: Values, *labels: str) -> Metric:
+        return self._fill(CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, *labels)), values)
+
+    def _fill(self, family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+        for labels, value in values.items():
+            family.add_metric((self.engine.model_name, "0", *labels), float(value))
+        return family
 
     def _replicas(self) -> Iterator[Metric]:
+        """Yield one value per replica, whose number is the label `engine`."""
         replicas = self.engine.describe_replicas()
-        if not replicas:
-            return
-        is_ready = GaugeMetricFamily(
-            PREFIX + "replica_ready", "1 if the replica accepts requests.", labels=LABELS
-        )
-        for each in replicas:
-            is_ready.add_metric((self.engine.model_name, str(each.index)), float(each.state == "ready"))
-        yield is_ready
-        for name, field, text in REPLICA_GAUGES:
+        rows = [
+            ("replica_ready", "1 if the replica accepts requests.", [r.state == "ready" for r in replicas])
+        ]
+        rows += [(name, text, [getattr(r, field) for r in replicas]) for name, field, text in REPLICA_GAUGES]
+        for name, text, values in rows if replicas else ():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
-            for each in replicas:
-                gauge.add_metric((self.engine.model_name, str(each.index)), getattr(each, field))
+            for replica, value in zip(replicas, values, strict=True):
+                gauge.add_metric((self.engine.model_name, str(replica.index)), float(value))
             yield gauge
 
-    def _drafts(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
+    def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
         """Yield the counters of speculative decoding, by source of the drafts."""
-        by_source = (*LABELS, "source")
-        drafts = CounterMetricFamily(PREFIX + "spec_decode_num_drafts", "Verified drafts.", labels=by_source)
-        tokens = CounterMetricFamily(
-            PREFIX + "spec_decode_num_draft_tokens", "Tokens of verified drafts.", labels=by_source
-        )
-        accepted = CounterMetricFamily(
-            PREFIX + "spec_decode_num_accepted_tokens", "Accepted draft tokens.", labels=by_source
-        )
-        positions = CounterMetricFamily(
-            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
-            "Accepted draft tokens by position in the draft.",
-            labels=(*by_source, "position"),
-        )
-        for source, counts in stats.drafts.items():
-            drafts.add_metric((*labels, source), counts.num_drafts)
-            tokens.add_metric((*labels, source), counts.num_draft_tokens)
-            accepted.add_metric((*labels, source), sum(counts.accepted_per_position))
-            for position, count in enumerate(counts.accepted_per_position):
-                positions.add_metric((*labels, source, str(position)), count)
-        yield from (drafts, tokens, accepted, positions)
+        drafts = {(name,): each.num_drafts for name, each in stats.drafts.items()}
+        tokens = {(name,): each.num_draft_tokens for name, each in stats.drafts.items()}
+        accepted = {(name,): sum(each.accepted_per_position) for name, each in stats.drafts.items()}
+        positions = {
+            (name, str(position)): count
+            for name, each in stats.drafts.items()
+            for position, count in enumerate(each.accepted_per_position)
+        }
+        kind = "spec_decode_num_"
+        yield self._counter(f"{kind}drafts", "Verified drafts.", drafts, "source")
+        yield self._counter(f"{kind}draft_tokens", "Tokens of verified drafts.", tokens, "source")
+        yield self._counter(f"{kind}accepted_tokens", "Accepted draft tokens.", accepted, "source")
+        text = "Accepted draft tokens by position in the draft."
+        yield self._counter(f"{kind}accepted_tokens_per_pos", text, positions, "source", "position")
 
-    def _plain(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
-        for name, field, text in GAUGES:
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
-            gauge.add_metric(labels, getattr(stats, field))
-            yield gauge
-        for name, field, text in COUNTERS:
-            counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
-            counter.add_metric(labels, getattr(stats, field))
-            yield counter
-
-    def _histograms(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
+    def _histograms(self, stats: EngineStats) -> Iterator[Metric]:
         for name, histogram in stats.histograms.items():
             family = HistogramMetricFamily(PREFIX + name, HISTOGRAM_HELP.get(name, name), labels=LABELS)
             # Prometheus counts every value in all buckets above it, too
-            total = 0
-            buckets = []
-            for bound, count in zip((*map(str, histogram.buckets), "+Inf"), histogram.counts, strict=True):
-                total += count
-                buckets.append((bound, total))
-            family.add_metric(labels, buckets, histogram.sum)
+            bounds = (*map(str, histogram.buckets), "+Inf")
+            buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            family.add_metric((self.engine.model_name, "0"), buckets, histogram.sum)
             yield family
 
 

@@ -11,23 +11,10 @@ from app.api.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest, Genera
 from engine import SamplingParams
 
 MAX_LOGPROBS = 20
-COPIED = [
-    "n",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-]
+COPIED = (
+    "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "stop", "stop_token_ids", "allowed_token_ids", "bad_words", "prompt_logprobs",
+)  # fmt: skip
 
 
 def chat_sampling(body: ChatRequest, constraint: Constraint | None) -> SamplingParams:

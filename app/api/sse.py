@@ -117,9 +117,13 @@ async def wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result | None:
-    """Await the work of an answer in one piece; cancel it and return None when its client goes away."""
-    result: Result | None = None
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Await the work of an answer in one piece.
+
+    Raises:
+        ApiError: the client went away; the work was cancelled.
+    """
+    results: list[Result] = []
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
 
@@ -129,11 +133,13 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result | Non
 
         group.start_soon(watch)
         try:
-            result = await work
+            results.append(await work)
         except Exception as error:
             # raised again below: the task group would wrap it, and its handler would not know it
             failure = error
         group.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    return result
+    if not results:
+        raise ApiError(CLIENT_CLOSED_REQUEST, "the client closed the request")
+    return results[0]

@@ -6,13 +6,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.cli.record_output import check_writable
 from app.cli.talk import local_engine
-from app.config import UsageError
+from app.config import UsageError, setting
 from app.extraction import Extractor
 from app.extraction.calibration import write_calibration
 from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
@@ -27,20 +27,13 @@ MAX_SURROUND = 100_000
 class EvaluateConfig:
     """Flags of --evaluate."""
 
-    evaluate: bool = field(
-        default=False, metadata={"help": "measure the model on the built-in sets instead of reading files"}
-    )
-    sets: tuple[str, ...] = field(
-        default=tuple(SETS), metadata={"help": f"the sets to run, of {', '.join(SETS)}"}
-    )
-    surround: int = field(default=0, metadata={"help": "tokens of other text to put around each document"})
-    as_json: bool = field(default=False, metadata={"help": "print figures as JSON"})
-    wrong: bool = field(default=False, metadata={"help": "print every field that is wrong"})
-    calibration: str | None = field(
-        default=None,
-        metadata={
-            "help": "write confidence and accuracy into this file; the page draws MODEL/calibration.json"
-        },
+    evaluate: bool = setting(False, "measure the model on the built-in sets instead of reading files")
+    sets: tuple[str, ...] = setting(tuple(SETS), f"the sets to run, of {', '.join(SETS)}")
+    surround: int = setting(0, "tokens of other text to put around each document")
+    as_json: bool = setting(False, "print figures as JSON")
+    wrong: bool = setting(False, "print every field that is wrong")
+    calibration: str | None = setting(
+        None, "write confidence and accuracy into this file; the page draws MODEL/calibration.json"
     )
 
 

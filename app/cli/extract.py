@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
 from app.cli.imports import import_large
 from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
-from app.config import UsageError, add_flags, make_config
+from app.config import UsageError, add_flags, make_config, setting
 from app.extraction import Example, Extractor, Limits, Source, add_bounds, describe_added, extract_records
 from app.extraction.export import FORMATS
 from app.extraction.sources import (
@@ -45,18 +45,12 @@ FILE_ARGUMENTS = ("schema", "files", "column", "format", "output")
 class ExtractConfig:
     """Options of the extraction, also used by the evaluation."""
 
-    ground: bool = field(
-        default=False, metadata={"help": "free strings, dates and amounts must appear in the text"}
-    )
-    limits: bool = field(default=True, metadata={"help": "limit the length of open strings and lists"})
-    instructions: str = field(
-        default="", metadata={"help": "instructions for the model in addition to the schema"}
-    )
-    examples: str | None = field(
-        default=None, metadata={"help": "JSONL file of texts with their records, shown to the model first"}
-    )
-    num_samples: int = field(default=1, metadata={"help": "records to generate and vote on, 1 to 5"})
-    recheck: bool = field(default=False, metadata={"help": "read flagged fields once more"})
+    ground: bool = setting(False, "free strings, dates and amounts must appear in the text")
+    limits: bool = setting(True, "limit the length of open strings and lists")
+    instructions: str = setting("", "instructions for the model in addition to the schema")
+    examples: str | None = setting(None, "JSONL file of texts with their records, shown to the model first")
+    num_samples: int = setting(1, "records to generate and vote on, 1 to 5")
+    recheck: bool = setting(False, "read flagged fields once more")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

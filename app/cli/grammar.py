@@ -29,10 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file with a JSON Schema or a grammar of another kind; - reads stdin",
     )
     parser.add_argument(
-        "instances",
-        nargs="*",
-        metavar="INSTANCE",
-        help="for test: texts, or @FILE for the text of a file",
+        "instances", nargs="*", metavar="INSTANCE", help="for test: texts, or @FILE for the text of a file"
     )
     parser.add_argument(
         "--kind", choices=KINDS, default="json_schema", help="what GRAMMAR is (default: json_schema)"

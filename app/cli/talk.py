@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from app.cli.failure import Failure
-from app.config import UsageError, make_config
+from app.config import UsageError, make_config, setting
 from engine import ConfigError, Engine, EngineConfig, EngineError, InvalidRequest, SamplingParams
 from grammar import GrammarError
 
@@ -21,25 +21,16 @@ Messages = list[dict[str, str]]
 class TalkConfig:
     """Flags of chat and complete beside the engine's."""
 
-    max_tokens: int | None = field(
-        default=None,
-        metadata={"help": "longest answer; default: the model's limit"},
-    )
-    temperature: float | None = field(default=None, metadata={"help": "0 is greedy; default: 1"})
-    top_p: float | None = field(
-        default=None, metadata={"help": "share of probability to draw from; default: 1"}
-    )
-    sampling_seed: int | None = field(default=None, metadata={"help": "equal seeds give equal texts"})
+    max_tokens: int | None = setting(None, "longest answer; default: the model's limit")
+    temperature: float | None = setting(None, "0 is greedy; default: 1")
+    top_p: float | None = setting(None, "share of probability to draw from; default: 1")
+    sampling_seed: int | None = setting(None, "equal seeds give equal texts")
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The sampling fields that were given, under their names in the API."""
-        values = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "seed": self.sampling_seed,
-        }
+        values = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        values |= {"top_p": self.top_p, "seed": self.sampling_seed}
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -20,11 +20,7 @@ MAX_CONCURRENT = 16
 
 
 async def extract_records(
-    extractor: Extractor,
-    schema: Schema,
-    sources: Iterable[Source],
-    *,
-    max_concurrent: int = MAX_CONCURRENT,
+    extractor: Extractor, schema: Schema, sources: Iterable[Source], *, max_concurrent: int = MAX_CONCURRENT
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield one JSON-able dict per source, in the order of the sources, several running at once.
 

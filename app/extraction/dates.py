@@ -10,19 +10,9 @@ MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 
 # What may follow in English and in languages whose months begin alike.
 _ENDINGS = (
-    "uary|uar|uari|vier",
-    "ruary|ruar|ruari|braio|rero",
-    "ch|s|zo",
-    "il|ile",
-    "o",
-    "e|i|io|ho",
-    "y|i|io|ho",
-    "ust|usti|ustus",
-    "t|tember|tembre|tembrie",
-    "ober|obre",
-    "ember|embre|embro|iembre",
-    "ember|embre|embrie",
-)
+    "uary|uar|uari|vier", "ruary|ruar|ruari|braio|rero", "ch|s|zo", "il|ile", "o", "e|i|io|ho", "y|i|io|ho",
+    "ust|usti|ustus", "t|tember|tembre|tembrie", "ober|obre", "ember|embre|embro|iembre", "ember|embre|embrie",
+)  # fmt: skip
 _NAMES = "|".join(f"{month}(?:{endings})?" for month, endings in zip(MONTHS, _ENDINGS, strict=True))
 _MONTH = rf"(?P<month>{_NAMES})\.?"
 _YEAR = r"(?P<year>\d{4})"

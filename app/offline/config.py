@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from app.config import UsageError
+from app.config import UsageError, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,17 +16,13 @@ class ExecutorConfig:
         UsageError: a value outside its range.
     """
 
-    executor: Literal["local", "ray"] = field(
-        default="local",
-        metadata={
-            "help": "ray: engines on the cluster of RAY_ADDRESS; the input is one Parquet, JSONL or CSV table, the "
-            "output a folder of parts; both may be URLs (s3://...). The same command continues a stopped run"
-        },
+    executor: Literal["local", "ray"] = setting(
+        "local",
+        "ray: engines on the cluster of RAY_ADDRESS; the input is one Parquet, JSONL or CSV table, the "
+        "output a folder of parts; both may be URLs (s3://...). The same command continues a stopped run",
     )
-    num_actors: int = field(
-        default=0, metadata={"help": "engines with --executor ray; 0: one per GPU, or else per node"}
-    )
-    part_rows: int = field(default=64, metadata={"help": "rows of a part of the output, with --executor ray"})
+    num_actors: int = setting(0, "engines with --executor ray; 0: one per GPU, or else per node")
+    part_rows: int = setting(64, "rows of a part of the output, with --executor ray")
 
     def __post_init__(self) -> None:
         for name, low, high in (("num_actors", 0, 4096), ("part_rows", 1, 10**6)):

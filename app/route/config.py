@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from app.config import UsageError, check_key, read_url
+from app.config import UsageError, check_key, read_url, setting
 
 RoutePolicy = Literal["prefix_aware", "least_load", "power_of_two", "round_robin", "consistent_hashing"]
 
@@ -18,24 +18,15 @@ class RouteConfig:
         UsageError: a value outside its range.
     """
 
-    worker_urls: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "addresses of OpenAI-compatible servers, with or without /v1",
-            "takes_several": True,
-        },
+    worker_urls: tuple[str, ...] = setting(
+        (), "addresses of OpenAI-compatible servers, with or without /v1", takes_several=True
     )
-    policy: RoutePolicy = field(default="prefix_aware", metadata={"help": "how a worker is chosen"})
-    worker_api_key: str | None = field(
-        default=None,
-        metadata={
-            "help": "key that the workers want; without it, and without --api-key, clients' keys are passed on"
-        },
+    policy: RoutePolicy = setting("prefix_aware", "how a worker is chosen")
+    worker_api_key: str | None = setting(
+        None, "key that the workers want; without it, and without --api-key, clients' keys are passed on"
     )
-    health_interval_s: float = field(default=2.0, metadata={"help": "seconds between two probes of a worker"})
-    worker_timeout_s: float = field(
-        default=600.0, metadata={"help": "a worker that sends nothing for so many seconds has failed"}
-    )
+    health_interval_s: float = setting(2.0, "seconds between two probes of a worker")
+    worker_timeout_s: float = setting(600.0, "a worker that sends nothing for so many seconds has failed")
 
     def __post_init__(self) -> None:
         if not self.worker_urls:

@@ -6,14 +6,7 @@ import html
 from dataclasses import dataclass
 
 from app.extraction import TextTooLong
-from engine import (
-    EngineDead,
-    EngineError,
-    EngineOverloaded,
-    EngineSleeping,
-    InvalidRequest,
-    RequestTimeout,
-)
+from engine import EngineDead, EngineError, EngineOverloaded, EngineSleeping, InvalidRequest, RequestTimeout
 from grammar import GrammarError, UnsupportedGrammar
 
 # Errors that the handlers explain; others are bugs and may appear as such.

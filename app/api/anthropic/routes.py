@@ -14,7 +14,7 @@ from app.api.anthropic.writer import MessageWriter, frame_error
 from app.api.call import Call
 from app.api.context import ApiContext, context_of
 from app.api.own_names import own_names
-from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from app.api.sse import Emit, EventStream, unless_gone
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
@@ -34,8 +34,6 @@ async def create_message(body: MessagesRequest, request: Request, context: Conte
         return EventStream(lambda emit: stream(call, writer, emit), keep_alive_s, b"", frame_error)
     with own_names(RENAMED):
         output = await unless_gone(request.receive, call.finish())
-    if output is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     choice = output.outputs[0]
     writer.feed(choice.text)
     writer.close()

@@ -15,7 +15,7 @@ from app.api.context import ApiContext, context_of
 from app.api.own_names import own_names
 from app.api.responses.request import RENAMED, ResponsesRequest, echo_fields, make_chat_request
 from app.api.responses.writer import ResponseWriter
-from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from app.api.sse import Emit, EventStream, unless_gone
 from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput
 
@@ -43,8 +43,6 @@ async def create_response(body: ResponsesRequest, request: Request, context: Con
             lambda emit: stream(call, body, writer, emit, keep), keep_alive_s, b"", writer.frame_error
         )
     output = await unless_gone(request.receive, finish(call))
-    if output is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     reply = whole_reply(call, body, output)
     keep(reply)
     return JSONResponse(reply)

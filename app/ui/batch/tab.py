@@ -38,19 +38,8 @@ from app.ui.stops import Flag, Stops
 from engine import Engine
 
 FILE_TYPES = [
-    ".csv",
-    ".tsv",
-    ".jsonl",
-    ".ndjson",
-    ".txt",
-    ".md",
-    ".eml",
-    ".log",
-    ".html",
-    ".xml",
-    ".json",
-    ".pdf",
-]
+    ".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".eml", ".log", ".html", ".xml", ".json", ".pdf",
+]  # fmt: skip
 FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 UPDATE_INTERVAL_S = 0.25
@@ -165,36 +154,16 @@ class BatchTab:
         self.tables.drop(session)
         self.batches.pop(session, None)
 
-    async def run_some(
-        self,
-        column: str,
-        name: str,
-        schema: str,
-        problem: Explanation | None,
-        order: bool,
-        request: gr.Request,
-    ) -> AsyncGenerator[Update, None]:
+    async def run_some(self, request: gr.Request, *given: Any) -> AsyncGenerator[Update, None]:
         """Extract the first rows only, to test the schema."""
-        async with aclosing(
-            self.run_all(column, name, schema, problem, order, request, NUM_PREVIEWED)
-        ) as updates:
+        async with aclosing(self.run_all(request, *given, num_rows=NUM_PREVIEWED)) as updates:
             async for update in updates:
                 yield update
 
-    async def run_again(
-        self,
-        column: str,
-        name: str,
-        schema: str,
-        problem: Explanation | None,
-        order: bool,
-        request: gr.Request,
-    ) -> AsyncGenerator[Update, None]:
+    async def run_again(self, request: gr.Request, *given: Any) -> AsyncGenerator[Update, None]:
         """Extract failed and flagged rows again, with a vote and a second reading."""
         batch = self.batches.get(str(request.session_hash))
-        async with aclosing(
-            self.run_all(column, name, schema, problem, order, request, again=batch)
-        ) as updates:
+        async with aclosing(self.run_all(request, *given, again=batch)) as updates:
             async for update in updates:
                 yield update
 
@@ -215,12 +184,13 @@ class BatchTab:
 
     async def run_all(
         self,
+        request: gr.Request,
         column: str,
         name: str,
         schema: str,
         problem: Explanation | None,
         order: bool,
-        request: gr.Request,
+        *,
         num_rows: int | None = None,
         again: BatchRun | None = None,
     ) -> AsyncGenerator[Update, None]:

@@ -164,11 +164,7 @@ class ExtractTab(ExtractRun):
         source.upload.upload(self.open_file, source.upload, opened, queue=False, **quiet)
         if source.sample is not None:
             source.sample.select(
-                self.pick_sample,
-                None,
-                [*opened, schema.chooser, *schema.views],
-                queue=False,
-                **quiet,
+                self.pick_sample, None, [*opened, schema.chooser, *schema.views], queue=False, **quiet
             )
 
     async def pick_sample(self, data: gr.SelectData, request: gr.Request) -> tuple[Any, ...]:

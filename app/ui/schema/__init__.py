@@ -3,10 +3,4 @@
 from app.ui.schema.form import NotAForm, form_to_schema, schema_to_form
 from app.ui.schema.pydantic_writer import NotAClass, schema_to_pydantic
 
-__all__ = [
-    "NotAClass",
-    "NotAForm",
-    "form_to_schema",
-    "schema_to_form",
-    "schema_to_pydantic",
-]
+__all__ = ["NotAClass", "NotAForm", "form_to_schema", "schema_to_form", "schema_to_pydantic"]

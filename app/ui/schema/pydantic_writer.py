@@ -35,16 +35,8 @@ LIMITS = {
 LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 OTHERS = {False: "forbid", True: "allow"}
 SILENT = {
-    "type",
-    "format",
-    "description",
-    "enum",
-    "items",
-    "properties",
-    "required",
-    "title",
-    "additionalProperties",
-}
+    "type", "format", "description", "enum", "items", "properties", "required", "title", "additionalProperties",
+}  # fmt: skip
 
 
 class NotAClass(ValueError):

@@ -81,7 +81,7 @@ async def test_leaving_ends_the_rows_that_run() -> None:
 
 async def test_a_run_shows_progress_and_ends_with_files() -> None:
     tab, _ = make_tab()
-    updates = await collect(tab.run_all("text", "person", "", None, False, REQUEST))
+    updates = await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
     assert updates[0][4]["visible"] is True
     progress, records, _, _, stop, jsonl, csv, _, again = updates[-1]
     assert again["visible"] is True
@@ -93,7 +93,7 @@ async def test_a_run_shows_progress_and_ends_with_files() -> None:
 async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extract_tab() -> None:
     tab, engine = make_tab(tuple(Row(str(index), {"text": "Ada"}) for index in range(9)))
     await collect(
-        tab.run_some("text", AS_IN_EXTRACT, '{"type": "object", "title": "Mine"}', None, False, REQUEST)
+        tab.run_some(REQUEST, "text", AS_IN_EXTRACT, '{"type": "object", "title": "Mine"}', None, False)
     )
     assert len(engine.requests) == 5 and "Mine" in engine.requests[0].prompt
 
@@ -104,7 +104,7 @@ async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extrac
 )
 async def test_what_ends_a_run_is_explained_and_the_buttons_open(error: Any, schema: str, words: str) -> None:
     tab, engine = make_tab(reject=error)
-    last = (await collect(tab.run_all("text", AS_IN_EXTRACT, schema, None, False, REQUEST)))[-1]
+    last = (await collect(tab.run_all(REQUEST, "text", AS_IN_EXTRACT, schema, None, False)))[-1]
     assert words in last[0] and last[2]["interactive"] is True
     assert error is not None or engine.requests == []
 
@@ -117,7 +117,7 @@ async def test_a_bug_goes_on_and_the_buttons_open_again(place: str, monkeypatch:
         monkeypatch.setattr(batch_tab, "export", lambda *_: 1 // 0)
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run_all("text", "person", "", None, False, REQUEST):
+        async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
             updates.append(update)
     problem, _, trial, run, stop, *_ = updates[-1]
     assert "inside the app" in problem and stop["visible"] is False
@@ -126,7 +126,7 @@ async def test_a_bug_goes_on_and_the_buttons_open_again(place: str, monkeypatch:
 
 async def test_stop_keeps_what_is_done() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run_all("text", "person", "", None, False, REQUEST)
+    updates = tab.run_all(REQUEST, "text", "person", "", None, False)
     await anext(updates)
     await anext(updates)  # the rows that failed at once
     tab.stop(REQUEST)
@@ -181,7 +181,7 @@ async def test_a_visitor_has_one_table_and_it_is_freed_when_he_leaves(tmp_path: 
     await tab.open_files([str(path)], REQUEST)
     assert [row.name for row in tab.tables.get("abc").rows] == ["a.txt"]
     tab.leave("abc")
-    (update,) = await collect(tab.run_all("text", "person", "", None, False, REQUEST))
+    (update,) = await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
     assert "not open any more" in update[0] and engine.requests == []
 
 
@@ -210,7 +210,7 @@ async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[Non
     tab.tables.put(REQUEST.session_hash, make_table(rows))
 
     async def drive() -> None:
-        async for update in tab.run_all("text", "person", "", None, False, REQUEST):
+        async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
             updates.append(update)
 
     num_requests = len(engine.requests) + 3
@@ -314,7 +314,7 @@ def test_a_download_that_failed_once_opens_again() -> None:
 
 async def test_a_row_is_opened_for_review_and_doubtful_rows_are_run_again() -> None:
     tab, engine = make_tab(record='{"name": "Ada", "age": 36}')
-    await collect(tab.run_all("text", "person", "", None, False, REQUEST))
+    await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
     opened = tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0}))
     assert opened[10] == "Ada, 36" and opened[9].result.record == {"name": "Ada", "age": 36}
     assert opened[-1]["selected"] == "extract" and '<mark data-field="0"' in opened[5]
@@ -325,7 +325,7 @@ async def test_a_row_is_opened_for_review_and_doubtful_rows_are_run_again() -> N
     assert {1, 2, 3} <= set(doubtful)  # two without a text, and Bob, who is not Ada
     assert tab.sort(True, REQUEST).index("b is broken") < tab.sort(True, REQUEST).index("Ada")
     num_before = len(engine.requests)
-    last = (await collect(tab.run_again("text", "person", "", None, False, REQUEST)))[-1]
+    last = (await collect(tab.run_again(REQUEST, "text", "person", "", None, False)))[-1]
     assert "4" in last[0] and len(engine.requests) - num_before < 2 * len(doubtful) + 2
     tab.leave(REQUEST.session_hash)
     assert tab.sort(True, REQUEST) == gr.skip()

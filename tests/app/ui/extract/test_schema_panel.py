@@ -53,10 +53,10 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     assert last[0] == shown and last[7]["interactive"] is True
     batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
     (last,) = [
-        update async for update in batch.run_all("text", AS_IN_EXTRACT, SCHEMA, problem, False, request)
+        update async for update in batch.run_all(request, "text", AS_IN_EXTRACT, SCHEMA, problem, False)
     ]
     assert last[0] == shown and engine.requests == []
-    _ = [update async for update in batch.run_all("text", "person", "", problem, False, request)]
+    _ = [update async for update in batch.run_all(request, "text", "person", "", problem, False)]
     assert len(engine.requests) == 1
 
 
