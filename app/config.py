@@ -35,6 +35,10 @@ class UsageError(ValueError):
     """An invalid flag, variable or file; the message is one line."""
 
 
+class Failure(Exception):
+    """What went wrong although the user asked for something possible; one line, exit code 1."""
+
+
 def setting(default: T, text: str, takes_several: bool = False) -> T:
     """A field of a config dataclass with its help."""
     made: T = field(default=default, metadata={"help": text, "takes_several": takes_several})

@@ -15,13 +15,12 @@ from app.api.chunks import Chunks
 from app.api.constraint import Constraint, read_constraint
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
-from app.api.messages import has_tool_messages, read_messages, read_template_kwargs
+from app.api.messages import has_tool_messages, read_messages, read_template_kwargs, tell_plainly
 from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
 from app.api.sse import Emit, EventStream, unless_gone
 from app.api.thought_parser import think_first
 from app.api.tools.calls import make_message
-from app.api.tools.plain_turns import tell_plainly
 from app.api.tools.use import ToolUse, combine, read_tools
 from app.api.visit import Visit
 from app.reasoning import TAIL_TOKENS, Thinking, find_thinking

@@ -41,7 +41,7 @@ from app.extraction import (
 from app.extraction.batch import extract_source
 from app.extraction.cases import ASSETS
 from app.extraction.chunks import stream_whole
-from app.extraction.sources import TEXT_COLUMN, Row, UnreadableSource, make_table, read_rows
+from app.extraction.sources import TEXT_COLUMN, Row, UnreadableSource, make_table, read_rows, spell
 
 router = APIRouter()
 Context = Annotated[ApiContext, Depends(context_of)]
@@ -280,7 +280,7 @@ async def read_request(request: Request) -> tuple[ExtractRequest, list[Source]]:
         return body, [Source("", body.text)]
     for number, row in enumerate(body.rows or (), 1):
         cells = (
-            {TEXT_COLUMN: row} if isinstance(row, str) else {name: _spell(cell) for name, cell in row.items()}
+            {TEXT_COLUMN: row} if isinstance(row, str) else {name: spell(cell) for name, cell in row.items()}
         )
         rows.append(Row(f"row {number}", cells))
     return body, pick_sources(rows, body.column)
@@ -319,12 +319,6 @@ def _read_part(name: str, value: str) -> Any:
     """Return the value of a form part: JSON for parts with JSON values, and for a schema that is not a name."""
     is_json = name in JSON_PARTS or (name == "schema" and value.lstrip().startswith("{"))
     return parse_body(value.encode()) if is_json else value
-
-
-def _spell(cell: Any) -> str:
-    if cell is None:
-        return ""
-    return cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)
 
 
 def _event(value: dict[str, Any]) -> bytes:

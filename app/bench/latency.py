@@ -14,7 +14,6 @@ import torch
 from tqdm import tqdm
 
 from app.bench.compare import Cell, measure
-from app.bench.roofline import Roofline, measure_roofline
 from app.bench.runners import PEERS, Runner, TroupeRunner, make_peer, shared_weights
 from app.bench.settings import (
     add_engine_flags,
@@ -25,7 +24,7 @@ from app.bench.settings import (
     read_model_config,
     write_json,
 )
-from app.bench.shapes import Footprint
+from app.bench.shapes import Footprint, Roofline, measure_roofline
 from app.bench.spread import percentiles, ratio
 from app.bench.workload import check_range, make_random
 from app.config import UsageError

@@ -8,9 +8,8 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
-from app.cli.failure import Failure
 from app.cli.talk import Messages, TalkConfig, Talker, is_terminal, open_talker, plain_errors
-from app.config import UsageError, add_flags
+from app.config import Failure, UsageError, add_flags
 from engine import EngineConfig
 
 HELP = "/new begins anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer"

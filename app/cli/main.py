@@ -11,10 +11,9 @@ import time
 from collections.abc import Sequence
 
 from app import __version__
-from app.cli.failure import Failure
 from app.cli.imports import import_large
 from app.cli.parser import Parser
-from app.config import ENV_PREFIX, UsageError
+from app.config import ENV_PREFIX, Failure, UsageError
 
 # verb -> (module, summary); imported on use, because some imports take seconds
 VERBS = {

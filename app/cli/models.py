@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.failure import Failure
+from app.config import Failure
 from engine import ConfigError, inspect_model, list_families
 
 OTHERS = (

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from app.cli.failure import Failure
-from app.config import UsageError
+from app.config import Failure, UsageError
 from app.extraction.export import FORMATS, ExportError, export
 
 Record = dict[str, Any]

@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from app.cli.failure import Failure
-from app.config import UsageError
+from app.config import Failure, UsageError
 from engine import ConfigError, Engine, LoRARequest, RecordedRequest, RequestOutput, read_journal
 
 

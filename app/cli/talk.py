@@ -9,8 +9,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from app.cli.failure import Failure
-from app.config import UsageError, make_config, setting
+from app.config import Failure, UsageError, make_config, setting
 from engine import ConfigError, Engine, EngineConfig, EngineError, InvalidRequest, SamplingParams
 from grammar import GrammarError
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from app.extraction.batch import MAX_CONCURRENT
 from app.extraction.bounds import Limits, add_bounds
+from app.extraction.calibration import Point
 from app.extraction.cases import Case
 from app.extraction.extractor import ExtractionResult, Extractor, extract_patiently
 from app.extraction.scoring import list_extra, list_wrong, score_record
@@ -48,15 +49,6 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A tenth of the fields, ordered by confidence."""
-
-    confidence: float
-    accuracy: float
-    num_fields: int
-
-
-@dataclass(frozen=True, slots=True)
 class Figures:
     """What one set came to."""
 
@@ -69,7 +61,7 @@ class Figures:
     num_failed: int  # cases that gave no record; their fields count as wrong
     num_strings: int
     num_found: int
-    deciles: tuple[Group, ...]
+    deciles: tuple[Point, ...]
     num_wrong: int = 0  # single values
     num_flagged: int = 0
     num_wrong_flagged: int = 0
@@ -200,7 +192,7 @@ def summarize(judged: Sequence[Judged]) -> Figures:
     )
 
 
-def group_by_confidence(pairs: Sequence[tuple[float, float]], num_groups: int = NUM_GROUPS) -> list[Group]:
+def group_by_confidence(pairs: Sequence[tuple[float, float]], num_groups: int = NUM_GROUPS) -> list[Point]:
     """(confidence, score) pairs in groups of equal size, the least confident first; fewer when there are few pairs.
 
     Pairs of one confidence have no order: each counts with their mean score, whichever group it falls into.
@@ -208,7 +200,7 @@ def group_by_confidence(pairs: Sequence[tuple[float, float]], num_groups: int = 
     ordered = _level_ties(pairs)
     edges = [round(index * len(ordered) / num_groups) for index in range(num_groups + 1)]
     return [
-        Group(_mean([pair[0] for pair in part]), _mean([pair[1] for pair in part]), len(part))
+        Point(_mean([pair[0] for pair in part]), _mean([pair[1] for pair in part]), len(part))
         for part in (ordered[a:b] for a, b in pairwise(edges))
         if part
     ]

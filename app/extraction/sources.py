@@ -303,7 +303,7 @@ def _read_jsonl(text: str, name: str, limits: TableLimits) -> list[Row]:
             rows.append(Row(row_name, error=f"{row_name} is not JSON: {error}"))
             continue
         found = value if isinstance(value, dict) else {TEXT_COLUMN: value}
-        cells = {key: _spell(cell) for key, cell in found.items()}
+        cells = {key: spell(cell) for key, cell in found.items()}
         broken = next((key for key, cell in cells.items() if not is_unicode(key + cell)), None)
         if broken is not None:
             reason = f"{row_name} holds half of a surrogate pair in {broken!r}, which is no text"
@@ -324,7 +324,8 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _spell(value: Any) -> str:
+def spell(value: Any) -> str:
+    """A cell of a table as text: null is empty, other values are JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -25,6 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
 from app.api.errors import CLOSING, RETRY_AFTER_S, ApiError
+from app.api.sse import wait_for_disconnect
 from app.route.workers import Worker, merge_models
 from engine import TextRouter
 
@@ -102,7 +103,7 @@ class Proxy:
             raise ApiError(503, "the router is closing; try again later", None, CLOSING, RETRY_AFTER_S)
         body = await read_body(receive)
         work = asyncio.ensure_future(self._route(scope, body, send))
-        left = asyncio.ensure_future(wait_until_left(receive))
+        left = asyncio.ensure_future(wait_for_disconnect(receive))
         self._open.add(work)
         try:
             await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
@@ -269,12 +270,6 @@ async def read_body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)
-
-
-async def wait_until_left(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _no_body() -> Message:

@@ -14,7 +14,7 @@ from app.ui.examples import load_examples
 from app.ui.extract.tab import ExtractTab
 from app.ui.header import build_header
 from app.ui.lean import make_lean
-from app.ui.observatory import build_observatory_tab
+from app.ui.observatory.tab import build_observatory_tab
 from engine import Engine, EngineConfig
 
 # Uploads and downloads: checked every hour, deleted after a day.

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from app.api.anthropic.messages import is_prefill, read_messages
-from app.api.anthropic.thinking import read_thinking
 from app.api.errors import ApiError, describe_fields
 from app.api.fields import check_extra_fields, check_names
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
@@ -43,6 +42,14 @@ CHOICE_FIELDS = ("type", "disable_parallel_tool_use")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 OUTPUT_CONFIG = ("format", "effort")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
+# type of thinking -> what may stand beside it
+THINKING_FIELDS = {
+    "enabled": ("type", "budget_tokens", "display"),
+    "disabled": ("type",),
+    "adaptive": ("type", "display"),
+}
+DISPLAYS = ("summarized", "omitted")
+MIN_BUDGET_TOKENS = 1024  # the protocol's own
 
 
 class MessagesRequest(Fields):
@@ -97,7 +104,7 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
         "stream": body.stream,
         "response_format": _read_format(body),
         "reasoning_effort": _read_effort(body.output_config),
-        **read_thinking(body.thinking, fields),
+        **_read_thinking(body.thinking, fields),
         **_read_tools(body.tools or [], body.tool_choice or {}),
     }
     try:
@@ -197,3 +204,40 @@ def _read_effort(config: Json | None) -> str | None:
         message = f"output_config.effort={str(effort)[:40]!r} must be one of {', '.join(EFFORTS)}"
         raise ApiError(400, message, "output_config", "invalid_value")
     return effort
+
+
+def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
+    """The chat fields about thoughts: the template's switch, and whether the reply shows them.
+
+    Args:
+        fields: the chat fields that the request names itself; its chat_template_kwargs come first.
+
+    Raises:
+        ApiError: 400 for what is malformed.
+    """
+    if thinking is None:
+        return {}
+    kind = thinking.get("type")
+    if not isinstance(kind, str) or kind not in THINKING_FIELDS:
+        message = f"thinking.type={str(kind)[:40]!r} must be one of {', '.join(THINKING_FIELDS)}"
+        raise ApiError(400, message, "thinking", "invalid_value")
+    check_names("thinking", thinking, THINKING_FIELDS[kind])
+    _check_budget(thinking.get("budget_tokens"))
+    display, kwargs = thinking.get("display"), fields.get("chat_template_kwargs")
+    if display is not None and display not in DISPLAYS:
+        message = f"thinking.display={str(display)[:40]!r} must be one of {', '.join(DISPLAYS)}"
+        raise ApiError(400, message, "thinking", "invalid_value")
+    found: Json = {"include_reasoning": False} if display == "omitted" else {}
+    # adaptive is the model's default; chat_template_kwargs that are not an object are rejected later
+    if kind != "adaptive" and (kwargs is None or isinstance(kwargs, dict)):
+        # templates of models that think take it; the others ignore it
+        found["chat_template_kwargs"] = {"enable_thinking": kind == "enabled", **(kwargs or {})}
+    return found
+
+
+def _check_budget(budget: object) -> None:
+    """The budget is a target in the protocol, too, not a limit: max_tokens is what bounds thoughts and words here."""
+    if budget is not None and (type(budget) is not int or budget < MIN_BUDGET_TOKENS):
+        told = repr(budget)[:40]
+        message = f"thinking.budget_tokens={told} must be an integer of at least {MIN_BUDGET_TOKENS}"
+        raise ApiError(400, message, "thinking", "invalid_value")

@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field, ValidationError
 from app.api.errors import ApiError, describe_fields
 from app.api.fields import check_names
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields, Options
-from app.api.responses.conversation import Conversation
 
 Json = dict[str, Any]
 
@@ -95,6 +94,69 @@ class ResponsesRequest(Fields):
     reasoning: dict[str, Any] | None = None
     store: bool | None = True
     previous_response_id: str | None = None
+
+
+class Conversation:
+    """A conversation, and the origin of each of its parts.
+
+    Attributes:
+        messages: in the format of a chat request, whose validation checks their content.
+        places: location in those messages -> location in this request, for error messages.
+    """
+
+    def __init__(
+        self,
+        instructions: str | None,
+        items: str | Sequence[Mapping[str, Any]],
+        before: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.messages: list[Json] = []
+        self.places: dict[str, str] = {}
+        if instructions is not None:
+            self._add("instructions", {"role": "system", "content": instructions})
+        for item in before:
+            self._add_item("previous_response_id", item)
+        if isinstance(items, str):
+            self._add("input", {"role": "user", "content": items})
+            return
+        for i, item in enumerate(items):
+            self._add_item(f"input[{i}]", item)
+
+    def _add_item(self, where: str, item: Mapping[str, Any]) -> None:
+        match item.get("type") or "message":
+            case "message":
+                self._add(where, {"role": item.get("role"), "content": item.get("content")})
+            case "function_call":
+                self._add_call(where, item)
+            case "function_call_output":
+                result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
+                place = self._add(where, result)
+                self.places |= {
+                    f"{place}.tool_call_id": f"{where}.call_id",
+                    f"{place}.content": f"{where}.output",
+                }
+            case "reasoning":
+                # clients send earlier output back; templates omit old reasoning as well
+                return
+            case kind:
+                message = f"{where}: items of type {str(kind)[:40]!r} are not supported"
+                raise ApiError(400, message, "input", "unsupported_content")
+
+    def _add_call(self, where: str, item: Mapping[str, Any]) -> None:
+        # the calls of one turn are one message for a chat template
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self._add(where, {"role": "assistant", "content": None})
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        place = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
+        self.places |= {f"{place}.id": f"{where}.call_id", f"{place}.function": where}
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        calls.append({"id": item.get("call_id"), "type": "function", "function": function})
+
+    def _add(self, where: str, message: Json) -> str:
+        place = f"messages[{len(self.messages)}]"
+        self.places[place] = where
+        self.messages.append(message)
+        return place
 
 
 def make_chat_request(
@@ -196,8 +258,3 @@ def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
         raise ApiError(400, message, "tool_choice", "invalid_value")
     check_names("tool_choice", choice, ("type", "name"))
     return {"type": "function", "function": {"name": choice["name"]}}
-
-
-def echo_fields(body: ResponsesRequest, names: Sequence[str]) -> Json:
-    """Return the fields that a reply repeats, unchanged."""
-    return {name: getattr(body, name) for name in names}

@@ -13,7 +13,7 @@ from app.api import chat, replies
 from app.api.call import Call
 from app.api.context import ApiContext, context_of
 from app.api.own_names import own_names
-from app.api.responses.request import RENAMED, ResponsesRequest, echo_fields, make_chat_request
+from app.api.responses.request import RENAMED, ResponsesRequest, make_chat_request
 from app.api.responses.writer import ResponseWriter
 from app.api.sse import Emit, EventStream, unless_gone
 from app.api.visit import Visit
@@ -30,7 +30,9 @@ ECHOED = ("instructions", "max_output_tokens", "reasoning", "previous_response_i
 async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
     """Answer an input, in one reply or as a stream."""
     visit = request.state.visit
-    before = find_items(body, visit, context)
+    before: list[Json] = []
+    if (last := body.previous_response_id) is not None:
+        before = context.responses.get(last, visit.key_number, "previous_response_id").items
     call = await prepare(body, visit, context, before)
 
     def keep(reply: Json) -> None:
@@ -68,17 +70,6 @@ async def delete_response(response_id: str, request: Request, context: Context) 
     """Delete a stored response."""
     context.responses.drop(response_id, request.state.visit.key_number)
     return {"id": response_id, "object": "response", "deleted": True}
-
-
-def find_items(body: ResponsesRequest, visit: Visit, context: ApiContext) -> list[Json]:
-    """Return the conversation of the response that the request continues.
-
-    Raises:
-        ApiError: 400, the response does not exist.
-    """
-    if body.previous_response_id is None:
-        return []
-    return context.responses.get(body.previous_response_id, visit.key_number, "previous_response_id").items
 
 
 async def prepare(
@@ -167,7 +158,7 @@ def describe(call: Call, body: ResponsesRequest, status: str, items: list[Json],
         "truncation": "disabled",
         "usage": usage,
         "metadata": body.metadata or {},
-        **echo_fields(body, ECHOED),
+        **{name: getattr(body, name) for name in ECHOED},
     }
 
 

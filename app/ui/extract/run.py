@@ -20,7 +20,6 @@ from app.extraction.json_spans import scan
 from app.extraction.review import Change, EditError, apply_edits, change_items, compare
 from app.extraction.schema_check import SchemaChecker
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
-from app.ui.extract.record_table import render_table
 from app.ui.extract.record_view import (
     EMPTY,
     NO_SOURCE,
@@ -28,6 +27,7 @@ from app.ui.extract.record_view import (
     render_fields,
     render_figures,
     render_source,
+    render_table,
     render_verdict,
 )
 from app.ui.pacing import pace

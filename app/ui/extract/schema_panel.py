@@ -13,8 +13,8 @@ from app.extraction import Limits, Schema, add_bounds, describe_added
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain
-from app.ui.schema import NotAClass, NotAForm, form_to_schema, schema_to_form, schema_to_pydantic
-from app.ui.schema.form import KINDS
+from app.ui.schema.form import KINDS, NotAForm, form_to_schema, schema_to_form
+from app.ui.schema.pydantic_writer import NotAClass, schema_to_pydantic
 from app.ui.scripts import read_kept, read_script
 
 DEFAULT_SCHEMA = "invoice"

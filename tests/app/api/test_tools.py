@@ -7,10 +7,10 @@ from typing import Any
 import openai
 import pytest
 
+from app.api.messages import tell_plainly
 from app.api.protocol import ChatRequest
 from app.api.replies import finish_reason
 from app.api.tools.calls import is_valid
-from app.api.tools.plain_turns import tell_plainly
 from app.api.tools.use import Tool, ToolUse, explain, read_tools
 from engine import CompletionOutput
 from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar

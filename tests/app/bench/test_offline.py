@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.bench import roofline, shapes
 from app.bench.compare import measure
-from app.bench.roofline import Roofline
-from app.bench.shapes import SHAPES, Footprint, write_shape
+from app.bench.shapes import SHAPES, Footprint, Roofline, write_shape
 from app.bench.spread import Spread, percentiles, ratio
 from app.bench.workload import Job, add_random_flags, count_tokens, make_nano, make_random, read_work
 from app.cli.main import main

@@ -11,9 +11,8 @@ import pytest
 from pyarrow import parquet
 from tqdm import tqdm
 
-from app.cli.failure import Failure
 from app.cli.main import main
-from app.config import UsageError
+from app.config import Failure, UsageError
 from app.offline.config import ExecutorConfig
 from app.offline.jobs import BatchJob, ExtractJob, Row
 from app.offline.ray_run import Pool

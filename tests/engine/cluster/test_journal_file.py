@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from app.cli.failure import Failure
 from app.cli.main import main
 from app.cli.replay import compare, compute_again
+from app.config import Failure
 from engine import ConfigError, Engine, EngineConfig, SamplingParams, read_journal
 from engine.cluster import journal_file
 from engine.cluster.journal_file import JournalFile

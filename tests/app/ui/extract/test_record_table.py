@@ -1,6 +1,6 @@
 """A record as tables: single values side by side, lists of objects one row each."""
 
-from app.ui.extract.record_table import render_table
+from app.ui.extract.record_view import render_table
 
 
 def test_single_values_are_one_row_and_a_list_of_objects_is_a_table_of_its_own() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ui.schema import NotAForm, form_to_schema, schema_to_form
+from app.ui.schema.form import NotAForm, form_to_schema, schema_to_form
 
 SCHEMAS = sorted((Path(__file__).resolve().parents[4] / "assets" / "schemas").glob("*.json"))
 names = st.sampled_from(["a", "b", "c d", "e/f", "g~h"])

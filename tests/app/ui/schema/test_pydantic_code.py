@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.ui.schema import NotAClass, schema_to_pydantic
+from app.ui.schema.pydantic_writer import NotAClass, schema_to_pydantic
 from tests.app.ui.schema.classes import load_record, simplify
 
 SCHEMAS = sorted((Path(__file__).resolve().parents[4] / "assets" / "schemas").glob("*.json"))
