@@ -175,14 +175,11 @@ async def run_all(works: list[Coroutine[Any, Any, None]]) -> None:
             for work in works:
                 group.start_soon(_await, work)
     except BaseExceptionGroup as errors:
-        raise _first_leaf(errors) from None
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
 
 
 async def _await(work: Coroutine[Any, Any, None]) -> None:
     await work
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -62,8 +62,9 @@ async def prepare(
         tools = tools.in_style(await context.tool_style(), answer)
     constraint = combine(tools, answer)
     sampling = chat_sampling(body, constraint)
-    if tools is not None:
-        sampling = tools.adjust(sampling)
+    if tools is not None and tools.words_spec is not None:
+        # The text shows the special tokens that begin a call; the grammar allows no others.
+        sampling = replace(sampling, skip_special_tokens=False)
     messages = await show_calls(read_messages(body.messages), context)
     if body.add_special_tokens:
         message = "add_special_tokens is not supported here: the chat template writes them"

@@ -90,7 +90,8 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
             raise ApiError(
                 400, f"structured_outputs.{name} is not supported", "structured_outputs", "unsupported_field"
             )
-    backend, whitespace = _backend(asked.backend, "structured_outputs"), _whitespace(asked)
+    backend = _backend(asked.backend, "structured_outputs")
+    whitespace: Whitespace = "compact" if asked.disable_any_whitespace else asked.whitespace or "spaced"
     given = (asked.json_, asked.regex, asked.choice, asked.grammar, asked.json_object)
     candidates = _candidates(
         "structured_outputs.", given, backend, whitespace, asked.property_order or "schema"
@@ -143,12 +144,6 @@ def _candidates(
     if json_object:
         found.append((prefix + "json_object", lambda: GrammarSpec.json_object(whitespace, backend)))
     return found
-
-
-def _whitespace(asked: StructuredOutputs) -> Whitespace:
-    if asked.disable_any_whitespace:
-        return "compact"
-    return asked.whitespace or "spaced"
 
 
 def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fastapi import Request
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from app import __version__
 from app.api import metrics
@@ -67,7 +67,7 @@ class ApiContext:
 
     def render_metrics(self) -> bytes:
         """Return the engine's counters in Prometheus' format."""
-        return metrics.render(self._registry)
+        return generate_latest(self._registry)
 
     @cached_property
     def _knows_tools(self) -> bool:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field
@@ -73,7 +72,13 @@ async def embed(body: EmbeddingRequest, context: Context) -> JSONResponse:
     )
     is_text = body.encoding_format == "base64"
     data = [
-        {"object": "embedding", "index": index, "embedding": write_vector(each.vector, is_text)}
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(each.vector.astype("<f4").tobytes()).decode()
+            if is_text
+            else each.vector.tolist(),
+        }
         for index, each in enumerate(found)
     ]
     usage = count(each.num_tokens for each in found)
@@ -133,7 +138,9 @@ def read_inputs(given: Any) -> list[str | list[int]]:
     one = isinstance(given, str) or (isinstance(given, list) and bool(given) and all(map(is_id, given)))
     listed = [given] if one else given
     is_right = isinstance(listed, list) and 1 <= len(listed) <= MAX_INPUTS
-    if not is_right or not all(isinstance(each, str) or is_ids(each) for each in listed):
+    if not is_right or not all(
+        isinstance(each, str) or (isinstance(each, list) and all(map(is_id, each))) for each in listed
+    ):
         message = f"input must be a string, a list of token ids, or a list of 1 to {MAX_INPUTS} of these"
         raise ApiError(400, message, "input", "invalid_value")
     empty = [index for index, each in enumerate(listed) if not each]
@@ -144,15 +151,6 @@ def read_inputs(given: Any) -> list[str | list[int]]:
 
 def is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_id, value))
-
-
-def write_vector(vector: np.ndarray, is_text: bool) -> list[float] | str:
-    """Return numbers, or little-endian float32 in base64."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
 
 
 def count(counts: Iterable[int]) -> dict[str, int]:

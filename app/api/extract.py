@@ -154,7 +154,12 @@ async def extract(request: Request, context: Context) -> Response:
     schema = read_schema(body.schema_)
     extractor = make_extractor(context, body, model)
     if len(sources) > 1 or body.rows is not None:
-        return JsonLines(lambda emit: send_rows(emit, extractor, schema, sources), math.inf, b"", _line)
+        return JsonLines(
+            lambda emit: send_rows(emit, extractor, schema, sources),
+            math.inf,
+            b"",
+            lambda error: json.dumps(error.body).encode() + b"\n",
+        )
     source = sources[0]
     if source.error is not None:
         raise ApiError(400, source.error, "file", "unreadable_file")
@@ -323,7 +328,3 @@ def _read_part(name: str, value: str) -> Any:
 
 def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-def _line(error: ApiError) -> bytes:
-    return json.dumps(error.body).encode() + b"\n"

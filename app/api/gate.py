@@ -16,9 +16,8 @@ import re
 import secrets
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -79,8 +78,9 @@ class Gate:
                 await self.app(scope, receive, send)
             return
         headers: Headers = dict(scope["headers"])
-        visit = Visit(_read_request_id(headers))
-        _state_of(scope)["visit"] = visit
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        visit = Visit(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
+        scope.setdefault("state", {})["visit"] = visit
         is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
         send = _watched(send, visit, self.origins.make_cors_headers(headers) if is_api else {})
         is_work = scope["method"] == "POST" and scope["path"].startswith(
@@ -188,11 +188,6 @@ def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
         raise ApiError(400, f"the request has more than one {name} header", code="invalid_header")
 
 
-def _read_request_id(headers: Headers) -> str:
-    given = headers.get(b"x-request-id", b"").decode("latin-1")
-    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
 def find_key(given: bytes, keys: Iterable[bytes]) -> int:
     """Return the number of the key, counted from 1, or 0. Takes constant time, so that it leaks no key."""
     matches = [secrets.compare_digest(given, key) for key in keys]
@@ -217,11 +212,6 @@ def _read_key(authorization: bytes, takes_basic: bool) -> bytes:
         except binascii.Error:
             return b""
     return b""
-
-
-def _state_of(scope: Scope) -> MutableMapping[str, Any]:
-    state: MutableMapping[str, Any] = scope.setdefault("state", {})
-    return state
 
 
 def _describe(visit: Visit, scope: Scope) -> str:

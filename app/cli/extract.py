@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,8 @@ def read_text(path: str) -> str:
         UsageError: it cannot be read, is not UTF-8, or is too large.
     """
     try:
-        data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if path == "-" else _read_bytes(path)
+        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise UsageError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
         return decode(data, path)
@@ -252,8 +254,3 @@ def read_text(path: str) -> str:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnreadableSource as error:
         raise UsageError(str(error)) from error
-
-
-def _read_bytes(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        return file.read(MAX_FILE_BYTES + 1)

@@ -74,12 +74,8 @@ def choose_output(file_format: str | None, name: str | None, inputs: Iterable[st
     chosen = file_format or (suffix if suffix in FORMATS else "jsonl")
     if chosen not in FORMATS:
         raise UsageError(f"--format {chosen!r} is not one of {', '.join(FORMATS)}")
-    try:
-        export([], chosen)
-    except ExportError as error:
-        raise UsageError(f"--format {chosen}: {error}") from error
     if path is not None:
-        if any(_is_same(path, Path(each)) for each in inputs):
+        if any(path.exists() and Path(each).exists() and path.samefile(each) for each in inputs):
             raise UsageError(f"--output {path} is one of the files that are read")
         check_writable("--output", path)
     elif chosen == "parquet":
@@ -113,7 +109,3 @@ def print_line(record: Record) -> None:
 def _write(file: BinaryIO, content: bytes) -> None:
     file.write(content)
     file.flush()
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)

@@ -88,10 +88,9 @@ async def run_batch(
     """Answer the remaining rows, several at once, and write each when it is done."""
     num_failed = 0
     rows = (row for _, row in iterate_rows(source) if row["custom_id"] not in done)
+    num_left = sum(row["custom_id"] not in done for _, row in iterate_rows(source))
     async with local_engine(vars(arguments)) as engine:
-        with tqdm(
-            total=num_rows, initial=num_rows - count_left(source, done), unit="row", file=sys.stderr
-        ) as bar:
+        with tqdm(total=num_rows, initial=num_rows - num_left, unit="row", file=sys.stderr) as bar:
 
             def write(result: Row) -> None:
                 nonlocal num_failed
@@ -174,11 +173,6 @@ def check_rows(source: Path) -> int:
         print("\n".join(problems + more), file=sys.stderr)
         raise UsageError(f"{source} has {num_bad} bad lines; nothing was answered")
     return len(seen)
-
-
-def count_left(source: Path, done: frozenset[str]) -> int:
-    """Return how many rows are still to be answered."""
-    return sum(row["custom_id"] not in done for _, row in iterate_rows(source))
 
 
 def read_done(target: Path) -> frozenset[str]:

@@ -116,7 +116,8 @@ def _list_asked(node: Any, keywords: tuple[str, ...]) -> Iterator[int]:
 
 
 def _limit(subschema: Schema, pointer: str, limits: Limits) -> Iterator[Bound]:
-    if _is_limited_elsewhere(subschema, pointer):
+    # A pattern or a list of values may hold here that does not stand here.
+    if IN_ALL_OF.search(pointer) is not None or any(keyword in subschema for keyword in COMBINING):
         return
     kinds = subschema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
@@ -124,11 +125,6 @@ def _limit(subschema: Schema, pointer: str, limits: Limits) -> Iterator[Bound]:
         yield _set(subschema, pointer, "maxLength", limits.max_length)
     if "array" in kinds and not any(keyword in subschema for keyword in ARRAY_LIMITS):
         yield _set(subschema, pointer, "maxItems", limits.max_items)
-
-
-def _is_limited_elsewhere(subschema: Schema, pointer: str) -> bool:
-    """Whether a pattern or a list of values may hold here that does not stand here."""
-    return IN_ALL_OF.search(pointer) is not None or any(keyword in subschema for keyword in COMBINING)
 
 
 def _set(subschema: Schema, pointer: str, keyword: str, value: int) -> Bound:

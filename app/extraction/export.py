@@ -33,7 +33,7 @@ def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
     """Return the content of a file with these records, from `ExtractionResult.to_json` or a batch.
 
     Raises:
-        ExportError: the format is unknown, its library is not installed, or a text cannot be written in it.
+        ExportError: the format is unknown, or a text cannot be written in it.
     """
     try:
         match file_format:
@@ -139,11 +139,8 @@ def _spell(value: Any) -> Any:
 
 def write_parquet(rows: list[dict[str, Any]]) -> bytes:
     """Return a file of flat rows with the same columns."""
-    try:
-        arrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ExportError("Parquet needs pyarrow: pip install pyarrow, or export CSV or JSONL") from error
+    # By name: only this format needs it, and its import takes a while.
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     columns = list(rows[0]) if rows else list(ABOUT)
     table = arrow.table({name: _unify([row.get(name) for row in rows]) for name in columns})
     sink = io.BytesIO()

@@ -39,7 +39,9 @@ def find_flags(
     flags: dict[str, tuple[str, ...]] = {}
     for leaf in leaves:
         found, sure = evidence.get(leaf.pointer), confidence.get(leaf.pointer)
-        is_choice = isinstance(leaf.value, bool) or is_chosen(schema, leaf.pointer)
+        is_choice = isinstance(leaf.value, bool) or any(
+            "enum" in place or "const" in place for place in list_places(schema, leaf.pointer)
+        )
         reasons = list(failed.get(leaf.pointer, ()))
         if found is not None and found.match == "none" and not is_choice:
             reasons.append(NOT_FOUND)
@@ -50,11 +52,6 @@ def find_flags(
         if reasons:
             flags[leaf.pointer] = tuple(reasons)
     return flags
-
-
-def is_chosen(schema: Schema, pointer: str) -> bool:
-    """Whether the schema lists the values that may stand at a JSON pointer of the record."""
-    return any("enum" in place or "const" in place for place in list_places(schema, pointer))
 
 
 def _list_shared(evidence: Mapping[str, Evidence]) -> set[str]:

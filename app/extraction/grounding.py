@@ -180,7 +180,9 @@ class _Finder:
 
     def _other_spellings(self, value: str) -> list[Span]:
         dates = [(start, end) for iso, start, end in self.dates if iso == value]
-        return dates or _clocks_equal(self.source, value)
+        # A time like 14:30 in another spelling: 2:30 pm, 2.30 p.m., noon.
+        wanted = re.fullmatch(r"(\d{2}:\d{2})(?::00)?", value)
+        return dates or [span for clock, span in find_clocks(self.source) if wanted and clock == wanted[1]]
 
     def _numbers_as_written(self, value: float) -> list[Span]:
         written = repr(value)
@@ -280,12 +282,6 @@ def read_number(number: str) -> set[float]:
         if re.fullmatch(shape, plain):
             readings.add(float(plain.replace(thousands, "").replace(point, ".")))
     return readings
-
-
-def _clocks_equal(source: str, value: str) -> list[Span]:
-    """Return the spans that show a time like 14:30 in another spelling (2:30 pm, 2.30 p.m., noon)."""
-    wanted = re.fullmatch(r"(\d{2}:\d{2})(?::00)?", value)
-    return [span for clock, span in find_clocks(source) if wanted is not None and clock == wanted[1]]
 
 
 def find_clocks(source: str) -> Iterator[tuple[str, Span]]:

@@ -42,6 +42,7 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
     )
     errors = errors or list_violations(schema, record)
     raw = json.dumps(record, indent=2, ensure_ascii=False)
+    added = [bound for result in results for bound in result.bounds.added]
     leaves, checks = scan(raw).leaves, run_checks(schema, record)
     reasons = [result.finish_reason for result in results if result.finish_reason != "stop"]
     note = f"read in {len(parts)} overlapping parts; single values come from the part that was surest of them"
@@ -57,16 +58,10 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
         leaves=tuple(leaves),
         checks=checks,
         flags=find_flags(schema, leaves, merger.confidence, merger.evidence, checks),
-        bounds=_join_bounds([result.bounds for result in results]),
+        # One part may have been read without limits.
+        bounds=BoundedSchema(results[0].bounds.schema, tuple(dict.fromkeys(added))),
         notes=(note, *merger.notes, *dict.fromkeys(note for result in results for note in result.notes)),
         output=None,
-    )
-
-
-def _join_bounds(each: list[BoundedSchema]) -> BoundedSchema:
-    """Join the bounds of all parts: one may have been read without limits."""
-    return BoundedSchema(
-        each[0].schema, tuple(dict.fromkeys(bound for bounds in each for bound in bounds.added))
     )
 
 

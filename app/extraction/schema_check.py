@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from app.extraction.prompt import Schema
-from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, InvalidGrammar, PlanEntry, Vocabulary
+from grammar import GrammarCompiler, GrammarSpec, InvalidGrammar, PlanEntry, Vocabulary
 
 # Whether a keyword is supported does not depend on the model's tokens; with these 257 a compile takes milliseconds.
 _BYTE_VOCABULARY = [bytes([value]) for value in range(256)] + [b""]
@@ -40,8 +40,5 @@ class SchemaChecker:
         if not isinstance(schema, dict):
             raise InvalidGrammar('the schema of a record is a JSON object, such as {"type": "object", ...}')
         compiled = self._compiler.compile(spec)
-        return CheckedSchema(schema, compiled.backend, _count_enforced(compiled), tuple(compiled.plan))
-
-
-def _count_enforced(compiled: CompiledGrammar) -> int:
-    return sum(entry.enforced_by == compiled.backend for entry in compiled.plan)
+        num_enforced = sum(entry.enforced_by == compiled.backend for entry in compiled.plan)
+        return CheckedSchema(schema, compiled.backend, num_enforced, tuple(compiled.plan))

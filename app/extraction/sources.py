@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import math
@@ -184,10 +183,8 @@ def read_pdf_pages(data: bytes, name: str) -> list[str]:
     """The text of each page of a PDF. It is read in a process of its own.
 
     Raises:
-        UnreadableSource: pypdf is missing; or the file is broken, locked, too long, too slow, or holds pictures only.
+        UnreadableSource: the file is broken, locked, too long, too slow, or holds pictures only.
     """
-    if importlib.util.find_spec("pypdf") is None:
-        raise UnreadableSource(f"{name}: reading PDF needs pypdf: pip install pypdf")
     limits = (MAX_PDF_PAGES, MAX_FILE_BYTES, 2 * int(MAX_PDF_SECONDS) + 1)
     try:
         # -P: the other files in the reader's folder must not hide modules of the standard library.

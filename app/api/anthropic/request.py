@@ -222,7 +222,13 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
         message = f"thinking.type={str(kind)[:40]!r} must be one of {', '.join(THINKING_FIELDS)}"
         raise ApiError(400, message, "thinking", "invalid_value")
     check_names("thinking", thinking, THINKING_FIELDS[kind])
-    _check_budget(thinking.get("budget_tokens"))
+    # The budget is a target in the protocol, too, not a limit: max_tokens bounds reasoning and content here.
+    budget = thinking.get("budget_tokens")
+    if budget is not None and (type(budget) is not int or budget < MIN_BUDGET_TOKENS):
+        message = (
+            f"thinking.budget_tokens={repr(budget)[:40]} must be an integer of at least {MIN_BUDGET_TOKENS}"
+        )
+        raise ApiError(400, message, "thinking", "invalid_value")
     display, kwargs = thinking.get("display"), fields.get("chat_template_kwargs")
     if display is not None and display not in DISPLAYS:
         message = f"thinking.display={str(display)[:40]!r} must be one of {', '.join(DISPLAYS)}"
@@ -233,11 +239,3 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
         # templates of models that think take it; the others ignore it
         found["chat_template_kwargs"] = {"enable_thinking": kind == "enabled", **(kwargs or {})}
     return found
-
-
-def _check_budget(budget: object) -> None:
-    """The budget is a target in the protocol, too, not a limit: max_tokens is what bounds thoughts and words here."""
-    if budget is not None and (type(budget) is not int or budget < MIN_BUDGET_TOKENS):
-        told = repr(budget)[:40]
-        message = f"thinking.budget_tokens={told} must be an integer of at least {MIN_BUDGET_TOKENS}"
-        raise ApiError(400, message, "thinking", "invalid_value")

@@ -23,7 +23,6 @@ from app.api.constraint import Constraint
 from app.api.errors import ApiError, to_api_error
 from app.api.fields import check_names
 from app.api.protocol import ChatRequest
-from engine import SamplingParams
 from grammar import (
     GrammarError,
     GrammarSpec,
@@ -117,10 +116,6 @@ class ToolUse:
         except GrammarError as error:
             raise explain(error, replace(self, style=style, answer=answer)) from error
         return replace(self, style=style, words_spec=spec, answer=answer)
-
-    def adjust(self, sampling: SamplingParams) -> SamplingParams:
-        """Return sampling parameters that keep the special tokens that begin a call; the grammar allows no others."""
-        return sampling if self.words_spec is None else replace(sampling, skip_special_tokens=False)
 
 
 def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:

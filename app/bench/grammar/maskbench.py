@@ -120,12 +120,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else 0.0
 
 
-def make_order(case: dict[str, Any]) -> dict[str, Any]:
-    """Return what a worker is asked about one schema."""
-    texts = [json.dumps(test["data"], ensure_ascii=False) for test in case["tests"]]
-    return {"schema": case["schema"], "texts": texts}
-
-
 def run_bench(
     cases: Sequence[dict[str, Any]], engines: Sequence[str], ranks: Path, limit_s: float, clock: str
 ) -> dict[str, dict[str, Any]]:
@@ -134,8 +128,10 @@ def run_bench(
     tallies = {engine: Tally() for engine in engines}
     try:
         for case in cases:
+            texts = [json.dumps(test["data"], ensure_ascii=False) for test in case["tests"]]
+            order = {"schema": case["schema"], "texts": texts}
             for engine, worker in workers.items():
-                tallies[engine].add(case, worker.ask(make_order(case)), limit_s)
+                tallies[engine].add(case, worker.ask(order), limit_s)
         rows = {engine: worker.ask({"rows": NUM_ROWS}) or {} for engine, worker in workers.items()}
     finally:
         for worker in workers.values():

@@ -99,7 +99,8 @@ class Recorder:
                 self.num_lanes += 1
                 lane = self.lanes[view.handle] = Lane(self.num_lanes)
             # Its phases before the first sample are unknown, except its arrival.
-            lane.extend(_phase_of(view), now, now - min(view.age_s, SAMPLE_INTERVAL_S))
+            phase = "grammar" if view.phase == "decode" and view.has_grammar else view.phase
+            lane.extend(phase, now, now - min(view.age_s, SAMPLE_INTERVAL_S))
             lane.tip = _describe(view)
             lane.hue = crc32(view.adapter.encode()) % 360 if view.adapter else None
         for handle, lane in list(self.lanes.items()):
@@ -133,10 +134,6 @@ class Recorder:
             "num_cached": len(snapshot.cached_block_ids),
             "block_size": snapshot.block_size,
         }
-
-
-def _phase_of(view: RequestView) -> str:
-    return "grammar" if view.phase == "decode" and view.has_grammar else view.phase
 
 
 def _describe(view: RequestView) -> str:
