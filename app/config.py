@@ -117,6 +117,62 @@ class AppConfig:
         return self.uds is not None or self.host in ("127.0.0.1", "localhost", "::1")
 
 
+RoutePolicy = Literal["prefix_aware", "least_load", "power_of_two", "round_robin", "consistent_hashing"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfig:
+    """Which servers get the requests, and how one of them is chosen.
+
+    Raises:
+        UsageError: a value outside its range.
+    """
+
+    worker_urls: tuple[str, ...] = setting(
+        (), "addresses of OpenAI-compatible servers, with or without /v1", takes_several=True
+    )
+    policy: RoutePolicy = setting("prefix_aware", "how a worker is chosen")
+    worker_api_key: str | None = setting(
+        None, "key that the workers want; without it, and without --api-key, clients' keys are passed on"
+    )
+    health_interval_s: float = setting(2.0, "seconds between two probes of a worker")
+    worker_timeout_s: float = setting(600.0, "a worker that sends nothing for so many seconds has failed")
+
+    def __post_init__(self) -> None:
+        if not self.worker_urls:
+            raise UsageError("route needs --worker-urls URL ...")
+        urls = [read_url("--worker-urls", url) for url in self.worker_urls]
+        if len(set(urls)) < len(urls):
+            raise UsageError("--worker-urls names a server twice")
+        for name in ("health_interval_s", "worker_timeout_s"):
+            if not 0.05 <= getattr(self, name) <= 86400:
+                raise UsageError(f"{name}={getattr(self, name)} must be a number from 0.05 to 86400")
+        if self.worker_api_key is not None:
+            check_key("worker_api_key", self.worker_api_key)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """Location and number of the engines of an offline job.
+
+    Raises:
+        UsageError: a value outside its range.
+    """
+
+    executor: Literal["local", "ray"] = setting(
+        "local",
+        "ray: engines on the cluster of RAY_ADDRESS; the input is one Parquet, JSONL or CSV table, the "
+        "output a folder of parts; both may be URLs (s3://...). The same command continues a stopped run",
+    )
+    num_actors: int = setting(0, "engines with --executor ray; 0: one per GPU, or else per node")
+    part_rows: int = setting(64, "rows of a part of the output, with --executor ray")
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("num_actors", 0, 4096), ("part_rows", 1, 10**6)):
+            if not low <= getattr(self, name) <= high:
+                raise UsageError(f"{name}={getattr(self, name)} must be from {low} to {high}")
+
+
 def check_key(name: str, key: str) -> None:
     """Reject a key that a header cannot carry: spaces and characters beyond ASCII are not allowed.
 

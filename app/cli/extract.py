@@ -19,7 +19,7 @@ from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
 from app.cli.imports import import_large
 from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
-from app.config import UsageError, add_flags, make_config, setting
+from app.config import ExecutorConfig, UsageError, add_flags, make_config, setting
 from app.extraction import Example, Extractor, Limits, Source, add_bounds, describe_added, extract_records
 from app.extraction.export import FORMATS
 from app.extraction.sources import (
@@ -31,7 +31,6 @@ from app.extraction.sources import (
     make_table,
     read_rows,
 )
-from app.offline.config import ExecutorConfig
 from engine import EngineConfig
 from grammar import GrammarSpec
 

@@ -7,8 +7,7 @@ import asyncio
 
 from app.cli.imports import import_large
 from app.cli.serve import set_up_logging
-from app.config import AppConfig, add_flags, make_config
-from app.route.config import RouteConfig
+from app.config import AppConfig, RouteConfig, add_flags, make_config
 
 # Server settings that the router shares.
 SERVER_FIELDS = (

@@ -23,8 +23,7 @@ from app.api.errors import ApiError
 from app.api.json_body import parse_body
 from app.cli.imports import import_large
 from app.cli.talk import local_engine, plain_errors
-from app.config import AppConfig, UsageError, add_flags, make_config
-from app.offline.config import ExecutorConfig
+from app.config import AppConfig, ExecutorConfig, UsageError, add_flags, make_config
 from engine import EngineConfig
 
 Row = dict[str, Any]

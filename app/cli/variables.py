@@ -10,9 +10,7 @@ from dataclasses import fields
 from app.cli.evaluate import EvaluateConfig
 from app.cli.extract import ExtractConfig
 from app.cli.talk import TalkConfig
-from app.config import ENV_PREFIX, AppConfig, UsageError
-from app.offline.config import ExecutorConfig
-from app.route.config import RouteConfig
+from app.config import ENV_PREFIX, AppConfig, ExecutorConfig, RouteConfig, UsageError
 from engine import EngineConfig
 
 # Variables that Kubernetes sets in every container beside a service named "troupe"; for TROUPE_PORT see app/config.py.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 from app.extraction.chunks import extract_whole
 from app.extraction.extractor import ExtractionResult, Extractor
-from app.extraction.prompt import Schema
+from app.extraction.prompt import Example, Schema
 from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import Source, UnreadableSource
-from engine import EngineDead, EngineError
+from engine import LLM, Engine, EngineDead, EngineError
 from grammar import GrammarError
 
 # Enough to fill the engine's batch; the rest waits here, not in the engine's bounded queue.
@@ -87,3 +87,37 @@ async def extract_source(
             "confidence": {}, "evidence": {}, "flags": {}, "checks": [], "error": str(error),
         }  # fmt: skip
     return record | ({"row": source.others} if source.others else {}), result
+
+
+def extract(
+    llm: LLM,
+    schema: Schema,
+    texts: Sequence[str],
+    *,
+    instructions: str = "",
+    examples: Sequence[Example] = (),
+    **options: Any,
+) -> list[ExtractionResult]:
+    """Extract a record from each text, in the order of the texts.
+
+    Args:
+        options: further fields of Extractor, such as ground, num_samples and recheck.
+
+    Raises:
+        GrammarError: the schema is malformed or cannot be enforced exactly.
+        InvalidRequest: a text cannot be read.
+    """
+
+    async def read_all(engine: Engine) -> list[ExtractionResult]:
+        extractor = Extractor(engine, instructions=instructions, examples=tuple(examples), **options)
+        room = asyncio.Semaphore(MAX_CONCURRENT)
+
+        async def read(text: str) -> ExtractionResult:
+            async with room:
+                return await extract_whole(extractor, schema, text)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(read(text)) for text in texts]
+        return [task.result() for task in tasks]
+
+    return llm.run(read_all)

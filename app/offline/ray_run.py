@@ -10,8 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.config import Failure, UsageError, make_config
-from app.offline.config import ExecutorConfig
+from app.config import ExecutorConfig, Failure, UsageError, make_config
 from app.offline.jobs import Job, Row
 from app.offline.tables import PartFolder, find_format, iterate_rows, split_rows
 from engine import LLM, ConfigError, EngineConfig, connect_ray, import_ray

@@ -12,9 +12,8 @@ import aiohttp
 
 from app.api.gate import Gate
 from app.api.origins import AllowedOrigins
-from app.config import AppConfig, read_url
+from app.config import AppConfig, RouteConfig, read_url
 from app.listening import bind, run_uvicorn, stop_on_signals
-from app.route.config import RouteConfig
 from app.route.proxy import Proxy
 from app.route.workers import Worker, watch
 from engine import TextRouter

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import gradio as gr
 
+from app.config import AppConfig
 from app.ui.api_hint import build_api_tab
 from app.ui.batch.tab import BatchTab
 from app.ui.chat.settings import Settings
@@ -32,13 +31,6 @@ EXAMPLES = [
     "Write a haiku about a cache that is never cold.",
     "What is the difference between a process and a thread?",
 ]
-
-
-class AppConfig(Protocol):
-    """The part of the app's configuration that the page needs."""
-
-    @property
-    def api_key(self) -> tuple[str, ...]: ...
 
 
 def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:

@@ -10,7 +10,7 @@ import torch
 
 from app.bench.gpu import run as gpu
 from app.bench.gpu.parts import Setup, compute_ceiling, find_gaps, run_part
-from app.bench.gpu.report import MAX_LINES, report
+from app.bench.gpu.run import MAX_LINES, report
 from app.bench.shapes import SHAPES
 from app.bench.workload import Job, make_nano
 from app.config import UsageError

@@ -29,7 +29,7 @@ import app.server
 from app import garbage
 from app.cli.serve import set_up_logging
 from app.config import AppConfig, UsageError
-from app.loading import Loading
+from app.front_door import Loading
 from app.server import bind, serve
 from app.timeline import Timeline
 from engine import ConfigError, EngineConfig, EngineStats

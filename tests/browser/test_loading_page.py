@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from app.loading import Loading
+from app.front_door import Loading
 from engine import EngineConfig
 from tests.browser.axe import find_axe, list_violations
 from tests.fakes import FakeEngine

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -84,7 +84,7 @@ class Turn:
 
 
 class ChatRun:
-    """The handlers of one chat on one engine. The last inputs of those that begin a turn: settings, open chat."""
+    """The handlers of one chat on one engine. Those that begin a turn end in: thread, turn, settings, open chat."""
 
     def __init__(self, engine: Engine, interval_s: float) -> None:
         self.engine = engine
@@ -97,15 +97,10 @@ class ChatRun:
         return self.engine.tokenizer is not None and knows_thoughts(self.engine.tokenizer.apply_chat_template)
 
     async def send(
-        self,
-        typed: Mapping[str, Any],
-        history: History,
-        thread: Thread | None,
-        running: Turn | None,
-        request: gr.Request,
-        *rest: Any,
+        self, typed: Mapping[str, Any], history: History, request: gr.Request, *rest: Any
     ) -> Begun:
         """Begin a turn with the typed text and attachments; do nothing while another turn runs."""
+        thread, running, *others = rest
         if is_running(running):
             return _begin_nothing()
         text, problem = typed.get("text") or "", None
@@ -116,57 +111,38 @@ class ChatRun:
         if not text and problem is None:
             return (*(gr.skip() for _ in range(4)), None, gr.skip())
         asked = [*history, user_message(text)]
-        return self._begin(asked, len(history), thread, request, rest, problem)
+        return self._begin(asked, len(history), thread, request, others, problem)
 
     async def send_example(
-        self,
-        history: History,
-        thread: Thread | None,
-        running: Turn | None,
-        data: gr.SelectData,
-        request: gr.Request,
-        *rest: Any,
+        self, history: History, data: gr.SelectData, request: gr.Request, *rest: Any
     ) -> Begun:
         """Begin a turn with the clicked example; do nothing while another turn runs."""
+        thread, running, *others = rest
         if is_running(running):
             return _begin_nothing()
         asked = [*history, user_message(data.value["text"])]
-        return self._begin(asked, len(history), thread, request, rest)
+        return self._begin(asked, len(history), thread, request, others)
 
-    async def retry(
-        self,
-        history: History,
-        thread: Thread | None,
-        running: Turn | None,
-        data: gr.RetryData,
-        request: gr.Request,
-        *rest: Any,
-    ) -> Begun:
+    async def retry(self, history: History, data: gr.RetryData, request: gr.Request, *rest: Any) -> Begun:
         """Ask the same question again and keep the answer as another version. Does nothing while another turn runs."""
+        thread, running, *others = rest
         if is_running(running):
             return _begin_nothing()
         asked = drop_answer(history[: first_index(data.index) + 1])
         thread = fork(thread or make_thread(), history, len(asked))
-        return asked, *self._begin(asked, len(asked), thread, request, rest)[1:]
+        return asked, *self._begin(asked, len(asked), thread, request, others)[1:]
 
-    async def edit(
-        self,
-        history: History,
-        thread: Thread | None,
-        running: Turn | None,
-        data: gr.EditData,
-        request: gr.Request,
-        *rest: Any,
-    ) -> Begun:
+    async def edit(self, history: History, data: gr.EditData, request: gr.Request, *rest: Any) -> Begun:
         """Ask an edited question and keep the old one as another version. Does nothing while another turn runs."""
         index = first_index(data.index)
         # The page already has the new text; the earlier version needs the old one.
         before = [*history[:index], user_message(read_text(data.previous_value)), *history[index + 1 :]]
+        thread, running, *others = rest
         if is_running(running):
             return _begin_nothing(before)
         asked = [*history[:index], user_message(read_text(data.value))]
         thread = fork(thread or make_thread(), before, index)
-        return asked, *self._begin(asked, len(asked), thread, request, rest)[1:]
+        return asked, *self._begin(asked, len(asked), thread, request, others)[1:]
 
     async def stop(self, turn: Turn | None) -> None:
         """End the running answer and keep its text."""
@@ -225,7 +201,7 @@ class ChatRun:
         num_shown: int,
         thread: Thread | None,
         request: gr.Request,
-        rest: tuple[Any, ...],
+        rest: Sequence[Any],
         problem: Explanation | None = None,
     ) -> Begun:
         *values, store = rest

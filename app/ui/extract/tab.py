@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,10 @@ from typing import Any
 import gradio as gr
 
 from app.extraction import Limits
+from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
 from app.extraction.sources import read_pdf
 from app.ui.examples import Examples, read_source
 from app.ui.explain import Explanation
-from app.ui.extract.calibration_view import render_calibration
 from app.ui.extract.record_view import EMPTY, NO_SOURCE
 from app.ui.extract.run import NO_RESULT, ExtractRun, add_example
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
@@ -193,3 +195,54 @@ class ExtractTab(ExtractRun):
 def read_file(path: Path) -> str:
     """Return the text of a file; PDFs have their own reader."""
     return read_pdf(path.read_bytes(), path.name) if path.suffix.lower() == ".pdf" else read_source(path)
+
+
+logger = logging.getLogger("troupe.ui")
+
+# Lower bounds of the table's bands.
+BANDS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+WORDS = (
+    "<p>Confidence is the mean probability of a value's own tokens <b>before</b> the grammar's mask; tokens that "
+    "the schema forced are left out. It ranks the fields of a record and says where to look first. "
+    "It is not the chance of being right.</p>"
+)
+UNMEASURED = (
+    "<p>How often such values are right has not been measured for this model. "
+    "<code>python -m app extract --evaluate --calibration calibration.json</code> measures it; beside the model's "
+    "weights the file is shown here.</p>"
+)
+
+
+def render_calibration(engine: Engine) -> str:
+    """Return the folded explanation under the record."""
+    found = find_calibration(Path(engine.config.model))
+    table = make_table(found) if found is not None else UNMEASURED
+    return (
+        '<details class="calibration"><summary>How reliable is the confidence?</summary>'
+        f"<div>{WORDS}{table}</div></details>"
+    )
+
+
+def find_calibration(model: Path) -> Calibration | None:
+    """Return the measurements of the model in that folder; an unreadable file is logged and ignored."""
+    try:
+        return read_calibration(model / FILE_NAME)
+    except CalibrationError as error:
+        logger.warning("%s", error)
+        return None
+
+
+def make_table(calibration: Calibration) -> str:
+    """Return bands of confidence with the share of correct values."""
+    rows = ""
+    for low, high in zip(BANDS, (*BANDS[1:], 1.01), strict=True):
+        points = [
+            each for found in calibration.sets.values() for each in found if low <= each.confidence < high
+        ]
+        count = sum(each.num_fields for each in points)
+        if count:
+            right = sum(each.accuracy * each.num_fields for each in points) / count
+            rows += f"<tr><td>{low:.0%} to {min(high, 1):.0%}</td><td>{right:.0%}</td><td>{count:,}</td></tr>"
+    heads = "".join(f'<th scope="col">{word}</th>' for word in ("Confidence", "Right", "Values"))
+    measured = f"Measured on {calibration.num_cases} documents with {html.escape(calibration.model)}."
+    return f"<p>{measured}</p><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"

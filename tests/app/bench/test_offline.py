@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from app.bench import roofline, shapes
-from app.bench.compare import measure
+from app.bench import shapes
+from app.bench.latency import measure
 from app.bench.shapes import SHAPES, Footprint, Roofline, write_shape
 from app.bench.spread import Spread, percentiles, ratio
 from app.bench.workload import Job, add_random_flags, count_tokens, make_nano, make_random, read_work
@@ -108,8 +108,8 @@ def flags(tmp_path: Path) -> list[str]:
 def test_latency_prints_ours_the_peer_and_the_bound(
     flags: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roofline, "BUFFER_BYTES", 2**16)
-    monkeypatch.setattr(roofline, "GEMM_SIZE", 32)
+    monkeypatch.setattr(shapes, "BUFFER_BYTES", 2**16)
+    monkeypatch.setattr(shapes, "GEMM_SIZE", 32)
     code = main(
         ["bench", "latency", *flags, "--batch-size", "3", "--num-iters", "2", "--num-iters-warmup", "1",
          "--peer", "transformers", "--roofline"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.bench.trace import read_trace
+from app.bench.simulate import read_trace
 from app.cli.main import main
 from app.config import UsageError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.extraction.calibration import CalibrationError, Point, read_calibration, write_calibration
-from app.ui.extract.calibration_view import find_calibration, make_table, render_calibration
+from app.ui.extract.tab import find_calibration, make_table, render_calibration
 from engine import EngineConfig
 from tests.fakes import FakeEngine
 

@@ -12,8 +12,7 @@ from pyarrow import parquet
 from tqdm import tqdm
 
 from app.cli.main import main
-from app.config import Failure, UsageError
-from app.offline.config import ExecutorConfig
+from app.config import ExecutorConfig, Failure, UsageError
 from app.offline.jobs import BatchJob, ExtractJob, Row
 from app.offline.ray_run import Pool
 from app.offline.tables import PartFolder, find_format, split_rows

@@ -12,9 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from app.config import AppConfig, UsageError
+from app.config import AppConfig, RouteConfig, UsageError
 from app.listening import bind
-from app.route.config import RouteConfig
 from app.route.server import run_router
 
 Answer = Callable[[web.Request], Any]

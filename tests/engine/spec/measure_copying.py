@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from app.bench.compare import measure
+from app.bench.latency import measure
 from app.bench.llama_cpp_runner import LlamaCppRunner
 from app.bench.runners import TroupeRunner
 from app.bench.shapes import SHAPES, write_shape

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 REQUEST: Any = SimpleNamespace(session_hash="abc")
 SETTINGS = (Settings().system_prompt, 0.0, 1.0, 0, 0.0, 64, "", "", "none", "", 0, True)
 THREAD: Any = {"id": "t", "forks": [], "seen": [], "settings": None}
-REST: Any = (REQUEST, *SETTINGS, None)  # the last inputs of what begins a turn
+REST: Any = (*SETTINGS, None)  # the last inputs of what begins a turn
 TURN = [user_message("hello"), answer_message("hi"), figures_message("3 tokens")]
 
 
@@ -48,7 +48,7 @@ async def play(tab: ChatTab, begun: tuple[Any, ...]) -> Any:
 async def ask(
     tab: ChatTab, text: str = "hello", history: Any = (), *files: str, settings: Any = SETTINGS
 ) -> tuple[Any, ...]:
-    return await tab.send(typed(text, *files), list(history), THREAD, None, REQUEST, *settings, None)
+    return await tab.send(typed(text, *files), list(history), REQUEST, THREAD, None, *settings, None)
 
 
 async def begin_writing(tab: ChatTab) -> tuple[Any, AsyncGenerator[Any, None]]:
@@ -102,7 +102,7 @@ async def test_every_answer_ends_with_its_own_tokens_and_their_rivals() -> None:
 
 async def test_a_retry_keeps_the_answer_before_as_another_version() -> None:
     tab, engine = make_tab()
-    begun = await tab.retry(TURN, THREAD, None, SimpleNamespace(index=0), *REST)
+    begun = await tab.retry(TURN, SimpleNamespace(index=0), REQUEST, THREAD, None, *REST)
     fork, (chat,) = begun[3]["forks"][0], begun[5]["put"]
     assert (fork["at"], fork["active"], fork["tails"][0]["messages"]) == (1, 1, TURN[1:])
     assert chat["messages"][0] == TURN[0] and chat["forks"][0]["tails"][0]["messages"] == TURN[1:]
@@ -114,7 +114,7 @@ async def test_an_edit_keeps_the_old_text_and_its_answers_as_another_version() -
     tab, engine = make_tab()
     data: Any = SimpleNamespace(index=(0, 0), value="bye", previous_value="hello")
     # The page sends the new words in their place.
-    begun = await tab.edit([user_message("bye"), *TURN[1:]], THREAD, None, data, *REST)
+    begun = await tab.edit([user_message("bye"), *TURN[1:]], data, REQUEST, THREAD, None, *REST)
     assert begun[3]["forks"][0]["tails"][0]["messages"] == TURN
     played = await play(tab, begun)
     assert read_text(played.history[0]["content"]) == "bye" and "<user>bye" in engine.requests[0].prompt
@@ -151,7 +151,7 @@ async def test_an_empty_message_asks_nothing() -> None:
 async def test_a_second_question_waits_until_the_first_is_answered() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
-    assert await tab.send(typed("and?"), [], THREAD, turn, *REST) == (gr.skip(),) * 6
+    assert await tab.send(typed("and?"), [], REQUEST, THREAD, turn, *REST) == (gr.skip(),) * 6
     # Its own end must not close the turn that still runs, nor begin it again.
     assert tab.close(turn) == (gr.skip(),) * 5
     assert [update async for update in tab.watch(turn)] == [gr.skip()]
@@ -176,7 +176,7 @@ async def test_no_other_turn_begins_beside_an_answer(
     updates = tab.watch(turn)
     await anext(updates)
     page = [user_message("bye"), *TURN[1:]] if begin == "edit" else TURN
-    assert await getattr(tab, begin)(page, THREAD, turn, data, *REST) == (shown, *(gr.skip(),) * 5)
+    assert await getattr(tab, begin)(page, data, REQUEST, THREAD, turn, *REST) == (shown, *(gr.skip(),) * 5)
     assert [update async for update in tab.watch(turn)] == [gr.skip()]
     assert "still being written" in capsys.readouterr().out
     history, _ = await finish(tab, turn, updates)
@@ -237,7 +237,7 @@ async def test_an_answer_goes_on_without_its_page_and_is_found_again_until_ten_m
 ):
     hold = asyncio.Event()
     tab, engine = make_tab(hold=hold)
-    *_, turn, change = await tab.send(typed("hello"), [], None, None, *REST)
+    *_, turn, change = await tab.send(typed("hello"), [], REQUEST, None, None, *REST)
     (chat,) = change["put"]
     assert chat["id"] == change["current"] == turn.thread["id"] and chat["title"] == "hello"
     assert chat["settings"]["max_tokens"] == 64
@@ -292,9 +292,9 @@ async def test_a_bug_in_an_answer_is_shown_and_logged(caplog: pytest.LogCaptureF
 async def test_a_turn_of_another_tab_becomes_a_version_and_the_later_end_of_it_is_taken() -> None:
     tab, _ = make_tab()
     before = {"current": "t", "chats": [{"id": "t", "messages": TURN, "forks": []}]}
-    one = await tab.send(typed("one"), TURN, THREAD, None, *REST[:-1], before)
+    one = await tab.send(typed("one"), TURN, REQUEST, THREAD, None, *REST[:-1], before)
     both = store_of(one[5])
-    two = await tab.send(typed("two"), TURN, THREAD, None, *REST[:-1], both)
+    two = await tab.send(typed("two"), TURN, REQUEST, THREAD, None, *REST[:-1], both)
     (fork,) = two[5]["put"][0]["forks"]
     assert (fork["at"], fork["active"], read_text(fork["tails"][0]["messages"][0]["content"])) == (
         3,
@@ -313,10 +313,10 @@ async def test_a_turn_of_another_tab_becomes_a_version_and_the_later_end_of_it_i
 
 async def test_versions_stay_as_they_are_while_an_answer_is_written() -> None:
     tab, _ = make_tab()
-    asked_again = await tab.retry(TURN, THREAD, None, SimpleNamespace(index=0), *REST)
+    asked_again = await tab.retry(TURN, SimpleNamespace(index=0), REQUEST, THREAD, None, *REST)
     played = await play(tab, asked_again)
     history, thread, to_first = played.history, asked_again[3], SimpleNamespace(_data={"at": 1, "to": 0})
-    turn = (await tab.send(typed("and?"), history, thread, None, *REST))[4]
+    turn = (await tab.send(typed("and?"), history, REQUEST, thread, None, *REST))[4]
     updates = tab.watch(turn)
     await anext(updates)
     assert tab.switch(history, thread, turn, None, to_first) == (gr.skip(),) * 5
