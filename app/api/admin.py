@@ -38,9 +38,8 @@ class LoadAdapterBody(BaseModel):
 
     lora_name: str
     lora_path: str
-    load_inplace: bool = (
-        False  # allows an adapter of this name to exist; its running requests finish with the old one
-    )
+    # allows an adapter of this name to exist; its running requests finish with the old one
+    load_inplace: bool = False
 
 
 class UnloadAdapterBody(BaseModel):
