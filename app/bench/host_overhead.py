@@ -1,12 +1,13 @@
 """Host overhead: the Python that one decode step costs outside the forward pass.
 
     python -m app.bench.host_overhead --rows 256
+    python -m app.bench.host_overhead --sse          over HTTP, with a server in another process
 
-A mock worker answers every step after a fixed time, so all that is left is the engine. What is measured is the
-CPU time of the event loop's thread per step: once with readers that only wait for the end (the engine core),
-once with readers that take every token (core, and the wake-up of each reader). Then all requests once more from
-their start to their end, as tokens per second: by the clock, and by the CPU time of the whole process, which other
-processes on the machine disturb less.
+A mock worker answers every step after a fixed time, so all that is left is the engine. Measures the CPU time of the
+event loop's thread per step: once with readers that only wait for the end (the engine core), once with readers that
+take every token. Then all requests once more from start to end, as tokens per second: by the clock, and by the CPU
+time of the whole process, which other processes on the machine disturb less. With --sse, clients read the bytes of
+server-sent events and parse only the last ones, so that nearly all that is measured is the server.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
+import os
+import re
 import time
+from pathlib import Path
+from urllib.parse import urlsplit
 
+from app.bench.own_server import run_server
 from engine import Engine, EngineConfig, SamplingParams
 
 WINDOW_STEPS = 40
+USAGE = re.compile(rb'"completion_tokens":(\d+)')
 
 
 async def read(engine: Engine, params: SamplingParams) -> None:
@@ -93,15 +101,88 @@ async def run(rows: int, steps: int, step_ms: float) -> None:
         print(f"{'offline':<18} {by_clock:6.0f} tok/s, {by_cpu:.0f} tokens a second of CPU time")
 
 
+class Client(asyncio.Protocol):
+    """One streaming request; `done` becomes the number of tokens in the server's usage."""
+
+    def __init__(self, request: bytes) -> None:
+        self.request = request
+        self.num_events = 0
+        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.num_events += data.count(b"data: ")
+        self._tail = (self._tail + data)[-2000:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        found = USAGE.findall(self._tail)
+        if found:
+            self.done.set_result(int(found[-1]))
+        else:
+            self.done.set_exception(ConnectionError(f"a stream ended early: {self._tail[-300:]!r}"))
+
+
+def make_request(tokens: int) -> bytes:
+    """Return a complete HTTP request; the server closes the connection after its answer."""
+    options = {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    data = json.dumps({"prompt": "Hello", "max_tokens": tokens, **options}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json"
+    return f"{head}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def read_cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process so far; 0 without /proc."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.exists():
+        return 0.0
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def stream_all(pid: int, port: int, streams: int, tokens: int) -> str:
+    """Stream everything once; return one line of results."""
+    request = make_request(tokens)
+    loop = asyncio.get_running_loop()
+    start, cpu, own_cpu = time.monotonic(), read_cpu_seconds(pid), time.process_time()
+    pairs = [await loop.create_connection(lambda: Client(request), "127.0.0.1", port) for _ in range(streams)]
+    num_tokens = sum(await asyncio.gather(*(client.done for _, client in pairs)))
+    spent, cpu = time.monotonic() - start, read_cpu_seconds(pid) - cpu
+    num_events = sum(client.num_events for _, client in pairs)
+    own_us = (time.process_time() - own_cpu) / num_tokens * 1e6
+    return (
+        f"{streams} streams: {num_tokens / spent:.0f} tok/s, {num_tokens / num_events:.2f} tokens an event, "
+        f"server {cpu / num_tokens * 1e6:.1f} us of CPU a token, client {own_us:.1f} us"
+    )
+
+
+async def run_sse(streams: int, tokens: int, step_ms: float) -> None:
+    flags = {
+        "mock-step-ms": step_ms, "max-num-seqs": streams, "max-num-waiting": 2 * streams,
+        "max-num-batched-tokens": 4 * streams, "num-blocks": 140 * streams,
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    pids: list[int] = []
+    async with run_server(["--no-ui", *words], pids.append) as url:
+        port = urlsplit(url).port or 0
+        await stream_all(pids[0], port, min(streams, 16), 50)
+        for _ in range(3):
+            print(await stream_all(pids[0], port, streams, tokens), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=256, help="running requests")
-    parser.add_argument("--steps", type=int, default=1000, help="steps of a pass; half of them are counted")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of a pass, or tokens of a stream")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of a mock step")
+    parser.add_argument("--sse", action="store_true", help="measure streams over HTTP")
     args = parser.parse_args()
-    asyncio.run(run(args.rows, args.steps, args.step_ms))
+    asyncio.run((run_sse if args.sse else run)(args.rows, args.steps, args.step_ms))
 
 
 if __name__ == "__main__":

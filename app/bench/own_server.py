@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -58,50 +58,27 @@ async def run_server(
 
 
 async def wait_until_ready(url: str) -> None:
-    """Poll /health of a server that is not ours; stderr says who is waited for and what they answer.
+    """Poll /health of a server that was not started here.
 
-    A server that does not say that it is about to be ready (503) gets a minute only: it may be the wrong one.
+    A server that does not answer that it is loading (503) gets a minute only: it may be the wrong one.
 
     Raises:
-        UsageError: the time was over; the message says what came last.
+        UsageError: no request can be sent there, or the time was over; the message has the last answer.
     """
-    seen = "no answer"
     print(f"waiting for {url} ...", file=sys.stderr)
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    try:
-        async with (
-            asyncio.timeout(ANSWER_TIMEOUT_S) as limit,
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
-        ):
-            while True:
-                status, answer = await ask_health(session, url)
-                if status == 200:
-                    return
-                if status == 503:
-                    limit.reschedule(min(begun + START_TIMEOUT_S, loop.time() + ANSWER_TIMEOUT_S))
-                if answer != seen:
-                    print(f"waiting for {url}: {answer}", file=sys.stderr)
-                seen = answer
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        waited = f"{loop.time() - begun:.0f} s"
-        raise UsageError(f"{url} did not become ready within {waited}; the last attempt: {seen}") from None
-
-
-async def ask_health(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
-    """The status of /health, 0 without one, and what came in words.
-
-    Raises:
-        UsageError: no request can be sent to such an address.
-    """
-    try:
-        async with session.get(f"{url}/health") as response:
-            text = (await response.content.read(MAX_SHOWN)).decode(errors="replace")
-            return response.status, f"/health answers {response.status} {' '.join(text.split())}".rstrip()
-    except aiohttp.InvalidURL as error:
-        raise UsageError(f"{url!r} is no address of a server") from error
-    except aiohttp.ClientError as error:
-        # its own words for a refused connection do not say that it was refused
-        number = getattr(error, "errno", None) or 0
-        return 0, os.strerror(number) if number > 0 else str(error) or type(error).__name__
+    begun, limit_s, seen = time.monotonic(), ANSWER_TIMEOUT_S, "no answer"
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)) as session:
+        while (waited := time.monotonic() - begun) < limit_s:
+            try:
+                async with session.get(f"{url}/health") as response:
+                    text = (await response.content.read(MAX_SHOWN)).decode(errors="replace")
+                    seen = f"/health answers {response.status} {' '.join(text.split())}"
+                    if response.status == 200:
+                        return
+                    limit_s = START_TIMEOUT_S if response.status == 503 else ANSWER_TIMEOUT_S
+            except aiohttp.InvalidURL as error:
+                raise UsageError(f"{url!r} is no address of a server") from error
+            except (aiohttp.ClientError, TimeoutError) as error:
+                seen = str(error) or type(error).__name__
+            await asyncio.sleep(0.05)
+    raise UsageError(f"{url} did not become ready within {waited:.0f} s; the last attempt: {seen}")

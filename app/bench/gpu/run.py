@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,69 +159,27 @@ def run_part(part: Part, target: Path, limit_s: float, is_smoke: bool) -> dict[s
     return result | {"exit_code": process.returncode, "error": errors.strip()[-ERROR_CHARS:]}
 
 
-MAX_LINES = 40
-Figures = dict[str, Any]
-# part -> its line; the parts not named here are written below
-LINES = {
-    "ceilings": "copy {copy_bytes_per_s:.3g} B/s, read {read_bytes_per_s:.3g} B/s, "
-    "products {gemm_flops_per_s:.3g} FLOP/s",
-    "syncs": "{verdict}",
-    "idle": "{verdict}",
-    "nano-0.6b": "{tokens_per_s:.0f} tok/s, {share_of_measured_ceiling:.2f} of this device's {measured_ceiling:.0f}, "
-    "{share_of_h200_ceiling:.2f} of an H200's {h200_ceiling:.0f}",
-    "structured": "{structured_tokens_per_s:.0f} tok/s with a schema on every row, "
-    "{structured_over_free:.2f} of free text",
-}
-LINES["nano-14b"] = LINES["nano-0.6b"]
-
-
-def report(figures: Figures) -> list[str]:
-    """Return the lines of the table; kernels that do not fit are replaced by a line with their number."""
-    machine, parts = figures["machine"], figures["parts"]
-    lines = [f"{machine['machine']}, torch {machine['torch']}, {machine['date']}"]
+def report(figures: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for the machine and each figure; tables, such as that of the kernels, are in the JSON only."""
+    machine = figures["machine"]
+    yield f"{machine['machine']}, torch {machine['torch']}, {machine['date']}"
     if figures["is_smoke"]:
-        lines.append("smoke run on a CPU: shows that the parts work; the figures below are not speeds")
-    for name, result in parts.items():
-        for number, line in enumerate(_describe(name, result)):
-            lines.append(f"{'' if number else name:12}{line}")
-    kernels = _list_kernels(parts.get("table", {}))
-    room = MAX_LINES - len(lines)
-    if len(kernels) > room:
-        left_out = len(kernels) - max(0, room - 1)
-        kernels = [*kernels[: max(0, room - 1)], f"  ... {left_out} more kernels in the JSON"]
-    return (lines + kernels)[:MAX_LINES]
+        yield "smoke run on a CPU: shows that the parts work; the figures below are not speeds"
+    for name, result in figures["parts"].items():
+        if result["status"] != "ok":
+            last = (result.get("error") or "no message").splitlines()[-1]
+            yield f"{name:12}{result['status'].upper()}: {last[:100]}"
+        else:
+            yield from (f"{name:12}{line}" for line in list_figures(result["figures"]))
 
 
-def _describe(name: str, result: Figures) -> list[str]:
-    if result["status"] != "ok":
-        last = (result.get("error") or "no message").splitlines()[-1]
-        return [f"{result['status'].upper()}: {last[:100]}"]
-    figures = result["figures"]
-    match name:
-        case "checks":
-            wrong = figures["wrong"]
-            right = f"{figures['num_checks'] - len(wrong)} of {figures['num_checks']} kernel checks right"
-            return [right, f"WRONG: {', '.join(wrong)}"[:108]] if wrong else [right]
-        case "single":
-            return [f"{shape}: {ms:.2f} ms a token" for shape, ms in figures["ms_per_token"].items()]
-        case "switches":
-            rates = figures["tokens_per_s"]
-            return [
-                f"{each}: {rate:.0f} tok/s, {rate / rates['all on']:.2f} of all on"
-                for each, rate in rates.items()
-            ]
-        case "tune":
-            best = {kind: tried[0] for kind, tried in figures["tried"].items()}
-            return [f"{kind}: {each['us']:.0f} us with {each['tile']}" for kind, each in best.items()]
-        case _:
-            return [LINES[name].format_map(figures)] if name in LINES else []
-
-
-def _list_kernels(result: Figures) -> list[str]:
-    if result.get("status") != "ok":
-        return []
-    lines = [f"{'kernel':44}{'us':>10}{'of copy':>9}{'of products':>13}"]
-    for row in result["figures"]["kernels"]:
-        share = f"{row['share_of_gemm']:.2f}" if row["share_of_gemm"] else ""
-        lines.append(f"{row['name'][:43]:44}{row['us']:>10.1f}{row['share_of_copy']:>9.2f}{share:>13}")
-    return lines
+def list_figures(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the numbers and texts of a part's figures, each with its path."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from list_figures(inner, f"{name} {key}".strip())
+    elif isinstance(value, list):
+        words = [each for each in value if isinstance(each, str)]
+        yield f"{name}: {', '.join(words) or len(value)}"
+    else:
+        yield f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}"

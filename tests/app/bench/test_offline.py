@@ -144,8 +144,8 @@ def test_a_shape_takes_a_tokenizer_for_its_grammars(capsys: Any, monkeypatch: py
         (["latency", "--batch-size", "0"], "--batch-size=0 must be from 1"),
         (["latency", "--enable-prefix-caching"], "would make the second round measure the cache"),
         (["latency", "--model", "no/such"], "needs a folder with a config.json"),
-        (["sweep", "--concurrency", "1,-2"], "--concurrency '1,-2' must be numbers"),
-        (["sweep", "--concurrency", "²"], "--concurrency '²' must be numbers"),
+        (["simulate", "--replicas", "1,-2"], "--replicas '1,-2' must be numbers"),
+        (["simulate", "--replicas", "²"], "--replicas '²' must be numbers"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(argv: list[str], message: str, capsys: Any) -> None:

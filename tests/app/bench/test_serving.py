@@ -14,7 +14,6 @@ from app.bench import own_server
 from app.bench.client import Load, Record, Target, drive
 from app.bench.own_server import run_server, wait_until_ready
 from app.bench.serve import find_model, summarise
-from app.bench.sweep import Point, choose_batched_tokens, find_knee
 from app.bench.workload import Job
 from app.cli.main import main
 from app.config import UsageError
@@ -117,21 +116,6 @@ def test_flags_that_cannot_work_are_usage_errors(flags: list[str], words: str, c
     assert words in capsys.readouterr().err.splitlines()[-1]
 
 
-def make_point(concurrency: int, rate: float, tpot: float, tokens: int = 1024, ttft: float = 10.0) -> Point:
-    return Point(concurrency, tokens, rate, tpot, ttft)
-
-
-def test_the_knee_is_where_more_requests_only_cost_time() -> None:
-    measured = [(1, 100, 10), (4, 380, 10.5), (16, 900, 18), (64, 950, 68)]
-    assert find_knee([make_point(*figures) for figures in measured]).concurrency == 16
-    assert find_knee([make_point(1, 100, 10), make_point(2, 90, 9)]).concurrency == 1
-
-
-def test_of_equal_budgets_the_one_with_the_shorter_wait_is_proposed() -> None:
-    points = [make_point(8, 100, 5, 256, 50), make_point(8, 99, 5, 512, 20), make_point(8, 80, 5, 2048, 5)]
-    assert choose_batched_tokens(points).batched_tokens == 512
-
-
 class Health:
     """A server whose /health answers what it is given."""
 
@@ -166,14 +150,14 @@ def test_an_address_without_server_is_reported_at_once_and_given_up_soon(
     monkeypatch.setattr(own_server, "ANSWER_TIMEOUT_S", 0.3)
     url = "http://127.0.0.1:1"
     assert main(["bench", "serve", "--base-url", url, "--num-prompts", "2"]) == 2
-    *lines, last = capsys.readouterr().err.splitlines()
-    assert lines == [f"waiting for {url} ...", f"waiting for {url}: Connection refused"]
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == f"waiting for {url} ..."
     assert last.startswith(f"troupe: {url} did not become ready within ")
-    assert last.endswith("the last attempt: Connection refused")
+    assert "the last attempt: Cannot connect to host 127.0.0.1:1" in last
 
 
 async def test_a_loading_server_is_recognised_and_waited_for_longer(
-    health: Health, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    health: Health, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A busy machine may take longer than a moment for one answer.
     monkeypatch.setattr(own_server, "ANSWER_TIMEOUT_S", 2.0)
@@ -181,7 +165,6 @@ async def test_a_loading_server_is_recognised_and_waited_for_longer(
     waiting = asyncio.create_task(health.wait())
     await asyncio.sleep(3.0)
     assert not waiting.done()
-    assert f'waiting for {health.url}: /health answers 503 {{"state": "loading"}}' in capsys.readouterr().err
     health.status = 200
     await waiting
     health.status = 503
