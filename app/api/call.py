@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-import anyio
 
 from app.api.constraint import Constraint
 from app.api.context import ApiContext
@@ -163,23 +160,3 @@ def list_request_ids(reply_id: str) -> list[str]:
 
 def _number(reply_id: str, index: int) -> str:
     return f"{reply_id}-{index}"
-
-
-async def run_all(works: list[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines side by side; the first error cancels the rest and is raised as itself."""
-    if len(works) == 1:
-        await works[0]
-        return
-    try:
-        async with anyio.create_task_group() as group:
-            for work in works:
-                group.start_soon(_await, work)
-    except BaseExceptionGroup as errors:
-        error: BaseException = errors
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
-
-
-async def _await(work: Coroutine[Any, Any, None]) -> None:
-    await work

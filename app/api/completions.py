@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import replies
-from app.api.call import Call, make_judge, make_reply_id, run_all
+from app.api.call import Call, make_judge, make_reply_id
 from app.api.chunks import Chunks
 from app.api.constraint import read_constraint
 from app.api.context import ApiContext, context_of
@@ -21,6 +21,7 @@ from app.api.sampling import completion_sampling, read_prompts
 from app.api.sse import Emit, EventStream, unless_gone
 from app.api.tokens import encode, require_tokenizer
 from app.api.visit import Visit
+from app.concurrency import gather_bounded
 from engine import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -88,13 +89,8 @@ def _new_document(context: ApiContext) -> list[int]:
 
 async def finish_all(call: Call) -> list[RequestOutput]:
     """Run every prompt to its end, side by side."""
-    outputs: dict[int, RequestOutput] = {}
-
-    async def finish(index: int) -> None:
-        outputs[index] = await call.finish(index)
-
-    await run_all([finish(index) for index in range(len(call.prompts))])
-    return [outputs[index] for index in range(len(call.prompts))]
+    num = len(call.prompts)
+    return await gather_bounded(map(call.finish, range(num)), num)
 
 
 def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
@@ -181,7 +177,7 @@ async def stream(call: Call, emit: Emit) -> None:
                     async with turn:
                         await emit(data)
 
-    await run_all([run(number) for number in range(len(call.prompts))])
+    await gather_bounded(map(run, range(len(call.prompts))), len(call.prompts))
     if call.body.include_usage:
         await emit(chunks.total(list(last.values())))
 

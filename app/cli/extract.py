@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from app.cli.talk import local_engine, plain_errors
 from app.config import ExecutorConfig, UsageError, add_flags, make_config, setting
 from app.extraction import Example, Extractor, Limits, Source, add_bounds, describe_added, extract_records
 from app.extraction.export import FORMATS
+from app.extraction.prompt import parse_examples
 from app.extraction.sources import (
     MAX_FILE_BYTES,
     TABLE_TYPES,
@@ -29,6 +29,7 @@ from app.extraction.sources import (
     UnreadableSource,
     decode,
     make_table,
+    read_bytes,
     read_rows,
 )
 from engine import EngineConfig
@@ -154,17 +155,10 @@ def read_examples(path: str) -> tuple[Example, ...]:
     Raises:
         UsageError: it cannot be read, or a line is not an example.
     """
-    examples = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            try:
-                given = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UsageError(f"--examples {path} line {number} is not JSON: {error}") from error
-            if not isinstance(given, dict) or not isinstance(given.get("text"), str) or "record" not in given:
-                raise UsageError(f"--examples {path} line {number} needs `text`, a string, and `record`")
-            examples.append(Example(given["text"], given["record"]))
-    return tuple(examples)
+    try:
+        return parse_examples(read_text(path))
+    except ValueError as error:
+        raise UsageError(f"--examples {path}: {error}") from error
 
 
 async def extract(
@@ -244,12 +238,6 @@ def read_text(path: str) -> str:
         UsageError: it cannot be read, is not UTF-8, or is too large.
     """
     try:
-        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise UsageError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return decode(data, path)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        return decode(read_bytes(None if path == "-" else Path(path), path, MAX_FILE_BYTES), path)
     except UnreadableSource as error:
         raise UsageError(str(error)) from error

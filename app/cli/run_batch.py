@@ -10,19 +10,20 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from app.api.batch import answer_row
-from app.api.call import run_all
 from app.api.context import ApiContext
 from app.api.errors import ApiError
 from app.api.json_body import parse_body
 from app.cli.imports import import_large
 from app.cli.talk import local_engine, plain_errors
+from app.concurrency import run_bounded
 from app.config import AppConfig, ExecutorConfig, UsageError, add_flags, make_config
 from engine import EngineConfig
 
@@ -100,15 +101,12 @@ async def run_batch(
 
             context = ApiContext(engine, AppConfig())
             with plain_errors():
-                await run_all([work(context, rows, write) for _ in range(arguments.max_in_flight)])
+                answers = run_bounded((answer_row(context, row) for row in rows), arguments.max_in_flight)
+                async with aclosing(answers):
+                    async for answer in answers:
+                        write(answer)
     print(f"{num_rows} rows, {num_failed} of them failed in this run", file=sys.stderr)
     return EXIT_SOME_FAILED if num_failed else 0
-
-
-async def work(context: ApiContext, rows: Iterator[Row], write: Callable[[Row], None]) -> None:
-    """Answer rows, one at a time, until none is left."""
-    for row in rows:
-        write(await answer_row(context, row))
 
 
 def iterate_rows(source: Path) -> Iterator[tuple[int, Row]]:

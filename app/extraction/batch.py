@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
+from app.concurrency import gather_bounded, run_in_order
 from app.extraction.chunks import extract_whole
 from app.extraction.extractor import ExtractionResult, Extractor
 from app.extraction.prompt import Example, Schema
@@ -33,24 +35,10 @@ async def extract_records(
     """
     # A grammar is made of schema and text. With a schema that is sound alone the text is to blame.
     await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
-    waiting = iter(sources)
-    running: list[asyncio.Task[dict[str, Any]]] = []
-    try:
-        while True:
-            while len(running) < max_concurrent and (item := next(waiting, None)) is not None:
-                running.append(asyncio.ensure_future(_extract(extractor, schema, item)))
-            if not running:
-                return
-            yield await running.pop(0)
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
-
-async def _extract(extractor: Extractor, schema: Schema, source: Source) -> dict[str, Any]:
-    record, _ = await extract_source(extractor, schema, source)
-    return record
+    works = (extract_source(extractor, schema, source) for source in sources)
+    async with aclosing(run_in_order(works, max_concurrent)) as results:
+        async for record, _ in results:
+            yield record
 
 
 async def extract_source(
@@ -110,14 +98,7 @@ def extract(
 
     async def read_all(engine: Engine) -> list[ExtractionResult]:
         extractor = Extractor(engine, instructions=instructions, examples=tuple(examples), **options)
-        room = asyncio.Semaphore(MAX_CONCURRENT)
-
-        async def read(text: str) -> ExtractionResult:
-            async with room:
-                return await extract_whole(extractor, schema, text)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(read(text)) for text in texts]
-        return [task.result() for task in tasks]
+        works = (extract_whole(extractor, schema, text) for text in texts)
+        return await gather_bounded(works, MAX_CONCURRENT)
 
     return llm.run(read_all)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from app.concurrency import run_bounded
 from app.extraction import extractor as extractor_module
 from app.extraction.extractor import (
     ExtractionResult,
@@ -54,30 +55,18 @@ async def extract_long(
         GrammarError, EngineError: as Extractor.
     """
     parts = await plan_parts(extractor, schema, text)
-    results: list[ExtractionResult | None] = [None] * len(parts)
-    gate = asyncio.Semaphore(MAX_CONCURRENT)
+    results: dict[int, ExtractionResult] = {}
 
     async def read(index: int) -> None:
-        async with gate:
-            piece = text[parts[index].start : parts[index].end]
-            results[index] = await extract_patiently(
-                extractor, schema, piece, source=source, cache_salt=cache_salt
-            )
+        piece = text[parts[index].start : parts[index].end]
+        results[index] = await extract_patiently(
+            extractor, schema, piece, source=source, cache_salt=cache_salt
+        )
 
-    tasks = {asyncio.ensure_future(read(index)) for index in range(len(parts))}
-    waiting = set(tasks)
-    try:
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            yield PartsDone(len(tasks) - len(waiting), len(tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    found = [result for result in results if result is not None]
-    yield await asyncio.to_thread(merge, schema, parts, found)
+    async with aclosing(run_bounded(map(read, range(len(parts))), MAX_CONCURRENT)) as reads:
+        async for _ in reads:
+            yield PartsDone(len(results), len(parts))
+    yield await asyncio.to_thread(merge, schema, parts, [results[index] for index in range(len(parts))])
 
 
 async def stream_whole(

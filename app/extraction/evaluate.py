@@ -7,13 +7,13 @@ deciles    the fields in ten equal groups by confidence, each with its mean conf
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
+from app.concurrency import gather_bounded
 from app.extraction.batch import MAX_CONCURRENT
 from app.extraction.bounds import Limits, add_bounds
 from app.extraction.calibration import Point
@@ -108,32 +108,22 @@ class Figures:
         }
 
 
-async def judge_cases(
-    extractor: Extractor, cases: Sequence[Case], *, max_concurrent: int = MAX_CONCURRENT
-) -> list[Judged]:
+async def judge_cases(extractor: Extractor, cases: Sequence[Case]) -> list[Judged]:
     """Extract every case and score it; as many run at once as the engine's batch takes.
 
     Raises:
         EngineDead: the engine is gone.
     """
-    room = asyncio.Semaphore(max_concurrent)
 
     async def judge(case: Case) -> Judged:
-        async with room:
-            try:
-                return judge_result(case, await extract_patiently(extractor, case.schema, case.text))
-            except EngineDead:
-                raise
-            except (EngineError, GrammarError) as error:
-                return Judged(case, score_record(None, case.record), {}, False, 0, 0, error=str(error))
+        try:
+            return judge_result(case, await extract_patiently(extractor, case.schema, case.text))
+        except EngineDead:
+            raise
+        except (EngineError, GrammarError) as error:
+            return Judged(case, score_record(None, case.record), {}, False, 0, 0, error=str(error))
 
-    tasks = [asyncio.ensure_future(judge(case)) for case in cases]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await gather_bounded(map(judge, cases), MAX_CONCURRENT)
 
 
 def judge_result(case: Case, result: ExtractionResult) -> Judged:

@@ -42,3 +42,22 @@ def make_messages(
 def make_plain_prompt(messages: list[dict[str, str]]) -> str:
     """The same request as one text, for models without a chat template."""
     return "\n\n".join(message["content"] for message in messages) + "\n\nJSON:\n"
+
+
+def parse_examples(text: str) -> tuple[Example, ...]:
+    """Read examples from JSON lines {"text": ..., "record": ...}.
+
+    Raises:
+        ValueError: a line is not an example; the message begins with its number.
+    """
+    examples = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                given = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"Line {number} is not JSON: {error}") from error
+            if not isinstance(given, dict) or not isinstance(given.get("text"), str) or "record" not in given:
+                raise ValueError(f"Line {number} needs `text`, a string, and `record`")
+            examples.append(Example(given["text"], given["record"]))
+    return tuple(examples)

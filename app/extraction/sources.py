@@ -11,6 +11,7 @@ import subprocess
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -144,13 +145,7 @@ def read_rows(path: Path, name: str | None = None, limits: TableLimits = UNLIMIT
         UnreadableSource: it is too large, not what its name says, or empty.
     """
     name, suffix = name or path.name, path.suffix.lower()
-    try:
-        with path.open("rb") as file:  # bounded: a pipe does not tell its size
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise UnreadableSource(f"{name} cannot be read: {error.strerror}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise UnreadableSource(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB")
+    data = read_bytes(path, name, MAX_FILE_BYTES)
     if suffix == ".pdf":
         pages = read_pdf_pages(data, name)
         starts = (0, *accumulate(len(page) + len(PAGE_BREAK) for page in pages[:-1]))
@@ -159,6 +154,33 @@ def read_rows(path: Path, name: str | None = None, limits: TableLimits = UNLIMIT
     if suffix in TABLE_TYPES:
         return (_read_csv if suffix in (".csv", ".tsv") else _read_jsonl)(text, name, limits)
     return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: text})]
+
+
+def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of one file, also of a PDF, which has a limit of its own.
+
+    Raises:
+        UnreadableSource: it is too large or no text.
+    """
+    if path.suffix.lower() == ".pdf":
+        return PAGE_BREAK.join(read_pdf_pages(read_bytes(path, path.name, MAX_FILE_BYTES), path.name))
+    return decode(read_bytes(path, path.name, max_bytes), path.name)
+
+
+def read_bytes(path: Path | None, name: str, max_bytes: int) -> bytes:
+    """The content of one file, or of stdin if the path is None.
+
+    Raises:
+        UnreadableSource: it cannot be read or is too large.
+    """
+    try:
+        with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as file:
+            data = file.read(max_bytes + 1)  # a pipe does not report its size
+    except OSError as error:
+        raise UnreadableSource(f"{name} cannot be read: {error.strerror}") from error
+    if len(data) > max_bytes:
+        raise UnreadableSource(f"{name} is larger than {max_bytes >> 20} MiB")
+    return data
 
 
 def decode(data: bytes, name: str) -> str:
@@ -172,11 +194,6 @@ def decode(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         raise UnreadableSource(f"{name} is not UTF-8 text: {error.reason} at byte {error.start:,}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_pdf(data: bytes, name: str) -> str:
-    """The text of a PDF, its pages separated by empty lines; raises as read_pdf_pages."""
-    return PAGE_BREAK.join(read_pdf_pages(data, name))
 
 
 def read_pdf_pages(data: bytes, name: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 
 from app.api.batch import answer_row
 from app.api.context import ApiContext
+from app.concurrency import gather_bounded
 from app.config import AppConfig
 from app.extraction import Extractor, Source, extract_records
 from app.extraction.sources import TEXT_NAMES
@@ -68,13 +68,7 @@ class BatchJob:
     async def answer(self, engine: Engine, rows: Sequence[Row], first: int) -> list[Row]:
         context = ApiContext(engine, AppConfig())
         requests = [self._read(row, number) for number, row in enumerate(rows, first)]
-        room = asyncio.Semaphore(MAX_CONCURRENT)
-
-        async def answer_one(request: Row) -> Row:
-            async with room:
-                return await answer_row(context, request)
-
-        return list(await asyncio.gather(*map(answer_one, requests)))
+        return await gather_bounded((answer_row(context, each) for each in requests), MAX_CONCURRENT)
 
     def describe(self) -> Row:
         return {"job": "run-batch"}

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.extraction.sources import decode
-
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 SAMPLE_SUFFIXES = (".txt", ".md", ".eml", ".csv", ".log", ".html", ".xml")
-MAX_SOURCE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +37,3 @@ def load_examples(assets: Path = ASSETS) -> Examples:
 
 def show_name(path: Path) -> str:
     return path.stem.replace("_", " ").replace("-", " ")
-
-
-def read_source(path: str | Path) -> str:
-    """The text of a file, whatever its line ends.
-
-    Raises:
-        ValueError: it is too large or not text; the message says which.
-    """
-    path = Path(path)
-    num_bytes = path.stat().st_size
-    if num_bytes > MAX_SOURCE_BYTES:
-        raise ValueError(
-            f"{path.name} has {num_bytes:,} bytes; at most {MAX_SOURCE_BYTES:,} can be opened here"
-        )
-    return decode(path.read_bytes(), path.name)

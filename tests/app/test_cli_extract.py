@@ -89,7 +89,7 @@ def test_limits_are_added_and_named_unless_switched_off(
         ("--schema good.txt good.txt", "good.txt is not JSON"),
         ("--schema wrong.json good.txt", "nonsense"),
         ("--schema deep.json good.txt", "deep.json is not JSON"),
-        ("--schema missing.json good.txt", "cannot read missing.json"),
+        ("--schema missing.json good.txt", "missing.json cannot be read: No such file"),
         ("--schema - -", "stdin (-) can be read once"),
         ("", "needs --schema and at least one file"),
         ("x.bin", "is not UTF-8 text"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.concurrency import run_bounded
 from app.extraction import ExtractionResult, Extractor, Schema
 from app.extraction.batch import MAX_CONCURRENT, extract_source
 from app.extraction.bounds import BoundedSchema
@@ -40,31 +41,16 @@ class BatchRun:
         """
         self.started = self.clock()
         self.schema = schema
-        waiting = iter(range(len(self.rows)) if indices is None else indices)
-        running: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                while len(running) < MAX_CONCURRENT and (index := next(waiting, None)) is not None:
-                    running.add(asyncio.ensure_future(self._extract(index, extractor, schema, cache_salt)))
-                if not running:
-                    return
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+        chosen = range(len(self.rows)) if indices is None else indices
+        works = (self._extract(index, extractor, schema, cache_salt) for index in chosen)
+        async with aclosing(run_bounded(works, MAX_CONCURRENT)) as rows:
+            async for _ in rows:
                 yield len(self.records)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
 
     async def _extract(self, index: int, extractor: Extractor, schema: Schema, salt: str) -> None:
         source = self.rows[index].pick(self.column)
         self.records[index], result = await extract_source(extractor, schema, source, cache_salt=salt)
-        if result is not None:
-            self._count(result)
-
-    def _count(self, result: ExtractionResult) -> None:
-        if result.output is not None:
+        if result is not None and result.output is not None:
             self.num_prompt_tokens += len(result.output.prompt_token_ids)
             self.num_cached_tokens += result.output.num_cached_tokens
 

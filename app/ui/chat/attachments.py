@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from app.extraction.sources import UnreadableSource, decode, read_pdf
+from app.extraction.sources import UnreadableSource, read_text
 from app.ui.files import read_apart
 from engine import InvalidRequest
 
@@ -29,11 +29,8 @@ async def add_attachments(text: str, paths: Iterable[str | Path]) -> str:
 def read_attachment(path: Path) -> str:
     """The text of one file."""
     try:
-        data = path.read_bytes()
-        if len(data) > MAX_BYTES:
-            raise InvalidRequest(f"{path.name} is larger than {MAX_BYTES >> 20} MiB", "attachment")
-        return read_pdf(data, path.name) if path.suffix.lower() == ".pdf" else decode(data, path.name)
-    except (UnreadableSource, OSError) as error:
+        return read_text(path, MAX_BYTES)
+    except UnreadableSource as error:
         raise InvalidRequest(str(error), "attachment") from error
 
 

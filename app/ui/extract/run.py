@@ -13,10 +13,11 @@ from typing import Any
 
 import gradio as gr
 
-from app.extraction import Example, ExtractionResult, Extractor, Limits, PartialExtraction, Schema
+from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction, Schema
 from app.extraction.chunks import PartsDone, stream_whole
 from app.extraction.extractor import make_again
 from app.extraction.json_spans import scan
+from app.extraction.prompt import parse_examples
 from app.extraction.review import Change, EditError, apply_edits, change_items, compare
 from app.extraction.schema_check import SchemaChecker
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
@@ -94,7 +95,7 @@ class ExtractRun:
         session = str(request.session_hash)
         try:
             checked = await asyncio.to_thread(self.checker.check, schema_text)
-            shots = read_examples(examples)
+            shots = parse_examples(examples or "")  # the page sends None for a text box that was never opened
         except EXPLAINED as error:
             yield refuse(explain(error, self.engine.state))
             return
@@ -194,25 +195,6 @@ class ExtractRun:
         )
         fields, record, table, marked = views(edited, {})
         return badge, fields, record, table, marked, edited, added
-
-
-def read_examples(text: str | None) -> tuple[Example, ...]:
-    """Read examples from JSON Lines; the page sends None for a text box that was never opened.
-
-    Raises:
-        ValueError: a line is not an example; the message names it.
-    """
-    examples = []
-    for number, line in enumerate((text or "").splitlines(), 1):
-        if line.strip():
-            try:
-                given = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"Line {number} is not JSON: {error}") from error
-            if not isinstance(given, dict) or not isinstance(given.get("text"), str) or "record" not in given:
-                raise ValueError(f'Line {number} must be {{"text": ..., "record": ...}}')
-            examples.append(Example(given["text"], given["record"]))
-    return tuple(examples)
 
 
 def add_example(shown: Shown | None, typed: tuple[Shown, Shown] | None, examples: str | None) -> str:

@@ -12,8 +12,8 @@ import gradio as gr
 
 from app.extraction import Limits
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
-from app.extraction.sources import read_pdf
-from app.ui.examples import Examples, read_source
+from app.extraction.sources import read_text
+from app.ui.examples import Examples
 from app.ui.explain import Explanation
 from app.ui.extract.record_view import EMPTY, NO_SOURCE
 from app.ui.extract.run import NO_RESULT, ExtractRun, add_example
@@ -23,6 +23,7 @@ from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import read_kept, read_script
 from engine import Engine
 
+MAX_TEXT_BYTES = 2**20
 FILE_TYPES = ["text", ".md", ".eml", ".csv", ".log", ".html", ".xml", ".pdf"]
 
 
@@ -173,7 +174,7 @@ class ExtractTab(ExtractRun):
         """Show an example text with its schema, in place of text and record."""
         await self.stops.end(str(request.session_hash))
         schema = self.examples.schema_for(data.value)
-        text, to_text = read_source(self.examples.samples[data.value]), gr.update(selected="text")
+        text, to_text = read_text(self.examples.samples[data.value]), gr.update(selected="text")
         views = (
             self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(4))
         )
@@ -182,7 +183,7 @@ class ExtractTab(ExtractRun):
     async def open_file(self, path: str, request: gr.Request) -> tuple[Any, ...]:
         """Show the text of an uploaded file in place of text and record; or, as the verdict, why it cannot be read."""
         try:
-            text = await read_apart(read_file, Path(path))
+            text = await read_apart(read_text, Path(path), MAX_TEXT_BYTES)
         except ValueError as error:
             problem = Explanation(
                 "This file cannot be read.", f"{error}.", "Open a text file or a PDF with text in it."
@@ -190,11 +191,6 @@ class ExtractTab(ExtractRun):
             return gr.skip(), gr.skip(), problem.as_html(), *(gr.skip() for _ in NO_RESULT[1:])
         await self.stops.end(str(request.session_hash))
         return text, gr.update(selected="text"), *NO_RESULT
-
-
-def read_file(path: Path) -> str:
-    """Return the text of a file; PDFs have their own reader."""
-    return read_pdf(path.read_bytes(), path.name) if path.suffix.lower() == ".pdf" else read_source(path)
 
 
 logger = logging.getLogger("troupe.ui")

@@ -11,7 +11,8 @@ import gradio as gr
 
 from app.extraction import Limits, add_bounds, make_messages
 from app.extraction.schema_check import SchemaChecker
-from app.ui.examples import Examples, read_source
+from app.extraction.sources import read_text
+from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, explain
 from app.ui.observatory.recorder import Recorder
 from app.ui.observatory.trace import NUM_TOP, Tracer
@@ -93,7 +94,7 @@ class Tracing:
         if schema_name is None:
             raise InvalidRequest(f"the example {name!r} has no schema of its name")
         checked = await asyncio.to_thread(self.checker.check, self.examples.schemas[schema_name])
-        text = read_source(self.examples.samples[name])
+        text = read_text(self.examples.samples[name])
         spec = GrammarSpec.json_schema(add_bounds(checked.schema, Limits()).schema, whitespace="spaced")
         prompt_ids = await self.engine.render_chat(make_messages(checked.schema, text))
         params = SamplingParams(

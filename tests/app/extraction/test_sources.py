@@ -17,7 +17,7 @@ from app.extraction.sources import (
     UnreadableSource,
     make_table,
     read_file,
-    read_pdf,
+    read_pdf_pages,
     read_rows,
 )
 
@@ -221,11 +221,11 @@ def test_a_pdf_that_never_ends_is_refused_and_the_next_one_is_read(monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(sources, "MAX_PDF_SECONDS", 0.5)
         with pytest.raises(UnreadableSource, match=r"a\.pdf takes longer than 0\.5 s to read"):
-            read_pdf(make_pdf(") Tj (" * 500_000), "a.pdf")
+            read_pdf_pages(make_pdf(") Tj (" * 500_000), "a.pdf")
     monkeypatch.setattr(sources, "MAX_PDF_PAGES", 1)
-    assert read_pdf(make_pdf("Hello"), "b.pdf") == "Hello"
+    assert read_pdf_pages(make_pdf("Hello"), "b.pdf") == ["Hello"]
     with pytest.raises(UnreadableSource, match=r"c\.pdf has 2 pages; at most 1 are read: split it"):
-        read_pdf(make_pdf("Hello", num_pages=2), "c.pdf")
+        read_pdf_pages(make_pdf("Hello", num_pages=2), "c.pdf")
 
 
 def test_the_text_of_a_pdf_is_limited() -> None:
@@ -238,7 +238,7 @@ def test_the_text_of_a_pdf_is_limited() -> None:
 
 
 def test_halves_of_a_character_in_a_pdf_are_joined_and_a_lone_one_is_marked() -> None:
-    text = read_pdf(make_pdf("ab a", characters="<61> <D83D> <62> <DE00>"), "a.pdf")
+    (text,) = read_pdf_pages(make_pdf("ab a", characters="<61> <D83D> <62> <DE00>"), "a.pdf")
     assert text == "\U0001f600 \ufffd"
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.ui.examples import MAX_SOURCE_BYTES, load_examples, read_source
+from app.extraction.sources import read_text
+from app.ui.examples import load_examples
 
 
 def make_assets(tmp_path: Path) -> Path:
@@ -31,11 +32,11 @@ def test_missing_folders_are_no_error(tmp_path: Path) -> None:
 def test_line_ends_and_byte_order_marks_are_taken_out(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfa\r\nb\rc")
-    assert read_source(path) == "a\nb\nc"
+    assert read_text(path) == "a\nb\nc"
 
 
 @pytest.mark.parametrize(
-    ("data", "part"), [(b"\xff\xfe", "not UTF-8"), (b"x" * (MAX_SOURCE_BYTES + 1), "at most")]
+    ("data", "part"), [(b"\xff\xfe", "not UTF-8"), (b"x" * (2**20 + 1), "larger than 1 MiB")]
 )
 def test_what_is_no_text_or_too_large_is_refused_with_the_reason(
     tmp_path: Path, data: bytes, part: str
@@ -43,4 +44,4 @@ def test_what_is_no_text_or_too_large_is_refused_with_the_reason(
     path = tmp_path / "a.txt"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=part):
-        read_source(path)
+        read_text(path, 2**20)

@@ -1,0 +1,62 @@
+"""Many coroutines, a limited number of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def run_bounded(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:
+    """Yield results as they come. The first error, or closing the generator, cancels the works that run.
+
+    Args:
+        works: an iterator makes each work when there is room for it.
+    """
+    waiting = iter(works)
+    running: set[asyncio.Task[T]] = set()
+    done: set[asyncio.Task[T]] = set()
+    try:
+        while True:
+            while len(running) < limit and (work := next(waiting, None)) is not None:
+                running.add(asyncio.ensure_future(work))
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                yield task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, *done, return_exceptions=True)
+
+
+async def run_in_order(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:
+    """Yield results in the order of the works; those before the first error all come. Closing cancels the rest."""
+    waiting = iter(works)
+    running: list[asyncio.Task[T]] = []
+    try:
+        while True:
+            while len(running) < limit and (work := next(waiting, None)) is not None:
+                running.append(asyncio.ensure_future(work))
+            if not running:
+                return
+            yield await running[0]
+            del running[0]
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def gather_bounded(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> list[T]:
+    """Return all results in the order of the works."""
+
+    async def number(index: int, work: Coroutine[Any, Any, T]) -> tuple[int, T]:
+        return index, await work
+
+    numbered = (number(index, work) for index, work in enumerate(works))
+    results = [result async for result in run_bounded(numbered, limit)]
+    return [result for _, result in sorted(results, key=lambda pair: pair[0])]
