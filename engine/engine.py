@@ -233,6 +233,11 @@ class Engine:
         return self._supervisor.resolved
 
     @property
+    def sees_images(self) -> bool:
+        """Whether prompts may have images; False until the engine has started."""
+        return self._supervisor.images is not None
+
+    @property
     def model_config(self) -> ModelConfig:
         return self._supervisor.model_config
 

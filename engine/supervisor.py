@@ -86,7 +86,7 @@ class Supervisor:
         self._draining: object | None = None  # identifies the sleep that waits for the requests to end
         self._target_level = 0  # of sleep; replicas that become ready must reach it
         self._model_config: ModelConfig
-        self._images: ImageIntake | None = None  # None: the model does not see images
+        self.images: ImageIntake | None = None  # None: the model does not see images
         self._resolved: ResolvedConfig | None = None
 
     async def start(self) -> None:
@@ -278,8 +278,8 @@ class Supervisor:
         finally:
             if self.listener is not None:
                 self.listener.close()
-            if self._images is not None:
-                self._images.close()
+            if self.images is not None:
+                self.images.close()
             self.dispatcher.fail_all(end)
             if self.dispatcher.journal_file is not None:
                 self.dispatcher.journal_file.close()
@@ -289,7 +289,7 @@ class Supervisor:
     def _read_model(self) -> None:
         self.tokenizer, self.eos_token_ids = self._load_tokenizer()
         self._model_config = read_model_config(self._config.model, self._config.model_impl)
-        self._images = make_intake(self._config, self._model_config, self.tokenizer)
+        self.images = make_intake(self._config, self._model_config, self.tokenizer)
 
     async def _run_front(self) -> None:
         """Run the detokenizer. If it crashes, all requests fail, and the next one serves the same cores."""
@@ -370,7 +370,7 @@ class Supervisor:
                 self._resolved.max_model_len,
                 self._model_config.vocab_size,
                 self.eos_token_ids,
-                self._images,
+                self.images,
             )
             for notice in self._resolved.notices:
                 logger.warning("%s", notice)

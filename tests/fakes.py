@@ -132,6 +132,7 @@ class FakeEngine:
     step_s: float = 0.0
     config: EngineConfig = field(default_factory=lambda: EngineConfig(served_model_name="fake"))
     state: str = "ready"
+    sees_images: bool = False
     error: str | None = None
     requests: list[FakeRequest] = field(default_factory=list)
     tokenizer: FakeTokenizer | None = field(default_factory=FakeTokenizer)

@@ -65,7 +65,7 @@ async def prepare(
     if tools is not None and tools.words_spec is not None:
         # The text shows the special tokens that begin a call; the grammar allows no others.
         sampling = replace(sampling, skip_special_tokens=False)
-    messages = await show_calls(read_messages(body.messages), context)
+    messages = await show_calls(read_messages(body.messages, context.engine.sees_images), context)
     if body.add_special_tokens:
         message = "add_special_tokens is not supported here: the chat template writes them"
         raise ApiError(400, message, "add_special_tokens", "unsupported_field")

@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, turned into what a chat template reads: role and text."""
+"""Chat messages as clients send them, turned into what the engine reads: role, text and images."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ RESERVED_KWARGS = frozenset([
     "sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 ])  # fmt: skip
 MAX_KWARGS = 32
+IMAGE_TYPES = ("image_url", "input_image")
+IMAGE_DETAILS = ("auto", "low", "high", "original")  # accepted; the model's image processor chooses the size
 MAX_TOOL_CALLS = 128
 MAX_NAME_CHARS = 256
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Check roles and flatten content parts.
+def read_messages(messages: Sequence[Mapping[str, Any]], sees_images: bool = False) -> list[dict[str, Any]]:
+    """Check roles and join content parts; content with images stays a list of parts.
+
+    Args:
+        sees_images: whether the model takes images; users may send them then.
 
     Raises:
-        ApiError: 400 naming the message, for a role or content that a text engine cannot take; 413 for calls with
+        ApiError: 400 naming the message, for a role or content that is not supported; 413 for calls with
             more values than a body may have.
     """
     counter = ValueCounter()  # of the arguments of all calls: to the body's own count they are strings
-    return [_read_message(f"messages[{i}]", message, counter) for i, message in enumerate(messages)]
+    return [
+        _read_message(f"messages[{i}]", message, counter, sees_images) for i, message in enumerate(messages)
+    ]
 
 
 def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -37,7 +44,9 @@ def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 
-def _read_message(where: str, message: Mapping[str, Any], counter: ValueCounter) -> dict[str, Any]:
+def _read_message(
+    where: str, message: Mapping[str, Any], counter: ValueCounter, sees_images: bool
+) -> dict[str, Any]:
     role = message.get("role")
     if role == "function" or message.get("function_call"):
         text = f"{where}: functions are not supported by this server; use tools"
@@ -50,7 +59,10 @@ def _read_message(where: str, message: Mapping[str, Any], counter: ValueCounter)
     if content is None and role == "assistant":
         content = message.get("refusal") or ""
     # OpenAI's newer name for a system message; chat templates know only the old one
-    read = {"role": "system" if role == "developer" else role, "content": _read_content(where, content)}
+    read = {
+        "role": "system" if role == "developer" else role,
+        "content": _read_content(where, content, sees_images and role == "user"),
+    }
     if (name := message.get("name")) is not None:
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
             text = f"{where}.name must be a text of 1 to {MAX_NAME_CHARS} characters"
@@ -102,12 +114,35 @@ def _read_text(where: str, value: object) -> str:
     return value
 
 
-def _read_content(where: str, content: object) -> str:
+def _read_content(where: str, content: object, sees_images: bool) -> str | list[dict[str, Any]]:
+    """Return the text of a content; with images, its parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise ApiError(400, f"{where}.content must be a text or a list of parts", "messages", "invalid_value")
-    return "".join(_read_part(f"{where}.content[{i}]", part) for i, part in enumerate(content))
+    parts = []
+    for i, part in enumerate(content):
+        is_image = sees_images and isinstance(part, dict) and part.get("type") in IMAGE_TYPES
+        read = _read_image if is_image else _read_part
+        parts.append(read(f"{where}.content[{i}]", part))
+    if all(isinstance(part, str) for part in parts):
+        return "".join(map(str, parts))
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+
+
+def _read_image(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    """Check an image of chat completions, {"url", "detail"}, or of responses, the URL itself."""
+    image = part.get("image_url")
+    url, detail = (image, part.get("detail")) if isinstance(image, str) else (None, None)
+    if isinstance(image, dict):
+        url, detail = image.get("url"), image.get("detail")
+    if not isinstance(url, str):
+        message = f"{where}.image_url must have the url of an image, such as data:image/png;base64,..."
+        raise ApiError(400, message, "messages", "invalid_value")
+    if detail not in (None, *IMAGE_DETAILS):
+        message = f"{where}.detail={str(detail)[:40]!r} must be one of {', '.join(IMAGE_DETAILS)}"
+        raise ApiError(400, message, "messages", "invalid_value")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _read_part(where: str, part: object) -> str:
@@ -158,7 +193,7 @@ def tell_plainly(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         is_result = message["role"] == "tool"
         plain = _tell_result(message, names) if is_result else _tell_calls(message)
-        if told and was_result and plain["role"] == "user":
+        if told and was_result and plain["role"] == "user" and isinstance(plain["content"], str):
             told[-1]["content"] += "\n" + plain["content"]
         else:
             told.append(plain)

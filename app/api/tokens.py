@@ -31,7 +31,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
     if body.messages is not None:
         asked = ChatRequest(messages=body.messages, tools=body.tools, tool_choice=body.tool_choice)
         tools = await find_tools(asked, context)
-        messages = await show_calls(read_messages(body.messages), context)
+        messages = await show_calls(read_messages(body.messages, context.engine.sees_images), context)
         tokens = await context.engine.render_chat(
             messages,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,

@@ -60,10 +60,6 @@ class InputProcessor:
         self._eos_token_ids = eos_token_ids
         self._images = images
 
-    @property
-    def sees_images(self) -> bool:
-        return self._images is not None
-
     async def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Return (text, token ids) of a prompt given as text, as ids, or as {"prompt_token_ids": ids}.
 

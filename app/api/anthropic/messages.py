@@ -12,6 +12,7 @@ from app.api.messages import MAX_TOOL_CALLS
 Json = dict[str, Any]
 
 ROLES = ("user", "assistant", "system")
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 THOUGHTS = ("thinking", "redacted_thinking")
 
 
@@ -19,7 +20,7 @@ def read_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> 
     """The conversation, with the system's field in front.
 
     Raises:
-        ApiError: 400 for what a text model cannot read.
+        ApiError: 400 for what is not supported.
     """
     read: list[Json] = []
     if system:
@@ -49,7 +50,8 @@ def _read_message(where: str, role: str, content: object) -> list[Json]:
 
 def _read_user(where: str, blocks: list[Any]) -> list[Json]:
     """Results of tools are messages of their own for a chat template, before what else the user says."""
-    results, words = [], []
+    results: list[Json] = []
+    parts: list[Json] = []
     for i, block in enumerate(blocks):
         if _kind_of(block) == "tool_result":
             identity = _text(f"{where}[{i}].tool_use_id", block.get("tool_use_id"))
@@ -59,9 +61,29 @@ def _read_user(where: str, blocks: list[Any]) -> list[Json]:
                 # chat templates have no other place for it
                 text = f"Error: {text}"
             results.append({"role": "tool", "tool_call_id": identity, "content": text})
+        elif _kind_of(block) == "image":
+            parts.append(_read_image(f"{where}[{i}].source", block.get("source")))
         else:
-            words.append(_text_of(f"{where}[{i}]", block))
-    return [*results, {"role": "user", "content": "".join(words)}] if words or not results else results
+            parts.append({"type": "text", "text": _text_of(f"{where}[{i}]", block)})
+    if all(part["type"] == "text" for part in parts):
+        asked: Json = {"role": "user", "content": "".join(part["text"] for part in parts)}
+    else:
+        asked = {"role": "user", "content": parts}
+    return [*results, asked] if parts or not results else results
+
+
+def _read_image(where: str, source: object) -> Json:
+    """Return an image as chat completions have it."""
+    found = source if isinstance(source, dict) else {}
+    kind, media_type = found.get("type"), found.get("media_type")
+    if kind == "base64" and media_type in IMAGE_TYPES:
+        url = f"data:{media_type};base64,{_text(f'{where}.data', found.get('data'))}"
+    elif kind == "url":
+        url = _text(f"{where}.url", found.get("url"))
+    else:
+        message = f"{where} must be base64 with a media_type of {', '.join(IMAGE_TYPES)}, or a url"
+        raise ApiError(400, message, _field_of(where), "unsupported_content")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _read_assistant(where: str, blocks: list[Any]) -> Json:

@@ -254,7 +254,7 @@ async def test_the_system_may_speak_among_the_messages(server: Server) -> None:
         ({"stop_sequences": ["x"] * 20}, "stop_sequences has 20 entries"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages[0].content[0]: only text",
+            "messages[0].content[0].source must be base64 with a media_type",
         ),
         (
             {"tools": [{"type": "web_search_20250305"}]},
