@@ -187,7 +187,7 @@ class EngineCore:
         tier = None
         if config.num_host_blocks:
             tier = HostTier(config.num_host_blocks, self._worker.list_stored())
-        return KVCacheManager(config, tier)
+        return KVCacheManager(config, tier, self._eos_token_ids)
 
     def _find_planner(self, loaded: Loaded) -> Callable[[RequestTable], DraftPlanner] | None:
         """Return what makes the planner of drafts; None without speculative decoding."""

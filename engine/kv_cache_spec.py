@@ -1,4 +1,4 @@
-"""KVCacheSpec and KVCacheGroup: what each layer stores in the KV cache, and which layers share a block table.
+"""What each layer stores: KVCacheSpec and KVCacheGroup per token, in blocks; StateCacheSpec per request, in slots.
 
 A model whose layers all have one window has one group. Otherwise each window has groups of its own, of equally many
 layers, so that a block has the same size in every group and one pool serves them all:
@@ -12,6 +12,7 @@ worker allocates memory for them, and the KV cache manager counts blocks per gro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,19 @@ class KVCacheSpec:
     def num_elements(self) -> int:
         """Numbers in the keys of one token, and in its values."""
         return self.num_kv_heads * self.head_size
+
+
+@dataclass(frozen=True, slots=True)
+class StateCacheSpec:
+    """What one layer stores per request instead of keys and values, in float32."""
+
+    conv: tuple[int, int]  # (inputs, channels) of a convolution
+    recurrent: tuple[int, int, int]  # (heads, key size, value size); (0, 0, 0): the convolution alone
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of one state."""
+        return 4 * (math.prod(self.conv) + math.prod(self.recurrent))
 
 
 @dataclass(frozen=True, slots=True)

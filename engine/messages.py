@@ -226,6 +226,15 @@ class NewRow(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0  # whose KV was found in the prefix cache
     adapter: str = ""  # digest; "": the base model
     images: list[ImagePart] = []
+    snapshot: int = -1  # slot of the state after the cached tokens; -1: there is none
+
+
+class StateSave(msgspec.Struct, frozen=True):
+    """Keeps a row's state before the token at `position`, which is in the row's run of this step."""
+
+    row: int
+    position: int
+    slot: int  # of the snapshots
 
 
 class BlockMove(msgspec.Struct, frozen=True):
@@ -258,6 +267,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     draft_token_ids: np.ndarray  # [sum of num_samples - 1] int64, row after row
     num_wanted: np.ndarray | None = None  # [R] int64, drafts that the device proposes after the row's tokens
     block_moves: list[BlockMove] = []
+    saves: list[StateSave] = []
 
     @property
     def num_tokens(self) -> int:

@@ -16,6 +16,7 @@ from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
 # Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
 # Each block is a Python object.
 AMPLE_BLOCKS = 2**18
+AMPLE_SNAPSHOTS = 2**12  # of states, chosen automatically
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class CacheConfig:
     groups: tuple[KVCacheGroup, ...]
     max_chunk_len: int  # most tokens of a prompt in one step
     num_host_blocks: int = 0  # blocks that the host keeps after they were evicted
+    has_states: bool = False  # whether layers keep a state per request
+    num_snapshots: int = 0  # of states, in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ def resolve_config(
     free_bytes: int,
     bytes_per_block: int,
     kv_specs: Sequence[KVCacheSpec],
+    state_bytes: int = 0,
 ) -> ResolvedConfig:
     """Fill in every "auto" and size the KV cache.
 
@@ -94,6 +98,7 @@ def resolve_config(
         free_bytes: memory that the KV cache may take.
         bytes_per_block: size of one block over all layers of a group.
         kv_specs: shape of each layer's keys and values.
+        state_bytes: size of one request's state; 0: the model has none.
 
     Raises:
         ConfigError: the cache cannot hold one request, or `max_model_len` exceeds the checkpoint's.
@@ -101,6 +106,16 @@ def resolve_config(
     notices = []
     groups = group_layers(kv_specs)
     max_num_seqs, max_num_batched_tokens = config.find_step_limits(worker.device)
+    num_snapshots = 0
+    if state_bytes:
+        wanted, room = max_num_seqs, free_bytes // 2 // state_bytes
+        max_num_seqs, num_snapshots = _share_states(room, max_num_seqs, config.enable_prefix_caching)
+        if max_num_seqs < wanted:
+            notices.append(
+                f"max_num_seqs lowered from {wanted} to {max_num_seqs}: the state of a request takes "
+                f"{state_bytes / 2**20:.1f} MiB; raise memory_share for more"
+            )
+        free_bytes -= (max_num_seqs + num_snapshots) * state_bytes
     num_blocks = config.num_blocks or free_bytes // bytes_per_block
     if config.num_blocks is None and config.memory_share is None:
         # A GPU holds millions of blocks of a tiny model, and creating them takes seconds at every start.
@@ -146,8 +161,26 @@ def resolve_config(
         groups,
         max_num_batched_tokens,
         num_host_blocks=int(config.kv_offload_gb * 2**30) // bytes_per_block,
+        has_states=state_bytes > 0,
+        num_snapshots=num_snapshots,
     )
     return ResolvedConfig(worker, cache, scheduler, tuple(notices))
+
+
+def _share_states(room: int, max_num_seqs: int, has_snapshots: bool) -> tuple[int, int]:
+    """Return how many rows have a state, and the number of snapshots, which get at least half of the room.
+
+    Raises:
+        ConfigError: the memory does not suffice for one row.
+    """
+    if room < 1:
+        raise ConfigError(
+            "half of the cache's memory cannot hold the state of one request; raise memory_share"
+        )
+    if not has_snapshots:
+        return min(max_num_seqs, room), 0
+    num_rows = min(max_num_seqs, max(1, room // 2))
+    return num_rows, min(room - num_rows, AMPLE_SNAPSHOTS)
 
 
 def _find_capacity(

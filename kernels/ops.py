@@ -20,12 +20,15 @@ from torch import Tensor
 from kernels.int4 import GroupedInt4
 from kernels.lora import LoraMatrix, LoraSegment, LoraStep, PackedLora
 from kernels.shared_prefixes import SharedPrefixes
+from kernels.states import RunConv, ScanStates
 from kernels.step_buffers import StepBuffers
 
 Quantization = Literal["int8", "int4", "fp8"]
 # Rows of `Ops.lm_head_sample`; for more the product deserves cuBLAS.
 MAX_HEAD_ROWS = 64
 KVCache = tuple[Tensor, Tensor]  # keys and values, each [num_blocks, block_size, KV, D]
+# Inputs of a convolution [slots, K - 1, C] and states of a recurrence [slots, H, key, value] by slot, float32.
+StateCache = tuple[Tensor, Tensor]
 # Result of `pack_linear`: a tensor, or a small dataclass of the same implementation.
 PackedWeight = Any
 # Result of `pack_experts`; its type depends on the implementation.
@@ -270,6 +273,8 @@ class Ops:
     pack_linear: Callable[[Tensor | GroupedInt4, Tensor | None, Quantization | None], PackedWeight]
     pack_experts: Callable[[ExpertWeights, Quantization | None], PackedExperts]
     run_experts: RunExperts
+    run_conv: RunConv
+    scan_states: ScanStates
     # See `kernels.torch.sampling` for the arguments of these four.
     draw_greedy: Callable[[Tensor], Tensor]
     draw_full: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]

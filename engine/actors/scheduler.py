@@ -82,7 +82,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
             case TakeSnapshot(with_blocks=with_blocks):
                 self._deliver(take_snapshot(self.scheduler, with_blocks))
             case ResetPrefixCache():
-                self._deliver(PrefixCacheReset(self.scheduler.kv_cache.pool.reset_cache()))
+                self._deliver(PrefixCacheReset(self.scheduler.kv_cache.reset_cache()))
             case _:
                 assert_never(message)
 

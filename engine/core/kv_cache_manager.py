@@ -13,24 +13,36 @@ With a HostTier, a block of a cached prefix may be in host memory. It gets a new
 
 A request gets the blocks of its whole prompt at admission, so a prefill rarely waits for blocks. Where groups have
 windows, it gets those of one chunk, and the others in every chunk; blocks of the full groups are reserved for them.
+
+Layers with states have no blocks. A prefix of their models counts as cached up to a snapshot (StateSnapshots).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_image_keys, list_keys
 from engine.core.block_pool import NULL_BLOCK, BlockPool, name_slot
 from engine.core.host_tier import HostTier
 from engine.core.request import Request
+from engine.core.state_snapshots import StateSnapshots
+from engine.messages import StateSave
 from engine.resolved_config import CacheConfig
 
 
 class KVCacheManager:
-    """Owns the block pool; allocates and frees the blocks of requests."""
+    """Owns the block pool; allocates and frees the blocks of requests.
 
-    def __init__(self, config: CacheConfig, tier: HostTier | None = None) -> None:
+    Args:
+        end_ids: stop tokens of the model, which end the turns of a chat.
+    """
+
+    def __init__(
+        self, config: CacheConfig, tier: HostTier | None = None, end_ids: Iterable[int] = ()
+    ) -> None:
         self.config = config
         self.block_size = config.block_size
         self.num_groups = len(config.groups)
@@ -41,10 +53,17 @@ class KVCacheManager:
             (index, group.window) for index, group in enumerate(config.groups) if group.window is not None
         ]
         self._num_full_groups = self.num_groups - len(self._windows)
+        self.states: StateSnapshots | None = None  # for models with states
+        if config.has_states and config.enable_prefix_caching:
+            self.states = StateSnapshots(config.num_snapshots, self.block_size, end_ids)
         self._last_hashed: Request | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_loaded_tokens = 0  # of the hits, tokens whose blocks came from the tier
+        self._num_stateless = 0  # tokens like the next ones, in the last lookup
+        self.num_stateless_tokens = (
+            0  # tokens whose blocks were found, but no snapshot of the state behind them
+        )
 
     def admit(self, request: Request) -> int | None:
         """Allocate blocks for all known tokens of a request, reusing its cached prefix.
@@ -73,6 +92,9 @@ class KVCacheManager:
         num_cached_tokens = num_cached * self.block_size
         self.num_queried_tokens += request.num_tokens
         self.num_hit_tokens += num_cached_tokens
+        if self.states is not None:
+            self.num_stateless_tokens += self._num_stateless
+            request.snapshot = self.states.open(request, num_cached_tokens)
         return num_cached_tokens
 
     def would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
@@ -139,13 +161,40 @@ class KVCacheManager:
         self._cache_blocks(request, num_tokens // self.block_size)
         self._release_windows(request)
 
+    def plan_saves(
+        self, requests: Sequence[Request], starts: np.ndarray, ends: np.ndarray
+    ) -> list[StateSave]:
+        """Return which states to keep in a step that runs the tokens [start, end) of these requests."""
+        if self.states is None:
+            return []
+        saves = []
+        is_due = (starts % self.block_size == 0) | (ends - starts > 1)
+        for index in np.flatnonzero(is_due).tolist():
+            request, start, end = requests[index], int(starts[index]), int(ends[index])
+            self._extend_hashes(request, min(end, request.num_tokens))
+            found = self.states.plan(request, start, end)
+            saves += [StateSave(request.row, position, slot) for position, slot in found]
+        return saves
+
+    def reset_cache(self) -> bool:
+        """Empty the prefix cache. Returns False, without a change, while any block is owned."""
+        is_reset = self.pool.reset_cache()
+        if is_reset and self.states is not None:
+            self.states.clear()
+        return is_reset
+
     def forget(self, request: Request) -> None:
         """Remove a failed request's blocks from the prefix cache, and add no more of them."""
+        if self.states is not None:
+            self.states.forget(request.block_hashes)
+            self.states.close(request, 0)
         for group in range(self.num_groups):
             self.pool.forget(list_keys(request.block_hashes, group))
         request.num_committed_blocks = len(request.block_ids) // self.num_groups
 
     def free(self, request: Request) -> None:
+        if self.states is not None:
+            self.states.close(request, request.num_committed_blocks)
         self.pool.free([block_id for block_id in request.block_ids if block_id != NULL_BLOCK])
         self.pool.free(request.reserved_ids)
         request.block_ids, request.reserved_ids = [], []
@@ -166,11 +215,25 @@ class KVCacheManager:
         Later queries attend to all blocks of a full group, but only to the last blocks of a group with a window. The
         others are null blocks.
         """
+        self._num_stateless = 0
         if not self.config.enable_prefix_caching or request.needs_all_tokens:
             return 0, []
         usable = request.num_tokens - 1
         self._extend_hashes(request, usable)
         hashes = request.block_hashes[: usable // self.block_size]
+        num_cached, runs = self._find_runs(hashes)
+        if self.states is not None:
+            num_found = num_cached
+            while (num_kept := self.states.find(hashes[:num_cached])) < num_cached:
+                num_cached, runs = self._find_runs(hashes[:num_kept])
+            self._num_stateless = (num_found - num_cached) * self.block_size
+        block_ids = [NULL_BLOCK] * (num_cached * self.num_groups)
+        for index, run in enumerate(runs):
+            block_ids[(num_cached - len(run)) * self.num_groups + index :: self.num_groups] = run
+        return num_cached, block_ids
+
+    def _find_runs(self, hashes: list[bytes]) -> tuple[int, list[list[int]]]:
+        """Return the number of blocks of the longest prefix that all groups have, and the blocks of each group."""
         runs: list[list[int]] = []
         num_cached, is_settled = len(hashes), False
         while not is_settled:
@@ -181,10 +244,7 @@ class KVCacheManager:
                 is_settled = is_settled and (index == 0 or num_found == num_cached)
                 num_cached = num_found
                 runs.append(run)
-        block_ids = [NULL_BLOCK] * (num_cached * self.num_groups)
-        for index, run in enumerate(runs):
-            block_ids[(num_cached - len(run)) * self.num_groups + index :: self.num_groups] = run
-        return num_cached, block_ids
+        return num_cached, runs
 
     def _find_run(self, keys: list[bytes], window: int | None) -> tuple[int, list[int]]:
         """Return the number of blocks of the longest prefix in one group, and the blocks that later queries see."""

@@ -57,6 +57,7 @@ class Request:
         "salt",
         "seed",
         "slot",
+        "snapshot",
         "status",
         "stop_ids",
         "table",
@@ -102,6 +103,7 @@ class Request:
         self.block_ids: list[int] = []  # for each block of tokens, one of each group
         self.reserved_ids: list[int] = []  # for later chunks of the prompt
         self.block_hashes: list[bytes] = []
+        self.snapshot = -1  # slot of the state after its cached tokens
         self.num_committed_blocks = 0  # leading blocks of each group already added to the prefix cache
         self.num_cached_tokens = 0
         self.first_scheduled_time: float | None = None

@@ -369,6 +369,7 @@ class Scheduler:
             if drafts
             else NO_DRAFTS,
             num_wanted=num_wanted,
+            saves=self.kv_cache.plan_saves(batch.requests, starts, ends),
             block_moves=[] if self.kv_cache.tier is None else self.kv_cache.tier.take_moves(),
         )
         gated = np.flatnonzero(is_gated).tolist()

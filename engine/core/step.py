@@ -57,6 +57,7 @@ class StepChanges:
                 num_cached_tokens=request.num_computed_tokens,
                 adapter="" if request.adapter is None else request.adapter.digest,
                 images=request.images,
+                snapshot=request.snapshot,
             )
         )
 

@@ -18,6 +18,7 @@ from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from kernels import Ops
 from kernels.ops import KVCache, Plan
+from kernels.torch.elementwise import compute_sigmoid
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class Attention(nn.Module):
         group: index of the layer's group in `StepInputs.groups`.
     """
 
+    name = "self_attn"  # in the names of the checkpoint
+
     def __init__(
         self,
         spec: LayerSpec,
@@ -91,6 +94,13 @@ class Attention(nn.Module):
         parts, orders = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, {}
         if order is not None:
             orders = {"q_proj": _repeat(order, spec.num_heads), "k_proj": _repeat(order, spec.num_kv_heads)}
+        self._gate_size = q_size if spec.style.has_output_gate else 0
+        if self._gate_size:
+            # The checkpoint has the rows of a head's query and gate together.
+            rows = torch.arange(2 * q_size).view(-1, 2, spec.head_size).transpose(0, 1).flatten()
+            if order is not None:
+                rows[:q_size] = rows[:q_size][orders["q_proj"]]
+            parts["q_proj"], orders["q_proj"] = 2 * q_size, rows
         if spec.style.has_fused_qkv:
             parts = {"qkv_proj": q_size + 2 * kv_size}
             if order is not None:
@@ -100,7 +110,7 @@ class Attention(nn.Module):
         self._order = None if order is None else torch.tensor(order)
         self.qkv_proj = Linear(
             spec.hidden_size,
-            q_size + 2 * kv_size,
+            sum(parts.values()),
             spec.qkv_bias,
             parts,
             dtype=dtype,
@@ -123,7 +133,8 @@ class Attention(nn.Module):
         """Map [T, hidden_size] to [T, hidden_size], and write the step's keys and values into the cache."""
         ops, metadata, spec = step.ops, step.attn_metadata, self._spec
         group = step.groups[self._group]
-        q = self.store_keys(hidden, kv_cache, step)
+        heads, gate = self._project(hidden, step)
+        q = self._store(heads, kv_cache, step)
         attended = ops.paged_attention(
             q,
             *kv_cache,
@@ -136,12 +147,26 @@ class Attention(nn.Module):
             sinks=self.sinks,
             plan=group.plan,
         )
-        return self.o_proj(attended.view(hidden.shape[0], -1), adapters=step.adapters)
+        attended = attended.view(hidden.shape[0], -1)
+        if gate is not None:
+            attended = attended * compute_sigmoid(gate)
+        return self.o_proj(attended, adapters=step.adapters)
 
     def store_keys(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         """Write the step's keys and values into the cache. Returns the queries, [T, heads, head_size]."""
+        return self._store(self._project(hidden, step)[0], kv_cache, step)
+
+    def _project(self, hidden: Tensor, step: StepInputs) -> tuple[Tensor, Tensor | None]:
+        """Return queries, keys and values [T, heads, head_size], and the output gate [T, heads * head_size]."""
+        projected, gate = self.qkv_proj(hidden, adapters=step.adapters), None
+        if self._gate_size:
+            sizes = (self._gate_size, self._gate_size, projected.shape[1] - 2 * self._gate_size)
+            q, gate, keys_values = projected.split(sizes, dim=1)
+            projected = torch.cat((q, keys_values), dim=1)
+        return projected.view(hidden.shape[0], -1, self._spec.head_size), gate
+
+    def _store(self, heads: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         ops, spec, rotation = step.ops, self._spec, step.rotations[self._rope_index]
-        heads = self.qkv_proj(hidden, adapters=step.adapters).view(hidden.shape[0], -1, spec.head_size)
         is_full_norm = spec.style.qk_norm == "full"
         if is_full_norm:
             self._norm_all_heads(heads, ops)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from kernels.shared_prefixes import SharedPrefixes
+from kernels.states import StateSegments
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class AttnMetadata:
     shared: SharedPrefixes | None = (
         None  # groups of decodes that start with the same blocks of the first group
     )
+    states: StateSegments | None = None  # for models with state layers
 
     def use_first_group(self, num_groups: int) -> AttnMetadata:
         """Return metadata for a model of so many groups whose layers all use the blocks of the first group here."""

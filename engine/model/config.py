@@ -17,6 +17,7 @@ from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerSty
 from engine.model.moe_spec import MoESpec
 from engine.model.registry import FAMILIES, TEXT_PARTS, Family
 from engine.model.rope_config import RopeConfig, parse_ropes
+from engine.model.state_spec import StateSpec
 from engine.model.vision.spec import VisionSpec
 
 # Fields that do not influence inference. ConfigReader also ignores "_*", "*_version" and "*_token_id".
@@ -78,6 +79,7 @@ class ModelConfig:
     logits_cap: float | None = None
     num_mtp_layers: int = 0  # further layers in the checkpoint, which are not loaded
     layer_moes: tuple[MoESpec | None, ...] = ()  # per layer, None: an MLP; (): MLPs in all layers
+    layer_states: tuple[StateSpec | None, ...] = ()  # per layer, None: attention; (): attention in all layers
     weight_prefix: str = ""  # of all names in the checkpoint
     weight_renames: tuple[tuple[str, str], ...] = ()  # parts of names, ours and the checkpoint's
     ignored_weights: tuple[str, ...] = ()  # prefixes of names that are not loaded
@@ -151,6 +153,7 @@ class ModelConfig:
         windows = self.sliding_windows or (None,) * self.num_hidden_layers
         ropes = self.layer_ropes or (self.rope,) * self.num_hidden_layers
         moes = self.layer_moes or (None,) * self.num_hidden_layers
+        states = self.layer_states or (None,) * self.num_hidden_layers
         return tuple(
             LayerSpec(
                 hidden_size=self.hidden_size,
@@ -169,8 +172,9 @@ class ModelConfig:
                 residual_multiplier=self.residual_multiplier,
                 style=self.style,
                 moe=moe,
+                state=state,
             )
-            for window, rope, moe in zip(windows, ropes, moes, strict=True)
+            for window, rope, moe, state in zip(windows, ropes, moes, states, strict=True)
         )
 
 
@@ -305,6 +309,7 @@ def _parse_windows(reader: ConfigReader, family: Family, num_layers: int) -> tup
     if layer_types is None:
         return expected
     kinds = {"full_attention": None, "attention": None, "sliding_attention": window}
+    kinds |= dict.fromkeys(family.state_layers)
     is_list = isinstance(layer_types, list) and len(layer_types) == num_layers
     if not is_list or any(not isinstance(kind, str) or kind not in kinds for kind in layer_types):
         wanted = f"must name {' or '.join(kinds)} for each of {num_layers} layers"

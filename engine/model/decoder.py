@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kv_cache_spec import KVCacheSpec, find_groups
+from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec, find_groups
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attention import Attention, StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
+from engine.model.gated_delta import GatedDeltaNet
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.mlp import MLP
@@ -36,26 +37,38 @@ _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP with their norms; the next layer adds the MLP's output to the residual stream."""
+    """Attention, or a layer with a state, and MLP with their norms.
+
+    The next layer adds the MLP's output to the residual stream.
+
+    Args:
+        cache_index: index of the layer's cache in those of a step.
+    """
 
     def __init__(
         self,
         spec: LayerSpec,
         rope_index: int,
         group: int,
+        cache_index: int,
         dtype: torch.dtype,
         device: torch.device,
         sharding: Sharding,
     ) -> None:
         super().__init__()
         self.spec = spec
+        self.cache_index = cache_index
         placement = spec.style.placement
 
         def make_norm() -> Norm:
             return Norm(spec.hidden_size, spec.style, spec.norm_eps, dtype, device)
 
         self.input_norm = make_norm() if placement != "post" else None
-        self.attention = Attention(spec, rope_index, dtype, device, sharding, group)
+        self.attention: Attention | GatedDeltaNet
+        if spec.state is None:
+            self.attention = Attention(spec, rope_index, dtype, device, sharding, group)
+        else:
+            self.attention = GatedDeltaNet(spec, dtype, device)
         self.attention_norm = make_norm() if placement in ("post", "sandwich") else None
         self.mlp_input_norm = make_norm() if placement in ("pre", "sandwich") else None
         make_mlp = MLP if spec.moe is None else MoE
@@ -92,7 +105,7 @@ class DecoderLayer(nn.Module):
         """Return the packed weights for ops that run whole layers."""
         attention, mlp = self.attention, self.mlp
         assert self.input_norm is not None and self.mlp_input_norm is not None, "the layer is plain"
-        assert isinstance(mlp, MLP), "the layer is plain"
+        assert isinstance(mlp, MLP) and isinstance(attention, Attention), "the layer is plain"
         return LayerWeights(
             input_norm=self.input_norm.norm,
             qkv=attention.qkv_proj.packed,
@@ -117,7 +130,7 @@ class DecoderLayer(nn.Module):
             "pre_feedforward_layernorm": self.mlp_input_norm if is_sandwich else None,
             "post_feedforward_layernorm": self.mlp_norm,
         }
-        targets = add_prefix("self_attn", self.attention.weight_targets())
+        targets = add_prefix(self.attention.name, self.attention.weight_targets())
         targets |= add_prefix(self.mlp.name, self.mlp.weight_targets())
         for name, norm in norms.items():
             if norm is not None:
@@ -162,13 +175,20 @@ class DecoderModel(nn.Module):
         self.specs = tuple(map(sharding.shrink, config.layer_specs))
         self._sharding = sharding
         self.embed_tokens = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs))
+        ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs if spec.state is None))
         self.ropes = tuple(RotaryEmbedding(rope, head_size, device) for rope, head_size in ropes)
         groups = find_groups(self.kv_specs())
-        self.layers = nn.ModuleList(
-            DecoderLayer(spec, ropes.index((spec.rope, spec.head_size)), group, dtype, device, sharding)
-            for spec, group in zip(config.layer_specs, groups, strict=True)
-        )
+        num_kv, num_states = 0, 0
+        layers = []
+        for spec in config.layer_specs:
+            rope_index, group, cache_index = 0, 0, len(groups) + num_states
+            if spec.state is None:
+                rope_index, group = ropes.index((spec.rope, spec.head_size)), groups[num_kv]
+                cache_index, num_kv = num_kv, num_kv + 1
+            else:
+                num_states += 1
+            layers.append(DecoderLayer(spec, rope_index, group, cache_index, dtype, device, sharding))
+        self.layers = nn.ModuleList(layers)
         self.norm = Norm(config.hidden_size, config.style, config.norm_eps, dtype, device)
         # The factor has the precision of the embeddings that it multiplies.
         self._embedding_multiplier = float(torch.tensor(config.embedding_multiplier, dtype=dtype))
@@ -202,7 +222,8 @@ class DecoderModel(nn.Module):
         Args:
             input_ids: [T] int64, the new tokens of all requests, request after request.
             positions: [T] int64, position of each token in its request.
-            kv_caches: (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim].
+            kv_caches: (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim]; then
+                (inputs, states) per layer with states, see `kernels.ops.StateCache`.
             attn_metadata: lengths and cache positions of the requests.
             adapters: those of the step's tokens.
             images: features of images in the step's prompts.
@@ -221,10 +242,11 @@ class DecoderModel(nn.Module):
         if ops.run_layers is not None and self._can_fuse and not self.aux_layers:
             return self._run_layers(ops, residual, kv_caches, step)
         aux = []
-        for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
             if index in self.aux_layers:
                 aux.append(residual.clone() if hidden is None else residual + hidden)
-            hidden, residual = layer(hidden, residual, kv_cache, step)
+            hidden, residual = layer(hidden, residual, kv_caches[layer.cache_index], step)
         assert hidden is not None, "a decoder has at least one layer"
         if len(self.layers) in self.aux_layers:
             aux.append(residual + hidden)
@@ -249,8 +271,12 @@ class DecoderModel(nn.Module):
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
-        """Return the KV cache content of each layer, in layer order."""
-        return tuple(spec.kv_spec for spec in self.specs)
+        """Return the KV cache content of each layer with attention, in layer order."""
+        return tuple(spec.kv_spec for spec in self.specs if spec.state is None)
+
+    def state_specs(self) -> tuple[StateCacheSpec, ...]:
+        """Return the state of each layer that has one, in layer order."""
+        return tuple(spec.state.cache_spec for spec in self.specs if spec.state is not None)
 
     def reserve_positions(self, num_positions: int) -> None:
         """Extend the RoPE tables to positions [0, num_positions), so that they are not reallocated later."""
@@ -351,8 +377,9 @@ class DecoderModel(nn.Module):
             return None
         layers: list[tuple[PackedLora | None, ...]] = []
         for layer in self.layers:
-            assert isinstance(layer, DecoderLayer) and isinstance(layer.mlp, MLP), "the layer is plain"
+            assert isinstance(layer, DecoderLayer)
             attention, mlp = layer.attention, layer.mlp
+            assert isinstance(attention, Attention) and isinstance(mlp, MLP), "the layer is plain"
             linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
             layers.append(tuple(matrices.get(linear) for linear in linears))
         return LoraLayers(layers) if any(any(layer) for layer in layers) else None

@@ -8,6 +8,7 @@ from typing import Literal
 from engine.kv_cache_spec import KVCacheSpec
 from engine.model.moe_spec import MoESpec
 from engine.model.rope_config import RopeConfig
+from engine.model.state_spec import StateSpec
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -27,6 +28,7 @@ class LayerStyle:
     is_gated: bool = True  # whether the MLP multiplies the activated gate with a second projection
     has_sinks: bool = False  # a learned score per head that takes part in the softmax and has no value
     rope_pairs: Literal["halves", "interleaved"] = "halves"  # which numbers of a head rotate together
+    has_output_gate: bool = False  # a sigmoid, computed beside the queries, scales what attention returns
     has_fused_qkv: bool = False  # the checkpoint stores one qkv_proj
     has_fused_names: bool = False  # the checkpoint stores one gate_up_proj
 
@@ -54,6 +56,7 @@ class LayerSpec:
     residual_multiplier: float = 1.0  # of what attention and MLP add to the residual stream
     style: LayerStyle = LLAMA_STYLE
     moe: MoESpec | None = None  # in place of the MLP
+    state: StateSpec | None = None  # in place of attention
 
     @property
     def kv_spec(self) -> KVCacheSpec:
@@ -68,5 +71,5 @@ class LayerSpec:
         )
         is_known = replace(style, qk_norm="none") == LLAMA_STYLE and style.qk_norm != "full"
         is_scaled = self.rope is not None and self.rope.query_scaling_beta != 0
-        is_known = is_known and self.moe is None
+        is_known = is_known and self.moe is None and self.state is None
         return is_known and not is_scaled and self.soft_cap is None and self.residual_multiplier == 1

@@ -19,6 +19,7 @@ from engine.model.sharding import Sharding
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from kernels import Ops
 from kernels.ops import ExpertWeights, PackedExperts, Quantization
+from kernels.torch.elementwise import compute_sigmoid
 
 # Keeps a sum of sigmoids that are all 0 from dividing by 0. Source: DeepSeek-V3.
 _TINY = 1e-20
@@ -248,15 +249,6 @@ def choose_experts(logits: Tensor, spec: MoESpec, correction_bias: Tensor | None
     if spec.is_normalized:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + _TINY)
     return ids, weights * spec.scale
-
-
-def compute_sigmoid(x: Tensor) -> Tensor:
-    """Return the sigmoid of each number, the same bits whatever the size of the tensor.
-
-    torch computes the last numbers of a tensor, which do not fill a vector, with another exponential. Its softmax does
-    the same for every row.
-    """
-    return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1)[..., 0]
 
 
 def _keep_best_groups(ranked: Tensor, num_groups: int, num_chosen: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.kv_cache_spec import KVCacheSpec
+from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
@@ -57,6 +57,8 @@ class Model(Protocol):
     def list_lora_layers(self, matrices: dict[nn.Module, PackedLora]) -> LoraLayers | None: ...
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]: ...
+
+    def state_specs(self) -> tuple[StateCacheSpec, ...]: ...
 
     def weight_targets(self) -> WeightTargets: ...
 

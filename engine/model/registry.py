@@ -20,6 +20,7 @@ from engine.model.moe_config import (
     read_qwen3_moe,
 )
 from engine.model.rope_config import RopeKeys
+from engine.model.state_config import read_delta_states
 from engine.model.vision.spec import VisionKind
 
 _PLAIN_ROPE = RopeKeys()
@@ -41,6 +42,9 @@ class Family:
     # "none": refused; "all": every layer; "layers": `use_sliding_window`, `max_window_layers`, `layer_types`;
     # "types": `layer_types`, or every layer but each `sliding_window_pattern`-th
     sliding_window: Literal["none", "all", "layers", "types"] = "none"
+    state_layers: tuple[
+        str, ...
+    ] = ()  # names in `layer_types` of layers with a state; `read_fields` reads their shape
     # Layers without positions: none, those of `no_rope_layers`, or full ones beside windowed ones.
     no_rope: Literal["none", "listed", "full", "full if windowed"] = "none"
     inner_size_key: str = "intermediate_size"
@@ -80,6 +84,27 @@ def _read_gemma3(reader: ConfigReader) -> dict[str, Any]:
 
 def _read_cohere2(reader: ConfigReader) -> dict[str, Any]:
     return {"logits_multiplier": reader.number("logit_scale", 0.0625)}
+
+
+# The last part of the checkpoint predicts several tokens.
+_QWEN_INERT = TRAINING_KEYS | {
+    *("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers"),
+}
+_QWEN_DEFAULTS = {"head_dim": 256, "num_key_value_heads": 2, "partial_rotary_factor": 0.25}
+_QWEN_STYLE = LayerStyle(norm_offset=1.0, qk_norm="head", has_output_gate=True)
+
+
+def _read_qwen3_next(reader: ConfigReader) -> dict[str, Any]:
+    states = read_delta_states(reader, has_fused_names=True)
+    return states | read_qwen2_moe(reader) | {"ignored_weights": ("mtp.",)}
+
+
+def _read_qwen3_5(reader: ConfigReader) -> dict[str, Any]:
+    return read_delta_states(reader) | {"ignored_weights": ("mtp.",)}
+
+
+def _read_qwen3_5_moe(reader: ConfigReader) -> dict[str, Any]:
+    return _read_qwen3_5(reader) | read_qwen2_moe(reader)
 
 
 _GEMMA_STYLE = LayerStyle(placement="sandwich", norm_offset=1.0, activation="gelu_tanh")
@@ -324,6 +349,36 @@ FAMILIES: dict[str, Family] = {
     "OlmoeForCausalLM": Family(
         "olmoe", LayerStyle(qk_norm="full"), inert=TRAINING_KEYS, read_fields=read_olmoe
     ),
+    "Qwen3NextForCausalLM": Family(
+        "qwen3_next",
+        _QWEN_STYLE,
+        RopeKeys(has_partial=True),
+        defaults=_QWEN_DEFAULTS | {"norm_topk_prob": True},
+        inert=_QWEN_INERT,
+        state_layers=("linear_attention",),
+        read_fields=_read_qwen3_next,
+    ),
+    "Qwen3_5ForCausalLM": Family(
+        "qwen3_5_text",
+        _QWEN_STYLE,
+        RopeKeys(has_partial=True, has_sections=True),
+        defaults=_QWEN_DEFAULTS | {"num_key_value_heads": 4},
+        constants={"attn_output_gate": True},
+        inert=_QWEN_INERT,
+        state_layers=("linear_attention",),
+        read_fields=_read_qwen3_5,
+    ),
+    "Qwen3_5MoeForCausalLM": Family(
+        "qwen3_5_moe_text",
+        _QWEN_STYLE,
+        RopeKeys(has_partial=True, has_sections=True),
+        inner_size_key="moe_intermediate_size",
+        defaults=_QWEN_DEFAULTS | {"norm_topk_prob": True},
+        constants={"attn_output_gate": True, "norm_topk_prob": True},
+        inert=_QWEN_INERT | {"intermediate_size"},
+        state_layers=("linear_attention",),
+        read_fields=_read_qwen3_5_moe,
+    ),
     "GraniteMoeForCausalLM": Family(
         "granitemoe",
         inert=TRAINING_KEYS,
@@ -378,4 +433,12 @@ TEXT_PARTS: dict[str, TextPart] = {
         ),
         _IMAGE_WEIGHTS,
     ),
-}
+} | dict.fromkeys(
+    ("qwen3_5", "qwen3_5_moe"),
+    TextPart(
+        frozenset(["vision_config"]),
+        ("model.visual.", "mtp."),
+        prefix="",
+        renames=(("model.", "model.language_model."),),
+    ),
+)

@@ -58,6 +58,7 @@ class RopeKeys:
 
     has_layer_types: bool = False  # parameters may differ between full and sliding layers
     has_partial: bool = False  # `partial_rotary_factor`, or `rotary_dim` of the head
+    has_sections: bool = False  # sections of a head for places in images; all rotate alike in text
     has_query_scaling: bool = False  # `llama_4_scaling_beta`
     old_longrope_types: tuple[str, ...] = ()  # other names of longrope
 
@@ -114,6 +115,9 @@ def _parse_rope(
     if keys.has_query_scaling:
         beta = reader.optional_number_within("llama_4_scaling_beta", 0.0, 1e3) or 0.0
         reader.take("max_position_embeddings")  # repeats the config's
+    if keys.has_sections:
+        for key in ("mrope_section", "mrope_interleaved"):
+            reader.take(key)
     rope = _parse_scaling(reader, config, rope_type, theta, max_position_embeddings)
     reader.refuse_rest(frozenset())
     return replace(rope, rotary_share=share, query_scaling_beta=beta)

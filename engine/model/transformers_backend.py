@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from engine.kv_cache_spec import KVCacheSpec
+from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model import packed_experts, paged_interface
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attention import plan_groups
@@ -208,6 +208,10 @@ class TransformersModel(nn.Module):
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         """Return the KV cache content of each layer that attends, in the order of the calls."""
         return self._specs
+
+    def state_specs(self) -> tuple[StateCacheSpec, ...]:
+        """Return nothing: models with states are refused."""
+        return ()
 
     def weight_targets(self) -> WeightTargets:
         """Return the parameters by name. transformers fills them: checkpoints may name parts of them."""

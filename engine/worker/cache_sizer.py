@@ -15,7 +15,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
-from engine.kv_cache_spec import KVCacheSpec
+from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model import ModelConfig
 from engine.resolved_config import ResolvedConfig, WorkerConfig, resolve_config
 from engine.worker.device import DeviceMemory
@@ -41,6 +41,7 @@ class CacheSizer:
     model: ModelConfig
     kv_specs: Sequence[KVCacheSpec]  # one per layer
     draft_specs: Sequence[KVCacheSpec] = ()  # layers of a drafter, which share the blocks of the first group
+    state_specs: Sequence[StateCacheSpec] = ()  # one per layer with a state
     adapter_bytes: int = 0  # kept free for adapters
 
     def estimate(self, ops: Ops, native: NativeSwap | None) -> ResolvedConfig:
@@ -129,6 +130,7 @@ class CacheSizer:
             free_bytes=free_bytes,
             bytes_per_block=self._bytes_per_block,
             kv_specs=self.kv_specs,
+            state_bytes=sum(spec.num_bytes for spec in self.state_specs),
         )
         return self._respect_dynamic_rope(resolved)
 

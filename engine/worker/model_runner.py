@@ -36,6 +36,7 @@ from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logp
 from engine.worker.sampling.sampler import SampledTokens, Sampler
 from engine.worker.sampling.state import SamplingState
 from engine.worker.sampling.transfer import upload
+from engine.worker.state_slots import StateSlots
 
 MASK_TIMEOUT_S = 0.002  # how long rows that could run wait for the masks of other rows
 # Values of a step in which no row samples.
@@ -101,6 +102,7 @@ class ModelRunner:
         drafter: proposes drafts after a step; it has been started on this batch.
         adapters: the adapters of rows; None: there are none.
         images: the images of rows; None: the model does not see images.
+        states: the states of rows; None: the model has none.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class ModelRunner:
         drafter: Drafter | None = None,
         adapters: AdapterRows | None = None,
         images: ImageRows | None = None,
+        states: StateSlots | None = None,
     ) -> None:
         self.model = model
         self.kv_caches = kv_caches
@@ -131,6 +134,7 @@ class ModelRunner:
         self._drafter = drafter
         self._adapters = adapters
         self._images = images
+        self._states = states
         self._last_end = 0.0  # time of the last result
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
@@ -173,6 +177,8 @@ class ModelRunner:
         self._fresh_rows = set()
         live, skipped = self._split_parked(plan)
         launched = LaunchedStep(plan.step_id, skipped=skipped, start_time=start_time)
+        if self._states is not None and skipped:
+            self._states.save_skipped(plan.saves, set(plan.rows[skipped].tolist()))
         if not len(live):
             return launched
         rows, starts = plan.rows[live], plan.starts[live]
@@ -184,6 +190,8 @@ class ModelRunner:
             model_input = self._adapters.mark(model_input, rows, counts)
         if self._images is not None:
             model_input = self._images.mark(model_input, rows, starts, counts)
+        if self._states is not None:
+            model_input = self._states.mark(model_input, rows, starts, counts, plan.saves)
         # `_forward` is not set to the bound `run_model`: the reference cycle would keep device memory alive.
         forward = self.run_model if self._forward is None or model_input.images is not None else self._forward
         hidden = forward(model_input)
@@ -298,6 +306,8 @@ class ModelRunner:
         self.batch.apply(plan)
         if self._drafter is not None:
             self._drafter.take_plan(plan)
+        if self._states is not None and plan.new_rows:
+            self._states.load(plan.new_rows)
         for new_row in plan.new_rows:
             self._add(new_row)
 

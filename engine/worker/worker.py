@@ -42,6 +42,7 @@ from engine.worker.loaded_model import LoadedModel
 from engine.worker.model_runner import ModelRunner
 from engine.worker.ops_choice import note_rounding
 from engine.worker.sampling.state import SamplingState
+from engine.worker.state_slots import StateSlots, allocate_states, check_states
 from engine.worker.warm_up import (
     list_largest_steps,
     list_measured_steps,
@@ -81,6 +82,7 @@ class Worker:
         self._loaded: LoadedModel | None = None
         self._graphs: DecodeGraphs | None = None
         self._runner: ModelRunner | None = None
+        self._state_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._draft_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._host_store: HostStore | None = None  # blocks that left the KV cache
         self._num_steps = 0
@@ -110,6 +112,7 @@ class Worker:
     def load(self) -> Loaded:
         """Read the checkpoint, size and allocate the KV cache, and warm up."""
         self.model_config = read_model_config(self.config.model, self.config.model_impl)
+        check_states(self.config, self.model_config)
         facts = probe_device(self.config.device)
         self._worker_config, notices = choose_worker_config(self.config, self.model_config, facts)
         if isinstance(self.model_config, TransformersConfig):
@@ -151,7 +154,7 @@ class Worker:
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
         self._runner = ModelRunner(
             self.model,
-            self.kv_caches,
+            [*self.kv_caches, *self._state_caches],
             batch,
             state,
             self._eos_token_ids,
@@ -160,6 +163,7 @@ class Worker:
             drafter,
             None if adapters is None else AdapterRows(adapters, self.model, self.device),
             None if self.encoder is None else ImageRows(self.model.dtype, self.device),
+            StateSlots(self._state_caches, scheduler.max_num_seqs) if self._state_caches else None,
         )
         if drafter is not None:
             drafter.start(batch, self._runner.sampler, self._draft_caches)
@@ -207,7 +211,7 @@ class Worker:
     def _drop_cache(self) -> None:
         """Drop everything whose size depends on the cache or the rows."""
         self._runner = self._graphs = None
-        self.kv_caches, self._draft_caches = [], []
+        self.kv_caches, self._state_caches, self._draft_caches = [], [], []
         if self._host_store is not None:
             self._host_store.detach()
         if self._loaded is not None:
@@ -289,6 +293,7 @@ class Worker:
             self.model_config,
             self.model.kv_specs(),
             self.loaded.draft_specs,
+            self.model.state_specs(),
             self.loaded.count_adapter_bytes(on_host=self._memory is None),
         )
         if self._memory is not None:
@@ -305,7 +310,7 @@ class Worker:
 
     def _run_largest_steps(self, resolved: ResolvedConfig) -> None:
         """Run the largest steps and the first recordings on a cache of one block, then free their memory."""
-        self.resolved = replace(resolved, cache=replace(resolved.cache, num_blocks=1))
+        self.resolved = replace(resolved, cache=replace(resolved.cache, num_blocks=1, num_snapshots=0))
         try:
             self._make_caches()
             self.reset()
@@ -320,6 +325,8 @@ class Worker:
         if self.loaded.ranks is not None:
             self.loaded.ranks.allocate(self.resolved.cache, self.resolved.max_model_len)
         self.kv_caches = self._allocate(self.model.kv_specs())
+        num_slots = self.resolved.scheduler.max_num_seqs + self.resolved.cache.num_snapshots
+        self._state_caches = allocate_states(self.model.state_specs(), num_slots, self.device)
         self._draft_caches = self._allocate(self.loaded.draft_specs)
         self._open_host_store()
         self.model.limit_positions(self.resolved.max_model_len)
@@ -365,8 +372,9 @@ class Worker:
 
     def _make_graphs(self) -> DecodeGraphs | None:
         """Return decode graphs if the config enables them and the model allows it."""
-        # Dynamic RoPE depends on sequence lengths, which a recorded graph would fix.
+        # A recorded graph would fix the sequence lengths, on which dynamic RoPE depends, and the slots of states.
         is_static = self.model.ops.is_graph_safe and self.model_config.rope.rope_type != "dynamic"
+        is_static = is_static and not self._state_caches
         if not self.resolved.worker.enable_cuda_graphs or not is_static:
             return None
         scheduler = self.resolved.scheduler

@@ -11,11 +11,14 @@ from pathlib import Path
 from kernels.cpu.structs import (
     AttentionShapeStruct,
     BatchStruct,
+    ConvStruct,
     DecoderStruct,
     ExpertsStruct,
     LinearStruct,
     LoraSegmentStruct,
     RopeStoreStruct,
+    ScanStruct,
+    SegmentsStruct,
     StepStruct,
 )
 
@@ -61,6 +64,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "activate": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64]),
     "rope_store": (None, [c_void_p, POINTER(RopeStoreStruct)]),
     "layers": (None, [c_void_p, POINTER(DecoderStruct), POINTER(BatchStruct), POINTER(StepStruct)]),
+    "conv": (None, [c_void_p, POINTER(ConvStruct), POINTER(SegmentsStruct)]),
+    "scan": (None, [c_void_p, POINTER(ScanStruct), POINTER(SegmentsStruct)]),
     "read": (c_int32, [c_void_p, c_void_p, c_int64]),
     "isa": (c_int, []),
     "make_pool": (c_void_p, [c_int]),

@@ -17,6 +17,7 @@ from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.lora import NativeLora, NativeLoraStep, make_segments, pack_lora
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.scratch import estimate_scratch
+from kernels.cpu.states import run_conv, scan_states
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
 from kernels.int4 import GroupedInt4
@@ -63,6 +64,8 @@ class NativeOps:
             pack_experts=partial(pack_experts, self.library, self.pool, self._memory),
             run_experts=partial(run_experts, self.library, self.pool),
             unpack_experts=partial(unpack_experts, self.library, self.pool),
+            run_conv=partial(run_conv, self.library, self.pool),
+            scan_states=partial(scan_states, self.library, self.pool),
             pack_lora=pack_lora,
             add_lora=self.add_lora,
             packs_shared=True,

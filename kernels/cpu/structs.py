@@ -151,6 +151,36 @@ class LoraStepStruct(ctypes.Structure):
     ]
 
 
+class SegmentsStruct(ctypes.Structure):
+    """`Segments`: the segments of a step's runs."""
+
+    _fields_: ClassVar[list[Field]] = [
+        *((name, c_void_p) for name in ("source", "target", "first", "count", "run_ends")),
+        ("num_runs", c_int64),
+    ]
+
+
+class ConvStruct(ctypes.Structure):
+    """`Conv`: the operands of run_conv."""
+
+    _fields_: ClassVar[list[Field]] = [
+        *((name, c_void_p) for name in ("x", "weight", "bias", "states", "out")),
+        *((name, c_int64) for name in ("stride", "channels", "width")),
+        ("has_silu", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class ScanStruct(ctypes.Structure):
+    """`Scan`: the operands of scan_states."""
+
+    _fields_: ClassVar[list[Field]] = [
+        *((name, c_void_p) for name in ("mixed", "dt", "beta", "a_log", "dt_bias", "skip", "states", "out")),
+        *((name, c_int64) for name in ("stride", "query_at", "key_at", "value_at")),
+        *((name, c_int64) for name in ("num_heads", "num_groups", "key_size", "value_size")),
+    ]
+
+
 class StepStruct(ctypes.Structure):
     """`Step`: the tensors of one step."""
 

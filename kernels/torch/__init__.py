@@ -16,6 +16,7 @@ from kernels.torch.elementwise import add_rms_norm, gelu, gelu_mul, norm_rope_st
 from kernels.torch.experts import pack_experts, run_experts, unpack_experts
 from kernels.torch.linear import linear, pack_linear, unpack_linear
 from kernels.torch.sampling import apply_bitmask, draw_filtered, draw_full, draw_greedy
+from kernels.torch.states import run_conv, scan_states
 
 
 def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  immutable
@@ -36,6 +37,8 @@ def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  
         pack_experts=pack_experts,
         run_experts=run_experts,
         unpack_experts=unpack_experts,
+        run_conv=run_conv,
+        scan_states=scan_states,
         draw_greedy=draw_greedy,
         draw_full=draw_full,
         draw_filtered=draw_filtered,

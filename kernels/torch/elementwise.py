@@ -136,3 +136,12 @@ def norm_rope_store(
     qk = apply_rope(qk, cos, sin)
     store_kv(qk[:, num_heads:], v, k_cache, v_cache, slot_mapping)
     return qk[:, :num_heads]
+
+
+def compute_sigmoid(x: Tensor) -> Tensor:
+    """Return the sigmoid of each number, the same bits whatever the size of the tensor.
+
+    torch computes the last numbers of a tensor, which do not fill a vector, with another exponential. Its softmax does
+    the same for every row.
+    """
+    return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1)[..., 0]

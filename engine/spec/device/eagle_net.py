@@ -61,7 +61,7 @@ class EagleNet(nn.Module):
         self.shape, self.ops, self.embedding = shape, ops, embedding
         fc_inputs = shape.num_aux_layers * shape.target_hidden_size if shape.is_eagle3 else 2 * size
         self.fc = Linear(fc_inputs, size, shape.has_fc_bias, dtype=dtype, device=device)
-        self.layer = DecoderLayer(spec, 0, 0, dtype, device, ONE_RANK)
+        self.layer = DecoderLayer(spec, 0, 0, 0, dtype, device, ONE_RANK)
         if not shape.is_eagle3 and not shape.has_input_norm:
             self.layer.input_norm = None
         self.hidden_norm = self.norm = None
@@ -123,7 +123,9 @@ class EagleNet(nn.Module):
 
     def store_keys(self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> None:
         """Write the keys and values of tokens, given as in `forward`."""
-        self.layer.attention.store_keys(self._read(token_ids, hidden)[0], kv_cache, step)
+        attention = self.layer.attention
+        assert isinstance(attention, Attention), "the layer has no state"
+        attention.store_keys(self._read(token_ids, hidden)[0], kv_cache, step)
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs

@@ -9,6 +9,7 @@
 #include "lora.h"
 #include "pool.h"
 #include "simd.h"
+#include "states.h"
 
 using namespace troupe;
 
@@ -115,6 +116,16 @@ EXPORT void troupe_rope_store(Pool* pool, const RopeStore* rope) {
 EXPORT void troupe_layers(Pool* pool, const Decoder* decoder, const Batch* batch, const Step* step) {
     PoolLock lock(pool);
     run_layers(pool, *decoder, *batch, *step);
+}
+
+EXPORT void troupe_conv(Pool* pool, const Conv* conv, const Segments* segments) {
+    PoolLock lock(pool);
+    run_conv(pool, *conv, *segments);
+}
+
+EXPORT void troupe_scan(Pool* pool, const Scan* scan, const Segments* segments) {
+    PoolLock lock(pool);
+    run_scan(pool, *scan, *segments);
 }
 
 // Read memory as fast as the pool can, for the benchmark's bandwidth; the result only keeps the reads alive.

@@ -19,6 +19,7 @@ from engine.model import DecoderModel
 from engine.model.adapters import StepAdapters, join_segments
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.kv_cache import allocate_kv_cache
+from engine.worker.state_slots import allocate_states, cut_runs
 
 # Names of transformers' classes, without ForCausalLM and Config (Gemma 3's is a TextConfig).
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -28,10 +29,16 @@ FAMILIES |= {"cohere2": "Cohere2", "seed_oss": "SeedOss", "starcoder2": "Starcod
 FAMILIES |= {"granitemoehybrid": "GraniteMoeHybrid"}
 FAMILIES |= {"qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral", "gpt_oss": "GptOss"}
 FAMILIES |= {"glm4_moe": "Glm4Moe", "minimax_m2": "MiniMaxM2", "olmoe": "Olmoe", "granitemoe": "GraniteMoe"}
+FAMILIES |= {"qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
 _QWEN = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
 _LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+_DELTA |= {"linear_value_head_dim": 12, "num_hidden_layers": 4}
 # Further config of a family; experts have about the size of the other layers.
 EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_next": _QWEN | _DELTA | {"shared_expert_intermediate_size": 40},
+    "qwen3_5": _DELTA,
+    "qwen3_5_moe": _QWEN | _DELTA | {"shared_expert_intermediate_size": 40},
     "qwen2_moe": _QWEN | {"shared_expert_intermediate_size": 40},
     "qwen3_moe": _QWEN | {"norm_topk_prob": True},
     "mixtral": _LOCAL,
@@ -108,6 +115,10 @@ class Driver:
         for k_cache, v_cache in self.kv_caches:
             k_cache.fill_(torch.nan)
             v_cache.fill_(torch.nan)
+        self.state_caches = allocate_states(model.state_specs(), 8, torch.device("cpu"))
+        for cache in (each for pair in self.state_caches for each in pair):
+            cache.fill_(torch.nan)
+        self.state_slots: dict[str, int] = {}
         self.free_blocks = list(range(1, num_blocks))
         random.Random(seed).shuffle(self.free_blocks)
         self.block_tables: dict[str, list[int]] = {}
@@ -136,7 +147,7 @@ class Driver:
             adapters = self._sort(list(batch), query_lens)
             head = None if adapters is None else adapters.select_head(np.arange(len(tokens)))
             ids, places = torch.tensor(tokens), torch.tensor(positions)
-            hidden = self.model(ids, places, self.kv_caches, metadata, adapters)
+            hidden = self.model(ids, places, [*self.kv_caches, *self.state_caches], metadata, adapters)
             logits = self.model.compute_logits(hidden, head)
         return dict(zip(batch, logits.split(query_lens), strict=True))
 
@@ -158,6 +169,8 @@ class Driver:
         width = max(map(len, tables))
         padded = torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32)
         seq_lens = [self.num_computed[request] for request in requests]
+        slots_of_states = [self.state_slots.setdefault(each, len(self.state_slots)) for each in requests]
+        counts = np.array(query_lens)
         return AttnMetadata(
             slot_mapping=torch.tensor(slots),
             block_tables=padded.unflatten(1, (-1, self.num_groups)).permute(2, 0, 1).contiguous(),
@@ -165,6 +178,9 @@ class Driver:
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
             query_lens_list=query_lens,
             seq_lens_list=seq_lens,
+            states=cut_runs(np.array(slots_of_states), np.array(seq_lens) - counts, counts, [])
+            if self.state_caches
+            else None,
         )
 
 

@@ -1,0 +1,130 @@
+"""StateSnapshots: which states of requests are kept, so that later requests continue from them.
+
+A prefix of a model with state layers is reused only up to a position where a snapshot exists. Snapshots are kept at
+the last block border before
+
+    the end of the prompt, the end of its first turn (the system message) and of its last ones
+    the last token of an answer: the snapshot of a running request moves on with every block
+
+so that the next turn of a chat finds one. Turns end with a stop token of the model. The worker owns the memory; a slot
+is either free, held by a running request, or cached under a block hash. Cached slots are evicted least recently used
+first. Steps run in the order in which they are planned, so a slot may be reused as soon as it is evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.request import Request
+
+_NUM_LAST_POINTS = 3
+
+
+@dataclass(slots=True)
+class RequestStates:
+    """Snapshots of one running request."""
+
+    points: list[int] = field(
+        default_factory=list
+    )  # positions in its known tokens that are still to be kept, sorted
+    first_rolling: int = 0  # position from which its own snapshot moves on
+    slot: int = -1  # of its own snapshot; -1: none yet
+    position: int = 0  # of its own snapshot
+
+
+class StateSnapshots:
+    """Slots of snapshots, and an index of the cached ones by block hash."""
+
+    def __init__(self, num_slots: int, block_size: int, end_ids: Iterable[int]) -> None:
+        self.num_slots = num_slots
+        self._block_size = block_size
+        self._end_ids = frozenset(end_ids)
+        self._free = list(range(num_slots))
+        self._cached: dict[bytes, int] = {}  # least recently used first
+        self._open: dict[int, RequestStates] = {}  # by handle of the request
+        self._num_held = 0
+
+    @property
+    def num_cached(self) -> int:
+        """Number of snapshots in the prefix cache."""
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        """Slots that are cached or held; for tests, with `num_slots`."""
+        return self.num_slots - len(self._free)
+
+    def find(self, hashes: Sequence[bytes]) -> int:
+        """Return the length in blocks of the longest prefix with a snapshot."""
+        return next((num for num in range(len(hashes), 0, -1) if hashes[num - 1] in self._cached), 0)
+
+    def open(self, request: Request, num_cached: int) -> int:
+        """Choose the snapshots of a request that starts after `num_cached` cached tokens. Returns the slot to load."""
+        last = request.num_tokens - 1
+        size = self._block_size
+        ends = [at + 1 for at, token_id in enumerate(request.token_ids[:last]) if token_id in self._end_ids]
+        borders = sorted({end // size * size for end in (*ends, last)})
+        points = sorted({*borders[:1], *borders[-_NUM_LAST_POINTS:]})
+        self._open[request.handle] = RequestStates(
+            [point for point in points if point > num_cached], last + 1
+        )
+        if not num_cached:
+            return -1
+        return self._touch(request.block_hashes[num_cached // size - 1])
+
+    def plan(self, request: Request, start: int, end: int) -> list[tuple[int, int]]:
+        """Return (position, slot) of the snapshots to write while the request runs its tokens [start, end)."""
+        states = self._open[request.handle]
+        found = []
+        while states.points and states.points[0] < end:
+            position = states.points.pop(0)
+            key = request.block_hashes[position // self._block_size - 1]
+            if key in self._cached:
+                self._touch(key)
+            elif position >= start and (slot := self._take()) is not None:
+                self._cached[key] = slot
+                found.append((position, slot))
+        if start >= states.first_rolling and start % self._block_size == 0:
+            # Running requests hold at most half of the slots, so that prompts stay cached.
+            if states.slot < 0 and 2 * self._num_held < self.num_slots and (slot := self._take()) is not None:
+                states.slot = slot
+                self._num_held += 1
+            if states.slot >= 0:
+                states.position = start
+                found.append((start, states.slot))
+        return found
+
+    def close(self, request: Request, num_blocks: int) -> None:
+        """Cache the snapshot of a request that ends or is preempted, if it lies in its first `num_blocks` blocks."""
+        states = self._open.pop(request.handle, None)  # None: it failed
+        if states is None or states.slot < 0:
+            return
+        self._num_held -= 1
+        at = states.position // self._block_size
+        key = request.block_hashes[at - 1] if at <= num_blocks else None
+        if key is None or key in self._cached:
+            self._free.append(states.slot)
+        else:
+            self._cached[key] = states.slot
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Remove the snapshots with these hashes."""
+        self._free += [self._cached.pop(key) for key in hashes if key in self._cached]
+
+    def clear(self) -> None:
+        """Remove all cached snapshots."""
+        self.forget(list(self._cached))
+
+    def _touch(self, key: bytes) -> int:
+        """Make a cached snapshot the most recently used one. Returns its slot."""
+        slot = self._cached[key] = self._cached.pop(key)
+        return slot
+
+    def _take(self) -> int | None:
+        """Return a free slot, or the least recently used cached one; None if all are held."""
+        if self._free:
+            return self._free.pop()
+        if not self._cached:
+            return None
+        return self._cached.pop(next(iter(self._cached)))

@@ -1,0 +1,45 @@
+"""StateSpec: the shape of a layer that keeps a state per request instead of keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.kv_cache_spec import StateCacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A gated delta net; fields of the recurrence are 0 in a convolution alone."""
+
+    kind: Literal["delta"]
+    conv_width: int  # inputs of the convolution
+    num_heads: int = 0
+    num_groups: int = 0  # of heads that share queries and keys
+    key_size: int = 0
+    value_size: int = 0
+    has_fused_names: bool = (
+        False  # delta: the checkpoint stores in_proj_qkvz and in_proj_ba, ordered by group
+    )
+
+    @property
+    def key_width(self) -> int:
+        """Numbers in the keys of a token."""
+        return self.num_groups * self.key_size
+
+    @property
+    def value_width(self) -> int:
+        """Numbers in the values of a token."""
+        return self.num_heads * self.value_size
+
+    @property
+    def num_channels(self) -> int:
+        """Inputs of the convolution."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def cache_spec(self) -> StateCacheSpec:
+        """The layer's state."""
+        return StateCacheSpec(
+            (self.conv_width - 1, self.num_channels), (self.num_heads, self.key_size, self.value_size)
+        )

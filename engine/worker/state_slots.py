@@ -1,0 +1,128 @@
+"""StateSlots: the states of rows and the snapshots of the prefix cache, for models with state layers.
+
+    slots    [0, max_num_seqs)    [max_num_seqs, ...)
+             one of each row      snapshots
+
+A run that passes a position where a snapshot is kept is cut there into segments: the first writes its state to the
+snapshot, the next one continues from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.kv_cache_spec import StateCacheSpec
+from engine.messages import NewRow, StateSave
+from engine.model import ModelConfig
+from engine.worker.input_batch import ModelInput
+from kernels.ops import StateCache
+from kernels.states import StateSegments
+
+
+def check_states(config: EngineConfig, model_config: ModelConfig) -> None:
+    """Refuse settings that do not support state layers.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if not any(model_config.layer_states):
+        return
+    why = f"{model_config.architecture} has layers with a state per request, which this setting does not support"
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(f"tensor_parallel_size={config.tensor_parallel_size}: {why}; use 1")
+    if config.kv_offload_gb:
+        raise ConfigError(f"kv_offload_gb={config.kv_offload_gb}: {why}; use 0")
+    if config.speculative_config is not None:
+        raise ConfigError(f"speculative_config: {why}, because drafts cannot be taken back; remove it")
+
+
+def allocate_states(
+    specs: Sequence[StateCacheSpec], num_slots: int, device: torch.device
+) -> list[StateCache]:
+    """Allocate the states of each layer, all zero."""
+    return [
+        (
+            torch.zeros(num_slots, *spec.conv, device=device),
+            torch.zeros(num_slots, *spec.recurrent, device=device),
+        )
+        for spec in specs
+    ]
+
+
+class StateSlots:
+    """Marks which states a step reads and writes.
+
+    Args:
+        caches: of each state layer; slots of `num_rows` rows, then snapshots.
+    """
+
+    def __init__(self, caches: Sequence[StateCache], num_rows: int) -> None:
+        self._tensors = [tensor for cache in caches for tensor in cache]
+        self._num_rows = num_rows
+
+    def load(self, new_rows: Sequence[NewRow]) -> None:
+        """Copy the snapshots that new rows start from."""
+        pairs = [(self._num_rows + new.snapshot, new.row) for new in new_rows if new.snapshot >= 0]
+        self._copy(pairs)
+
+    def save_skipped(self, saves: Sequence[StateSave], rows: set[int]) -> None:
+        """Keep the states of rows that do not run in this step; they are at the start of their runs."""
+        self._copy([(save.row, self._num_rows + save.slot) for save in saves if save.row in rows])
+
+    def mark(
+        self,
+        step: ModelInput,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        saves: Sequence[StateSave],
+    ) -> ModelInput:
+        """Return the step's input with its segments; `saves` of rows that do not run are ignored."""
+        kept = [(save.row, save.position, self._num_rows + save.slot) for save in saves]
+        segments = cut_runs(rows, starts, counts, kept)
+        return replace(step, attn_metadata=replace(step.attn_metadata, states=segments))
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy slots: (from, to)."""
+        for source, target in pairs:
+            for tensor in self._tensors:
+                tensor[target] = tensor[source]
+
+
+def cut_runs(
+    slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, saves: Sequence[tuple[int, int, int]]
+) -> StateSegments:
+    """Return the segments of a step's runs [start, start + count).
+
+    Args:
+        slots: of the runs' states.
+        saves: (slot of the run, position, slot of the snapshot), by position within each run; the position lies in
+            the run, and the snapshot has the state before its token.
+    """
+    firsts = np.cumsum(counts) - counts
+    sources = np.where(starts > 0, slots, -1)
+    if not saves:
+        return StateSegments(sources, slots.astype(np.int64), firsts, counts, np.arange(1, len(slots) + 1))
+    by_slot: dict[int, list[tuple[int, int]]] = {}
+    for slot, position, snapshot in saves:
+        by_slot.setdefault(slot, []).append((position, snapshot))
+    parts: list[tuple[int, int, int, int]] = []
+    run_ends = []
+    runs = zip(
+        slots.tolist(), sources.tolist(), firsts.tolist(), starts.tolist(), counts.tolist(), strict=True
+    )
+    for slot, source, first, start, count in runs:
+        done = 0
+        for position, snapshot in by_slot.get(slot, ()):
+            parts.append((source, snapshot, first + done, position - start - done))
+            source, done = snapshot, position - start
+        parts.append((source, slot, first + done, count - done))
+        run_ends.append(len(parts))
+    source_, target, first_, count_ = np.array(parts, dtype=np.int64).T.copy()
+    return StateSegments(source_, target, first_, count_, np.array(run_ends))

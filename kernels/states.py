@@ -1,0 +1,95 @@
+"""What ops need to run layers that keep a state per request: short convolutions and gated linear recurrences.
+
+A step's run of tokens is cut into segments. Each reads its state from one slot and writes it to another one, so that
+a state in the middle of a run can be kept for the prefix cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+CONV_WIDTHS = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSegments:
+    """The segments of a step, run after run; they cover its tokens in order."""
+
+    source: np.ndarray  # [S] int64, slot that is read; negative: a state of zeros
+    target: np.ndarray  # [S] int64, slot that is written
+    first: np.ndarray  # [S] int64, first token
+    count: np.ndarray  # [S] int64, number of tokens, may be 0
+    run_ends: np.ndarray  # [R] int64, index after each run's last segment
+
+
+@dataclass(frozen=True, slots=True)
+class ScanWeights:
+    """Shape and weights of one recurrence.
+
+    Tokens are rows [queries | keys | values] in the order of the offsets; G groups of heads share queries and keys.
+    """
+
+    num_heads: int
+    num_groups: int
+    key_size: int
+    value_size: int
+    query_at: int
+    key_at: int
+    value_at: int
+    a_log: Tensor  # [H] float32
+    dt_bias: Tensor  # [H] float32
+    skip: Tensor | None  # [H] float32, factor of the values in the output
+
+
+class RunConv(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        states: Tensor,
+        segments: StateSegments,
+        *,
+        has_silu: bool,
+    ) -> Tensor:
+        """Convolve each channel with its last inputs.
+
+        Args:
+            x: [T, C] float32, rows contiguous.
+            weight: [K, C] float32, the newest input last; K is 2 to 4.
+            bias: [C] float32.
+            states: [slots, K - 1, C] float32, the inputs before the next token; overwritten.
+            has_silu: whether SiLU follows.
+
+        Returns [T, C] float32.
+        """
+
+
+class ScanStates(Protocol):
+    def __call__(
+        self,
+        mixed: Tensor,
+        dt: Tensor,
+        beta: Tensor | None,
+        weights: ScanWeights,
+        states: Tensor,
+        segments: StateSegments,
+    ) -> Tensor:
+        """Run a gated linear recurrence over each run; the state S of a head is [key_size, value_size].
+
+        The step size is softplus(dt + dt_bias), the decay exp(-exp(a_log) * step size). With beta this is the gated
+        delta rule, S = decay S + k (sigmoid(beta) (v - decay S^T k))^T, with queries and keys scaled to length 1 and
+        queries divided by sqrt(key_size); without it Mamba-2, S = decay S + k (step size * v)^T. The output is
+        S^T q + skip v. Sources: Yang et al., 2024 (Gated DeltaNet); Dao and Gu, 2024 (Mamba-2).
+
+        Args:
+            mixed: [T, C] float32, contiguous.
+            dt, beta: [T, H] float32, contiguous.
+            states: [slots, H, key_size, value_size] float32, overwritten.
+
+        Returns [T, H * value_size] float32.
+        """

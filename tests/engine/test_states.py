@@ -1,0 +1,101 @@
+"""Models with state layers through the engine: texts, prefix hits and refusals."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM, RequestOutput, SamplingParams
+from engine.errors import ConfigError
+from tests.engine.model.drive import make_prompt, make_transformers_model, save
+
+END = 0  # ends the turns of a chat
+SETTINGS: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "memory_share": 0.01}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = make_transformers_model("qwen3_5", max_position_embeddings=8192, eos_token_id=END)
+    model.generation_config.eos_token_id = END
+    return save(model, tmp_path_factory.mktemp("hybrid"))
+
+
+def read_tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
+    return [[list(part.token_ids) for part in output.outputs] for output in outputs]
+
+
+def test_texts_do_not_depend_on_batch_chunks_cache_or_preemption(folder: Path) -> None:
+    prompts = [make_prompt(length) for length in (3, 16, 70, 75, 100)]
+    params = [
+        SamplingParams(temperature=n % 2, seed=n, n=1 + n % 2, max_tokens=40, ignore_eos=True)
+        for n in range(5)
+    ]
+    plain = SETTINGS | {"enable_prefix_caching": False, "enable_chunked_prefill": False, "max_model_len": 160}
+    with LLM(str(folder), num_blocks=60, **plain) as llm:
+        alone = [llm.generate(*each, use_tqdm=False)[0] for each in zip(prompts, params, strict=True)]
+    small = SETTINGS | {"max_num_seqs": 4, "max_num_batched_tokens": 30, "max_model_len": 160}
+    with LLM(str(folder), num_blocks=16, **small) as llm:
+        runs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(3)]
+        assert llm.stats().num_preemptions > 0
+        assert llm.stats().prefix_cache_hits > 0
+    assert [read_tokens(run) for run in runs] == [read_tokens(alone)] * 3
+
+
+class Chat:
+    """Turns of a chat whose answers have a fixed length."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.tokens: list[int] = []
+
+    def ask(self, message: list[int], num_tokens: int = 90) -> int:
+        """Add a message and its answer. Returns how many of the earlier tokens were computed again."""
+        old = len(self.tokens)
+        self.tokens += [*message, END]
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        (output,) = self.llm.generate([self.tokens], params, use_tqdm=False)
+        assert output.num_cached_tokens is not None
+        self.tokens += [*output.outputs[0].token_ids, END]
+        return old - output.num_cached_tokens
+
+
+@pytest.fixture
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), num_blocks=1000, max_model_len=8192, **SETTINGS) as llm:
+        yield llm
+
+
+def test_second_turn_of_a_chat_computes_few_tokens_again(llm: LLM) -> None:
+    chat = Chat(llm)
+    assert chat.ask(make_prompt(4000)) == 0
+    assert [chat.ask(make_prompt(20 + turn, turn)) <= 18 for turn in range(1, 5)] == [True] * 4
+
+
+def test_other_chats_share_the_system_message(llm: LLM) -> None:
+    system = [*make_prompt(200), END]
+    first, second = Chat(llm), Chat(llm)
+    first.ask([*system, *make_prompt(300, 1)])
+    second.tokens = list(system)
+    assert second.ask(make_prompt(300, 2)) < 16
+
+
+def test_an_answer_that_was_edited_continues_from_the_end_of_the_question(llm: LLM) -> None:
+    chat = Chat(llm)
+    chat.ask(make_prompt(300))
+    chat.tokens = [*chat.tokens[:301], *make_prompt(50, 7), END]
+    assert chat.ask(make_prompt(9, 8)) <= 51 + 16
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tensor_parallel_size": 2},
+        {"kv_offload_gb": 1.0},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    ],
+    ids=str,
+)
+def test_settings_without_support_for_states_are_refused(settings: dict[str, Any], folder: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))}.*state per request"):
+        LLM(str(folder), **SETTINGS | settings)
