@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.model.attention import StepInputs, plan_groups
+from engine.model.attention import Attention, StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.decoder import DecoderLayer
 from engine.model.layer_spec import LayerSpec
