@@ -1,0 +1,121 @@
+"""By hand: KV offload against none, in one process, in turn, on random weights of a shape of `app.bench.shapes`.
+
+python -m tests.engine.measure_kv_offload chats      24 users x 4 turns x 800 tokens, a cache for a third of them
+python -m tests.engine.measure_kv_offload plain      prompts that share nothing: throughput with offload over without
+python -m tests.engine.measure_kv_offload restart    time to first token of a chat after a restart, from a file, over cold
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from app.bench.shapes import write_shape
+from engine import LLM, SamplingParams
+
+TURN_TOKENS, ANSWER_TOKENS = 800, 32
+
+
+def make_llm(arguments: argparse.Namespace, folder: Path, num_blocks: int, **more: Any) -> LLM:
+    return LLM(
+        str(write_shape(arguments.shape, folder)), load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
+        attention_backend="native", num_threads=1, num_blocks=num_blocks, max_model_len=4096,
+        max_num_seqs=4, max_num_batched_tokens=512, **more,
+    )  # fmt: skip
+
+
+def make_tokens(seed: str, count: int) -> list[int]:
+    chance = Random(seed)
+    return [chance.randrange(5, 40_000) for _ in range(count)]
+
+
+def generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs], time.perf_counter() - start
+
+
+def run_chats(llm: LLM, num_users: int, num_turns: int) -> tuple[int, list[list[int]]]:
+    """Return the number of prompt tokens computed, and the last answers."""
+    chats: list[list[int]] = [[] for _ in range(num_users)]
+    answers: list[list[int]] = []
+    num_prompt = 0
+    for turn in range(num_turns):
+        for user, chat in enumerate(chats):
+            chat += make_tokens(f"{user} {turn}", TURN_TOKENS - ANSWER_TOKENS)
+        num_prompt += sum(map(len, chats))
+        answers, _ = generate(llm, chats, ANSWER_TOKENS)
+        for chat, answer in zip(chats, answers, strict=True):
+            chat += answer
+    return num_prompt - llm.stats().prefix_cache_hits, answers
+
+
+def measure_chats(arguments: argparse.Namespace, folder: Path) -> None:
+    users, turns = arguments.users, arguments.turns
+    num_blocks = users * turns * TURN_TOKENS // 16 // 3
+    found = []
+    for size in (0.0, arguments.gb):
+        with make_llm(arguments, folder, num_blocks, kv_offload_gb=size) as llm:
+            found.append(run_chats(llm, users, turns))
+            print(f"kv_offload_gb={size}: {found[-1][0]} prompt tokens computed", flush=True)
+    assert found[0][1] == found[1][1], "offload changed an answer"
+    print(f"computed with offload over without: {found[1][0] / found[0][0]:.3f}; all answers equal")
+
+
+def measure_plain(arguments: argparse.Namespace, folder: Path) -> None:
+    """Each engine gets new prompts in every round; both have a cache for one third of a round."""
+    ratios = []
+    num_blocks = arguments.users * TURN_TOKENS // 16 // 3
+    with (
+        make_llm(arguments, folder, num_blocks) as without,
+        make_llm(arguments, folder, num_blocks, kv_offload_gb=arguments.gb) as offload,
+    ):
+        for number in range(arguments.rounds + 1):
+            prompts = [make_tokens(f"{number} {user}", TURN_TOKENS) for user in range(arguments.users)]
+            pair = [without, offload] if number % 2 else [offload, without]
+            seconds = {id(llm): generate(llm, prompts, ANSWER_TOKENS)[1] for llm in pair}
+            if number:  # the first round warms up
+                ratios.append(seconds[id(without)] / seconds[id(offload)])
+                print(f"round {number}: throughput with offload over without {ratios[-1]:.3f}", flush=True)
+    print(f"median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+def measure_restart(arguments: argparse.Namespace, folder: Path) -> None:
+    """One token of each chat, whose blocks the file holds or whose tokens are new."""
+    chats = [make_tokens(f"{user}", TURN_TOKENS) for user in range(arguments.users)]
+    fresh = [make_tokens(f"fresh {user}", TURN_TOKENS) for user in range(arguments.users)]
+    num_blocks = arguments.users * TURN_TOKENS // 16 // 3
+    settings = {"kv_offload_gb": arguments.gb, "kv_offload_file": str(folder / "blocks")}
+    with make_llm(arguments, folder, num_blocks, **settings) as llm:
+        generate(llm, chats, 1)
+        generate(llm, [make_tokens("last", TURN_TOKENS)] * 2, 1)  # evicts the last chats
+    ratios = []
+    with make_llm(arguments, folder, num_blocks, **settings) as llm:
+        generate(llm, [make_tokens("warm up", TURN_TOKENS)], 1)
+        for known, new in list(zip(chats, fresh, strict=True))[: arguments.rounds]:
+            warm, cold = (generate(llm, [prompt], 1)[1] for prompt in (known, new))
+            ratios.append(warm / cold)
+        print(f"{llm.stats().kv_offload_loads} tokens came from the file")
+    print(f"TTFT over cold: median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["chats", "plain", "restart"])
+    parser.add_argument("--shape", default="smollm2-135m")
+    parser.add_argument("--users", type=int, default=24)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gb", type=float, default=2.0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure = {"chats": measure_chats, "plain": measure_plain, "restart": measure_restart}
+        measure[arguments.what](arguments, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
