@@ -14,11 +14,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from engine.errors import ConfigError
 from engine.spec.config import SpeculativeConfig, parse_speculative_config
+from engine.transfer.config import TCP, KVTransferConfig, parse_kv_transfer_config
+from engine.transfer.units import UNIT_TOKENS
 
 DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
 # Defaults by device: requests and tokens in one step.
 STEP_LIMITS = {"cpu": (64, 1024), "cuda": (256, 8192)}
 MIN_KEY_LENGTH = 16
+TRANSFER_GB = (
+    0.5  # default of kv_offload_gb with a kv_transfer_config: all transfers pass through host memory
+)
 _RANGES: dict[str, tuple[float, float]] = {
     "num_threads": (1, 1024),
     "seed": (0, 2**63 - 1),
@@ -163,6 +168,14 @@ class EngineConfig:
         default=None,
         metadata={
             "help": "file that holds kv_offload_gb instead of RAM, so that the blocks survive a restart"
+        },
+    )
+    kv_transfer_config: str | None = field(
+        default=None,
+        metadata={
+            "help": "JSON object with vLLM's keys, such as "
+            '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}: cores exchange KV blocks through '
+            "SharedMemoryConnector, FileConnector, TcpConnector or a class of yours"
         },
     )
     max_num_seqs: int | None = field(
@@ -327,12 +340,16 @@ class EngineConfig:
         _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
         if self.kv_offload_file is not None and not self.kv_offload_gb:
             raise ConfigError("kv_offload_file needs kv_offload_gb, the size of the file")
-        if self.kv_offload_gb and self.tensor_parallel_size > 1:
-            raise ConfigError("kv_offload_gb does not work with tensor_parallel_size yet")
-        given: object = self.speculative_config
-        if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it
-            object.__setattr__(self, "speculative_config", json.dumps(dict(given)))
+        if self.host_bytes and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "kv_offload_gb and kv_transfer_config do not work with tensor_parallel_size yet"
+            )
+        for name in ("speculative_config", "kv_transfer_config"):
+            given: object = getattr(self, name)
+            if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it
+                object.__setattr__(self, name, json.dumps(dict(given)))
         self.read_speculative()
+        self._check_kv_transfer()
         self.find_step_limits("cpu")
 
     def _check_adapters(self) -> None:
@@ -358,6 +375,24 @@ class EngineConfig:
             raise ConfigError("data_parallel_size_local has no meaning with data_parallel_backend=ray")
         if self.num_remote_replicas and self.data_parallel_key is None and not is_ray:
             raise ConfigError("replicas on other machines need data_parallel_key")
+
+    def _check_kv_transfer(self) -> None:
+        config = self.read_kv_transfer()
+        if config is None:
+            return
+        if self.block_size % UNIT_TOKENS:
+            raise ConfigError(
+                f"block_size={self.block_size} must be a multiple of {UNIT_TOKENS} with kv_transfer_config"
+            )
+        if not self.enable_prefix_caching:
+            raise ConfigError("kv_transfer_config needs enable_prefix_caching")
+        if config.kv_connector == TCP and self.data_parallel_key is None:
+            raise ConfigError(f"kv_transfer_config: {TCP} needs data_parallel_key")
+        if config.num_prefill_replicas >= self.data_parallel_size > 0 < config.num_prefill_replicas:
+            raise ConfigError(
+                f"kv_transfer_config: prefill_replicas={config.num_prefill_replicas} must be less than "
+                f"data_parallel_size={self.data_parallel_size}"
+            )
 
     def find_step_limits(self, device: str) -> tuple[int, int]:
         """Return the maximum numbers of requests and of tokens in one step on this device.
@@ -389,6 +424,25 @@ class EngineConfig:
         if not isinstance(given, str):
             raise ConfigError(f"speculative_config={given!r} must be a JSON object")
         return parse_speculative_config(given)
+
+    def read_kv_transfer(self) -> KVTransferConfig | None:
+        """Return the parsed `kv_transfer_config`; None without one.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is outside its range.
+        """
+        given: object = self.kv_transfer_config
+        if given is None:
+            return None
+        if not isinstance(given, str):
+            raise ConfigError(f"kv_transfer_config={given!r} must be a JSON object")
+        return parse_kv_transfer_config(given)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory for blocks outside the KV cache."""
+        gib = self.kv_offload_gb or (0.0 if self.kv_transfer_config is None else TRANSFER_GB)
+        return int(gib * 2**30)
 
     def read_lora_modules(self) -> dict[str, str]:
         """Return the paths of the adapters to load at the start, by name.

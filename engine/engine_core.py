@@ -21,8 +21,8 @@ from engine.actors.executor import ExecutorActor
 from engine.actors.grammar import GrammarActor
 from engine.actors.scheduler import SchedulerActor
 from engine.actors.switch_interval import shorten_switch_interval
+from engine.actors.transfer import TransferActor
 from engine.config import EngineConfig
-from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
@@ -40,10 +40,14 @@ from engine.messages import (
     ResetPrefixCache,
     Sleep,
     TakeSnapshot,
+    TransferInbox,
 )
 from engine.resolved_config import CacheConfig
 from engine.spec.draft_planner import DraftPlanner
 from engine.spec.step_costs import StepCosts
+from engine.transfer.block_transfers import BlockTransfers
+from engine.transfer.connector import make_connector
+from engine.transfer.host_tier import HostTier
 from engine.worker.executor import Executor, Loaded
 from grammar import GrammarCompiler, Vocabulary
 
@@ -106,11 +110,14 @@ class EngineCore:
             deliver=self._deliver,
             encode=None if make_drafts is None else self._encode,
         )
+        scheduler = Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids, make_drafts=make_drafts)
+        self.transfer = await self._open_transfer(scheduler)
         self.scheduler = SchedulerActor(
-            Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids, make_drafts=make_drafts),
+            scheduler,
             tell_executor=self.executor.tell,
             tell_grammar=self.grammar.tell,
             tell_adapters=self._tell_adapters,
+            tell_transfer=self._tell_transfer,
             deliver=self._deliver,
         )
         others: dict[str, Coroutine[Any, Any, None]] = {
@@ -127,6 +134,8 @@ class EngineCore:
                 self._worker.encoder, self._config.mm_encoder_cache_gb, self._open, self._deliver
             )
             others["encoder"] = self.encoder.run()
+        if self.transfer is not None:
+            others["transfer"] = self.transfer.run()
         for name, run in others.items():
             self.attach(tasks.create_task(run, name=name))
         executor.add_done_callback(self._note_end)
@@ -169,6 +178,10 @@ class EngineCore:
         assert self.adapters is not None, "the front refuses adapters that are not enabled"
         self.adapters.tell(message)
 
+    def _tell_transfer(self, message: TransferInbox) -> None:
+        assert self.transfer is not None, "the scheduler has a store only with it"
+        self.transfer.tell(message)
+
     def attach(self, task: asyncio.Task[None]) -> None:
         """Tie a task of the front to the core: each of them ends when the other does."""
         self._others.append(task)
@@ -186,8 +199,23 @@ class EngineCore:
     def _make_kv_cache(self, config: CacheConfig) -> KVCacheManager:
         tier = None
         if config.num_host_blocks:
-            tier = HostTier(config.num_host_blocks, self._worker.list_stored())
+            memory = self._worker.host_memory
+            tier = HostTier(config.num_host_blocks, [] if memory is None else memory.list_stored())
         return KVCacheManager(config, tier, self._eos_token_ids)
+
+    async def _open_transfer(self, scheduler: Scheduler) -> TransferActor | None:
+        """Let the scheduler use the store of several cores, if there is one. Returns the actor of the store."""
+        config, memory = self._config.read_kv_transfer(), self._worker.host_memory
+        if config is None or memory is None:
+            return None
+        kv_cache = scheduler.kv_cache
+        assert kv_cache.tier is not None, "a store has slots in host memory"
+        scheduler.state.transfers = BlockTransfers(kv_cache, kv_cache.tier, config.saves)
+        secret = self._config.data_parallel_key
+        connector = await asyncio.to_thread(make_connector, config, memory.layout, secret)
+        return TransferActor(
+            memory, connector, lambda answer: self.scheduler.tell(answer), lambda news: self._deliver(news)
+        )
 
     def _find_planner(self, loaded: Loaded) -> Callable[[RequestTable], DraftPlanner] | None:
         """Return what makes the planner of drafts; None without speculative decoding."""

@@ -12,6 +12,8 @@ Inside the core:
     Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
     Executor ──StepDone──▶ Scheduler
     Scheduler ──PinAdapter, UnpinAdapter──▶ Adapters  Adapters ──AdapterReady──▶ Scheduler
+    Scheduler ──MatchBlocks, LoadBlocks, SaveBlocks, DiscardUnits, ReportEnds──▶ Transfer
+    Transfer ──BlocksMatched, BlocksLoaded, BlocksSaved──▶ Scheduler
 
 Messages are frozen, contain no tensors and no locks, and are sent once per step, never per token.
 Their arrays and lists are immutable: steps with the same rows share them.
@@ -74,6 +76,7 @@ class AddRequest(msgspec.Struct, frozen=True):
     prediction_token_ids: list[int] = []  # expected output, a source of drafts
     adapter: AdapterRef | None = None  # None: the base model
     images: list[ImagePart] = []  # in the order of the prompt
+    saves_blocks: bool = False  # ends only when the blocks of its prompt are in the store of several cores
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
@@ -204,6 +207,8 @@ class CoreStats(msgspec.Struct, frozen=True):
     mask_times_s: list[float] = []  # durations of filling masks, since the last message
     drafts: dict[str, SourceCounts] = {}  # by source
     num_loaded_tokens: int = 0  # of num_hit_tokens, copied back from host memory
+    num_received_tokens: int = 0  # loaded from the store of several cores, in each group of layers
+    num_saved_tokens: int = 0  # saved there
 
 
 class KVEvents(msgspec.Struct, frozen=True):
@@ -246,10 +251,60 @@ class BlockMove(msgspec.Struct, frozen=True):
     is_load: bool  # from the slot to the block
 
 
+class BlockCopy(msgspec.Struct, frozen=True):
+    """Copies a block between a slot of the host tier and a store of several cores."""
+
+    slot: int
+    key: bytes
+    unit_keys: list[bytes]  # of its units of 16 tokens, in order
+
+
+class MatchBlocks(msgspec.Struct, frozen=True):
+    """How many of these units does the store hold? The answer is BlocksMatched."""
+
+    transfer_id: int
+    unit_keys: list[bytes]
+
+
+class BlocksMatched(msgspec.Struct, frozen=True):
+    transfer_id: int
+    num_tokens: int  # of the longest prefix that can be loaded
+
+
+class LoadBlocks(msgspec.Struct, frozen=True):
+    """Load these blocks; the answer is BlocksLoaded."""
+
+    transfer_id: int
+    blocks: list[BlockCopy]
+
+
+class BlocksLoaded(msgspec.Struct, frozen=True):
+    transfer_id: int
+    is_loaded: list[bool]  # for each block; False: it was missing or damaged
+
+
+class SaveBlocks(msgspec.Struct, frozen=True):
+    """Save these blocks; the answer is BlocksSaved."""
+
+    blocks: list[BlockCopy]
+
+
+class BlocksSaved(msgspec.Struct, frozen=True):
+    slots: list[int]
+    num_tokens: int  # that were saved; 0 if the store failed
+
+
+class DiscardUnits(msgspec.Struct, frozen=True):
+    """Remove these units from the store."""
+
+    unit_keys: list[bytes]
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """One step: R rows, each computing a run of tokens. Rows persist between steps; only changes are sent.
 
-    The worker applies block_moves, removed_rows, new_rows and new_blocks in this order before the step.
+    The worker applies block_moves, removed_rows, new_rows and new_blocks in this order before the step, and block_saves
+    after it.
 
     A run that reaches the last known token samples the next one. If drafts follow, a token is also sampled after each
     draft, and the tokens after the first rejected draft are dropped.
@@ -268,6 +323,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     num_wanted: np.ndarray | None = None  # [R] int64, drafts that the device proposes after the row's tokens
     block_moves: list[BlockMove] = []
     saves: list[StateSave] = []
+    block_saves: list[BlockMove] = []
 
     @property
     def num_tokens(self) -> int:
@@ -392,6 +448,12 @@ class NewTokens(msgspec.Struct, frozen=True):
     source: int = 0  # the replica that sent it; set by the front
 
 
+class ReportEnds(msgspec.Struct, frozen=True):
+    """Deliver this when all earlier SaveBlocks are done."""
+
+    news: NewTokens
+
+
 CoreInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | LoadAdapter | DropAdapter | Sleep
 CoreOutput = (
     Accepted | Refused | NewTokens | CoreStats | KVEvents | EngineSnapshot | PrefixCacheReset | AdapterLoaded
@@ -404,8 +466,12 @@ SchedulerInbox = (
     | GrammarReport
     | AdapterReady
     | DropAdapter
+    | BlocksMatched
+    | BlocksLoaded
+    | BlocksSaved
     | StepDone
 )
+TransferInbox = MatchBlocks | LoadBlocks | SaveBlocks | DiscardUnits | ReportEnds
 AdapterInbox = LoadAdapter | DropAdapter | PinAdapter | UnpinAdapter
 EncoderInbox = AddRequest
 ExecutorInbox = StepPlan | StepMasks | Sleep

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from engine.actors.lag_gauge import watch_loop_lag
 from engine.cluster.connection import Connector
@@ -48,6 +48,13 @@ MAX_SLEEP_LEVEL = 2
 DRAIN_POLL_S = 0.02  # interval at which a sleep checks whether the requests have ended
 
 
+class SharedStore(Protocol):
+    """A store of KV blocks that the front has opened for its cores."""
+
+    def close(self) -> None:
+        """Free it; called when the cores have ended."""
+
+
 class Supervisor:
     """`client` is set from the first start to the end."""
 
@@ -58,6 +65,7 @@ class Supervisor:
         connectors: Sequence[Connector],
         load_tokenizer: LoadTokenizer,
         listener: RemoteListener | None = None,
+        store: SharedStore | None = None,
     ) -> None:
         self.state: EngineState = "new"
         self.error: str | None = None  # cause of the last crash
@@ -76,6 +84,7 @@ class Supervisor:
             )
             for index, connector in enumerate(connectors)
         ]
+        self._store = store  # of KV blocks; closed at the end
         self.listener = listener  # accepts the replicas of other machines
         self.dispatcher = Dispatcher(self.replicas, Router(config.router_policy, config.block_size), metrics)
         self._config = config
@@ -283,6 +292,8 @@ class Supervisor:
             self.dispatcher.fail_all(end)
             if self.dispatcher.journal_file is not None:
                 self.dispatcher.journal_file.close()
+            if self._store is not None:
+                self._store.close()
             self.client = None
             self._changed.set()
 

@@ -15,6 +15,9 @@ from engine.messages import (
     AdapterInbox,
     AdapterReady,
     AddRequest,
+    BlocksLoaded,
+    BlocksMatched,
+    BlocksSaved,
     CoreOutput,
     CoreStats,
     DropAdapter,
@@ -29,6 +32,7 @@ from engine.messages import (
     SchedulerInbox,
     StepDone,
     TakeSnapshot,
+    TransferInbox,
 )
 
 
@@ -41,13 +45,16 @@ class SchedulerActor(Actor[SchedulerInbox]):
         tell_executor: Callable[[ExecutorInbox], None],
         tell_grammar: Callable[[GrammarInbox], None],
         tell_adapters: Callable[[AdapterInbox], None],
+        tell_transfer: Callable[[TransferInbox], None],
         deliver: Callable[[CoreOutput], None],
     ) -> None:
         super().__init__()
         self.scheduler = scheduler
+        self._transfers = scheduler.state.transfers
         self._tell_executor = tell_executor
         self._tell_grammar = tell_grammar
         self._tell_adapters = tell_adapters
+        self._tell_transfer = tell_transfer
         self._deliver = deliver
         self._with_grammar: set[int] = set()
         self._idle_since: float | None = None  # since when the executor has no step
@@ -77,6 +84,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
                     self._mask_times_s.append(fill_time_s)
             case DropAdapter(digest=digest):
                 self.scheduler.state.adapters.drop(digest)
+            case BlocksMatched() | BlocksLoaded() | BlocksSaved():
+                self.scheduler.take_blocks(message)
             case AdapterReady():
                 self._publish(self.scheduler.take_adapter(message))
             case TakeSnapshot(with_blocks=with_blocks):
@@ -101,6 +110,9 @@ class SchedulerActor(Actor[SchedulerInbox]):
             self._order_masks()
         for order in self.scheduler.state.adapters.take_orders():
             self._tell_adapters(order)
+        if self._transfers is not None:
+            for transfer in self._transfers.take_orders():
+                self._tell_transfer(transfer)
         if not self.scheduler.has_work:
             self._idle_since = None
         self._publish_cache_changes()
@@ -120,6 +132,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
             mask_times_s=mask_times,
             drafts={} if scheduler.drafts is None else scheduler.drafts.count(),
             num_loaded_tokens=kv_cache.num_loaded_tokens,
+            num_received_tokens=0 if self._transfers is None else self._transfers.num_received_tokens,
+            num_saved_tokens=0 if self._transfers is None else self._transfers.num_saved_tokens,
         )
 
     def _publish_cache_changes(self) -> None:
@@ -135,6 +149,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
             self._tell_grammar(order)
 
     def _publish(self, new_tokens: NewTokens) -> None:
+        if self._transfers is not None:
+            new_tokens = self._transfers.hold_ends(new_tokens)
         if new_tokens.handles or new_tokens.details:
             self._deliver(new_tokens)
         if self._with_grammar:

@@ -7,6 +7,8 @@ A frame is the length of the body (uint32, little endian), the code of the messa
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import struct
 from typing import Any
 
@@ -16,6 +18,7 @@ from engine.cluster.messages import MESSAGE_TYPES
 from engine.codec import decode, encode
 
 MAX_FRAME_BYTES = 2**28
+NONCE_BYTES = 32
 _HEADER = struct.Struct("<IB")
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate(MESSAGE_TYPES)}
 
@@ -74,3 +77,8 @@ class Link:
         if self._outgoing and not self._writer.is_closing():
             self._writer.write(b"".join(self._outgoing))
         self._outgoing.clear()
+
+
+def make_proof(key: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
+    """Return the proof of one side; the role makes the sides' proofs differ."""
+    return hmac.digest(key, role + first + second, hashlib.sha256)

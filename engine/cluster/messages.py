@@ -32,7 +32,7 @@ from engine.messages import (
 from engine.outputs import EngineSnapshot
 from engine.resolved_config import ResolvedConfig
 
-PROTOCOL_VERSION = 2  # raise it with every change of a message or of MESSAGE_TYPES
+PROTOCOL_VERSION = 3  # raise it with every change of a message or of MESSAGE_TYPES
 
 
 class Configure(msgspec.Struct, frozen=True):

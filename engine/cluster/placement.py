@@ -14,17 +14,20 @@ from engine.cluster.ray_placement import RayListener
 from engine.cluster.remote import RemoteListener
 from engine.config import EngineConfig
 from engine.metrics import Metrics
-from engine.supervisor import Supervisor
+from engine.supervisor import SharedStore, Supervisor
+from engine.transfer.block_server import BlockServer
+from engine.transfer.config import SHARED_MEMORY, TCP
 
 
 def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor:
     """Return a Supervisor with its replicas: one core in this process, or core processes here and elsewhere."""
+    config, store = open_shared_store(config)
     # Read once, because a core in this process uses the same tokenizer.
     load = cache(partial(load_tokenizer, config))
     num_devices = 0 if config.device == "cpu" else torch.cuda.device_count()
     is_local = config.core == "local" or (config.core == "auto" and not num_devices)
     if is_local and config.data_parallel_size == 1 and not config.num_remote_replicas:
-        return Supervisor(config, metrics, [LocalConnector(config, load)], load)
+        return Supervisor(config, metrics, [LocalConnector(config, load)], load, store=store)
     connectors: list[Connector] = [*place_processes(config, num_devices)]
     listener: RemoteListener | None = None
     if config.data_parallel_backend == "ray":
@@ -38,7 +41,33 @@ def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor:
     if listener is not None:
         ranks = range(len(connectors), config.data_parallel_size)
         connectors += [listener.make_connector(rank) for rank in ranks]
-    return Supervisor(config, metrics, connectors, load, listener)
+    return Supervisor(config, metrics, connectors, load, listener, store)
+
+
+def open_shared_store(config: EngineConfig) -> tuple[EngineConfig, SharedStore | None]:
+    """Open the store of KV blocks that cores use together, if the front has to. Returns a config that names it.
+
+    Raises:
+        ConfigError: the address is in use, or not one of this machine.
+    """
+    transfer = config.read_kv_transfer()
+    if transfer is None:
+        return config, None
+    store: SharedStore | None = None
+    if transfer.kv_connector == TCP and transfer.saves:
+        assert config.data_parallel_key is not None, "checked by EngineConfig"
+        store = BlockServer(
+            transfer.kv_ip, transfer.kv_port, config.data_parallel_key, transfer.kv_buffer_size
+        )
+        transfer = replace(transfer, kv_port=store.port)
+    elif transfer.kv_connector == SHARED_MEMORY and transfer.path is None:
+        # Memory without a name of its own: the system frees it when the last process has ended.
+        descriptor = os.memfd_create("troupe-blocks")
+        store = os.fdopen(descriptor, "rb")
+        extra = transfer.kv_connector_extra_config
+        path = {"shared_storage_path": f"/proc/{os.getpid()}/fd/{descriptor}"}
+        transfer = replace(transfer, kv_connector_extra_config=extra | path)
+    return replace(config, kv_transfer_config=transfer.to_json()), store
 
 
 def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConnector]:
@@ -51,7 +80,18 @@ def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConne
     devices = visible if len(visible) == num_devices else [str(index) for index in range(num_devices)]
     return [
         ProcessConnector(
-            config, config.data_parallel_size > 1, devices[index % num_devices] if num_devices else None
+            choose_role(config, index),
+            config.data_parallel_size > 1,
+            devices[index % num_devices] if num_devices else None,
         )
         for index in range(num_replicas)
     ]
+
+
+def choose_role(config: EngineConfig, index: int) -> EngineConfig:
+    """Return the config of one replica: with prefill replicas, the first ones save blocks, and the others load them."""
+    transfer = config.read_kv_transfer()
+    if transfer is None or not transfer.num_prefill_replicas:
+        return config
+    role = "kv_producer" if index < transfer.num_prefill_replicas else "kv_consumer"
+    return replace(config, kv_transfer_config=replace(transfer, kv_role=role).to_json())

@@ -10,7 +10,6 @@ The key authenticates the connection; the messages after it are neither encrypte
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import logging
 import secrets
@@ -19,14 +18,13 @@ from functools import partial
 from engine.cluster.connection import LinkConnection
 from engine.cluster.core_host import CoreHost, load_tokenizer
 from engine.cluster.core_process import serve_link
-from engine.cluster.frames import Link
+from engine.cluster.frames import NONCE_BYTES, Link, make_proof
 from engine.cluster.messages import PROTOCOL_VERSION, Challenge, Greeting, Welcome
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 
 logger = logging.getLogger("troupe.engine")
 
-NONCE_BYTES = 32
 GREETING_BYTES = 4096  # largest frame of a peer that has proved nothing
 GREETING_TIMEOUT_S = 10.0
 RETRY_S = 0.5
@@ -163,8 +161,3 @@ async def _introduce(link: Link, key: bytes, rank: int) -> Welcome:
     if not hmac.compare_digest(welcome.proof, make_proof(key, b"front", nonce, challenge.nonce)):
         raise ConfigError("the front does not know data_parallel_key")
     return welcome
-
-
-def make_proof(key: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
-    """Return the proof of one side; the role makes the sides' proofs differ."""
-    return hmac.digest(key, role + first + second, hashlib.sha256)

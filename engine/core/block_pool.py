@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine.core.host_tier import HostTier
+from engine.transfer.host_tier import HostTier
 
 NULL_BLOCK = 0
 
@@ -145,17 +145,17 @@ class BlockPool:
         if block.block_hash is None and block_hash not in self._by_hash:
             block.block_hash = block_hash
             self._by_hash[block_hash] = block
-            self._note_change(block_hash, True)
+            self.note_change(block_hash, True)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         """Remove these hashes from the prefix cache; the blocks keep their owners."""
         for block_hash in hashes:
             if (block := self._by_hash.pop(block_hash, None)) is not None:
                 block.block_hash = None
-                self._note_change(block_hash, False)
+                self.note_change(block_hash, False)
             if self.tier is not None and block_hash in self.tier:
                 self.tier.forget([block_hash])
-                self._note_change(block_hash, False)
+                self.note_change(block_hash, False)
 
     def reset_cache(self) -> bool:
         """Empty the prefix cache. Returns False, without a change, while any block is owned."""
@@ -163,10 +163,10 @@ class BlockPool:
             return False
         for block_hash, block in self._by_hash.items():
             block.block_hash = None
-            self._note_change(block_hash, False)
+            self.note_change(block_hash, False)
         self._by_hash.clear()
         for key in () if self.tier is None else self.tier.clear():
-            self._note_change(key, False)
+            self.note_change(key, False)
         return True
 
     def owned_ids(self) -> dict[int, int]:
@@ -188,16 +188,20 @@ class BlockPool:
     def _evict(self, block_hash: bytes, block_id: int) -> None:
         """Move a block from the prefix cache to the tier, if there is one."""
         if self.tier is None:
-            self._note_change(block_hash, False)
+            self.note_change(block_hash, False)
             return
-        replaced = self.tier.store(block_hash, block_id)
-        if replaced is not None and replaced not in self._by_hash:
-            self._note_change(replaced, False)
-        self._note_change(block_hash, block_hash in self.tier)
+        self.note_replaced(self.tier.store(block_hash, block_id))
+        self.note_change(block_hash, block_hash in self.tier)
 
-    def _note_change(self, block_hash: bytes, is_cached: bool) -> None:
+    def note_change(self, block_hash: bytes, is_cached: bool) -> None:
+        """Record that a block has entered or left the prefix cache or the tier."""
         if self.changes is not None:
             self.changes[block_hash] = is_cached
+
+    def note_replaced(self, key: bytes | None) -> None:
+        """Record that a block has left the tier."""
+        if key is not None and key not in self._by_hash:
+            self.note_change(key, False)
 
     @staticmethod
     def _insert_before(place: Block, block: Block) -> None:

@@ -26,11 +26,11 @@ import numpy as np
 
 from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_image_keys, list_keys
 from engine.core.block_pool import NULL_BLOCK, BlockPool, name_slot
-from engine.core.host_tier import HostTier
 from engine.core.request import Request
 from engine.core.state_snapshots import StateSnapshots
 from engine.messages import StateSave
 from engine.resolved_config import CacheConfig
+from engine.transfer.host_tier import HostTier
 
 
 class KVCacheManager:
@@ -120,6 +120,14 @@ class KVCacheManager:
     def count_slots(self, request: Request) -> int:
         """Return the number of tokens that fit into the request's blocks."""
         return len(request.block_ids) // self.num_groups * self.block_size
+
+    def list_block_keys(self, request: Request, place: int, num_blocks: int) -> list[bytes | None]:
+        """Return the keys of one block of each group; None where queries after `num_blocks` blocks do not see it."""
+        keys: list[bytes | None] = []
+        for index, group in enumerate(self.config.groups):
+            is_seen = group.window is None or place >= num_blocks - self._count_seen(group.window)
+            keys += list_keys(request.block_hashes[place : place + 1], index) if is_seen else [None]
+        return keys
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Append blocks until `num_tokens` tokens fit. Returns the new block ids; None if too few blocks are free."""
@@ -249,9 +257,13 @@ class KVCacheManager:
     def _find_run(self, keys: list[bytes], window: int | None) -> tuple[int, list[int]]:
         """Return the number of blocks of the longest prefix in one group, and the blocks that later queries see."""
         if window is not None:
-            return self.pool.find_run(keys, max(1, -(-(window - 1) // self.block_size)))
+            return self.pool.find_run(keys, self._count_seen(window))
         found = self.pool.find(keys)
         return len(found), found
+
+    def _count_seen(self, window: int) -> int:
+        """Return how many blocks before a query its window reaches."""
+        return max(1, -(-(window - 1) // self.block_size))
 
     def _load(self, request: Request, prefix: list[int], outside: list[int], fresh: list[int]) -> None:
         """Replace the slots in a prefix, at the places `outside`, by new blocks into which they are copied."""

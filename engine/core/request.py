@@ -12,6 +12,7 @@ from engine.messages import AddRequest, Detail, NewCompletion
 from engine.outputs import TokenLogprobs
 from engine.sampling_params import find_end_ids
 from engine.spec.draft_record import DraftRecord
+from engine.transfer.request_transfer import RequestTransfer
 
 
 class RequestStatus(Enum):
@@ -62,6 +63,7 @@ class Request:
         "stop_ids",
         "table",
         "token_ids",
+        "transfer",
     )
 
     def __init__(
@@ -109,6 +111,7 @@ class Request:
         self.first_scheduled_time: float | None = None
         self.pending_prompt_logprobs: list[TokenLogprobs | None] | None = None  # not sent yet
         self.pooled: np.ndarray | None = None  # sent with the next Detail
+        self.transfer: RequestTransfer | None = None  # None: not looked for in the store of several cores
         self.num_scored = 0  # positions before score_end whose logprobs are known
 
         self.table = table

@@ -31,6 +31,10 @@ from engine.core.step import MAX_SCORED_TOKENS, StepChanges, StepRecord
 from engine.messages import (
     AdapterReady,
     AddRequest,
+    BlockMove,
+    BlocksLoaded,
+    BlocksMatched,
+    BlocksSaved,
     DraftTarget,
     FillMasks,
     FindDrafts,
@@ -101,6 +105,8 @@ class Scheduler:
         for completion in message.completions:
             request = Request(message, completion, self.table, limit, self._eos_token_ids, now)
             self.state.add(request)
+            if message.saves_blocks and self.state.transfers is not None:
+                self.state.transfers.report_end(request.handle)
             if self.drafts is not None:
                 self.drafts.open(request)
 
@@ -111,6 +117,11 @@ class Scheduler:
             self.state.waiting.restore(held)
             return NewTokens()
         return self.abort([request.handle for request in held], "error", ready.error)
+
+    def take_blocks(self, message: BlocksMatched | BlocksLoaded | BlocksSaved) -> None:
+        """Take an answer of the store; requests whose blocks are ready may run."""
+        assert self.state.transfers is not None, "only then is the store asked"
+        self.state.waiting.restore(self.state.transfers.take_answer(message))
 
     def abort(
         self, handles: Iterable[int], finish_reason: FinishReason = "abort", error: str | None = None
@@ -180,7 +191,7 @@ class Scheduler:
         for index in chunks:
             if index < len(self.state.batch):
                 # Later requests of the same step may already share these blocks: each layer writes before it reads.
-                self.kv_cache.commit(batch.requests[index], int(ends[index]))
+                self._commit(batch.requests[index], int(ends[index]))
         return budget - int(table.num_scheduled[self.state.batch.slots].sum())
 
     def _count_ready(self, slots: np.ndarray) -> np.ndarray:
@@ -249,7 +260,10 @@ class Scheduler:
         """Allocate blocks for `num_tokens` tokens. Preempts the last running requests, if needed this one too."""
         while (fresh := self.kv_cache.grow(request, num_tokens)) is None:
             victim = self.state.running[-1]
+            row = victim.row
             self.state.preempt(victim)
+            if changes.drop_row(row):
+                self.state.cancel_removal()  # the worker has never seen the row
             if victim is request:
                 return
         changes.new_blocks.append((request.row, fresh))
@@ -266,7 +280,13 @@ class Scheduler:
             count = changes.limit_scoring(request, min(request.num_tokens - num_cached, budget))
             budget -= count
             self.table.num_scheduled[request.slot] = count
-            self.kv_cache.commit(request, num_cached + count)
+            self._commit(request, num_cached + count)
+
+    def _commit(self, request: Request, num_tokens: int) -> None:
+        """Add planned blocks to the prefix cache, and save them if others may need them."""
+        self.kv_cache.commit(request, num_tokens)
+        if self.state.transfers is not None:
+            self.state.transfers.save(request)
 
     def _displace(self, changes: StepChanges, oldest_step: int) -> None:
         """Preempt running requests for waiting requests of higher priority."""
@@ -355,6 +375,7 @@ class Scheduler:
         table.num_computed[slots] = ends
         table.num_planned[slots] += num_samples
         table.num_in_flight[slots] += num_samples
+        moves, saves = self._take_moves()
         plan = StepPlan(
             step_id=self.num_steps,
             removed_rows=self.state.collect_removed_rows(),
@@ -370,7 +391,8 @@ class Scheduler:
             else NO_DRAFTS,
             num_wanted=num_wanted,
             saves=self.kv_cache.plan_saves(batch.requests, starts, ends),
-            block_moves=[] if self.kv_cache.tier is None else self.kv_cache.tier.take_moves(),
+            block_moves=moves,
+            block_saves=saves,
         )
         gated = np.flatnonzero(is_gated).tolist()
         num_preemptions = table.num_preemptions[slots]
@@ -380,9 +402,19 @@ class Scheduler:
         self.state.num_steps += 1
         return plan
 
+    def _take_moves(self) -> tuple[list[BlockMove], list[BlockMove]]:
+        """Return the copies between blocks and host memory before and after the next step."""
+        if self.state.transfers is not None:
+            self.state.transfers.note_plan(self.num_steps)
+        return ([], []) if self.kv_cache.tier is None else self.kv_cache.tier.take_moves(self.num_steps)
+
     def update(self, done: StepDone) -> NewTokens:
         """Process a step's result: append tokens and end finished requests."""
         step = next(step for step in self._steps if step.step_id == done.step_id)
+        if self.kv_cache.tier is not None:
+            self.kv_cache.tier.end_step(done.step_id)
+        if self.state.transfers is not None:
+            self.state.transfers.end_step(done.step_id)
         if self.drafts is not None:
             self._settle_drafts(self.drafts, step, done)
         news = self._reader.read(step, done)

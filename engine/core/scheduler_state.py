@@ -22,6 +22,7 @@ from engine.core.slot_pool import SlotPool
 from engine.messages import Detail
 from engine.outputs import FinishReason
 from engine.resolved_config import SchedulerConfig
+from engine.transfer.block_transfers import BlockTransfers
 
 
 class SchedulerState:
@@ -46,6 +47,7 @@ class SchedulerState:
         self._clock = clock
         self._batch = Batch.make_empty()
         self._is_stale = False  # a request of the batch no longer runs
+        self.transfers: BlockTransfers | None = None  # with a store of several cores
         self.on_end: Callable[[Request], None] | None = None  # called with each request that ends
 
     @property
@@ -77,15 +79,23 @@ class SchedulerState:
         removed, self._removed_rows = self._removed_rows, []
         return removed
 
+    def cancel_removal(self) -> None:
+        """Report the last freed row no more."""
+        self._removed_rows.pop()
+
     def add(self, request: Request) -> None:
         self.requests[request.handle] = request
         self.waiting.push(request)
 
     def peek_waiting(self) -> Request | None:
-        """Return the first waiting request whose adapter is ready."""
-        while (request := self.waiting.peek()) is not None and not self.adapters.may_run(request):
+        """Return the first waiting request whose blocks and adapter are ready."""
+        while (request := self.waiting.peek()) is not None and not self._is_ready(request):
             self.waiting.hold()
         return request
+
+    def _is_ready(self, request: Request) -> bool:
+        are_blocks_ready = self.transfers is None or self.transfers.may_run(request)
+        return are_blocks_ready and self.adapters.may_run(request)
 
     def peek_admissible(self) -> Request | None:
         """Return the request that would run next, or None if it cannot run now."""
@@ -121,6 +131,8 @@ class SchedulerState:
     def forget(self, request: Request) -> None:
         """Remove a failed request's blocks from the prefix cache: their KV may have caused the failure."""
         self._kv_cache.forget(request)
+        if self.transfers is not None:
+            self.transfers.forget(request)
 
     def finish(self, request: Request, finish_reason: FinishReason, **more: Any) -> Detail:
         """End a request and return its last Detail. Its tokens in flight are dropped when they arrive.

@@ -61,6 +61,12 @@ class StepChanges:
             )
         )
 
+    def drop_row(self, row: int) -> bool:
+        """Drop a new row that was preempted before its first step. Returns False if the row is not new."""
+        num_before = len(self.new_rows)
+        self.new_rows = [new for new in self.new_rows if new.row != row]
+        return len(self.new_rows) < num_before
+
 
 @dataclass(slots=True)
 class StepRecord:

@@ -27,8 +27,7 @@ _BYTES_PER_BLOCK = 2**17
 class MockWorker:
     """Reads the checkpoint's config, but no weights."""
 
-    adapters = None
-    encoder = None
+    adapters = encoder = host_memory = None
 
     def __init__(self, config: EngineConfig) -> None:
         self.sleep_level = 0
@@ -58,9 +57,6 @@ class MockWorker:
 
     def wake(self) -> None:
         self.sleep_level = 0
-
-    def list_stored(self) -> list[tuple[int, bytes]]:
-        return []
 
     def get_mask_timeout(self, plan: StepPlan) -> float:
         return 0.0

@@ -38,6 +38,8 @@ def check_states(config: EngineConfig, model_config: ModelConfig) -> None:
         raise ConfigError(f"tensor_parallel_size={config.tensor_parallel_size}: {why}; use 1")
     if config.kv_offload_gb:
         raise ConfigError(f"kv_offload_gb={config.kv_offload_gb}: {why}; use 0")
+    if config.kv_transfer_config is not None:
+        raise ConfigError(f"kv_transfer_config: {why}; remove it")
     if config.speculative_config is not None:
         raise ConfigError(f"speculative_config: {why}, because drafts cannot be taken back; remove it")
 

@@ -27,6 +27,8 @@ from engine.model import Model, read_model_config
 from engine.model.implementation import TransformersConfig
 from engine.model.vision.encoder import ImageEncoder
 from engine.resolved_config import ResolvedConfig
+from engine.transfer.host_store import HostStore
+from engine.transfer.units import UNIT_TOKENS
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder
 from engine.worker.decode_graphs import DecodeGraphs
@@ -34,7 +36,6 @@ from engine.worker.device import DeviceMemory, open_device
 from engine.worker.device_choice import choose_worker_config, probe_device
 from engine.worker.device_link import PendingStep
 from engine.worker.executor import Loaded
-from engine.worker.host_store import HostStore
 from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache, choose_kv_dtype
@@ -103,6 +104,10 @@ class Worker:
     @property
     def encoder(self) -> ImageEncoder | None:
         return None if self._loaded is None else self._loaded.encoder
+
+    @property
+    def host_memory(self) -> HostStore | None:
+        return self._host_store
 
     @property
     def runner(self) -> ModelRunner:
@@ -229,14 +234,14 @@ class Worker:
     def get_mask_timeout(self, plan: StepPlan) -> float:
         return self.runner.get_mask_timeout(plan)
 
-    def list_stored(self) -> list[tuple[int, bytes]]:
-        return [] if self._host_store is None else self._host_store.list_stored()
-
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
         if plan.block_moves:
             assert self._host_store is not None, "the core moves blocks if there is a store"
             self._host_store.move(plan.block_moves)
         answer = self.runner.execute(plan)
+        if plan.block_saves:
+            assert self._host_store is not None, "the core saves blocks if there is a store"
+            self._host_store.move(plan.block_saves)
         self._num_steps += 1
         if self._num_steps % (STEPS_PER_MOVE if self._graphs is None else STEPS_PER_RECORDING) == 0:
             self.do_chore()
@@ -300,12 +305,14 @@ class Worker:
             return sizer.measure(self._memory, self._run_largest_steps)
         return sizer.estimate(self.model.ops, self.loaded.native)
 
-    def _compute_fingerprint(self, resolved: ResolvedConfig) -> str:
+    def _compute_fingerprint(self, resolved: ResolvedConfig, block_size: int | None = None) -> str:
+        """Return the fingerprint, by default for the config's block size."""
         config = self._worker_config
         is_sliced = self.config.tensor_parallel_size > 1 or self.config.batch_invariant_tp
+        cache = replace(resolved.cache, block_size=block_size or resolved.cache.block_size)
         return compute_fingerprint(
             self.model.weights_hash, f"{self.model_config} sliced={is_sliced}", config.dtype, config.quantization,
-            str(choose_kv_dtype(config)), resolved.cache,
+            str(choose_kv_dtype(config)), cache,
         )  # fmt: skip
 
     def _run_largest_steps(self, resolved: ResolvedConfig) -> None:
@@ -346,6 +353,8 @@ class Worker:
                 self.resolved.cache.num_host_blocks,
                 self.config.kv_offload_file,
                 self.resolved.fingerprint,
+                self._compute_fingerprint(self.resolved, UNIT_TOKENS),
+                max(1, self.resolved.cache.block_size // UNIT_TOKENS),
             )
 
     def _allocate(self, specs: Sequence[KVCacheSpec]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from engine import ConfigError, Engine, EngineConfig, serve_headless
-from engine.cluster.frames import Link
+from engine.cluster.frames import Link, make_proof
 from engine.cluster.messages import PROTOCOL_VERSION, Greeting
-from engine.cluster.remote import RemoteListener, make_proof
+from engine.cluster.remote import RemoteListener
 from engine.supervisor import Supervisor
 from tests.engine.mixed_requests import make_mixed_requests, run_mixed
 from tests.waiting import wait_until
@@ -90,7 +90,7 @@ async def test_a_replica_with_another_key_is_refused(make_config: MakeConfig) ->
 @pytest.mark.parametrize(
     ("version", "rank", "problem"),
     [
-        (PROTOCOL_VERSION + 1, 0, r"speaks version 3 of the protocol, and the front 2"),
+        (PROTOCOL_VERSION + 1, 0, r"speaks version 4 of the protocol, and the front 3"),
         (PROTOCOL_VERSION, 7, r"data_parallel_rank=7 must be one of \[0\]"),
     ],
 )

@@ -7,10 +7,10 @@ import pytest
 
 from engine.core.block_hash import list_keys
 from engine.core.block_pool import NULL_BLOCK
-from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.resolved_config import CacheConfig
+from engine.transfer.host_tier import HostTier
 from tests.engine.core import harness
 
 BLOCK = 4
@@ -26,7 +26,10 @@ class Memory:
 
     def step(self) -> None:
         assert self.manager.tier is not None
-        for move in self.manager.tier.take_moves():
+        moves, saves = self.manager.tier.take_moves(0)
+        assert not saves
+        self.manager.tier.end_step(0)
+        for move in moves:
             if move.is_load:
                 self.blocks[move.block_id] = self.slots[move.slot]
             else:

@@ -3,7 +3,7 @@
     file:   header page (what made the blocks) | slot 0 | slot 1 | ...
     slot:   key length, key, checksum (64 bytes) | keys and values of the block, layer after layer
 
-The core decides what is moved (`engine.core.host_tier`). Slots describe themselves, so that a new core, or a new
+The core decides what is moved (`engine.transfer.host_tier`). Slots describe themselves, so that a new core, or a new
 process with the same file, finds them again. In a file, a slot whose checksum does not fit is empty.
 """
 
@@ -16,11 +16,13 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.messages import BlockMove
+from engine.transfer.units import UnitLayout
 from kernels.cpu.panel_memory import map_large_pages
 
 logger = logging.getLogger("troupe.worker")
@@ -37,6 +39,7 @@ class HostStore:
         caches: the layers' memories; layers that share memory are counted once.
         path: file to keep the slots in; None: RAM.
         fingerprint: of weights, dtype and KV layout. The blocks of another one are dropped.
+        unit_fingerprint, num_units: the same for units, and how many of them a block has; for stores of several cores.
 
     Raises:
         ConfigError: the memory or the file cannot be had.
@@ -48,11 +51,17 @@ class HostStore:
         num_slots: int,
         path: str | None,
         fingerprint: str,
+        unit_fingerprint: str,
+        num_units: int,
     ) -> None:
         self.attach(caches)
         self.num_slots = num_slots
         self._is_file = path is not None
         block_bytes = sum(memory[0].nbytes for memory in self._memories)
+        self.layout = UnitLayout(unit_fingerprint, block_bytes // num_units)
+        self._part_bytes = [memory[0].nbytes // num_units for memory in self._memories]
+        self._num_units = num_units
+        self._copied: torch.cuda.Event | None = None  # on CUDA, the last copies
         # A multiple of 64 keeps every layer's part aligned.
         self._slot_bytes = SLOT_HEADER_BYTES + -(-block_bytes // 64) * 64
         num_bytes = num_slots * self._slot_bytes
@@ -67,6 +76,7 @@ class HostStore:
                 f"kv_offload_gb: {num_bytes / 2**30:.1f} GiB of {where} are not available: {error}"
             ) from error
         self._slots = memory.view(num_slots, self._slot_bytes)
+        self._bytes = self._slots.numpy()
 
     def attach(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Move blocks of these caches from now on; a sleep frees the old ones."""
@@ -81,12 +91,12 @@ class HostStore:
         """Return (slot, key) of all slots that hold a block."""
         found = []
         for slot in range(self.num_slots):
-            header = bytes(self._slots[slot, :SLOT_HEADER_BYTES].numpy())
+            header = self._bytes[slot, :SLOT_HEADER_BYTES].tobytes()
             key = header[1 : 1 + header[0]]
             if not key:
                 continue
             if self._is_file and header[_CHECKSUM] != self._compute_checksum(slot):
-                self._slots[slot, 0] = 0
+                self.open_slot(slot)
                 continue
             found.append((slot, key))
         return found
@@ -98,12 +108,38 @@ class HostStore:
             if move.is_load:
                 self._copy(slot, move.block_id, is_load=True)
                 continue
-            slot[0] = 0  # an interrupted copy leaves an empty slot
+            self.open_slot(move.slot)
             self._copy(slot, move.block_id, is_load=False)
-            header = move.key.ljust(_CHECKSUM.start - 1, b"\0")
-            header += self._compute_checksum(move.slot) if self._is_file else bytes(4)
-            slot[1 : _CHECKSUM.stop] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-            slot[0] = len(move.key)
+            self.close_slot(move.slot, move.key)
+        if moves and self._memories[0].is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def open_slot(self, slot: int) -> None:
+        """As HostMemory: an interrupted copy leaves an empty slot."""
+        self._bytes[slot, 0] = 0
+
+    def close_slot(self, slot: int, key: bytes) -> None:
+        """As HostMemory."""
+        header = key.ljust(_CHECKSUM.start - 1, b"\0")
+        header += self._compute_checksum(slot) if self._is_file else bytes(4)
+        self._bytes[slot, 1 : _CHECKSUM.stop] = np.frombuffer(header, dtype=np.uint8)
+        self._bytes[slot, 0] = len(key)
+
+    def list_parts(self, slot: int, index: int) -> list[np.ndarray]:
+        """As HostMemory."""
+        if self._num_units == 1:
+            return [self._bytes[slot, SLOT_HEADER_BYTES : SLOT_HEADER_BYTES + self.layout.num_bytes]]
+        parts, start = [], SLOT_HEADER_BYTES
+        for num_bytes in self._part_bytes:
+            parts.append(self._bytes[slot, start + index * num_bytes : start + (index + 1) * num_bytes])
+            start += self._num_units * num_bytes
+        return parts
+
+    def wait_copied(self) -> None:
+        """As HostMemory."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
     def _copy(self, slot: Tensor, block_id: int, is_load: bool) -> None:
         start = SLOT_HEADER_BYTES
@@ -117,7 +153,7 @@ class HostStore:
                 part.copy_(block, non_blocking=not self._is_file)
 
     def _compute_checksum(self, slot: int) -> bytes:
-        content = self._slots[slot, SLOT_HEADER_BYTES:].numpy().data
+        content = self._bytes[slot, SLOT_HEADER_BYTES:].data
         return zlib.crc32(content).to_bytes(4, "little")
 
     def _allocate(self, num_bytes: int) -> Tensor:

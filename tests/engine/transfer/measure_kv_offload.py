@@ -1,8 +1,8 @@
 """By hand: KV offload against none, in one process, in turn, on random weights of a shape of `app.bench.shapes`.
 
-python -m tests.engine.measure_kv_offload chats      24 users x 4 turns x 800 tokens, a cache for a third of them
-python -m tests.engine.measure_kv_offload plain      prompts that share nothing: throughput with offload over without
-python -m tests.engine.measure_kv_offload restart    time to first token of a chat after a restart, from a file, over cold
+python -m tests.engine.transfer.measure_kv_offload chats      24 users x 4 turns x 800 tokens, a cache for a third
+python -m tests.engine.transfer.measure_kv_offload plain      throughput on prompts that share nothing
+python -m tests.engine.transfer.measure_kv_offload restart    time to first token after a restart, from a file
 """
 
 import argparse
@@ -104,7 +104,9 @@ def measure_restart(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["chats", "plain", "restart"])
     parser.add_argument("--shape", default="smollm2-135m")
     parser.add_argument("--users", type=int, default=24)

@@ -1,0 +1,244 @@
+"""BlockTransfers: decides which blocks are loaded from the store of several cores, and which are saved there.
+
+    waiting request ──MatchBlocks──▶ store ──BlocksMatched──▶ LoadBlocks into slots of the HostTier ──▶ request admitted
+    chunk planned ──copied to slots after its step──▶ SaveBlocks ──▶ store
+
+A request is held while its blocks are loaded, and finds them in the tier when it is admitted. Blocks that did not come
+are computed. A step's blocks are saved when it has ended, from slots that are pinned meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_image_keys, list_keys
+from engine.core.block_pool import NULL_BLOCK
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request import Request
+from engine.messages import (
+    BlockCopy,
+    BlocksLoaded,
+    BlocksMatched,
+    BlocksSaved,
+    DiscardUnits,
+    LoadBlocks,
+    MatchBlocks,
+    NewTokens,
+    ReportEnds,
+    SaveBlocks,
+    TransferInbox,
+)
+from engine.transfer.host_tier import HostTier
+from engine.transfer.request_transfer import RequestTransfer
+from engine.transfer.units import UNIT_TOKENS
+
+
+@dataclass(slots=True)
+class _Load:
+    """A search or load under way, for one request and those that wait for the same blocks."""
+
+    request: Request
+    blocks: list[BlockCopy] = field(default_factory=list)
+    others: list[Request] = field(default_factory=list)
+
+
+class BlockTransfers:
+    """One per core.
+
+    Args:
+        saves: whether prompts are saved for other cores.
+    """
+
+    def __init__(self, kv_cache: KVCacheManager, tier: HostTier, saves: bool) -> None:
+        self._kv_cache = kv_cache
+        self._tier = tier
+        self._saves = saves
+        self._num_units = kv_cache.block_size // UNIT_TOKENS
+        self._loads: dict[int, _Load] = {}  # by number of the transfer
+        self._loading: dict[bytes, _Load] = {}  # by key
+        self._planned: list[BlockCopy] = []  # saves of the step that is being planned
+        self._by_step: dict[int, list[BlockCopy]] = {}
+        self._reporting: set[int] = set()  # handles whose end is reported when their blocks are saved
+        self._orders: list[TransferInbox] = []
+        self._num_transfers = 0
+        self.num_received_tokens = self.num_saved_tokens = 0
+
+    def may_run(self, request: Request) -> bool:
+        """Whether nothing is left to load for the request. If not, a method below returns it when it may run."""
+        if request.transfer is None:
+            request.transfer = RequestTransfer()
+            self._find(request, request.transfer)
+        return request.transfer.is_settled
+
+    def report_end(self, handle: int) -> None:
+        """Report the end of this completion only when its blocks are saved."""
+        self._reporting.add(handle)
+
+    def take_answer(self, message: BlocksMatched | BlocksLoaded | BlocksSaved) -> list[Request]:
+        """Take an answer of the store. Returns requests that may run."""
+        match message:
+            case BlocksMatched():
+                return self._take_matched(message)
+            case BlocksLoaded():
+                return self._take_loaded(message)
+        self.num_saved_tokens += message.num_tokens
+        for slot in message.slots:
+            self._tier.unpin(slot)
+        return []
+
+    def _take_matched(self, message: BlocksMatched) -> list[Request]:
+        """Load what the store holds. Returns requests that may run."""
+        load = self._loads.pop(message.transfer_id)
+        request, transfer = load.request, load.request.transfer
+        assert transfer is not None, "it was looked for"
+        num_blocks = message.num_tokens // self._kv_cache.block_size
+        if self._saves:
+            transfer.num_saved = num_blocks
+        if not request.is_finished:
+            load.blocks = self._reserve(request, transfer, num_blocks)
+        if not load.blocks:
+            return self._settle(load)
+        self._loads[message.transfer_id] = load
+        self._loading |= {block.key: load for block in load.blocks}
+        self._orders.append(LoadBlocks(message.transfer_id, load.blocks))
+        return []
+
+    def _take_loaded(self, message: BlocksLoaded) -> list[Request]:
+        """Index the blocks that came. Returns requests that may run."""
+        load = self._loads.pop(message.transfer_id)
+        pool = self._kv_cache.pool
+        for block, is_loaded in zip(load.blocks, message.is_loaded, strict=True):
+            self._loading.pop(block.key, None)
+            if is_loaded:
+                self.num_received_tokens += len(block.unit_keys) * UNIT_TOKENS
+                self._tier.add(block.key, block.slot)
+                pool.note_change(block.key, True)
+            else:
+                self._tier.give_back(block.slot)
+        return self._settle(load)
+
+    def save(self, request: Request) -> None:
+        """Save the blocks that the next step completes, and those before them that the store has not."""
+        transfer = request.transfer
+        num_full = request.num_committed_blocks
+        if not self._saves or transfer is None or transfer.num_saved >= num_full:
+            return
+        units, size = (
+            self._list_units(request, num_full * self._kv_cache.block_size),
+            self._kv_cache.num_groups,
+        )
+        for place in range(transfer.num_saved, num_full):
+            for group in range(size):
+                block_id = request.block_ids[place * size + group]
+                if block_id == NULL_BLOCK:
+                    continue  # outside the window
+                (key,) = list_keys(request.block_hashes[place : place + 1], group)
+                slot, replaced = self._tier.save(key, block_id)
+                self._kv_cache.pool.note_replaced(replaced)
+                if slot is None:
+                    return
+                self._planned.append(self._make_copy(slot, key, units, place, group))
+            transfer.num_saved = place + 1
+
+    def forget(self, request: Request) -> None:
+        """Remove a failed request's blocks from the store: their values may have caused the failure."""
+        if self._saves and request.transfer is not None:
+            units = self._list_units(request, len(request.block_hashes) * self._kv_cache.block_size)
+            keys = [key for group in range(self._kv_cache.num_groups) for key in list_keys(units, group)]
+            self._orders.append(DiscardUnits(keys))
+
+    def note_plan(self, step_id: int) -> None:
+        """Tie the planned saves to a step."""
+        if self._planned:
+            self._by_step[step_id], self._planned = self._planned, []
+
+    def end_step(self, step_id: int) -> None:
+        """Save the blocks of a step that has ended."""
+        if blocks := self._by_step.pop(step_id, None):
+            self._orders.append(SaveBlocks(blocks))
+
+    def hold_ends(self, news: NewTokens) -> NewTokens:
+        """Return the message without the ends that are reported when the blocks before them are saved."""
+        if not self._reporting:
+            return news
+        kept, held = [], []
+        for detail in news.details:
+            if detail.finish_reason is None or detail.handle not in self._reporting:
+                kept.append(detail)
+                continue
+            self._reporting.remove(detail.handle)
+            kept.append(
+                msgspec.structs.replace(detail, finish_reason=None, stop_reason=None, error=None, drafts={})
+            )
+            held.append(
+                msgspec.structs.replace(
+                    detail, logprobs=None, prompt_logprobs=None, queue_time_s=None, pooled=None
+                )
+            )
+        if held:
+            self._orders.append(ReportEnds(NewTokens(details=held)))
+        return msgspec.structs.replace(news, details=kept)
+
+    def take_orders(self) -> list[TransferInbox]:
+        """Return the new messages for the thread of the store, in order."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def _find(self, request: Request, transfer: RequestTransfer) -> None:
+        """Ask the store for the blocks that the cache has not, unless they are being loaded."""
+        size = self._kv_cache.block_size
+        num_uncached = self._kv_cache.count_uncached(request)
+        num_full = (request.num_tokens - 1) // size
+        num_cached = (request.num_tokens - num_uncached) // size
+        transfer.num_saved = num_cached
+        if request.needs_all_tokens or (num_cached == num_full and request.handle not in self._reporting):
+            transfer.is_settled = True
+            return
+        running = self._loading.get(request.block_hashes[num_cached]) if num_cached < num_full else None
+        if running is not None:
+            running.others.append(request)
+            return
+        self._num_transfers += 1
+        self._loads[self._num_transfers] = _Load(request)
+        self._orders.append(MatchBlocks(self._num_transfers, self._list_units(request, num_full * size)))
+
+    def _reserve(self, request: Request, transfer: RequestTransfer, num_blocks: int) -> list[BlockCopy]:
+        """Reserve slots for the blocks of this prefix that neither the cache nor the tier has."""
+        pool = self._kv_cache.pool
+        found: list[BlockCopy] = []
+        units = self._list_units(request, num_blocks * self._kv_cache.block_size)
+        for place in range(num_blocks):
+            for group, key in enumerate(self._kv_cache.list_block_keys(request, place, num_blocks)):
+                if key is None or pool.find([key]) or key in self._loading:
+                    continue
+                slot, replaced = self._tier.reserve()
+                pool.note_replaced(replaced)
+                if slot is None:
+                    return found
+                found.append(self._make_copy(slot, key, units, place, group))
+        return found
+
+    def _settle(self, load: _Load) -> list[Request]:
+        """Let the request of a load run. Those that waited for it are looked at again."""
+        assert load.request.transfer is not None, "it was looked for"
+        load.request.transfer.is_settled = True
+        for request in load.others:
+            request.transfer = None
+        return [load.request, *load.others]
+
+    def _make_copy(self, slot: int, key: bytes, units: Sequence[bytes], place: int, group: int) -> BlockCopy:
+        first = place * self._num_units
+        return BlockCopy(slot, key, list_keys(list(units[first : first + self._num_units]), group))
+
+    def _list_units(self, request: Request, num_tokens: int) -> list[bytes]:
+        """Return the hashes of the units within the first `num_tokens` tokens."""
+        if self._num_units == 1:
+            return request.block_hashes[: num_tokens // UNIT_TOKENS]
+        assert request.transfer is not None, "only requests that were looked for are copied"
+        hashes, keys = request.transfer.unit_hashes, list_extra_keys(request.salt, request.adapter)
+        images = list_image_keys(request.images, UNIT_TOKENS) if request.images else None
+        extend_block_hashes(hashes, request.token_ids, num_tokens, UNIT_TOKENS, keys, images)
+        return hashes[: num_tokens // UNIT_TOKENS]

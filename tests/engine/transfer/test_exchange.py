@@ -1,0 +1,81 @@
+"""Cores that exchange KV blocks: texts stay the same, whatever comes, is damaged, late or missing."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import Engine, EngineConfig, SamplingParams
+from tests.waiting import wait_until
+
+MakeConfig = Callable[..., EngineConfig]
+KEY = "a secret of the replicas"
+PROMPTS = [[5 + (number * 37 + at * (number + 3)) % 300 for at in range(100)] for number in range(4)]
+PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True, logprobs=1)
+SMALL: dict[str, Any] = {"max_model_len": 256, "max_num_batched_tokens": 48, "kv_offload_gb": 0.01}
+
+
+def describe(connector: str, role: str, **more: Any) -> dict[str, Any]:
+    return {"kv_connector": connector, "kv_role": role, "kv_buffer_size": 2**24, **more}
+
+
+async def run(engine: Engine, prompts: list[list[int]] = PROMPTS) -> list[Any]:
+    """Tokens, logprobs, and cached tokens of each prompt, all at once."""
+
+    async def run_one(prompt: list[int]) -> Any:
+        outputs = [output async for output in engine.generate({"prompt_token_ids": prompt}, PARAMS)]
+        return outputs[-1]
+
+    return list(await asyncio.gather(*map(run_one, prompts)))
+
+
+def list_texts(outputs: list[Any]) -> list[Any]:
+    return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+
+async def run_alone(make_config: MakeConfig, **more: Any) -> list[Any]:
+    async with Engine(make_config(**SMALL | more)) as engine:
+        return list_texts(await run(engine))
+
+
+@pytest.mark.parametrize("kind", ["FileConnector", "TcpConnector"])
+async def test_a_second_engine_finds_the_blocks_of_the_first(
+    make_config: MakeConfig, tmp_path: Path, kind: str
+) -> None:
+    expected = await run_alone(make_config)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        more: dict[str, Any] = {"kv_port": free.getsockname()[1]}
+    if kind == "FileConnector":
+        more["kv_connector_extra_config"] = {"shared_storage_path": str(tmp_path)}
+    async with AsyncExitStack() as stack:
+        settings = SMALL | {"data_parallel_key": KEY}
+        config = make_config(**settings, kv_transfer_config=describe(kind, "kv_producer", **more))
+        first = await stack.enter_async_context(Engine(config))
+        assert list_texts(await run(first)) == expected
+        await wait_until(lambda: first.stats().kv_saved_tokens == 4 * 96)
+        config = make_config(**settings, kv_transfer_config=describe(kind, "kv_consumer", **more))
+        second = await stack.enter_async_context(Engine(config))
+        outputs = await run(second)
+        assert list_texts(outputs) == expected
+        assert [output.num_cached_tokens for output in outputs] == [96] * 4
+        assert second.stats().kv_received_tokens == 4 * 96
+        assert second.stats().kv_saved_tokens == 0
+
+
+@pytest.mark.parametrize(("first_size", "second_size"), [(16, 32), (32, 16)])
+async def test_blocks_of_other_sizes_are_exchanged(
+    make_config: MakeConfig, tmp_path: Path, first_size: int, second_size: int
+) -> None:
+    expected = await run_alone(make_config)
+    extra = {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    config = SMALL | {"kv_transfer_config": describe("FileConnector", "kv_both", **extra)}
+    async with Engine(make_config(**config, block_size=first_size)) as engine:
+        assert list_texts(await run(engine)) == expected
+    async with Engine(make_config(**config, block_size=second_size)) as engine:
+        outputs = await run(engine)
+        assert list_texts(outputs) == expected
+        assert [output.num_cached_tokens for output in outputs] == [96] * 4

@@ -1,0 +1,160 @@
+"""Two schedulers that exchange blocks through a store, with aborts, preemptions, evictions and losses at any moment."""
+
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+
+from engine.messages import (
+    BlocksLoaded,
+    BlocksMatched,
+    BlocksSaved,
+    DiscardUnits,
+    LoadBlocks,
+    MatchBlocks,
+    SaveBlocks,
+    StepDone,
+    StepPlan,
+    TransferInbox,
+)
+from engine.transfer.block_transfers import BlockTransfers
+from engine.transfer.host_tier import HostTier
+from tests.engine.core.fake_worker import FakeWorker, reference_output
+from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
+
+BLOCK = 4
+Content = list[Any]
+Store = dict[bytes, Content]
+POISON: Content = [None] * BLOCK
+
+
+class CopyingWorker(FakeWorker):
+    """Makes the copies of a plan: `host` has the blocks of the slots."""
+
+    host: dict[int, Content]
+
+    def execute(self, plan: StepPlan) -> StepDone | None:
+        for move in plan.block_moves:
+            if move.is_load:
+                for offset, value in enumerate(self.host[move.slot]):
+                    self.kv[move.block_id * BLOCK + offset] = value
+            else:
+                self.host[move.slot] = self._read_block(move.block_id)
+        done = super().execute(plan)
+        for move in plan.block_saves:
+            self.host[move.slot] = self._read_block(move.block_id)
+        return done
+
+    def _read_block(self, block_id: int) -> Content:
+        return [self.kv[block_id * BLOCK + offset] for offset in range(BLOCK)]
+
+
+class ExchangingHouse(SchedulerHarness):
+    """A scheduler with a host tier, and a store that answers when `exchange` is called."""
+
+    def __init__(
+        self, store: Store, chance: random.Random, num_slots: int, narrower: tuple[int, ...]
+    ) -> None:
+        super().__init__(
+            26, BLOCK, narrower=narrower, max_num_batched_tokens=chance.choice([16, 64]),
+            policy=chance.choice(["fcfs", "priority"]),
+        )  # fmt: skip
+        self.tier = self.kv_cache.tier = self.kv_cache.pool.tier = HostTier(num_slots)
+        self.transfers = self.scheduler.state.transfers = BlockTransfers(self.kv_cache, self.tier, saves=True)
+        self.worker = CopyingWorker(BLOCK, [None, *narrower])
+        self.worker.host = {}
+        self.num_slots = num_slots
+        self.store = store
+        self.to_store: deque[TransferInbox] = deque()
+        self.chance = chance
+
+    def plan(self) -> None:
+        super().plan()
+        for order in self.transfers.take_orders():
+            if isinstance(order, LoadBlocks):  # the other thread may write from now on
+                self.host |= {block.slot: POISON for block in order.blocks}
+            self.to_store.append(order)
+
+    @property
+    def host(self) -> dict[int, Content]:
+        assert isinstance(self.worker, CopyingWorker)
+        return self.worker.host
+
+    @host.setter
+    def host(self, content: dict[int, Content]) -> None:
+        assert isinstance(self.worker, CopyingWorker)
+        self.worker.host = content
+
+    def exchange(self) -> bool:
+        """Let the store answer one order."""
+        if not self.to_store:
+            return False
+        match self.to_store.popleft():
+            case MatchBlocks(transfer_id=number, unit_keys=keys):
+                count = next((at for at, key in enumerate(keys) if key not in self.store), len(keys))
+                self.scheduler.take_blocks(BlocksMatched(number, count * BLOCK))
+            case LoadBlocks(transfer_id=number, blocks=blocks):
+                found = [block.key in self.store and self.chance.random() < 0.9 for block in blocks]
+                for block, is_found in zip(blocks, found, strict=True):
+                    if is_found:
+                        self.host[block.slot] = self.store[block.key]
+                self.scheduler.take_blocks(BlocksLoaded(number, found))
+            case SaveBlocks(blocks=blocks):
+                for block in blocks:
+                    content = self.host[block.slot]
+                    assert self.store.get(block.key, content) == content, "another block under this key"
+                    self.store[block.key] = content
+                self.scheduler.take_blocks(BlocksSaved([block.slot for block in blocks], 0))
+            case DiscardUnits(unit_keys=keys):
+                for key in keys:
+                    self.store.pop(key, None)
+        self.plan()
+        return True
+
+    def check_end(self) -> None:
+        assert self.kv_cache.pool.num_free == self.kv_cache.pool.num_usable
+        assert self.tier.num_reserved == 0
+        assert self.tier.num_free + len(self.tier) == self.num_slots
+
+
+@pytest.mark.parametrize("narrower", [(), (9,)], ids=["one group", "with a window"])
+@pytest.mark.parametrize("num_slots", [5, 12, 200])
+def test_any_order_of_transfers_keeps_blocks_and_tokens_right(
+    monkeypatch: pytest.MonkeyPatch, num_slots: int, narrower: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr("engine.transfer.block_transfers.UNIT_TOKENS", BLOCK)
+    chance = random.Random(num_slots)
+    store: Store = {}
+    houses = [ExchangingHouse(store, chance, num_slots, narrower) for _ in range(2)]
+    stems = [chance.choices(range(90), k=70) for _ in range(10)]
+    expected: dict[str, list[int]] = {}
+    aborted: set[str] = set()
+    num_preemptions = num_received = 0
+    for number in range(800):
+        house, name = chance.choice(houses), f"r{number}"
+        prompt = chance.choice(stems)[: chance.randrange(71)] + chance.choices(range(90), k=3)
+        length = chance.randrange(1, 12)
+        expected[name] = reference_output(prompt, length, MAX_MODEL_LEN)
+        house.add(make_request(name, prompt, length, gated=chance.random() < 0.2, priority=number % 3))
+        for _ in range(chance.randrange(30)):
+            chance.choice([house.work, house.fill, house.answer, house.exchange, house.exchange])()
+            house.check()
+        if chance.random() < 0.4 and house.names:
+            aborted.add(victim := chance.choice(list(house.names.values())))
+            if chance.random() < 0.3:  # it fails: its blocks leave the cache, the tier and the store
+                house.scheduler.state.forget(house.scheduler.state.requests[house.handles[victim]])
+            house.abort(victim)
+        if chance.random() < 0.3 and store:
+            del store[chance.choice(list(store))]
+    for house in houses:
+        moves = [house.work, house.fill, house.answer, house.exchange]
+        while any(move() for move in chance.sample(moves, 4)):
+            house.check()
+        assert not house.scheduler.has_work
+        house.check_end()
+        for name, tokens in house.outputs.items():
+            assert tokens == expected[name] or name in aborted, name
+        num_preemptions += house.scheduler.state.num_preemptions
+        num_received += house.transfers.num_received_tokens
+    assert num_preemptions > 10 and num_received > 100 and len(aborted) > 200
