@@ -7,8 +7,8 @@ bitmask = allocate_bitmask(1, vocabulary.size)
 matcher.fill_next_token_bitmask(bitmask)
 """
 
-from .backend import Backend, BatchFiller, CompiledGrammar, Matcher, Program
-from .bitmask import allocate_bitmask, fill_bitmask, fill_draft_bitmask
+from .backend import Backend, CompiledGrammar, Filler, Matcher, Program, fill_bitmask, fill_draft_bitmask
+from .bitmask import allocate_bitmask
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .limits import GrammarLimits
@@ -25,8 +25,8 @@ from .xml.validator import XmlValidator
 
 __all__ = [
     "Backend",
-    "BatchFiller",
     "CompiledGrammar",
+    "Filler",
     "GrammarCompiler",
     "GrammarError",
     "GrammarLimits",

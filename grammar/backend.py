@@ -1,16 +1,17 @@
 """The interface of grammar engines, and what all matchers share: the end of the text, and rollback.
 
-GrammarSpec --Backend.compile--> Program --new_matcher--> Matcher --BatchFiller.fill--> bitmask rows
+GrammarSpec --Backend.compile--> Program --new_matcher--> Matcher --Filler.fill--> bitmask rows
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
-from .bit_row import check_bitmask
+from .bitmask import check_bitmask
 from .plan import PlanEntry
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary
@@ -24,16 +25,20 @@ class Matcher(ABC):
 
     Attributes:
         filler: the engine's batch fill, shared by all matchers of one backend.
+        inner: the matcher around which this one stands, None for an engine's.
+        num_text_tokens: accepted tokens, EOS not counted.
+        has_ended: EOS was accepted.
         error: why the engine gave up (a resource limit), or None. From then on the mask is all zeros.
     """
 
-    filler: "BatchFiller"
+    filler: "Filler"
+    inner: "Matcher | None" = None
     error: str | None = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._num_text_tokens = 0
-        self._is_terminated = False
+        self.num_text_tokens = 0
+        self.has_ended = False
 
     @abstractmethod
     def _take(self, token_id: int) -> bool:
@@ -47,19 +52,24 @@ class Matcher(ABC):
     def is_completed(self) -> bool:
         """Return whether the text so far is a complete sentence, so that EOS is allowed."""
 
-    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
-        """Write the allowed tokens of a text that has not ended into one row."""
-        self.filler.fill([self], [row], bitmask)
+    @property
+    def reads_inner(self) -> bool:
+        """Whether `write_row` edits the row of the inner matcher."""
+        return self.inner is not None
+
+    def write_row(self, words: np.ndarray) -> None:
+        """Write the allowed tokens of a text that has not ended into a row, int32 [words]."""
+        raise NotImplementedError("engines with a filler of their own have no such method")
 
     def accept_token(self, token_id: int) -> bool:
         """Advance by one token; False, with nothing changed, when it is not allowed here."""
-        if self._is_terminated or not 0 <= token_id < self.vocabulary.size:
+        if self.has_ended or not 0 <= token_id < self.vocabulary.size:
             return False
         if token_id in self.vocabulary.eos_token_ids:
-            self._is_terminated = self.error is None and self.is_completed()
-            return self._is_terminated
+            self.has_ended = self.error is None and self.is_completed()
+            return self.has_ended
         is_taken = self._take(token_id)
-        self._num_text_tokens += is_taken
+        self.num_text_tokens += is_taken
         return is_taken
 
     def accept_tokens(self, token_ids: Sequence[int]) -> int:
@@ -71,49 +81,56 @@ class Matcher(ABC):
 
     def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
         """Write the allowed tokens into one row of an int32 [rows, ceil(V/32)] bitmask."""
-        if self._is_terminated:
+        if self.has_ended:
             check_bitmask(bitmask, self.vocabulary.num_words, [row])
             bitmask[row] = self.vocabulary.eos_mask
         else:
-            self.fill_row(bitmask, row)
+            self.filler.fill([self], [row], bitmask)
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens, EOS included."""
-        num_text = num_tokens - (self._is_terminated and num_tokens > 0)
-        if not 0 <= num_text <= self._num_text_tokens:
-            num_accepted = self._num_text_tokens + self._is_terminated
+        num_text = num_tokens - (self.has_ended and num_tokens > 0)
+        if not 0 <= num_text <= self.num_text_tokens:
+            num_accepted = self.num_text_tokens + self.has_ended
             raise ValueError(f"cannot roll back {num_tokens} tokens of {num_accepted}")
         if num_text:
             self._take_back(num_text)
-            self._num_text_tokens -= num_text
-        self._is_terminated = self._is_terminated and num_tokens == 0
+            self.num_text_tokens -= num_text
+        self.has_ended = self.has_ended and num_tokens == 0
 
     def is_terminated(self) -> bool:
         """Return whether EOS was accepted."""
-        return self._is_terminated
+        return self.has_ended
 
     def forced_text(self) -> bytes:
         """Return the bytes that any continuation begins with, b"" where there is a choice; nothing changes."""
-        return b"" if self._is_terminated or self.error is not None else self._find_forced()
+        return b"" if self.has_ended or self.error is not None else self._find_forced()
 
     def _find_forced(self) -> bytes:
-        return b""
+        return b"" if self.inner is None else self.inner.forced_text()
 
 
-class BatchFiller(Protocol):
-    """Fills the rows of many matchers of one backend at once."""
+class Filler:
+    """Fills the rows of many matchers of one kind; here, one row after the other.
 
-    # Any: a filler takes the matchers of its own backend, which its callers have grouped.
+    A subclass makes one native call for all of them.
+    """
+
+    # Any: a filler takes the matchers of its own kind, which its callers have grouped.
     def fill(self, matchers: Sequence[Any], rows: Sequence[int], bitmask: np.ndarray) -> None:
         """Write matcher i's mask into row rows[i]; none of the matchers is terminated."""
+        pairs = [(matcher, row) for matcher, row in zip(matchers, rows, strict=True) if matcher.reads_inner]
+        fill_bitmask([matcher.inner for matcher, _ in pairs], [row for _, row in pairs], bitmask)
+        for matcher, row in zip(matchers, rows, strict=True):
+            check_bitmask(bitmask, matcher.vocabulary.num_words, [row])
+            matcher.write_row(bitmask[row])
 
+    def accept(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool] | None:
+        """Advance matcher i by token i, in one native call; None where there is no such call.
 
-@runtime_checkable
-class DraftFiller(BatchFiller, Protocol):
-    """A batch fill that also fills the masks after drafted tokens, all positions in one call."""
-
-    def is_text(self, token_ids: Sequence[int]) -> bool:
-        """Return whether these are tokens of text, so that `fill_drafts` takes them."""
+        Returns whether each token was allowed; a matcher whose token was not cannot be used any more.
+        """
+        return None
 
     def fill_drafts(
         self,
@@ -123,20 +140,77 @@ class DraftFiller(BatchFiller, Protocol):
         bitmask: np.ndarray,
     ) -> list[int]:
         """Write matcher i's mask after its first p tokens into row rows[i] + p; return how many are allowed."""
-
-
-class RowFiller:
-    """Fills the rows of matchers that write one row each, where a thread would not be worth it."""
-
-    def fill(self, matchers: Sequence[Any], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
-        for matcher, row in zip(matchers, rows, strict=True):
-            check_bitmask(bitmask, matcher.vocabulary.num_words, [row])
-            matcher.write_row(bitmask[row])
+        num_accepted = [0] * len(matchers)
+        live, position = list(range(len(matchers))), 0
+        try:
+            while live:
+                fill_bitmask([matchers[i] for i in live], [rows[i] + position for i in live], bitmask)
+                for i in live:
+                    has_next = position < len(drafts[i]) and not matchers[i].is_terminated()
+                    if has_next and matchers[i].accept_token(drafts[i][position]):
+                        num_accepted[i] = position + 1
+                position += 1
+                live = [i for i in live if num_accepted[i] == position]
+        finally:  # Roll back even if a matcher fails.
+            for matcher, number in zip(matchers, num_accepted, strict=True):
+                if number:
+                    matcher.rollback(number)
+        return num_accepted
 
 
 # It has no state; one object makes all such matchers of a batch one group.
-ROW_FILLER = RowFiller()
+ROW_FILLER = Filler()
+
+
+def fill_bitmask(matchers: Sequence[Matcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+    """Write the mask of each matcher into its row; matchers of different backends may mix.
+
+    One call per backend, made without the GIL where the engine can. A matcher must not stand twice in it.
+    """
+    if len(matchers) != len(rows):
+        raise ValueError(f"{len(matchers)} matchers need as many rows, got {len(rows)}")
+    groups: defaultdict[Filler, tuple[list[Matcher], list[int]]] = defaultdict(lambda: ([], []))
+    for matcher, row in zip(matchers, rows, strict=True):
+        if matcher.has_ended:
+            matcher.fill_next_token_bitmask(bitmask, row)
+            continue
+        group = groups[matcher.filler]
+        group[0].append(matcher)
+        group[1].append(row)
+    for filler, group in groups.items():
+        filler.fill(*group, bitmask)
+
+
+def fill_draft_bitmask(
+    matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]], rows: Sequence[int], bitmask: np.ndarray
+) -> list[int]:
+    """Write the masks of drafted tokens, for their verification: in one call where the engine can.
+
+    Matcher i's mask after its first p draft tokens goes to row rows[i] + p. A draft ends before the first token
+    that is not allowed, and after an EOS. The matchers stay as they are.
+
+    Args:
+        drafts: one list of token ids for each matcher; an empty one asks for a single mask.
+        rows: for each matcher the first of len(draft) + 1 rows.
+
+    Returns:
+        For each matcher, how many draft tokens its grammar allows; so many rows and one more are written.
+    """
+    if not len(matchers) == len(drafts) == len(rows):
+        counts = f"{len(matchers)} matchers, {len(drafts)} drafts and {len(rows)} rows"
+        raise ValueError(f"{counts} do not belong together")
+    num_accepted = [0] * len(matchers)
+    if not any(drafts):
+        fill_bitmask(matchers, rows, bitmask)
+        return num_accepted
+    groups: defaultdict[Filler, list[int]] = defaultdict(list)
+    for index, matcher in enumerate(matchers):
+        groups[matcher.filler].append(index)
+    for filler, members in groups.items():
+        own = [matchers[i] for i in members], [drafts[i] for i in members], [rows[i] for i in members]
+        for i, count in zip(members, filler.fill_drafts(*own, bitmask), strict=True):
+            num_accepted[i] = count
+    return num_accepted
 
 
 class Program(Protocol):

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .bit_row import BITS
+from .bitmask import BITS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

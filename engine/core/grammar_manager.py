@@ -14,7 +14,7 @@ from engine.core.mask_pool import MaskPool
 from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
 from engine.outputs import FinishReason
 from engine.spec.forced import ForcedDrafts
-from grammar import GrammarError, Matcher, allocate_bitmask, fill_draft_bitmask, is_panic
+from grammar import Filler, GrammarError, Matcher, allocate_bitmask, fill_draft_bitmask, is_panic
 
 Problem = tuple[str, FinishReason]  # why a request cannot go on, and how it ends
 
@@ -200,17 +200,34 @@ class GrammarManager:
         return not fill_rows([self._matchers[handle]], [[]], bitmask[:1])
 
     def _accept(self, tokens: Iterable[tuple[int, int]]) -> list[GrammarFailed]:
-        failed = []
+        """Advance the matchers: those with one token by a native call for all, where their engine has one."""
+        quick: dict[int, list[int]] = {}
         for handle, token_id in tokens:
             if handle in self._histories:
                 self._histories[handle][1].append(token_id)
             if handle in self._slow:
                 self._kept.setdefault(handle, []).append(token_id)
-            elif (
-                handle in self._matchers and (problem := accept(self._matchers[handle], token_id)) is not None
-            ):
+            elif handle in self._matchers:
+                quick.setdefault(handle, []).append(token_id)
+        groups: dict[Filler, list[int]] = {}
+        for handle, token_ids in quick.items():
+            if len(token_ids) == 1:
+                groups.setdefault(self._matchers[handle].filler, []).append(handle)
+        is_taken: dict[int, bool] = {}
+        for filler, handles in groups.items():
+            matchers = [self._matchers[handle] for handle in handles]
+            found = filler.accept(matchers, [quick[handle][0] for handle in handles])
+            is_taken.update(zip(handles, found, strict=True) if found is not None else ())
+        failed = []
+        for handle, token_ids in quick.items():
+            if not is_taken.get(handle) and (problem := self._accept_each(handle, token_ids)) is not None:
                 failed.append(self._fail(handle, *problem))
         return failed
+
+    def _accept_each(self, handle: int, token_ids: list[int]) -> Problem | None:
+        """Advance one matcher; one that refused a token in a native call refuses it again and says why."""
+        problems = (accept(self._matchers[handle], token_id) for token_id in token_ids)
+        return next((problem for problem in problems if problem is not None), None)
 
     def _fail(self, handle: int, problem: str, finish_reason: FinishReason) -> GrammarFailed:
         self.drop([handle])

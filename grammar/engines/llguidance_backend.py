@@ -19,8 +19,8 @@ from llguidance import (
     regex_to_lark,
 )
 
-from ..backend import MAX_FORCED_BYTES, Matcher
-from ..bit_row import check_bitmask
+from ..backend import MAX_FORCED_BYTES, Filler, Matcher
+from ..bitmask import check_bitmask
 from ..csv_table import make_csv_pattern
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
@@ -32,6 +32,7 @@ from ..xml.lark import make_xml_lark
 from .lark import explain_complaint
 from .llguidance_json import HEADER
 
+_REFUSED = "doesn't satisfy the grammar"
 MAX_SHOWN = 80  # characters of a pattern in a message
 # Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
 # > is apart, since free text goes on with any character but the last one of its triggers.
@@ -127,9 +128,7 @@ class LLGuidanceBackend:
             raise InvalidGrammar(f"the grammar allows no first token: {matcher.get_error()}")
         return LLGuidanceProgram(matcher, self, grammar)
 
-    def _make_matcher(
-        self, grammar: str, max_items: int | None = None, num_quotable: int = 0
-    ) -> LLMatcher:
+    def _make_matcher(self, grammar: str, max_items: int | None = None, num_quotable: int = 0) -> LLMatcher:
         """Return a matcher at the start of a grammar, in its error state if llguidance does not take it.
 
         Args:
@@ -214,11 +213,13 @@ class LLGuidanceMatcher(Matcher):
         super().__init__(backend.vocabulary)
         self.engine = engine
         self.filler = backend.filler
+        # A token that is not allowed was taken in a call for many; such an error is no limit.
+        self.is_broken = False
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
         """Why the engine gave up (a resource limit), or None."""
-        return self.engine.get_error() if self.engine.is_error() else None
+        return self.engine.get_error() if self.engine.is_error() and not self.is_broken else None
 
     def _take(self, token_id: int) -> bool:
         # Calling consume_token with a forbidden token would leave the engine in a permanent error state.
@@ -230,19 +231,27 @@ class LLGuidanceMatcher(Matcher):
 
     def accept_tokens(self, token_ids: Sequence[int]) -> int:
         """Advance by tokens as long as they are allowed, in one call; return how many were."""
-        is_plain = self.vocabulary.eos_set.isdisjoint(token_ids) and not self._is_terminated
-        if not is_plain or not all(0 <= token_id < self.vocabulary.size for token_id in token_ids):
+        if not self.is_plain_text(token_ids):
             return super().accept_tokens(token_ids)
         num_taken = self.engine.try_consume_tokens(list(token_ids))
-        self._num_text_tokens += num_taken
+        self.num_text_tokens += num_taken
         return num_taken
+
+    def is_plain_text(self, token_ids: Sequence[int]) -> bool:
+        """Return whether the text has not ended and these are tokens of text."""
+        known, ends = range(self.vocabulary.size), self.vocabulary.eos_set
+        return (
+            not self.has_ended
+            and ends.isdisjoint(token_ids)
+            and all(token_id in known for token_id in token_ids)
+        )
 
     def count_valid(self, token_ids: list[int]) -> int:
         """Return how many of some tokens, one after the other, are allowed; EOS is where a text may end.
 
         Nothing changes. Much cheaper than accepting them where they end the text.
         """
-        return 0 if self._is_terminated else self.engine.validate_tokens(token_ids)
+        return 0 if self.has_ended else self.engine.validate_tokens(token_ids)
 
     def is_completed(self) -> bool:
         """Return whether the text so far is a complete sentence."""
@@ -253,32 +262,42 @@ class LLGuidanceMatcher(Matcher):
         return self.engine.deep_copy().compute_ff_bytes()[:MAX_FORCED_BYTES]
 
 
-class LLGuidanceFiller:
+class LLGuidanceFiller(Filler):
     """Fills many rows, with the GIL released: by threads of its own if it may have several."""
 
     def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
         self._vocabulary = vocabulary
         self._executor = LLExecutor(num_threads)
-        self._has_threads = num_threads > 1
         # The last bitmask, its address and its number of rows; an array in use is never moved.
         self._known: tuple[Callable[[], np.ndarray | None], int, int] = (lambda: None, 0, 0)
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
         """Write matcher i's mask into row rows[i]."""
         address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
-        if len(matchers) == 1 or not self._has_threads:
+        if len(matchers) == 1:
             # Handing work to another thread costs more than one mask.
-            for matcher, row in zip(matchers, rows, strict=True):
-                matcher.engine.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
+            matchers[0].engine.unsafe_compute_mask_ptr(address + rows[0] * row_bytes, row_bytes)
         else:
             pairs = [(matcher.engine, row) for matcher, row in zip(matchers, rows, strict=True)]
             self._executor.unsafe_compute_mask_ptr(pairs, address, row_bytes, len(bitmask))
-        clear_failed(matchers, [[row] for row in rows], bitmask)
+        # In its error state the engine allows EOS, which would end the text.
+        for matcher, row in zip(matchers, rows, strict=True):
+            if matcher.engine.is_error():
+                bitmask[row] = 0
 
-    def is_text(self, token_ids: Sequence[int]) -> bool:
-        """Return whether these are tokens of text."""
-        known, ends = range(self._vocabulary.size), self._vocabulary.eos_set
-        return ends.isdisjoint(token_ids) and all(token_id in known for token_id in token_ids)
+    def accept(self, matchers: Sequence[LLGuidanceMatcher], token_ids: Sequence[int]) -> list[bool]:
+        """Advance matcher i by token i."""
+        is_text = self._vocabulary.eos_set.isdisjoint(token_ids) and not any(
+            each.has_ended for each in matchers
+        )
+        if not is_text or min(token_ids) < 0 or max(token_ids) >= self._vocabulary.size:
+            return [each.accept_token(i) for each, i in zip(matchers, token_ids, strict=True)]
+        pairs = [(each.engine, token_id) for each, token_id in zip(matchers, token_ids, strict=True)]
+        found = self._executor.consume_token_par(pairs)
+        for each, is_taken in zip(matchers, found, strict=True):
+            each.num_text_tokens += is_taken
+            each.is_broken = not is_taken and _REFUSED in each.engine.get_error()
+        return found
 
     def fill_drafts(
         self,
@@ -287,18 +306,21 @@ class LLGuidanceFiller:
         rows: Sequence[int],
         bitmask: np.ndarray,
     ) -> list[int]:
-        """Write matcher i's mask after its first p tokens into row rows[i] + p; return how many are allowed."""
-        counts = [
-            each.engine.validate_tokens(list(draft)) for each, draft in zip(matchers, drafts, strict=True)
-        ]
-        spans = [range(row, row + count + 1) for row, count in zip(rows, counts, strict=True)]
+        """Write all masks in one call, but where a matcher has ended, or a draft is empty or no text."""
+        own = [i for i, draft in enumerate(drafts) if draft and matchers[i].is_plain_text(draft)]
+        rest = [i for i in range(len(matchers)) if i not in own]
+        others = [matchers[i] for i in rest], [drafts[i] for i in rest], [rows[i] for i in rest]
+        counts = dict(zip(rest, super().fill_drafts(*others, bitmask), strict=True))
+        counts |= {i: matchers[i].engine.validate_tokens(list(drafts[i])) for i in own}
+        spans = [range(rows[i], rows[i] + counts[i] + 1) for i in own]
         address = self._locate(bitmask, [row for span in spans for row in (span[0], span[-1])])
-        parts = zip(matchers, spans, drafts, strict=True)
-        asked = [(each.engine, span[0], list(draft[: max(len(span) - 1, 1)])) for each, span, draft in parts]
+        asked = [(matchers[i].engine, rows[i], list(drafts[i][: max(counts[i], 1)])) for i in own]
         row_bytes = 4 * self._vocabulary.num_words
         self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, address, row_bytes, len(bitmask))
-        clear_failed(matchers, spans, bitmask)
-        return counts
+        for i, span in zip(own, spans, strict=True):
+            if matchers[i].engine.is_error():
+                bitmask[span] = 0
+        return [counts[i] for i in range(len(matchers))]
 
     def _locate(self, bitmask: np.ndarray, rows: Sequence[int]) -> int:
         """Return the address of a bitmask; one that was checked before is only asked for its rows."""
@@ -309,12 +331,3 @@ class LLGuidanceFiller:
         address = bitmask.ctypes.data
         self._known = weakref.ref(bitmask), address, len(bitmask)
         return address
-
-
-def clear_failed(
-    matchers: Sequence[LLGuidanceMatcher], spans: Sequence[Sequence[int]], bitmask: np.ndarray
-) -> None:
-    """Clear the rows of matchers that failed: in its error state the engine allows EOS, which would end the text."""
-    for matcher, span in zip(matchers, spans, strict=True):
-        if matcher.engine.is_error():
-            bitmask[span] = 0

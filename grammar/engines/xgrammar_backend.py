@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import MAX_FORCED_BYTES, ROW_FILLER, Matcher
+from ..bitmask import clear_beyond
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
 from ..spec import GrammarSpec
@@ -143,6 +144,4 @@ class XGrammarMatcher(Matcher):
     def write_row(self, words: np.ndarray) -> None:
         """Write the allowed tokens into a row, int32 [words]."""
         self.engine.fill_next_token_bitmask(words.reshape(1, -1), 0)
-        if rest := self.vocabulary.size % 32:
-            # The engine sets bits beyond the vocabulary.
-            words[-1] &= np.int32((1 << rest) - 1)
+        clear_beyond(words, self.vocabulary.size)  # The engine sets them.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..bit_row import BITS
+from ..bitmask import BITS
 from ..vocabulary import Vocabulary, make_mask
 
 # Text before or at the start of a value, which completes no value. A number ends only at the next character.

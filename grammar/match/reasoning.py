@@ -6,15 +6,13 @@
 Reasoning is any text up to the closing mark. Only line breaks may share a token with the mark.
 """
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
-from ..backend import Matcher, Program
-from ..bit_row import clear_bits
-from ..bitmask import fill_bitmask
+from ..backend import ROW_FILLER, Matcher, Program
+from ..bitmask import clear_bits
 from ..reasoning import Reasoning
 from ..vocabulary import Vocabulary, make_mask
 
@@ -106,9 +104,11 @@ class GatedProgram:
 class GatedMatcher(Matcher):
     """Grammar state of one request that reasons first."""
 
+    inner: Matcher
+
     def __init__(self, inner: Matcher, tables: ReasoningTables) -> None:
         super().__init__(tables.vocabulary)
-        self.filler = FILLER
+        self.filler = ROW_FILLER
         self.inner = inner
         self._tables = tables
         self.state = State(Phase.START if tables.start else Phase.REASONING)
@@ -173,9 +173,10 @@ class GatedMatcher(Matcher):
             return None
         return State(Phase.REASONING) if written == tables.start else State(Phase.MARK, written)
 
-    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
-        """Write the allowed tokens into one row."""
-        FILLER.fill([self], [row], bitmask)
+    @property
+    def reads_inner(self) -> bool:
+        """Whether a value may begin or has begun, at a place other than the middle of a mark."""
+        return self.state.phase in (Phase.START, Phase.BREAK, Phase.VALUE)
 
     def write_row(self, words: np.ndarray) -> None:
         """Write the allowed tokens into a row, int32 [words], in which those of the value stand where one may begin."""
@@ -210,20 +211,3 @@ class GatedMatcher(Matcher):
 
     def _find_forced(self) -> bytes:
         return self.inner.forced_text() if self.state.phase is Phase.VALUE else b""
-
-
-class GateFiller:
-    """Fills the rows of gated matchers: those in a value with their grammars' rows."""
-
-    def fill(self, matchers: Sequence[GatedMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
-        pairs = list(zip(matchers, rows, strict=True))
-        inside = [pair for pair in pairs if pair[0].state.phase in (Phase.START, Phase.BREAK, Phase.VALUE)]
-        fill_bitmask([matcher.inner for matcher, _ in inside], [row for _, row in inside], bitmask)
-        for matcher, row in pairs:
-            if matcher.state.phase is not Phase.VALUE:
-                matcher.write_row(bitmask[row])
-
-
-# It has no state; one object makes all gated matchers of a batch one group.
-FILLER = GateFiller()

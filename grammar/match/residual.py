@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Matcher, Program
-from ..bit_row import clear_bits, is_set, list_tokens, set_bits
-from ..bitmask import fill_bitmask
+from ..backend import ROW_FILLER, Matcher, Program
+from ..bitmask import clear_bits, is_set, list_tokens, set_bits
 from ..errors import InvalidGrammar
 from ..schema.node import Node
 from ..schema.places import NO_STRINGS, Check, Place, PlaceMap, spell
@@ -88,10 +87,12 @@ class ResidualMatcher(Matcher):
         inner: the matcher of the grammar without the checks.
     """
 
+    inner: Matcher
+
     def __init__(self, inner: Matcher, program: ResidualProgram) -> None:
         super().__init__(program.tokens.vocabulary)
         self.inner = inner
-        self.filler = FILLER
+        self.filler = ROW_FILLER
         self._text = bytearray()
         self._state = begin(program.places.root)
         # Before each accepted text token: its length and the state it led to.
@@ -106,7 +107,7 @@ class ResidualMatcher(Matcher):
         self._string: OpenString | None = None
 
     @property
-    def has_ended(self) -> bool:
+    def is_value_complete(self) -> bool:
         """Whether the value is complete, so that only what follows it can come."""
         return self._state.mode is Mode.END
 
@@ -154,7 +155,7 @@ class ResidualMatcher(Matcher):
             self._program.places.root, bytes(self._text), bytes
         )
 
-    def clear_violations(self, words: np.ndarray) -> None:
+    def write_row(self, words: np.ndarray) -> None:
         """Clear the tokens of one mask, int32 [words], that would complete a value that violates its schema."""
         self._violation = self._dead_end = None
         self._num_checks = MAX_NUM_CHECKS
@@ -349,26 +350,9 @@ class ResidualMatcher(Matcher):
         self._violation = violation or self._violation
         return violation is None and self._failure is None
 
-    def _find_forced(self) -> bytes:
-        return self.inner.forced_text()
-
     def _is_known_allowed(self, place: Place, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(place), value, before() if place.checks[0].is_distinct else b""
         return key in self._verdicts and self._is_fine(place, value, before)
-
-
-class ResidualFiller:
-    """Fills the rows of many such matchers: the inner matchers' rows at once, then what the checks clear."""
-
-    def fill(self, matchers: Sequence[ResidualMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
-        fill_bitmask([matcher.inner for matcher in matchers], rows, bitmask)
-        for matcher, row in zip(matchers, rows, strict=True):
-            matcher.clear_violations(bitmask[row])
-
-
-# It has no state; one object makes all such matchers of a batch one group.
-FILLER = ResidualFiller()
 
 
 def explain_dead_end(violation: Check | None) -> str:

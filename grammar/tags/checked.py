@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..backend import ROW_FILLER, Matcher
-from ..bit_row import clear_bits, is_set
+from ..bitmask import clear_beyond, clear_bits, is_set
 from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher, LLGuidanceProgram
 from ..limits import GrammarLimits
 from ..match.closing_tokens import ClosingTokens
@@ -143,14 +143,14 @@ class CheckedMatcher(Matcher):
         begun = self._find_begin(data)
         if not (self.inner if checker is None else checker).accept_token(token_id):
             return False
-        after = None if checker is None or checker.has_ended else checker
+        after = None if checker is None or checker.is_value_complete else checker
         if begun is not None:
             number, at = begun
             after = self.program.checks[number].begin(self.inner, data[at:])
             if after is None:
                 (self.inner if checker is None else checker).rollback(1)
                 return False
-            after = None if after.has_ended else after
+            after = None if after.is_value_complete else after
         self._history.append(checker)
         self._checker = after
         return True
@@ -178,7 +178,7 @@ class CheckedMatcher(Matcher):
     def clear_violations(self, words: np.ndarray) -> None:
         """Clear the tokens of a row of the extended vocabulary that would complete a value that fails a check."""
         if self._checker is not None:
-            self._checker.clear_violations(words)
+            self._checker.write_row(words)
         for (head, opener), openings in self.program.tables.openings.items():
             allowed = [each for each in openings if is_set(words, each.token_id)]
             number = self._ask(head, opener) if allowed else None
@@ -192,12 +192,14 @@ class CheckedMatcher(Matcher):
             self._checker = self._history.pop()
             (self.inner if self._checker is None else self._checker).rollback(1)
 
+    @property
+    def reads_inner(self) -> bool:
+        """The row of the inner matcher is one of the extended vocabulary."""
+        return False
+
     def is_completed(self) -> bool:
         """Return whether the text so far is a complete sentence, so that EOS is allowed."""
         return self.inner.is_completed()
-
-    def _find_forced(self) -> bytes:
-        return self.inner.forced_text()
 
     def write_row(self, words: np.ndarray) -> None:
         """Write the allowed tokens into a row, int32 [words]."""
@@ -206,5 +208,4 @@ class CheckedMatcher(Matcher):
         self.inner.fill_next_token_bitmask(extended)
         self.clear_violations(extended[0])
         words[:] = extended[0, :num_words]
-        if tables.vocabulary.size % 32:
-            words[-1] &= np.int32((1 << tables.vocabulary.size % 32) - 1)
+        clear_beyond(words, tables.vocabulary.size)

@@ -7,7 +7,7 @@ import pytest
 
 from engine.core.grammar_manager import NUM_QUICK_MASKS, SLOW_MASK_S, GrammarManager
 from engine.messages import FillMasks, MaskTarget
-from grammar import GrammarCompiler, GrammarSpec, InvalidGrammar, Matcher, Vocabulary
+from grammar import Filler, GrammarCompiler, GrammarSpec, InvalidGrammar, Matcher, Vocabulary
 
 EOS = 0
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -50,7 +50,7 @@ class PanicException(BaseException):
 FAULT = ValueError("the engine has a fault")
 
 
-class FaultyFiller:
+class FaultyFiller(Filler):
     """The batch fill of an engine with a fault."""
 
     def fill(self, matchers: object, rows: object, bitmask: np.ndarray) -> None:
@@ -62,6 +62,7 @@ class FaultyMatcher:
 
     filler = FaultyFiller()
     error: str | None = None
+    has_ended = False
 
     def __init__(self, fault: BaseException | str) -> None:
         self._fault = fault
@@ -176,7 +177,7 @@ def test_a_matcher_that_hits_a_limit_loses_its_row_and_says_why(
     ]
 
 
-class SlowFiller:
+class SlowFiller(Filler):
     """Fills what its matchers say, after a while."""
 
     def fill(self, matchers: list["SlowMatcher"], rows: list[int], bitmask: np.ndarray) -> None:
@@ -190,6 +191,7 @@ class SlowMatcher:
 
     filler = SlowFiller()
     error: str | None = None
+    has_ended = False
 
     def __init__(self) -> None:
         self.delay_s = 2 * SLOW_MASK_S

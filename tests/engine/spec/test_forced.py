@@ -12,7 +12,7 @@ from engine.core.grammar_manager import GrammarManager
 from engine.input.tokenizer import Tokenizer
 from engine.messages import DraftTarget, FillMasks, FindDrafts, MaskTarget
 from engine.spec.forced import ForcedDrafts
-from grammar import GrammarCompiler, GrammarSpec, Matcher, Vocabulary
+from grammar import Filler, GrammarCompiler, GrammarSpec, Matcher, Vocabulary
 
 SCHEMA = {
     "type": "object",
@@ -83,12 +83,20 @@ def test_other_drafts_are_cut_where_the_grammar_forbids_them(
     walk(matcher, good)  # the matcher is where it was
 
 
+class FragileFiller(Filler):
+    """Fills the rows of such matchers."""
+
+    def fill(self, matchers: list["Fragile"], rows: list[int], bitmask: np.ndarray) -> None:
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.fill_next_token_bitmask(bitmask, row)
+
+
 class Fragile:
     """A matcher that breaks for good after some token, as one does that meets its limits."""
 
     def __init__(self, inner: Matcher, poison: int) -> None:
         self._inner, self._poison = inner, poison
-        self.filler = self  # for fill_bitmask
+        self.filler = FragileFiller()
         self.error: str | None = None
 
     def accept_token(self, token_id: int) -> bool:
@@ -96,10 +104,6 @@ class Fragile:
             self.error = "the limit was met"
             return False
         return self.error is None and self._inner.accept_token(token_id)
-
-    def fill(self, matchers: list["Fragile"], rows: list[int], bitmask: np.ndarray) -> None:
-        for matcher, row in zip(matchers, rows, strict=True):
-            matcher.fill_next_token_bitmask(bitmask, row)
 
     def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
         bitmask[row] = 0
@@ -116,6 +120,10 @@ class Fragile:
 
     def is_terminated(self) -> bool:
         return self._inner.is_terminated()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._inner.has_ended
 
 
 def test_a_limit_that_a_draft_meets_ends_no_request(
