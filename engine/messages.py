@@ -417,6 +417,7 @@ class StepDone(msgspec.Struct, frozen=True):
     drafts: dict[int, list[int]] = {}  # by index, tokens that the device proposes after those of this message
     time_s: float = 0.0  # duration of the step without proposing; 0: not measured
     draft_time_s: float = 0.0  # duration of proposing
+    idle_s: float = 0.0  # how long the device had nothing to do before the step
     pooled: dict[int, np.ndarray] = {}  # by index, vectors [D] float32 of prompts that ended in this step
 
 

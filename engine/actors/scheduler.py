@@ -104,8 +104,6 @@ class SchedulerActor(Actor[SchedulerInbox]):
             self._num_step_tokens += plan.num_tokens
             if self._idle_since is not None:
                 self._step_gaps_s.append(time.monotonic() - self._idle_since)
-                if self.scheduler.drafts is not None:
-                    self.scheduler.drafts.costs.note_gap(self._step_gaps_s[-1])
                 self._idle_since = None
             self._order_masks()
         for order in self.scheduler.state.adapters.take_orders():

@@ -397,7 +397,10 @@ class Scheduler:
         gated = np.flatnonzero(is_gated).tolist()
         num_preemptions = table.num_preemptions[slots]
         self._steps.append(
-            StepRecord(plan.step_id, batch, counts, num_preemptions, num_samples, gated, changes.drafts)
+            StepRecord(
+                *(plan.step_id, batch, counts, num_preemptions, num_samples, gated, changes.drafts),
+                is_waiting=self._is_drafting,
+            )
         )
         self.state.num_steps += 1
         return plan
@@ -444,7 +447,7 @@ class Scheduler:
     def _settle_drafts(self, drafts: DraftPlanner, step: StepRecord, done: StepDone) -> None:
         """Count the accepted drafts, up to the end of the request, and the time of the step."""
         if done.time_s and not step.is_answered:
-            drafts.note_step(step, done.time_s)
+            drafts.note_step(step, done.time_s, done.idle_s)
         if not step.drafts:
             return
         ends = np.cumsum(done.counts).tolist()

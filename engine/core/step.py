@@ -79,6 +79,7 @@ class StepRecord:
     num_samples: np.ndarray
     gated: list[int]  # indices whose tokens need masks and have not arrived
     drafts: dict[int, Draft]  # by slot
+    is_waiting: bool = False  # some rows draft, so that the step was planned after the answer of the last one
     is_answered: bool = False
     ordered: set[int] = field(default_factory=set)  # indices whose masks have been ordered
 

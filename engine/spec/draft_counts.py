@@ -40,7 +40,8 @@ class DraftCounts:
         count = len(order)
         if self._config.adaptive:
             expected = num_samples + np.concatenate(([0.0], np.cumsum(values[order])))
-            count = int((expected / self._costs.estimate_range(num_tokens, count)).argmax())
+            times = self._costs.estimate_range(num_tokens, count) + self._costs.gap_s
+            count = int((expected / times).argmax())
         kept = np.bincount(rows[order[:count]], minlength=len(lengths)).tolist()
         return {
             slot: draft._replace(token_ids=draft.token_ids[:length])
@@ -69,8 +70,8 @@ class DraftCounts:
             depths = np.arange(limit + 1)
             expected = (1 - key[0] ** (depths + 1)) / (1 - key[0])
             times = self._costs.estimate_range(num_rows, num_rows * limit)[depths * num_rows]
-            times = times + np.where(depths > 0, self._costs.gap_s + key[3], 0.0)
+            times = times + np.where(depths > 0, self._costs.gap_s + key[3], self._costs.idle_s)
             if has_device_cost:
-                times += depths * self._costs.draft_s
+                times += [self._costs.estimate_drafts(depth) for depth in depths.tolist()]
             self._known[key] = int((expected / times).argmax())
         return self._known[key]

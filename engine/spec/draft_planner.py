@@ -23,7 +23,15 @@ from engine.messages import DraftTarget, SourceCounts
 from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_budget import DraftBudget
 from engine.spec.draft_counts import DraftCounts
-from engine.spec.draft_record import MIN_PAUSE, NEVER, Draft, DraftRecord, SourceRecord, update_rate
+from engine.spec.draft_record import (
+    LONG_MEMORY,
+    MIN_PAUSE,
+    NEVER,
+    Draft,
+    DraftRecord,
+    SourceRecord,
+    update_rate,
+)
 from engine.spec.ngram import NgramProposer
 from engine.spec.prediction import PredictionProposer
 from engine.spec.proposer import Proposer
@@ -38,6 +46,7 @@ NUM_TAIL_TOKENS = 4  # output tokens before a forced text, which decide how it i
 # Acceptance that is assumed before the first draft of a source.
 FIRST_RATES = {FORCED: 0.95, "prediction": 0.85}
 FIRST_RATE = 0.6
+PROBE_DRAFTS = 2  # of a device's source whose acceptance is not known, even if they do not pay
 
 
 class DraftPlanner:
@@ -135,9 +144,10 @@ class DraftPlanner:
                 candidates[request.slot] = draft
         found = self._numbers.cut(candidates, num_tokens, num_samples, budget)
         num_drafts = sum(len(draft.token_ids) for draft in found.values())
-        step_s, gap_s = self.costs.estimate(num_tokens), self.costs.gap_s / num_samples
+        step_s = self.costs.estimate(num_tokens)
+        gap_s = max(0.0, self.costs.gap_s - self.costs.idle_s) / num_samples
         draft_s = (self.costs.estimate(num_tokens + num_drafts) - step_s) / max(1, num_drafts)
-        self._row_s = step_s / num_samples
+        self._row_s = (step_s + self.costs.idle_s) / num_samples
         for request in requests:
             record, draft = request.drafts, found.get(request.slot)
             assert record is not None, "only requests with a record draft"
@@ -162,7 +172,7 @@ class DraftPlanner:
         assert record is not None, "a request with drafts has a record"
         source = self._find(record, name)
         source.note(num_drafted, num_accepted)
-        self._rates[name] = update_rate(self._first_rate(name), num_drafted, num_accepted)
+        self._rates[name] = update_rate(self._first_rate(name), num_drafted, num_accepted, LONG_MEMORY)
         self._budget.add(name, num_accepted * self._row_s)
         totals = self._totals.setdefault(name, [0, 0])
         totals += [0] * (2 + num_accepted - len(totals))
@@ -170,22 +180,28 @@ class DraftPlanner:
         totals[1] += num_drafted
         for position in range(num_accepted):
             totals[2 + position] += 1
-        if not self._pays(source, name):
+        if self._pays(source, name):
+            source.resume()
+        elif source.resume_at <= request.num_tokens:
             source.rest(request.num_tokens)
 
-    def note_step(self, step: StepRecord, seconds: float) -> None:
-        """Take the time of a step."""
+    def note_step(self, step: StepRecord, seconds: float, idle_s: float) -> None:
+        """Take the time of a step, and that before it."""
         self._budget.note_step(seconds)
         self._num_steps += 1
         if (step.drafts or self._num_steps % STEPS_PER_NOTE == 0) and step.is_decode:
             self.costs.note(int(step.counts.sum()), seconds)
+            if step.drafts:
+                self.costs.note_gap(idle_s)
+            elif not step.is_waiting:
+                self.costs.note_idle(idle_s)
 
     def note_proposing(self, num_positions: int, seconds: float) -> None:
         """Take the time of proposing on the device."""
         assert self._device is not None, "the device has proposed"
         self.costs.note_draft(num_positions, seconds)
         # Ignore times far above the average, which include waiting for other work.
-        self._budget.add(self._device, -min(seconds, 4 * num_positions * self.costs.draft_s))
+        self._budget.add(self._device, -min(seconds, 4 * self.costs.estimate_drafts(num_positions)))
 
     def count_wanted(self, requests: Sequence[Request], slots: np.ndarray) -> np.ndarray | None:
         """Return how many drafts the device should propose after each row of the step; None: none at all.
@@ -205,7 +221,9 @@ class DraftPlanner:
             source = self._find(record, name)
             count = self._numbers.choose(source.rate, len(places), has_device_cost=True)
             if not count:
-                source.rest(num_tokens)
+                count = PROBE_DRAFTS if source.take_probe() else 0
+                if not count:
+                    source.rest(num_tokens)
             # At least the token of this step precedes the drafts, and one follows them.
             wanted[at] = max(0, min(count, request.max_num_tokens - num_tokens - 2))
         return wanted if wanted.any() else None
@@ -283,7 +301,8 @@ class DraftPlanner:
         """Whether waiting and proposing on the host are worth the right drafts of all rows that draft."""
         num_rows = self._num_drafting
         host_s = self._propose_s.get(name, 0.0) * num_rows
-        return self._numbers.choose(source.rate, num_rows, host_s=host_s) > 0
+        is_device = name == self._device
+        return self._numbers.choose(source.rate, num_rows, has_device_cost=is_device, host_s=host_s) > 0
 
     def _propose(self, proposer: Proposer, request: Request, limit: int) -> Sequence[int]:
         """Return a source's drafts, and note how long it takes."""

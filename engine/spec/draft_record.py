@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MEMORY = 0.15  # weight of a new draft in the acceptance
+MEMORY = 0.1  # weight of a new draft in the acceptance of one request
+LONG_MEMORY = 0.02  # and in that of all requests
 MIN_PAUSE, MAX_PAUSE = 8, 256  # tokens for which a source without success is not used
 PROBE_RATE = 0.6  # assumed of a source that is tried again after a pause
 MIN_LOOK, MAX_LOOK = 2, 8  # tokens between two looks for drafts while there are none
@@ -24,7 +25,7 @@ class Draft(NamedTuple):
 class SourceRecord:
     """One source's success with one request."""
 
-    __slots__ = ("_num_idle", "_pause", "num_accepted", "num_drafted", "rate", "resume_at")
+    __slots__ = ("_is_probe", "_num_idle", "_pause", "num_accepted", "num_drafted", "rate", "resume_at")
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -33,6 +34,7 @@ class SourceRecord:
         self.num_accepted = 0
         self._pause = MIN_PAUSE
         self._num_idle = 0
+        self._is_probe = True
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
         """Take the result of one verified draft."""
@@ -41,8 +43,11 @@ class SourceRecord:
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self.rate = update_rate(self.rate, num_drafted, num_accepted, weight)
-        if num_accepted:
-            self._pause = MIN_PAUSE
+
+    def take_probe(self) -> bool:
+        """Whether the source has not been tried since it last rested."""
+        is_probe, self._is_probe = self._is_probe, False
+        return is_probe
 
     def note_answer(self, has_drafts: bool, num_tokens: int) -> None:
         """Take an answer of a source that must be asked; after many empty ones it rests."""
@@ -55,6 +60,12 @@ class SourceRecord:
         self.resume_at = num_tokens + self._pause
         self._pause = min(2 * self._pause, MAX_PAUSE)
         self.rate = max(self.rate, PROBE_RATE)
+        self._is_probe = True
+
+    def resume(self) -> None:
+        """Use the source: it pays."""
+        self.resume_at = 0
+        self._pause = MIN_PAUSE
 
 
 class DraftRecord:

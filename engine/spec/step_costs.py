@@ -9,6 +9,7 @@ import numpy as np
 # Weight of a new measurement. Disturbances only ever make a step slower, so higher values count less.
 MEMORY, HIGHER_MEMORY = 0.2, 0.04
 NOTES_PER_TABLE = 8  # the table is computed again after this many steps; that takes 20 us
+MAX_IDLE_S = 0.05  # longer times between steps are not typical
 MAX_TOKENS = 4096  # larger steps are extrapolated
 
 
@@ -25,8 +26,9 @@ class StepCosts:
         # More tokens never take less time.
         self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in sizes]))
         self._scale = 1.0
-        self.gap_s = 0.0  # from the end of a step to the start of the next, if the next waits for its result
-        self.draft_s = 0.0  # of one draft position of the device's drafter, for all rows
+        self.idle_s = 0.0  # between two steps
+        self.gap_s = 0.0  # between two steps, if the second is planned after the result of the first
+        self._draft_start_s = self._draft_s = 0.0  # of a proposal, for all rows, and of each of its positions
         self.version = 0  # of the table of times
         self._num_notes = 0
         self._times = self._compute_times()
@@ -45,14 +47,26 @@ class StepCosts:
             self._times = self._compute_times()
             self.version += 1
 
+    def note_idle(self, seconds: float) -> None:
+        """Take the time between two steps that overlap on the host."""
+        self.idle_s += _weigh(seconds, self.idle_s) * (min(seconds, MAX_IDLE_S) - self.idle_s)
+
     def note_gap(self, seconds: float) -> None:
-        self.gap_s += _weigh(seconds, self.gap_s) * (min(seconds, 0.05) - self.gap_s)
+        """Take the time between two steps, if the second was planned after the result of the first."""
+        self.gap_s += _weigh(seconds, self.gap_s) * (min(seconds, MAX_IDLE_S) - self.gap_s)
 
     def note_draft(self, num_positions: int, seconds: float) -> None:
         """Take the time of proposing on the device."""
-        self.draft_s += _weigh(seconds / num_positions, self.draft_s) * (
-            seconds / num_positions - self.draft_s
-        )
+        expected = self.estimate_drafts(num_positions)
+        # Correct both numbers by the least that makes the estimate right.
+        step = (seconds - expected) / (1 + num_positions**2)
+        weight = _weigh(seconds, expected) if expected else 1.0
+        self._draft_start_s = max(0.0, self._draft_start_s + weight * step)
+        self._draft_s = max(0.0, self._draft_s + weight * step * num_positions)
+
+    def estimate_drafts(self, num_positions: int) -> float:
+        """Return the seconds of proposing so many drafts per row on the device."""
+        return self._draft_start_s + self._draft_s * num_positions if num_positions else 0.0
 
     def estimate(self, num_tokens: int) -> float:
         """Return the seconds of a step."""

@@ -55,6 +55,7 @@ class LaunchedStep:
     sampled: SampledTokens = NO_TOKENS
     prompt_logprobs: dict[int, SampledLogprobs] = field(default_factory=dict)  # by index in the step
     start_time: float = 0.0
+    idle_s: float = 0.0
     pooled: dict[int, Tensor] = field(default_factory=dict)  # by index in the step
 
     def list_tensors(self) -> list[Tensor]:
@@ -80,6 +81,7 @@ class LaunchedStep:
             *(self.step_id, self.runs.indices, counts, token_ids[is_kept]),
             *(self.is_last, logprobs, prompt_logprobs, self.skipped),
             time_s=time.perf_counter() - self.start_time,
+            idle_s=self.idle_s,
             pooled={index: next(values) for index in self.pooled},
         )
 
@@ -254,6 +256,7 @@ class ModelRunner:
     def _finish(self, launched: LaunchedStep, arrays: list[np.ndarray]) -> StepDone:
         """Make the StepDone, and propose drafts after its tokens."""
         # A step that was launched before the last one ended began when that one ended.
+        launched.idle_s = max(0.0, launched.start_time - self._last_end)
         launched.start_time = max(launched.start_time, self._last_end)
         done = launched.finish(arrays)
         self._last_end = time.perf_counter()
