@@ -3,8 +3,9 @@
 python -m app.bench.speculation --shape qwen3-0.6b --dtype bfloat16 --rate 0.8 --num-speculative-tokens 4
 python -m app.bench.speculation --rate 0 --batch-size 16        # drafts that are never right, chosen adaptively
 
-The answers are recorded without drafts first. Then each request gets its answer as its prediction, in which every token
-is replaced by another one with probability 1 - rate. Both engines run in turn, and the texts must be equal.
+The answers of each round are recorded without drafts first. Then each request gets its answer as its prediction, in
+which every token is replaced by another one with probability 1 - rate. The engines run in turn, and the texts must be
+equal. A second engine without drafts shows how much two equal engines differ on this machine.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def run_once(
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run both engines in turn. Returns the figures."""
+    """Run the engines in turn. Returns the figures."""
     speculative = {
         "method": arguments.methods,
         "num_speculative_tokens": arguments.num_speculative_tokens,
@@ -51,35 +52,42 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         vocab_size = read_model_config(config)["vocab_size"]
         jobs = make_random(num, arguments.input_len, arguments.output_len, 0, vocab_size, 0)
         prompts = [list(job.prompt_token_ids) for job in jobs]
-        params = SamplingParams(
-            temperature=arguments.temperature, seed=7, max_tokens=arguments.output_len, ignore_eos=True
-        )
-        plain = LLM(**as_settings(config))
-        drafting = LLM(**(as_settings(config) | {"speculative_config": speculative}))
+        engines = [
+            LLM(**as_settings(config) | more) for more in ({}, {}, {"speculative_config": speculative})
+        ]
+        chance = random.Random(1)
+        times: list[list[float]] = [[], [], []]
         try:
-            _, answers = run_once(plain, prompts, params, None)
-            chance = random.Random(1)
-            predictions = [corrupt(answer, arguments.rate, vocab_size, chance) for answer in answers]
-            run_once(drafting, prompts, params, predictions)
-            times: tuple[list[float], list[float]] = ([], [])
-            for _ in range(arguments.num_iters):
-                times[0].append(run_once(plain, prompts, params, None)[0])
-                seconds, found = run_once(drafting, prompts, params, predictions)
-                times[1].append(seconds)
-                if found != answers:
-                    raise RuntimeError("drafts changed a text")
-            sources = drafting.stats().drafts
+            for number in range(1 + arguments.num_iters):
+                # Other answers in each round, since some sources learn from earlier ones.
+                params = SamplingParams(
+                    temperature=arguments.temperature,
+                    seed=number,
+                    max_tokens=arguments.output_len,
+                    ignore_eos=True,
+                )
+                _, answers = run_once(engines[0], prompts, params, None)
+                predictions = [corrupt(answer, arguments.rate, vocab_size, chance) for answer in answers]
+                # The order alternates, so that no engine always follows the same one. The first round warms up.
+                for at in (0, 1, 2) if number % 2 else (2, 1, 0):
+                    seconds, found = run_once(engines[at], prompts, params, predictions if at == 2 else None)
+                    if found != answers:
+                        raise RuntimeError("drafts changed a text")
+                    if number:
+                        times[at].append(seconds)
+            sources = engines[2].stats().drafts
         finally:
-            plain.close()
-            drafting.close()
+            for engine in engines:
+                engine.close()
     speeds = [Spread(tuple(num * arguments.output_len / each for each in column)) for column in times]
-    over = f"over {ratio(speeds[1], speeds[0])!s}, best over best {min(times[0]) / min(times[1]):.3f}"
-    print(f"without drafts {speeds[0]!s} tok/s; with drafts {speeds[1]!s} tok/s; {over}")
+    for at, name in ((1, "without drafts again"), (2, "with drafts")):
+        over = f"over {ratio(speeds[at], speeds[0])!s}, best over best {min(times[0]) / min(times[at]):.3f}"
+        print(f"without drafts {speeds[0]!s} tok/s; {name} {speeds[at]!s} tok/s; {over}")
     drafts = {
         name: [each.num_draft_tokens, sum(each.accepted_per_position)] for name, each in sources.items()
     }
     print("drafted and accepted:", json.dumps(drafts))
-    return {"without_drafts_s": times[0], "with_drafts_s": times[1], "drafts": drafts}
+    return {"without_drafts_s": times[0], "control_s": times[1], "with_drafts_s": times[2], "drafts": drafts}
 
 
 def main() -> None:

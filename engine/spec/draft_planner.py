@@ -72,7 +72,8 @@ class DraftPlanner:
         self._numbers = DraftCounts(config, self.costs)
         self._budget = DraftBudget(self.costs.estimate(1))
         self._num_steps = 0
-        self._row_s = 0.0  # time of one row in a step without drafts
+        # Times per row: of a step without drafts, of waiting for the last result, and of one more draft.
+        self._row_s = self._wait_s = self._draft_s = 0.0
         self._asked: list[Request] = []  # their grammars are to be asked for forced tokens
         self._num_drafting = 1  # requests that drafted in the last step
         self._propose_s: dict[str, float] = {}  # moving average of a host source's time for one request
@@ -143,24 +144,20 @@ class DraftPlanner:
             if (draft := self._choose(request, limit, is_cut=request.has_grammar)) is not None:
                 candidates[request.slot] = draft
         found = self._numbers.cut(candidates, num_tokens, num_samples, budget)
-        num_drafts = sum(len(draft.token_ids) for draft in found.values())
-        step_s = self.costs.estimate(num_tokens)
-        gap_s = max(0.0, self.costs.gap_s - self.costs.idle_s) / num_samples
-        draft_s = (self.costs.estimate(num_tokens + num_drafts) - step_s) / max(1, num_drafts)
-        self._row_s = (step_s + self.costs.idle_s) / num_samples
+        self._note_prices(num_tokens, num_samples, sum(len(draft.token_ids) for draft in found.values()))
         for request in requests:
             record, draft = request.drafts, found.get(request.slot)
             assert record is not None, "only requests with a record draft"
             if draft is not None:
                 record.awaited = draft.source
                 record.note_found()
-                self._budget.add(draft.source, -gap_s - draft_s * len(draft.token_ids))
                 continue
-            self._budget.add(record.awaited, -gap_s)
-            if (
-                candidate := candidates.get(request.slot)
-            ) is not None:  # more drafts would cost more than they bring
-                self._find(record, candidate.source).rest(request.num_tokens)
+            self._budget.add(record.awaited, -self._wait_s)
+            self._find(record, record.awaited).note_gain(-self._wait_s, self._row_s)
+            # If there was a candidate, more drafts would cost more than they bring.
+            name = candidates[request.slot].source if request.slot in candidates else record.awaited
+            if request.slot in candidates or not self._gains(record, name):
+                self._find(record, name).rest(request.num_tokens)
             if self._find_expected(record, request.num_tokens) is None:
                 self._table.waits[request.slot] = 0
                 self._table.wake_at[request.slot] = record.choose_look(request.num_tokens)
@@ -173,14 +170,17 @@ class DraftPlanner:
         source = self._find(record, name)
         source.note(num_drafted, num_accepted)
         self._rates[name] = update_rate(self._first_rate(name), num_drafted, num_accepted, LONG_MEMORY)
-        self._budget.add(name, num_accepted * self._row_s)
+        device_s = self.costs.estimate_drafts(num_drafted) if name == self._device else 0.0
+        gain_s = num_accepted * self._row_s - self._wait_s - self._draft_s * num_drafted
+        self._budget.add(name, gain_s)  # proposing is paid already
+        source.note_gain(gain_s - device_s / self._num_drafting, self._row_s)
         totals = self._totals.setdefault(name, [0, 0])
         totals += [0] * (2 + num_accepted - len(totals))
         totals[0] += 1
         totals[1] += num_drafted
         for position in range(num_accepted):
             totals[2 + position] += 1
-        if self._pays(source, name):
+        if self._pays(source, name) and self._gains(record, name):
             source.resume()
         elif source.resume_at <= request.num_tokens:
             source.rest(request.num_tokens)
@@ -200,8 +200,8 @@ class DraftPlanner:
         """Take the time of proposing on the device."""
         assert self._device is not None, "the device has proposed"
         self.costs.note_draft(num_positions, seconds)
-        # Ignore times far above the average, which include waiting for other work.
-        self._budget.add(self._device, -min(seconds, 4 * self.costs.estimate_drafts(num_positions)))
+        # What drafts save is estimated from averages, so their cost is not taken from times above the average.
+        self._budget.add(self._device, -min(seconds, self.costs.estimate_drafts(num_positions)))
 
     def count_wanted(self, requests: Sequence[Request], slots: np.ndarray) -> np.ndarray | None:
         """Return how many drafts the device should propose after each row of the step; None: none at all.
@@ -222,8 +222,8 @@ class DraftPlanner:
             count = self._numbers.choose(source.rate, len(places), has_device_cost=True)
             if not count:
                 count = PROBE_DRAFTS if source.take_probe() else 0
-                if not count:
-                    source.rest(num_tokens)
+            if not count:
+                source.rest(num_tokens)
             # At least the token of this step precedes the drafts, and one follows them.
             wanted[at] = max(0, min(count, request.max_num_tokens - num_tokens - 2))
         return wanted if wanted.any() else None
@@ -296,6 +296,18 @@ class DraftPlanner:
             source.rest(request.num_tokens)
             return False
         return len(self._propose(proposer, request, MIN_PROMISE)) == MIN_PROMISE
+
+    def _note_prices(self, num_tokens: int, num_samples: int, num_drafts: int) -> None:
+        """Estimate what the rows of a step with so many drafts pay."""
+        costs, step_s = self.costs, self.costs.estimate(num_tokens)
+        self._row_s = (step_s + costs.idle_s) / num_samples
+        # If few rows draft, the others go on, and the step of the drafting row is lost.
+        is_shared = 2 * self._num_drafting >= num_samples
+        self._wait_s = max(0.0, costs.gap_s - costs.idle_s) / num_samples if is_shared else self._row_s
+        self._draft_s = (costs.estimate(num_tokens + num_drafts) - step_s) / max(1, num_drafts)
+
+    def _gains(self, record: DraftRecord, name: str) -> bool:
+        return not self._config.adaptive or self._find(record, name).gain_s >= 0.0
 
     def _pays(self, source: SourceRecord, name: str) -> bool:
         """Whether waiting and proposing on the host are worth the right drafts of all rows that draft."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 MEMORY = 0.1  # weight of a new draft in the acceptance of one request
 LONG_MEMORY = 0.02  # and in that of all requests
 MIN_PAUSE, MAX_PAUSE = 8, 256  # tokens for which a source without success is not used
+GAIN_MEMORY = 0.25  # weight of a new step in what a source saves
 PROBE_RATE = 0.6  # assumed of a source that is tried again after a pause
 MIN_LOOK, MAX_LOOK = 2, 8  # tokens between two looks for drafts while there are none
 MAX_IDLE = 48  # answers without a draft, after which a source that must be asked rests
@@ -25,7 +26,10 @@ class Draft(NamedTuple):
 class SourceRecord:
     """One source's success with one request."""
 
-    __slots__ = ("_is_probe", "_num_idle", "_pause", "num_accepted", "num_drafted", "rate", "resume_at")
+    __slots__ = (
+        *("_is_probe", "_num_idle", "_num_notes", "_pause", "gain_s", "num_accepted", "num_drafted", "rate"),
+        "resume_at",
+    )
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -35,6 +39,8 @@ class SourceRecord:
         self._pause = MIN_PAUSE
         self._num_idle = 0
         self._is_probe = True
+        self._num_notes = 0
+        self.gain_s = 0.0  # moving average of the seconds that a step saves
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
         """Take the result of one verified draft."""
@@ -43,6 +49,12 @@ class SourceRecord:
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self.rate = update_rate(self.rate, num_drafted, num_accepted, weight)
+
+    def note_gain(self, seconds: float, first_s: float) -> None:
+        """Take the seconds saved by one step. The average starts at `first_s`, so that one failure is not enough."""
+        before = self.gain_s if self._num_notes else first_s
+        self._num_notes += 1
+        self.gain_s = before + GAIN_MEMORY * (seconds - before)
 
     def take_probe(self) -> bool:
         """Whether the source has not been tried since it last rested."""
@@ -61,6 +73,7 @@ class SourceRecord:
         self._pause = min(2 * self._pause, MAX_PAUSE)
         self.rate = max(self.rate, PROBE_RATE)
         self._is_probe = True
+        self._num_notes, self.gain_s = 0, 0.0
 
     def resume(self) -> None:
         """Use the source: it pays."""

@@ -26,7 +26,7 @@ class StepCosts:
         # More tokens never take less time.
         self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in sizes]))
         self._scale = 1.0
-        self.idle_s = 0.0  # between two steps
+        self._idle_s: float | None = None
         self.gap_s = 0.0  # between two steps, if the second is planned after the result of the first
         self._draft_start_s = self._draft_s = 0.0  # of a proposal, for all rows, and of each of its positions
         self.version = 0  # of the table of times
@@ -47,9 +47,15 @@ class StepCosts:
             self._times = self._compute_times()
             self.version += 1
 
+    @property
+    def idle_s(self) -> float:
+        """The time between two steps that overlap on the host; before it is measured, that of others."""
+        return self.gap_s if self._idle_s is None else self._idle_s
+
     def note_idle(self, seconds: float) -> None:
         """Take the time between two steps that overlap on the host."""
-        self.idle_s += _weigh(seconds, self.idle_s) * (min(seconds, MAX_IDLE_S) - self.idle_s)
+        idle_s = self.idle_s
+        self._idle_s = idle_s + _weigh(seconds, idle_s) * (min(seconds, MAX_IDLE_S) - idle_s)
 
     def note_gap(self, seconds: float) -> None:
         """Take the time between two steps, if the second was planned after the result of the first."""
