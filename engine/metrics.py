@@ -87,6 +87,7 @@ class Metrics:
         self.num_restarts = 0
         self.num_resumed = 0
         self.num_resumed_inexact = 0
+        self.num_prefills = 0
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0, "dead_end": 0}
         self.ttft = Histogram(LATENCY_BUCKETS_S)
         self.itl = Histogram(LATENCY_BUCKETS_S)
@@ -141,6 +142,7 @@ class Metrics:
             num_restarts=self.num_restarts,
             num_resumed=self.num_resumed,
             num_resumed_inexact=self.num_resumed_inexact,
+            num_prefills=self.num_prefills,
             finished=dict(self.finished),
             drafts=add_counts(ended.drafts, core.drafts),
             histograms=self.histograms(),
@@ -215,6 +217,7 @@ class EngineStats:
     num_restarts: int = 0
     num_resumed: int = 0  # requests that another replica continued
     num_resumed_inexact: int = 0  # of these, by one with other weights, dtype or kernels
+    num_prefills: int = 0  # prompts that went to a prefill replica first
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
     drafts: dict[str, SourceCounts] = field(default_factory=dict)  # speculative decoding, by source
     histograms: dict[str, Histogram] = field(default_factory=dict)

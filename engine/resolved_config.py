@@ -75,6 +75,7 @@ class ResolvedConfig:
     notices: tuple[str, ...] = ()  # log messages about settings that were changed to fit
     # Covers weights, arithmetic and KV layout, see `compute_fingerprint`; "" where there is no model.
     fingerprint: str = ""
+    kv_role: str = ""  # of `kv_transfer_config`; "" without one
 
     @property
     def max_model_len(self) -> int:
@@ -164,7 +165,9 @@ def resolve_config(
         has_states=state_bytes > 0,
         num_snapshots=num_snapshots,
     )
-    return ResolvedConfig(worker, cache, scheduler, tuple(notices))
+    transfer = config.read_kv_transfer()
+    kv_role = "" if transfer is None else transfer.kv_role
+    return ResolvedConfig(worker, cache, scheduler, tuple(notices), kv_role=kv_role)
 
 
 def _share_states(room: int, max_num_seqs: int, has_snapshots: bool) -> tuple[int, int]:

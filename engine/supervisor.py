@@ -24,6 +24,7 @@ from engine.cluster.core_host import LoadTokenizer, describe_error, first_cause
 from engine.cluster.dispatcher import Dispatcher
 from engine.cluster.journal_file import JournalFile
 from engine.cluster.messages import Asleep, StepHangs
+from engine.cluster.prefills import Prefills
 from engine.cluster.remote import RemoteListener
 from engine.cluster.replica import Replica
 from engine.cluster.router import Router
@@ -37,6 +38,7 @@ from engine.messages import Sleep
 from engine.metrics import Metrics, ReplicaStats
 from engine.model import ModelConfig, read_model_config
 from engine.resolved_config import ResolvedConfig
+from engine.transfer.config import DEFAULT_MIN_PREFILL
 
 logger = logging.getLogger("troupe.engine")
 
@@ -86,7 +88,9 @@ class Supervisor:
         ]
         self._store = store  # of KV blocks; closed at the end
         self.listener = listener  # accepts the replicas of other machines
-        self.dispatcher = Dispatcher(self.replicas, Router(config.router_policy, config.block_size), metrics)
+        router, transfer = Router(config.router_policy, config.block_size), config.read_kv_transfer()
+        prefills = Prefills(router, DEFAULT_MIN_PREFILL if transfer is None else transfer.min_prefill_tokens)
+        self.dispatcher = Dispatcher(self.replicas, router, metrics, prefills)
         self._config = config
         self._metrics = metrics
         self._load_tokenizer = load_tokenizer
@@ -109,6 +113,8 @@ class Supervisor:
             raise RuntimeError("the engine was already started; create a new one")
         self.state = "starting"
         self._task = asyncio.create_task(self._run(), name="troupe supervisor")
+        if (store := self._store) is not None:
+            self._task.add_done_callback(lambda _: store.close())
         try:
             await self._wait(
                 lambda: self.state != "starting" or all(each.state == "ready" for each in self.replicas)
@@ -292,8 +298,6 @@ class Supervisor:
             self.dispatcher.fail_all(end)
             if self.dispatcher.journal_file is not None:
                 self.dispatcher.journal_file.close()
-            if self._store is not None:
-                self._store.close()
             self.client = None
             self._changed.set()
 

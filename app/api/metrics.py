@@ -37,6 +37,7 @@ COUNTERS = (
     ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     ("kv_offload_loads", "kv_offload_loads", "Tokens of these hits copied back from host memory."),
+    ("kv_transfer_prefills", "num_prefills", "Prompts that went to a prefill replica first."),
     ("kv_transfer_received_tokens", "kv_received_tokens", "Tokens loaded from the store of several cores."),
     ("kv_transfer_saved_tokens", "kv_saved_tokens", "Tokens saved in the store of several cores."),
     ("num_preemptions", "num_preemptions", "Times a running request lost its blocks."),

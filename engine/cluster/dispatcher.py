@@ -20,6 +20,7 @@ from typing import Any
 
 from engine.cluster.journal import NOWHERE, Entry, Journal
 from engine.cluster.journal_file import JournalFile
+from engine.cluster.prefills import Prefills
 from engine.cluster.replica import Replica
 from engine.cluster.router import Router
 from engine.core_client import CoreClient
@@ -53,13 +54,16 @@ GAUGES = ("num_running", "num_open_steps", "num_blocks", "num_free_blocks", "num
 class Dispatcher:
     """Connects one CoreClient with several replicas."""
 
-    def __init__(self, replicas: Sequence[Replica], router: Router, metrics: Metrics) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], router: Router, metrics: Metrics, prefills: Prefills
+    ) -> None:
         self.client: CoreClient  # of the running front
         self.router = router
         self.journal_file: JournalFile | None = None
         self._replicas = replicas
         self._metrics = metrics
         self._journal = Journal()
+        self._prefills = prefills
         self._waiting: deque[Entry] = deque()  # requests that no replica holds
         self._calls: deque[_Call] = deque()  # calls of the front that replicas have not all answered
 
@@ -97,14 +101,17 @@ class Dispatcher:
         for call in self._calls:
             call.parts.setdefault(replica.index, None)
         self._answer_calls()
-        entries = self._journal.list_held(replica.index)
+        entries = self._list_held(replica)
         self._move(replica, self._blame(entries, cause) if is_crash else entries)
 
     def empty(self, replica: Replica) -> None:
         """Move the requests of a running core."""
-        entries = self._journal.list_held(replica.index)
+        entries = self._list_held(replica)
         replica.send(AbortRequest([handle for entry in entries for handle in entry.token_ids]))
         self._move(replica, entries)
+
+    def _list_held(self, replica: Replica) -> list[Entry]:
+        return self._journal.list_held(replica.index) + self._prefills.list_held(replica)
 
     def end_counters(self, replica: Replica) -> None:
         """Keep the counters of a core that has ended or sleeps; its gauges are gone."""
@@ -121,7 +128,9 @@ class Dispatcher:
             if held:
                 replica.send(AbortRequest(held))
                 self._remove(dict.fromkeys(held, "error"))
-        waiting = [handle for entry in self._waiting for handle in entry.token_ids]
+        waiting = [
+            handle for entry in (*self._waiting, *self._prefills.list_held()) for handle in entry.token_ids
+        ]
         self._remove(dict.fromkeys(waiting, "error"))
         self._waiting.clear()
         self.client.fail_all(error)
@@ -157,15 +166,19 @@ class Dispatcher:
 
     def _place(self, entry: Entry) -> None:
         """Give a request to a replica; without one it waits."""
-        ready = [each.index for each in self._replicas if each.state == "ready"]
+        ready = [each for each in self._replicas if each.state == "ready"]
         if entry.num_crashes:
             held = {each.replica for each in self._journal.list_suspects()}
-            ready = [index for index in ready if index not in held]
+            ready = [each for each in ready if each.index not in held]
         if not ready:
             self._waiting.append(entry)
             return
         message = entry.make_message()
-        entry.ticket = self.router.choose(message, ready)
+        if self._prefills.start(entry, message, ready):
+            self._metrics.num_prefills += 1
+            return
+        others = [each.index for each in ready if not each.is_prefill_only]
+        entry.ticket = self.router.choose(message, others or [each.index for each in ready])
         replica = self._replicas[entry.ticket.replica]
         if entry.fingerprint is not None:
             self._metrics.num_resumed += 1
@@ -176,6 +189,7 @@ class Dispatcher:
 
     def _release(self, entry: Entry) -> None:
         """Take a request from its replica's load."""
+        self._prefills.cancel(entry)
         if entry.ticket is not None:
             self.router.end(entry.ticket)
             entry.ticket = None
@@ -247,6 +261,9 @@ class Dispatcher:
                 self._answer_calls()
 
     def _pass_tokens(self, replica: Replica, message: NewTokens) -> None:
+        for entry in self._prefills.take_ended(message.details):
+            self._release(entry)
+            self._place(entry)
         message = self._journal.record(message, replica.index)
         self.client.deliver(message)
         if not message.details:

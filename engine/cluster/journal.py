@@ -23,6 +23,7 @@ class Entry:
     ticket: Ticket | None = None  # the router's record of the replica's load
     fingerprint: str | None = None  # of the replica that computed the latest tokens
     is_accepted: bool = False
+    is_prefilled: bool = False  # a prefill replica has been asked to compute the prompt
     aborted: set[int] = field(default_factory=set)  # handles whose abort was sent and not confirmed yet
     num_crashes: int = 0  # cores that crashed while they held this request, since its last new token
 

@@ -94,4 +94,6 @@ def choose_role(config: EngineConfig, index: int) -> EngineConfig:
     if transfer is None or not transfer.num_prefill_replicas:
         return config
     role = "kv_producer" if index < transfer.num_prefill_replicas else "kv_consumer"
-    return replace(config, kv_transfer_config=replace(transfer, kv_role=role).to_json())
+    extra = transfer.kv_connector_extra_config | {"prefill_replicas": 0}
+    transfer = replace(transfer, kv_role=role, kv_connector_extra_config=extra)
+    return replace(config, kv_transfer_config=transfer.to_json())

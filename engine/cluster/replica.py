@@ -59,6 +59,15 @@ class Replica:
         return "" if self.ready is None else self.ready.resolved.fingerprint
 
     @property
+    def is_prefill_only(self) -> bool:
+        """Whether it computes prompts for other replicas."""
+        return self.ready is not None and self.ready.resolved.kv_role == "kv_producer"
+
+    @property
+    def max_model_len(self) -> int:
+        return 0 if self.ready is None else self.ready.resolved.max_model_len
+
+    @property
     def is_up(self) -> bool:
         return self.state in ("ready", "draining")
 

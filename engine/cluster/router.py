@@ -88,6 +88,12 @@ class Router:
         self._num_chosen += 1
         return ticket
 
+    def count_uncached(self, request: AddRequest, candidates: Sequence[int]) -> int:
+        """Return how many prompt tokens that candidate would compute which has most of them in its cache."""
+        hashes = self._hash_prompt(request)
+        num_cached = max(self._loads[replica].count_cached(hashes) for replica in candidates)
+        return len(request.prompt_token_ids) - num_cached * self._block_size
+
     def note_first_token(self, ticket: Ticket) -> None:
         self._loads[ticket.replica].num_prefill_tokens -= ticket.num_uncached
         ticket.num_uncached = 0

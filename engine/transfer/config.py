@@ -10,6 +10,7 @@ from engine.errors import ConfigError
 
 SHARED_MEMORY, FILE, TCP = CONNECTORS = ("SharedMemoryConnector", "FileConnector", "TcpConnector")
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
+DEFAULT_MIN_PREFILL = 256
 EXTRA_KEYS = ("shared_storage_path", "prefill_replicas", "min_prefill_tokens")
 
 
@@ -79,7 +80,7 @@ class KVTransferConfig:
     @property
     def min_prefill_tokens(self) -> int:
         """Fewest uncached prompt tokens for which a prefill replica is used."""
-        count: int = self.kv_connector_extra_config.get("min_prefill_tokens", 256)
+        count: int = self.kv_connector_extra_config.get("min_prefill_tokens", DEFAULT_MIN_PREFILL)
         return count
 
     def to_json(self) -> str:

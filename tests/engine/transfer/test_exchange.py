@@ -79,3 +79,40 @@ async def test_blocks_of_other_sizes_are_exchanged(
         outputs = await run(engine)
         assert list_texts(outputs) == expected
         assert [output.num_cached_tokens for output in outputs] == [96] * 4
+
+
+@pytest.mark.parametrize("kind", ["DictConnector", "LateConnector"])
+async def test_a_connector_of_somebody_else_may_fail(make_config: MakeConfig, kind: str) -> None:
+    expected = await run_alone(make_config)
+    more = {"kv_connector_module_path": "tests.engine.transfer.other_connectors"}
+    config = make_config(
+        **SMALL, num_blocks=20, max_num_seqs=1, kv_transfer_config=describe(kind, "kv_both", **more)
+    )
+    async with Engine(config) as engine:
+        for _ in range(2):
+            assert list_texts(await run(engine)) == expected
+        assert (engine.stats().kv_saved_tokens > 0) == (kind == "DictConnector")
+        assert engine.stats().kv_received_tokens == 0  # evicted blocks are in the tier
+
+
+def damage(folder: Path) -> None:
+    """Flip bytes in the second half of the only file."""
+    (path,) = folder.iterdir()
+    content = bytearray(path.read_bytes())
+    for at in range(len(content) // 2, len(content), 2000):
+        content[at] ^= 16
+    path.write_bytes(content)
+
+
+async def test_damaged_blocks_are_computed(make_config: MakeConfig, tmp_path: Path) -> None:
+    expected = await run_alone(make_config)
+    extra = {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    config = make_config(**SMALL, kv_transfer_config=describe("FileConnector", "kv_both", **extra))
+    async with Engine(config) as engine:
+        await run(engine)
+        await wait_until(lambda: engine.stats().kv_saved_tokens == 4 * 96)
+    damage(tmp_path)
+    async with Engine(config) as engine:
+        outputs = await run(engine)
+        assert list_texts(outputs) == expected
+        assert engine.stats().kv_received_tokens < 4 * 96
