@@ -50,6 +50,8 @@ class Engine:
         self.config = config or EngineConfig()
         self._metrics = Metrics()
         self._supervisor = make_supervisor(self.config, self._metrics)
+        transfer = self.config.read_kv_transfer()
+        self._saves_blocks = transfer is not None and transfer.saves
         self._arrivals: set[Arrival] = set()
         self.adapters = AdapterCatalog(
             self.config.enable_lora, self.config.model_name, self._supervisor.require_client
@@ -365,6 +367,11 @@ class Engine:
         input_processor, request_id = self._input_processor, arrival.request_id
         text, token_ids = await input_processor.encode(prompt)
         input_processor.check(token_ids, params)
+        if params.saves_blocks and not self._saves_blocks:
+            raise InvalidRequest(
+                "kv_transfer_params.do_remote_decode needs a server whose kv_transfer_config saves blocks",
+                "kv_transfer_params",
+            )
         input_processor.check_generated(generated_token_ids, token_ids, params)
         bad_word_ids = await input_processor.encode_bad_words(params)
         input_processor.check_choice(params, bad_word_ids)

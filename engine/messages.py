@@ -76,7 +76,6 @@ class AddRequest(msgspec.Struct, frozen=True):
     prediction_token_ids: list[int] = []  # expected output, a source of drafts
     adapter: AdapterRef | None = None  # None: the base model
     images: list[ImagePart] = []  # in the order of the prompt
-    saves_blocks: bool = False  # ends only when the blocks of its prompt are in the store of several cores
 
 
 class AbortRequest(msgspec.Struct, frozen=True):

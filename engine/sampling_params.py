@@ -66,6 +66,7 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
     output_kind: OutputKind = "cumulative"
     pooling: Pooling | None = None  # also return a vector computed from the prompt
+    saves_blocks: bool = False  # end only when the prompt's KV blocks are saved, see `kv_transfer_config`
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -136,7 +137,7 @@ class SamplingParams:
         _check_ids("logit_bias", tuple(self.logit_bias))
         for value in self.logit_bias.values():
             _check_float("logit_bias", value, -100.0, 100.0)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "saves_blocks"):
             if not isinstance(flag := getattr(self, name), bool):
                 raise InvalidRequest(f"{name}={flag!r} must be true or false", name)
         if self.output_kind not in ("cumulative", "delta", "final"):

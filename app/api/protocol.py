@@ -183,6 +183,7 @@ class GenerationFields(Fields):
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     request_id: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[\w.:-]+$")
     deadline_s: float | None = Field(default=None, gt=0, le=86400)
+    kv_transfer_params: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_metrics: bool | None = None

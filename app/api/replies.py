@@ -108,7 +108,28 @@ def extras(call: Call, outputs: Sequence[RequestOutput], num_tokens: int, indice
     found = structured_of(call, outputs[0], indices)
     if call.body.return_metrics:
         found["metrics"] = metrics(join_times([output.metrics for output in outputs]), num_tokens)
+    if call.sampling.saves_blocks:
+        found["kv_transfer_params"] = describe_saved(
+            call, sum(len(each.prompt_token_ids) for each in outputs)
+        )
     return found
+
+
+def describe_saved(call: Call, num_tokens: int) -> Json:
+    """Return what a proxy passes to the decode server; that server needs only the prompt to find the blocks."""
+    transfer = call.context.engine.config.read_kv_transfer()
+    assert transfer is not None, "the engine has refused the request"
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": transfer.engine_id,
+        "remote_request_id": call.reply_id,
+        "remote_block_ids": [],
+        "remote_host": transfer.kv_ip,
+        "remote_port": transfer.kv_port,
+        "remote_num_tokens": num_tokens,
+        "tp_size": call.context.engine.config.tensor_parallel_size,
+    }
 
 
 def join_times(times: Sequence[RequestMetrics]) -> RequestMetrics:

@@ -68,7 +68,24 @@ def _make(body: GenerationFields, constraint: Constraint | None, **changes: Any)
         skip_special_tokens=body.skip_special_tokens,
         grammar=None if constraint is None else constraint.spec,
         output_kind="delta" if body.stream else "final",
+        saves_blocks=read_kv_transfer(body.kv_transfer_params),
     )
+
+
+def read_kv_transfer(given: dict[str, Any] | None) -> bool:
+    """Return whether a proxy asks this server to compute the prompt for another one.
+
+    With `do_remote_prefill` nothing is to be done: blocks are found by their content, not by the ids that come with it.
+    """
+    flags = {name: (given or {}).get(name) or False for name in ("do_remote_decode", "do_remote_prefill")}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            message = f"kv_transfer_params.{name} must be true or false"
+            raise ApiError(400, message, "kv_transfer_params", "invalid_value")
+    if all(flags.values()):
+        message = "kv_transfer_params: one of do_remote_decode and do_remote_prefill is possible"
+        raise ApiError(400, message, "kv_transfer_params", "invalid_value")
+    return flags["do_remote_decode"]
 
 
 def read_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:

@@ -56,11 +56,10 @@ class Prefills:
         handle = -1 - message.completions[0].handle
         prefill = msgspec.structs.replace(
             message,
-            params=SamplingParams(max_tokens=1, temperature=0.0),
+            params=SamplingParams(max_tokens=1, temperature=0.0, saves_blocks=True),
             completions=[NewCompletion(handle, 0)],
             bad_word_ids=[],
             prediction_token_ids=[],
-            saves_blocks=True,
         )
         entry.ticket = self._router.choose(prefill, list(able))
         replica = able[entry.ticket.replica]

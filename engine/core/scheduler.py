@@ -105,7 +105,7 @@ class Scheduler:
         for completion in message.completions:
             request = Request(message, completion, self.table, limit, self._eos_token_ids, now)
             self.state.add(request)
-            if message.saves_blocks and self.state.transfers is not None:
+            if message.params.saves_blocks and self.state.transfers is not None:
                 self.state.transfers.report_end(request.handle)
             if self.drafts is not None:
                 self.drafts.open(request)
