@@ -261,9 +261,9 @@ class Dispatcher:
                 self._answer_calls()
 
     def _pass_tokens(self, replica: Replica, message: NewTokens) -> None:
-        for entry in self._prefills.take_ended(message.details):
-            self._release(entry)
-            self._place(entry)
+        for prefilled in self._prefills.take_ended(message.details):
+            self._release(prefilled)
+            self._place(prefilled)
         message = self._journal.record(message, replica.index)
         self.client.deliver(message)
         if not message.details:
