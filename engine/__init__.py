@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from engine.cluster.measure_steps import measure_steps
     from engine.cluster.ray_placement import connect_ray, import_ray
     from engine.cluster.remote import serve_headless
-    from engine.cluster.simulator import Crashes, SimulatedRequest, SimulatedRun, Simulator
+    from engine.cluster.simulator import Crashes, PrefillReplicas, SimulatedRequest, SimulatedRun, Simulator
     from engine.cluster.step_table import StepTable
     from engine.cluster.text_router import TextRouter
     from engine.embedder import Embedder, Embedding, Score
@@ -55,7 +55,7 @@ else:
         "adapter_catalog": ("LoRARequest",),
         "cluster.journal_file": ("RecordedRequest", "read_journal"),
         "cluster.remote": ("serve_headless",),
-        "cluster.simulator": ("Crashes", "SimulatedRequest", "SimulatedRun", "Simulator"),
+        "cluster.simulator": ("Crashes", "PrefillReplicas", "SimulatedRequest", "SimulatedRun", "Simulator"),
         "cluster.step_table": ("StepTable",),
         "cluster.text_router": ("TextRouter",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
@@ -97,6 +97,7 @@ __all__ = [
     "LoRARequest",
     "Logprob",
     "ModelReport",
+    "PrefillReplicas",
     "PromptTooLong",
     "RecordedRequest",
     "ReplicaStats",

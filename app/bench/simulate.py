@@ -27,6 +27,7 @@ from engine import (
     Crashes,
     EngineConfig,
     InvalidRequest,
+    PrefillReplicas,
     SimulatedRequest,
     Simulator,
     StepTable,
@@ -48,6 +49,16 @@ FLAGS: tuple[tuple[str, type, float, float, float, str], ...] = (
     ("percentile", float, 99, 0, 100, "percentile of these times that must be within the limits"),
     ("crashes_per_hour", float, 0, 0, 3600, "crashes of each replica, at random times"),
     ("restart_s", float, 30, 0, 86400, "seconds until a crashed replica is ready again"),
+    (
+        "prefill_replicas",
+        int,
+        0,
+        0,
+        1024,
+        "replicas that compute prompts for --decode-replicas, beside as many mixed ones",
+    ),
+    ("decode_replicas", int, 1, 1, 1024, "replicas that get their blocks, with --prefill-replicas"),
+    ("transfer_us", float, 20, 0, 1e6, "microseconds that the blocks of a token take from one to the other"),
 )
 FILES = (
     ("--trace", "JSONL with timestamp, input_length, output_length, hash_ids, instead of random requests"),
@@ -66,6 +77,7 @@ class Point:
 
     policy: str
     num_replicas: int
+    num_prefill_replicas: int  # of these, replicas that only compute prompts
     ttft: tuple[float, float, float]
     itl: tuple[float, float, float]
     output_tokens_per_s: float
@@ -101,7 +113,10 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """
     for name, _, _, low, high, _ in FLAGS:
         check_range(arguments, name, low, high)
-    replicas = read_counts("--replicas", arguments.replicas)
+    shapes = [(0, count) for count in read_counts("--replicas", arguments.replicas)]
+    if arguments.prefill_replicas:
+        total = arguments.prefill_replicas + arguments.decode_replicas
+        shapes = [(0, total), (arguments.prefill_replicas, total)]
     policies = [part.strip() for part in arguments.policy.split(",")]
     if unknown := [policy for policy in policies if policy not in POLICIES]:
         raise UsageError(f"--policy {unknown[0]!r} is not one of {', '.join(POLICIES)}")
@@ -117,13 +132,14 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         print(HEADER.format(p=f"p{arguments.percentile:g}"))
         points = []
         for policy in policies:
-            for count in replicas:
-                points.append(simulate(arguments, requests, config, table, policy, count))
+            for num_prefill, count in shapes:
+                points.append(simulate(arguments, requests, config, table, policy, count, num_prefill))
                 print(describe(points[-1]), flush=True)
     limits = f"TTFT {arguments.ttft_ms:g} ms and ITL {arguments.itl_ms:g} ms at p{arguments.percentile:g}"
     for policy in policies:
-        enough = [point.num_replicas for point in points if point.policy == policy and point.is_enough]
-        found = f"{min(enough)} replicas keep" if enough else "no number of replicas keeps"
+        enough = [point for point in points if point.policy == policy and point.is_enough]
+        least = min(enough, key=lambda point: point.num_replicas, default=None)
+        found = f"{name_shape(least)} replicas keep" if least else "no number of replicas keeps"
         print(f"{policy}: {found} {limits}")
     write_json(arguments.output_json, config, {"points": [asdict(p) for p in points], "steps": asdict(table)})
     return 0 if any(point.is_enough for point in points) else 1
@@ -145,10 +161,16 @@ def describe(point: Point) -> str:
     """Return a line of the table; `*` marks points within the limits."""
     ttft, itl = ("/".join(f"{value:.1f}" for value in values) for values in (point.ttft, point.itl))
     return (
-        f"{point.policy:19}{point.num_replicas:>7}{'*' if point.is_enough else ' '}{ttft:>28}{itl:>24}"
+        f"{point.policy:19}{name_shape(point):>7}{'*' if point.is_enough else ' '}{ttft:>28}{itl:>24}"
         f"{point.output_tokens_per_s:>9.0f}{point.hit_rate:>7.3f}{point.load_ratio:>6.2f}{point.num_preemptions:>10}"
         f"{point.num_resumed:>8}{point.cpu_s:>7.1f}"
     )
+
+
+def name_shape(point: Point) -> str:
+    """Return the number of replicas, or those of both kinds, as in 1+2."""
+    count = point.num_prefill_replicas
+    return f"{count}+{point.num_replicas - count}" if count else str(point.num_replicas)
 
 
 def simulate(
@@ -158,18 +180,23 @@ def simulate(
     table: StepTable,
     policy: str,
     num_replicas: int,
+    num_prefill: int,
 ) -> Point:
     """Run one simulation and take the figures of its table row."""
+    prefills = PrefillReplicas(num_prefill, arguments.transfer_us / 1e6)
     crashes = Crashes(arguments.crashes_per_hour / 3600, arguments.restart_s)
     start = time.process_time()
     try:
-        result = Simulator(config, table, num_replicas, policy, crashes, arguments.work_seed).run(requests)  # type: ignore[arg-type]
+        simulator = Simulator(
+            *(config, table, num_replicas, policy, crashes, arguments.work_seed, prefills)  # type: ignore[arg-type]
+        )
+        result = simulator.run(requests)
     except (ConfigError, InvalidRequest) as error:
         raise UsageError(str(error)) from error
     cpu_s = time.process_time() - start
     ttft, itl = (summarise(values, arguments.percentile) for values in (result.ttfts, result.itls))
     return Point(
-        *(policy, num_replicas, ttft, itl, result.num_output_tokens / result.seconds),
+        *(policy, num_replicas, num_prefill, ttft, itl, result.num_output_tokens / result.seconds),
         hit_rate=result.num_hit_tokens / result.num_oracle_tokens if result.num_oracle_tokens else 1.0,
         load_ratio=result.load_ratio,
         num_preemptions=result.num_preemptions,

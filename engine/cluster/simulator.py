@@ -62,6 +62,22 @@ class Crashes:
     restart_s: float = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillReplicas:
+    """Replicas that compute long prompts for the others, see `engine.cluster.prefills`.
+
+    Attributes:
+        count: how many of the replicas.
+        transfer_s: seconds that the blocks of one token take to the other replica. Those of all chunks but the last
+            travel while the next one is computed.
+        min_tokens: fewest uncached prompt tokens for which they are used.
+    """
+
+    count: int = 0
+    transfer_s: float = 0.0
+    min_tokens: int = 256
+
+
 @dataclass(slots=True)
 class SimulatedRun:
     """Result of a simulation. Arrays with N values are in the order of the trace."""
@@ -76,6 +92,7 @@ class SimulatedRun:
     num_crashes: int = 0
     num_resumed: int = 0
     num_preemptions: int = 0
+    num_prefills: int = 0  # prompts that a prefill replica computed
 
     @property
     def seconds(self) -> float:
@@ -88,6 +105,7 @@ class _Live:
 
     message: AddRequest
     ticket: Ticket | None = None  # None: no replica has it
+    is_prefilled: bool = False  # a prefill replica has been asked to compute the prompt
     request: Request | None = None  # the scheduler's state of it
 
 
@@ -126,7 +144,10 @@ class Simulator:
         policy: SimulatedPolicy = "prefix_aware",
         crashes: Crashes | None = None,
         seed: int = 0,
+        prefills: PrefillReplicas | None = None,
     ) -> None:
+        self._prefills = prefills or PrefillReplicas()
+        self._prefill_tickets: dict[int, Ticket] = {}  # by handle of the prefill, which is negative
         self._now = 0.0
         self._resolved = _resolve(config)
         self._router = Router("round_robin" if policy == "random" else policy, config.block_size, seed)
@@ -216,6 +237,10 @@ class Simulator:
         self._result.num_crashes += 1
         handles, replica.handles = sorted(replica.handles), set()
         for handle in handles:
+            if handle < 0:
+                self._router.end(self._prefill_tickets.pop(handle))
+                self._plan(self._now + NOTICE_S, partial(self._place, -1 - handle))
+                continue
             live = self._live[handle]
             assert live.ticket is not None and live.request is not None
             self._router.end(live.ticket)
@@ -241,16 +266,48 @@ class Simulator:
             self._waiting.append(handle)
             return
         live = self._live[handle]
+        if self._start_prefill(handle, live, ready):
+            return
+        ready = [index for index in ready if index >= self._prefills.count] or ready
         live.ticket = self._router.choose(
             live.message, [self._chance.choice(ready)] if self._is_random else ready
         )
         replica = self._replicas[live.ticket.replica]
         replica.handles.add(handle)
+        if live.is_prefilled:
+            _add_blocks(replica.kv_cache, live.ticket.hashes)
         replica.scheduler.add(live.message)
         live.request = replica.scheduler.state.requests[handle]
         # The scheduler need not compute what the router has computed.
         live.request.block_hashes = list(live.ticket.hashes)
         self._plan_steps(replica)
+
+    def _start_prefill(self, handle: int, live: _Live, ready: Sequence[int]) -> bool:
+        """Give a long prompt to a prefill replica first."""
+        able = [index for index in ready if index < self._prefills.count]
+        others = [index for index in ready if index >= self._prefills.count]
+        if live.is_prefilled or not able or not others:
+            return False
+        if self._router.count_uncached(live.message, others) < self._prefills.min_tokens:
+            return False
+        live.is_prefilled = True
+        self._result.num_prefills += 1
+        params = SamplingParams(max_tokens=1, ignore_eos=True)
+        message = _make_message(-1 - handle, live.message.prompt_token_ids, params, [])
+        ticket = self._prefill_tickets[-1 - handle] = self._router.choose(message, able)
+        replica = self._replicas[ticket.replica]
+        replica.handles.add(-1 - handle)
+        replica.scheduler.add(message)
+        self._plan_steps(replica)
+        return True
+
+    def _end_prefill(self, replica: _Replica, handle: int) -> None:
+        """Place the request when the blocks of the last chunk have come."""
+        replica.handles.remove(handle)
+        self._router.end(self._prefill_tickets.pop(handle))
+        num_prompt = len(self._requests[-1 - handle].prompt_token_ids)
+        num_last = min(num_prompt, self._resolved.scheduler.max_num_batched_tokens)
+        self._plan(self._now + num_last * self._prefills.transfer_s, partial(self._place, -1 - handle))
 
     def _plan_steps(self, replica: _Replica) -> None:
         """Plan steps as the SchedulerActor does, and when each ends."""
@@ -276,6 +333,12 @@ class Simulator:
 
     def _note_tokens(self, replica: _Replica, news: NewTokens) -> None:
         """Take the times of one new token per handle, then what the details say."""
+        if self._prefill_tickets:
+            for handle in news.handles:
+                if handle < 0:
+                    self._end_prefill(replica, handle)
+            details = [detail for detail in news.details if detail.handle >= 0]
+            news = NewTokens([handle for handle in news.handles if handle >= 0], details=details)
         handles = np.array(news.handles, dtype=np.int64)
         last = self._last_tokens[handles]
         is_first = last == NEVER
@@ -314,6 +377,17 @@ class Simulator:
 
 def _make_message(handle: int, prompt: list[int], params: SamplingParams, generated: list[int]) -> AddRequest:
     return AddRequest(str(handle), prompt, params, [NewCompletion(handle, 0, generated)])
+
+
+def _add_blocks(kv_cache: KVCacheManager, hashes: Sequence[bytes]) -> None:
+    """Put blocks that another replica has computed into the prefix cache, if they have room."""
+    pool = kv_cache.pool
+    missing = hashes[len(pool.find(hashes)) :]
+    block_ids = pool.allocate(len(missing))
+    if block_ids is not None:
+        for block_id, block_hash in zip(block_ids, missing, strict=True):
+            pool.commit(block_id, block_hash)
+        pool.free(block_ids)
 
 
 def _resolve(config: EngineConfig) -> ResolvedConfig:

@@ -32,6 +32,15 @@ def test_the_smallest_number_of_replicas_that_keeps_the_limits_is_named(
     assert f"prefix_aware: {min(enough)} replicas keep" in capsys.readouterr().out
 
 
+def test_prefill_replicas_are_compared_with_as_many_mixed_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--num-prompts 200 --request-rate 12 --input-len 900 --prefill-replicas 1 --decode-replicas 2"
+    assert run(tmp_path, *flags.split(), "--itl-ms", "30") == 0
+    printed = capsys.readouterr().out
+    assert "1+2*" in printed and "1+2 replicas keep" in printed
+
+
 def test_a_trace_of_a_file_shares_prefixes_by_hash_ids(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     rows = [

@@ -9,6 +9,7 @@ from engine import (
     Crashes,
     EngineConfig,
     InvalidRequest,
+    PrefillReplicas,
     SimulatedRequest,
     SimulatedRun,
     Simulator,
@@ -77,6 +78,33 @@ def test_requests_of_crashed_replicas_are_finished_elsewhere_and_a_seed_repeats_
     assert len(first.itls) == first.num_output_tokens - len(trace)
     assert np.array_equal(first.ends, second.ends)
     assert first.seconds > simulate(trace).seconds
+
+
+def test_prefill_replicas_shorten_the_longest_gaps_and_end_every_request() -> None:
+    config = EngineConfig(max_num_seqs=64, num_blocks=4096, max_num_batched_tokens=1024)
+    trace = make_trace(200, rate=20, num_prefixes=10**4)
+    mixed = Simulator(config, TABLE, 4).run(trace)
+    apart = Simulator(config, TABLE, 4, prefills=PrefillReplicas(2, transfer_s=1e-5)).run(trace)
+    assert mixed.num_prefills == 0 and apart.num_prefills > 190
+    assert apart.num_output_tokens == mixed.num_output_tokens
+    assert np.percentile(apart.itls, 99) < 0.6 * np.percentile(mixed.itls, 99)
+    # One request at a time: a prompt on the other replica, the last chunk's blocks on their way, then the answer.
+    (alone,) = Simulator(config, TABLE, 2, prefills=PrefillReplicas(1, transfer_s=1e-5)).run(trace[:1]).ttfts
+    (before,) = Simulator(config, TABLE, 1).run(trace[:1]).ttfts
+    num_left = len(trace[0].prompt_token_ids) - 1600 // 16 * 16 + 16
+    assert (
+        before + 1024e-5
+        < alone
+        < before + 1024e-5 + TABLE.estimate(StepSize(num_left, 1600, 1600 * 16)) + 0.01
+    )
+
+
+def test_requests_outlive_crashes_of_prefill_replicas() -> None:
+    config = EngineConfig(max_num_seqs=64, num_blocks=4096, max_num_batched_tokens=1024)
+    trace = make_trace(200, rate=6, num_prefixes=10**4)
+    crashes, prefills = Crashes(rate=0.2, restart_s=2.0), PrefillReplicas(2)
+    result = Simulator(config, TABLE, 4, "prefix_aware", crashes, prefills=prefills).run(trace)
+    assert result.num_crashes > 5 and result.num_output_tokens == sum(each.max_tokens for each in trace)
 
 
 def test_a_request_longer_than_the_cache_is_refused() -> None:
