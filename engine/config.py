@@ -340,10 +340,6 @@ class EngineConfig:
         _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
         if self.kv_offload_file is not None and not self.kv_offload_gb:
             raise ConfigError("kv_offload_file needs kv_offload_gb, the size of the file")
-        if self.host_bytes and self.tensor_parallel_size > 1:
-            raise ConfigError(
-                "kv_offload_gb and kv_transfer_config do not work with tensor_parallel_size yet"
-            )
         for name in ("speculative_config", "kv_transfer_config"):
             given: object = getattr(self, name)
             if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it

@@ -161,7 +161,7 @@ def resolve_config(
         config.enable_prefix_caching,
         groups,
         max_num_batched_tokens,
-        num_host_blocks=config.host_bytes // bytes_per_block,
+        num_host_blocks=config.host_bytes // (bytes_per_block * config.tensor_parallel_size),
         has_states=state_bytes > 0,
         num_snapshots=num_snapshots,
     )

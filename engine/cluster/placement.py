@@ -80,7 +80,7 @@ def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConne
     devices = visible if len(visible) == num_devices else [str(index) for index in range(num_devices)]
     return [
         ProcessConnector(
-            choose_role(config, index),
+            configure_replica(config, index),
             config.data_parallel_size > 1,
             devices[index % num_devices] if num_devices else None,
         )
@@ -88,8 +88,13 @@ def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConne
     ]
 
 
-def choose_role(config: EngineConfig, index: int) -> EngineConfig:
-    """Return the config of one replica: with prefill replicas, the first ones save blocks, and the others load them."""
+def configure_replica(config: EngineConfig, index: int) -> EngineConfig:
+    """Return the config of one replica, with a file for its blocks that is its own.
+
+    With prefill replicas the first ones save blocks, and the others load them.
+    """
+    if config.kv_offload_file is not None and index:
+        config = replace(config, kv_offload_file=f"{config.kv_offload_file}.{index}")
     transfer = config.read_kv_transfer()
     if transfer is None or not transfer.num_prefill_replicas:
         return config

@@ -274,6 +274,11 @@ class DecoderModel(nn.Module):
         """Return the KV cache content of each layer with attention, in layer order."""
         return tuple(spec.kv_spec for spec in self.specs if spec.state is None)
 
+    def list_head_parts(self) -> list[tuple[int, int]]:
+        """Return (first KV head of this rank, number over all ranks) of each layer with attention."""
+        totals = [spec.num_kv_heads for spec in self.config.layer_specs if spec.state is None]
+        return [(self._sharding.kv_part(total)[0], total) for total in totals]
+
     def state_specs(self) -> tuple[StateCacheSpec, ...]:
         """Return the state of each layer that has one, in layer order."""
         return tuple(spec.state.cache_spec for spec in self.specs if spec.state is not None)

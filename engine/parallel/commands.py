@@ -11,6 +11,7 @@ import struct
 import msgspec
 
 from engine.config import EngineConfig
+from engine.messages import BlockMove
 from engine.parallel.comm import RankLost
 from engine.resolved_config import WorkerConfig
 
@@ -59,6 +60,21 @@ class Logits(msgspec.Struct, frozen=True, tag=True):
     num_rows: int
 
 
+class SlotMap(msgspec.Struct, frozen=True, tag=True):
+    """Map the slots of host memory for blocks of the KV cache, see `engine.transfer.host_store`."""
+
+    path: str
+    offset: int
+    num_slots: int
+    slot_bytes: int
+
+
+class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Copy the rank's KV heads of blocks between its cache and the slots, see `SlotCopier.copy`."""
+
+    moves: list[BlockMove]
+
+
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The rank is ready for commands."""
 
@@ -70,7 +86,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     is_config_error: bool
 
 
-Command = Start | Allocate | Free | Forward | Logits
+Command = Start | Allocate | Free | Forward | Logits | SlotMap | MoveBlocks
 Reply = Loaded | Failed
 _COMMANDS = msgspec.msgpack.Decoder(Command)
 _REPLIES = msgspec.msgpack.Decoder(Reply)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import signal
 import socket
 import sys
@@ -21,6 +22,8 @@ from engine.parallel.commands import (
     Free,
     Loaded,
     Logits,
+    MoveBlocks,
+    SlotMap,
     Start,
     receive_command,
     send,
@@ -28,6 +31,7 @@ from engine.parallel.commands import (
 from engine.parallel.load import load_shard
 from engine.parallel.shared_memory import SharedMemoryComm
 from engine.parallel.step import count_integers, unpack_step
+from engine.transfer.slot_copier import SlotCopier
 from engine.worker.device import open_device
 from engine.worker.kv_cache import allocate_kv_cache, choose_kv_dtype
 from engine.worker.weight_moves import list_tensors, move_tensors
@@ -48,6 +52,8 @@ class Follower:
             start.config, start.worker, config, self._device, start.rank, self._comm
         )
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._slots: torch.Tensor
+        self._copier: SlotCopier
 
     @torch.inference_mode()
     def follow(self, connection: socket.socket) -> None:
@@ -68,8 +74,14 @@ class Follower:
                     self._model.compute_logits(hidden)
                 case Allocate() as command:
                     self._allocate(command)
+                case SlotMap() as slots:
+                    self._slots = map_slots(slots)
+                    self._copier = SlotCopier(self._kv_caches, self._model.list_head_parts())
+                case MoveBlocks(moves=moves):
+                    self._copier.copy(self._slots, moves, self._comm, is_async=False)
                 case Free(level=level):
                     self._kv_caches = []
+                    self._copier = SlotCopier([], [])
                     if level == 1 and self._device.type != "cpu":
                         move_tensors(list_tensors(self._model), torch.device("cpu"))
                 case Start():
@@ -96,6 +108,14 @@ class Follower:
             self._device,
         )
         self._model.limit_positions(command.max_model_len)
+
+
+def map_slots(slots: SlotMap) -> torch.Tensor:
+    """Return the slots, [num_slots, slot_bytes] uint8."""
+    with open(slots.path, "r+b") as file:
+        mapped = mmap.mmap(file.fileno(), slots.offset + slots.num_slots * slots.slot_bytes)
+    memory = torch.frombuffer(mapped, dtype=torch.uint8)[slots.offset :]
+    return memory.view(slots.num_slots, slots.slot_bytes)
 
 
 def connect(start: Start, device: torch.device) -> Comm:

@@ -24,6 +24,7 @@ from engine.parallel.commands import (
     Command,
     Failed,
     Free,
+    SlotMap,
     Start,
     receive_reply,
     send,
@@ -63,6 +64,10 @@ class Ranks:
     def allocate(self, cache: CacheConfig, max_model_len: int) -> None:
         """Allocate the KV cache on the other ranks."""
         self._send(Allocate(cache.num_blocks, cache.block_size, max_model_len))
+
+    def open_slots(self, slots: SlotMap) -> None:
+        """Let the other ranks map slots for blocks."""
+        self._send(slots)
 
     def free(self, level: int) -> None:
         """Free the KV cache on the other ranks, and for a sleep of level 1 their device's weights."""

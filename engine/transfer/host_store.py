@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import weakref
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,12 +23,14 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.messages import BlockMove
+from engine.parallel.commands import MoveBlocks, SlotMap
+from engine.parallel.ranks import Ranks
+from engine.transfer.slot_copier import SLOT_HEADER_BYTES, SlotCopier
 from engine.transfer.units import UnitLayout
 from kernels.cpu.panel_memory import map_large_pages
 
 logger = logging.getLogger("troupe.worker")
 
-SLOT_HEADER_BYTES = 64
 _MAX_KEY_BYTES, _CHECKSUM = 48, slice(56, 60)
 _PAGE_BYTES = 4096
 
@@ -36,7 +39,8 @@ class HostStore:
     """Slots of host memory, each for one block of all layers.
 
     Args:
-        caches: the layers' memories; layers that share memory are counted once.
+        copier: copies blocks of this process's rank.
+        ranks: the other ranks, which copy their KV heads; None: there are none.
         path: file to keep the slots in; None: RAM.
         fingerprint: of weights, dtype and KV layout. The blocks of another one are dropped.
         unit_fingerprint, num_units: the same for units, and how many of them a block has; for stores of several cores.
@@ -47,29 +51,38 @@ class HostStore:
 
     def __init__(
         self,
-        caches: Sequence[tuple[Tensor, Tensor]],
+        copier: SlotCopier,
+        ranks: Ranks | None,
         num_slots: int,
         path: str | None,
         fingerprint: str,
         unit_fingerprint: str,
         num_units: int,
     ) -> None:
-        self.attach(caches)
+        self._copier = copier
         self.num_slots = num_slots
         self._is_file = path is not None
-        block_bytes = sum(memory[0].nbytes for memory in self._memories)
+        block_bytes = sum(copier.part_bytes)
         self.layout = UnitLayout(unit_fingerprint, block_bytes // num_units)
-        self._part_bytes = [memory[0].nbytes // num_units for memory in self._memories]
         self._num_units = num_units
         self._copied: torch.cuda.Event | None = None  # on CUDA, the last copies
         # A multiple of 64 keeps every layer's part aligned.
         self._slot_bytes = SLOT_HEADER_BYTES + -(-block_bytes // 64) * 64
         num_bytes = num_slots * self._slot_bytes
         try:
-            if path is None:
+            self._map: SlotMap | None = None  # None: memory of this process alone
+            if path is None and ranks is None:
                 memory = self._allocate(num_bytes)
             else:
-                memory = _map_file(Path(path), num_bytes, f"{fingerprint} {self._slot_bytes}".encode())
+                content = f"{fingerprint} {self._slot_bytes}".encode()
+                if (
+                    path is None
+                ):  # memory without a name of its own, which the ranks open through this process
+                    descriptor = os.memfd_create("troupe-slots")
+                    weakref.finalize(self, os.close, descriptor)
+                    path = f"/proc/{os.getpid()}/fd/{descriptor}"
+                memory = _map_file(Path(path), num_bytes, content)
+                self._map = SlotMap(path, _PAGE_BYTES, num_slots, self._slot_bytes)
         except (OSError, RuntimeError, ValueError) as error:
             where = "RAM" if path is None else f"kv_offload_file={path!r}"
             raise ConfigError(
@@ -77,15 +90,23 @@ class HostStore:
             ) from error
         self._slots = memory.view(num_slots, self._slot_bytes)
         self._bytes = self._slots.numpy()
+        self.attach_ranks(ranks)
 
-    def attach(self, caches: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Move blocks of these caches from now on; a sleep frees the old ones."""
-        tensors = {tensor.data_ptr(): tensor for pair in caches for tensor in pair}
-        self._memories = list(tensors.values())
+    def attach(self, caches: Sequence[tuple[Tensor, Tensor]], ranks: Ranks | None) -> None:
+        """Move blocks of these caches and ranks from now on; a sleep frees the old ones."""
+        self._copier.attach(caches)
+        self.attach_ranks(ranks)
+
+    def attach_ranks(self, ranks: Ranks | None) -> None:
+        """Let new ranks map the slots."""
+        self._ranks = ranks
+        if ranks is not None:
+            assert self._map is not None, "slots that ranks share are mapped"
+            ranks.open_slots(self._map)
 
     def detach(self) -> None:
         """Release the references to the caches."""
-        self._memories = []
+        self._copier.detach()
 
     def list_stored(self) -> list[tuple[int, bytes]]:
         """Return (slot, key) of all slots that hold a block."""
@@ -103,15 +124,18 @@ class HostStore:
 
     def move(self, moves: Sequence[BlockMove]) -> None:
         """Copy blocks in this order."""
-        for move in moves:
-            slot = self._slots[move.slot]
-            if move.is_load:
-                self._copy(slot, move.block_id, is_load=True)
-                continue
+        stores = [move for move in moves if not move.is_load]
+        for move in stores:
             self.open_slot(move.slot)
-            self._copy(slot, move.block_id, is_load=False)
+        is_async = not self._is_file
+        if self._ranks is None:
+            self._copier.copy(self._slots, moves, None, is_async)
+        else:
+            with self._ranks.exchange(MoveBlocks(list(moves))) as comm:
+                self._copier.copy(self._slots, moves, comm, is_async)
+        for move in stores:
             self.close_slot(move.slot, move.key)
-        if moves and self._memories[0].is_cuda:
+        if self._copier.device.type == "cuda":
             self._copied = torch.cuda.Event()
             self._copied.record()
 
@@ -131,9 +155,10 @@ class HostStore:
         if self._num_units == 1:
             return [self._bytes[slot, SLOT_HEADER_BYTES : SLOT_HEADER_BYTES + self.layout.num_bytes]]
         parts, start = [], SLOT_HEADER_BYTES
-        for num_bytes in self._part_bytes:
-            parts.append(self._bytes[slot, start + index * num_bytes : start + (index + 1) * num_bytes])
-            start += self._num_units * num_bytes
+        for num_bytes in self._copier.part_bytes:
+            size = num_bytes // self._num_units
+            parts.append(self._bytes[slot, start + index * size : start + (index + 1) * size])
+            start += num_bytes
         return parts
 
     def wait_copied(self) -> None:
@@ -141,24 +166,13 @@ class HostStore:
         if self._copied is not None:
             self._copied.synchronize()
 
-    def _copy(self, slot: Tensor, block_id: int, is_load: bool) -> None:
-        start = SLOT_HEADER_BYTES
-        for memory in self._memories:
-            block = memory[block_id].view(-1).view(torch.uint8)
-            part = slot[start : start + block.numel()]
-            start += block.numel()
-            if is_load:
-                block.copy_(part, non_blocking=True)
-            else:
-                part.copy_(block, non_blocking=not self._is_file)
-
     def _compute_checksum(self, slot: int) -> bytes:
         content = self._bytes[slot, SLOT_HEADER_BYTES:].data
         return zlib.crc32(content).to_bytes(4, "little")
 
     def _allocate(self, num_bytes: int) -> Tensor:
         """Return memory whose slots are empty."""
-        if self._memories[0].device.type == "cpu":
+        if self._copier.device.type == "cpu":
             return map_large_pages(num_bytes)
         memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         memory.view(-1, self._slot_bytes)[:, 0] = 0

@@ -26,8 +26,10 @@ from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import Model, read_model_config
 from engine.model.implementation import TransformersConfig
 from engine.model.vision.encoder import ImageEncoder
+from engine.parallel.leader import LeaderDecoder
 from engine.resolved_config import ResolvedConfig
 from engine.transfer.host_store import HostStore
+from engine.transfer.slot_copier import HeadPart, SlotCopier
 from engine.transfer.units import UNIT_TOKENS
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder
@@ -344,18 +346,28 @@ class Worker:
 
     def _open_host_store(self) -> None:
         """Make the store of the final cache, or give it a new cache after a sleep."""
-        caches = [*self.kv_caches, *self._draft_caches]
+        caches, ranks = [*self.kv_caches, *self._draft_caches], self.loaded.ranks
         if self._host_store is not None:
-            self._host_store.attach(caches)
+            self._host_store.attach(caches, ranks)
         elif self.resolved.cache.num_host_blocks and self.resolved.fingerprint:
             self._host_store = HostStore(
-                caches,
+                SlotCopier(caches, self._list_head_parts()),
+                ranks,
                 self.resolved.cache.num_host_blocks,
                 self.config.kv_offload_file,
                 self.resolved.fingerprint,
                 self._compute_fingerprint(self.resolved, UNIT_TOKENS),
                 max(1, self.resolved.cache.block_size // UNIT_TOKENS),
             )
+
+    def _list_head_parts(self) -> list[HeadPart]:
+        """Return which KV heads the caches hold, layer after layer."""
+        specs = [*self.model.kv_specs(), *self.loaded.draft_specs]
+        parts = [(0, spec.num_kv_heads) for spec in specs]
+        if isinstance(self.model, LeaderDecoder):
+            shared = self.model.list_head_parts()
+            parts[: len(shared)] = shared
+        return parts
 
     def _allocate(self, specs: Sequence[KVCacheSpec]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         cache = self.resolved.cache

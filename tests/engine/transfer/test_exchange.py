@@ -116,3 +116,24 @@ async def test_damaged_blocks_are_computed(make_config: MakeConfig, tmp_path: Pa
         outputs = await run(engine)
         assert list_texts(outputs) == expected
         assert engine.stats().kv_received_tokens < 4 * 96
+
+
+async def test_ranks_exchange_their_heads(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Four ranks hold two KV heads, each of them twice."""
+    settings = SMALL | {"batch_invariant_tp": True}
+    expected = await run_alone(make_config, batch_invariant_tp=True)
+    extra = {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    settings |= {"kv_transfer_config": describe("FileConnector", "kv_both", **extra)}
+    for size, num_cached in ((2, 0), (4, 96), (1, 96)):
+        async with Engine(make_config(**settings, tensor_parallel_size=size)) as engine:
+            outputs = await run(engine)
+            assert list_texts(outputs) == expected
+            assert [output.num_cached_tokens for output in outputs] == [num_cached] * 4
+
+
+async def test_blocks_of_other_arithmetic_are_not_found(make_config: MakeConfig, tmp_path: Path) -> None:
+    extra = {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    settings = SMALL | {"kv_transfer_config": describe("FileConnector", "kv_both", **extra)}
+    for is_sliced in (True, False):
+        async with Engine(make_config(**settings, batch_invariant_tp=is_sliced)) as engine:
+            assert [output.num_cached_tokens for output in await run(engine)] == [0] * 4

@@ -83,3 +83,13 @@ def test_a_file_that_cannot_be_had_is_named(make_llm: Callable[..., LLM], tmp_pa
         EngineConfig(kv_offload_file="blocks")
     with pytest.raises(ConfigError, match="are not available"):
         make_llm(**SMALL, kv_offload_file=str(tmp_path / "no" / os.sep))
+
+
+def test_ranks_keep_their_heads_in_one_file(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    with make_llm(**SMALL | {"kv_offload_gb": 0.0}, batch_invariant_tp=True) as llm:
+        expected = run_turns(llm)
+    settings = SMALL | {"kv_offload_file": str(tmp_path / "blocks"), "batch_invariant_tp": True}
+    for size in (2, 1):
+        with make_llm(**settings, tensor_parallel_size=size) as llm:
+            assert run_turns(llm) == expected
+            assert count_loaded(llm) >= 8 * 96
