@@ -248,30 +248,30 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
     max_position_embeddings = reader.integer("max_position_embeddings")
     windows = _parse_windows(reader, family, num_layers)
     rope, local_rope = parse_ropes(reader, max_position_embeddings, where, family.rope)
-    fields: dict[str, Any] = {"style": family.style}
-    fields |= family.read_fields(reader) if family.read_fields else {}
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=reader.integer("vocab_size"),
-        hidden_size=reader.integer("hidden_size"),
-        intermediate_size=reader.integer(family.inner_size_key),
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=reader.integer("num_key_value_heads", num_heads),
-        head_dim=_parse_head_dim(reader, num_heads),
-        max_position_embeddings=max_position_embeddings,
-        rope=rope,
-        norm_eps=reader.number(family.eps_key, 1e-6),
-        tie_word_embeddings=reader.boolean("tie_word_embeddings", False),
-        qkv_bias=_parse_bias(reader, family.qkv_bias),
-        output_bias=_parse_bias(reader, family.output_bias),
-        mlp_bias=_parse_bias(reader, family.mlp_bias),
-        sliding_windows=windows if any(windows) else (),
-        layer_ropes=_choose_ropes(reader, family, windows, rope, local_rope),
-        dtype=_parse_dtype(reader),
-        weight_format=parse_format(reader.take("quantization_config"), where),
-        **fields,
-    )
+    fields = family.read_fields(reader) if family.read_fields else {}
+    values: dict[str, Any] = {
+        "architecture": architecture,
+        "style": family.style,
+        "vocab_size": reader.integer("vocab_size"),
+        "hidden_size": reader.integer("hidden_size"),
+        "intermediate_size": reader.integer(family.inner_size_key),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": reader.integer("num_key_value_heads", num_heads),
+        "head_dim": _parse_head_dim(reader, num_heads),
+        "max_position_embeddings": max_position_embeddings,
+        "rope": rope,
+        "norm_eps": reader.number(family.eps_key, 1e-6),
+        "tie_word_embeddings": reader.boolean("tie_word_embeddings", False),
+        "qkv_bias": _parse_bias(reader, family.qkv_bias),
+        "output_bias": _parse_bias(reader, family.output_bias),
+        "mlp_bias": _parse_bias(reader, family.mlp_bias),
+        "sliding_windows": windows if any(windows) else (),
+        "layer_ropes": _choose_ropes(reader, family, windows, rope, local_rope),
+        "dtype": _parse_dtype(reader),
+        "weight_format": parse_format(reader.take("quantization_config"), where),
+    }
+    return ModelConfig(**values | fields)
 
 
 def _parse_head_dim(reader: ConfigReader, num_heads: int) -> int:
@@ -351,6 +351,9 @@ def _choose_ropes(
     if family.no_rope == "listed":
         has_rope = _parse_rope_layers(reader, len(windows))
         ropes = [each if has else None for each, has in zip(ropes, has_rope, strict=True)]
+    elif family.no_rope == "without key":
+        if reader.take("position_embedding_type") != "rope":
+            return (None,) * len(windows)
     elif family.no_rope == "full" or (family.no_rope == "full if windowed" and has_windows):
         ropes = [None if window is None else local_rope for window in windows]
     return () if set(ropes) == {rope} else tuple(ropes)

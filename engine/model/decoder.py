@@ -18,12 +18,14 @@ from engine.model.config import ModelConfig
 from engine.model.gated_delta import GatedDeltaNet
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
+from engine.model.mamba import Mamba2
 from engine.model.mlp import MLP
 from engine.model.moe import Experts, MoE
 from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
 from engine.model.shard import Shard
 from engine.model.sharding import ONE_RANK, Sharding
+from engine.model.short_conv import ShortConv
 from engine.model.vision.step_images import StepImages
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
 from kernels import LayerWeights, Ops
@@ -34,6 +36,13 @@ from kernels.torch import make_ops
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Buffers in old checkpoints that are computed from the config.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
+
+
+_STATE_LAYERS: dict[str, type[GatedDeltaNet | Mamba2 | ShortConv]] = {
+    "delta": GatedDeltaNet,
+    "mamba": Mamba2,
+    "conv": ShortConv,
+}
 
 
 class DecoderLayer(nn.Module):
@@ -64,11 +73,11 @@ class DecoderLayer(nn.Module):
             return Norm(spec.hidden_size, spec.style, spec.norm_eps, dtype, device)
 
         self.input_norm = make_norm() if placement != "post" else None
-        self.attention: Attention | GatedDeltaNet
+        self.attention: Attention | GatedDeltaNet | Mamba2 | ShortConv
         if spec.state is None:
             self.attention = Attention(spec, rope_index, dtype, device, sharding, group)
         else:
-            self.attention = GatedDeltaNet(spec, dtype, device)
+            self.attention = _STATE_LAYERS[spec.state.kind](spec, dtype, device)
         self.attention_norm = make_norm() if placement in ("post", "sandwich") else None
         self.mlp_input_norm = make_norm() if placement in ("pre", "sandwich") else None
         make_mlp = MLP if spec.moe is None else MoE

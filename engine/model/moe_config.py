@@ -24,6 +24,7 @@ _GRANITE_NAMES = MoENames(
     router="router.layer",
     layout="stacked",
     experts=("input_linear", "output_linear"),
+    shared="shared_mlp",
 )
 
 
@@ -59,10 +60,28 @@ def read_qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
     return _in_sparse_layers(reader, spec)
 
 
-def read_granite_moe(reader: ConfigReader) -> dict[str, Any]:
+def read_granite_moe(reader: ConfigReader, shared_size: int = 0) -> dict[str, Any]:
     """Granite-MoE: softmax over the chosen experts."""
-    spec = _read_spec(reader, "intermediate_size", score="topk_softmax", names=_GRANITE_NAMES)
+    spec = _read_spec(
+        reader, "intermediate_size", score="topk_softmax", names=_GRANITE_NAMES, shared_size=shared_size
+    )
     return _in_all_layers(reader, spec)
+
+
+def read_lfm2_moe(reader: ConfigReader) -> dict[str, Any]:
+    """LFM2-MoE: sigmoids, chosen with a correction; dense layers first."""
+    spec = _read_spec(
+        reader,
+        "moe_intermediate_size",
+        score="sigmoid",
+        is_normalized=reader.boolean("norm_topk_prob", True),
+        scale=reader.number("routed_scaling_factor", 1.0),
+        has_correction_bias=reader.boolean("use_expert_bias", True),
+        names=MoENames(correction_bias="expert_bias", experts=("w1", "w3", "w2")),
+    )
+    num_dense = reader.integer("num_dense_layers", 2, minimum=0)
+    num_layers = reader.integer("num_hidden_layers")
+    return {"layer_moes": tuple(None if layer < num_dense else spec for layer in range(num_layers))}
 
 
 def read_minimax_m2(reader: ConfigReader) -> dict[str, Any]:

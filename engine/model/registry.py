@@ -13,6 +13,7 @@ from engine.model.moe_config import (
     read_glm4_moe,
     read_gpt_oss,
     read_granite_moe,
+    read_lfm2_moe,
     read_minimax_m2,
     read_mixtral,
     read_olmoe,
@@ -20,7 +21,7 @@ from engine.model.moe_config import (
     read_qwen3_moe,
 )
 from engine.model.rope_config import RopeKeys
-from engine.model.state_config import read_delta_states
+from engine.model.state_config import read_conv_states, read_delta_states, read_mamba_states
 from engine.model.vision.spec import VisionKind
 
 _PLAIN_ROPE = RopeKeys()
@@ -45,8 +46,9 @@ class Family:
     state_layers: tuple[
         str, ...
     ] = ()  # names in `layer_types` of layers with a state; `read_fields` reads their shape
-    # Layers without positions: none, those of `no_rope_layers`, or full ones beside windowed ones.
-    no_rope: Literal["none", "listed", "full", "full if windowed"] = "none"
+    # Layers without positions: none, those of `no_rope_layers`, full ones (beside windowed ones), or all without
+    # `position_embedding_type` "rope"
+    no_rope: Literal["none", "listed", "full", "full if windowed", "without key"] = "none"
     inner_size_key: str = "intermediate_size"
     eps_key: str = "rms_norm_eps"
     activation_key: str = "hidden_act"
@@ -66,8 +68,67 @@ def _read_granite(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _read_granite4(reader: ConfigReader) -> dict[str, Any]:
-    names = (("mlp.gate_up_proj", "shared_mlp.input_linear"), ("mlp.down_proj", "shared_mlp.output_linear"))
-    return _read_granite(reader) | {"weight_renames": names}
+    fields, prefix = _read_granite(reader), "mlp"
+    types = reader.take("layer_types") or []
+    if not types or any(kind in _MAMBA_LAYERS for kind in types):
+        fields |= read_mamba_states(reader)
+    if reader.integer("num_local_experts", 8, minimum=0):
+        prefix = "block_sparse_moe.shared_mlp"
+        fields |= read_granite_moe(reader, reader.integer("shared_intermediate_size"))
+    names = (("gate_up_proj", "input_linear"), ("down_proj", "output_linear"))
+    renames = tuple((f"{prefix}.{ours}", f"shared_mlp.{theirs}") for ours, theirs in names)
+    return fields | {"weight_renames": renames}
+
+
+_MAMBA_LAYERS = ("mamba", "linear_attention")
+_MAMBA_INERT = frozenset(
+    [
+        *("time_step_limit", "init_method", "num_logits_to_keep", "z_loss_coefficient", "attn_rotary_emb"),
+        *(f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand")),
+        *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "proj_bias")),
+    ]
+)
+
+
+def _read_bamba(reader: ConfigReader) -> dict[str, Any]:
+    names = (
+        ("mlp.", "feed_forward."),
+        ("post_attention_layernorm", "pre_ff_layernorm"),
+        ("model.norm", "model.final_layernorm"),
+    )
+    return read_mamba_states(reader) | {"weight_renames": names}
+
+
+def _read_lfm2(reader: ConfigReader) -> dict[str, Any]:
+    size = reader.integer("block_ff_dim", reader.integer("intermediate_size"))
+    if reader.boolean("block_auto_adjust_ff_dim", True):
+        size = int(reader.number("block_ffn_dim_multiplier", 1.0) * (2 * size // 3))
+        multiple = reader.integer("block_multiple_of", 256)
+        size = -(-size // multiple) * multiple
+    return read_conv_states(reader) | {"intermediate_size": size, "weight_renames": _LFM2_NAMES}
+
+
+def _read_lfm2_moe(reader: ConfigReader) -> dict[str, Any]:
+    return read_conv_states(reader) | read_lfm2_moe(reader) | {"weight_renames": _LFM2_NAMES}
+
+
+_LFM2_NAMES = (
+    *(("input_layernorm", "operator_norm"), ("post_attention_layernorm", "ffn_norm")),
+    *(("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"), ("self_attn.o_proj", "self_attn.out_proj")),
+    *(("mlp.", "feed_forward."), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")),
+    ("model.norm", "model.embedding_norm"),
+)
+_LFM2_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_theta": 1e6,
+}
+_LFM2_INERT = TRAINING_KEYS | {
+    *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
+    *("block_use_swiglu", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc"),
+    *("tie_embedding", "theta", "full_attn_idxs", "block_multiple_of", "block_ffn_dim_multiplier"),
+}
 
 
 def _read_gemma2(reader: ConfigReader) -> dict[str, Any]:
@@ -145,23 +206,14 @@ FAMILIES: dict[str, Family] = {
         defaults={"tie_word_embeddings": True, "rope_theta": 2e6, "max_window_layers": 0},
     ),
     "GraniteForCausalLM": Family("granite", mlp_bias="mlp_bias", read_fields=_read_granite),
-    # Only its dense models without Mamba layers.
     "GraniteMoeHybridForCausalLM": Family(
         "granitemoehybrid",
         LayerStyle(has_fused_names=True),
         inner_size_key="shared_intermediate_size",
-        defaults={"num_local_experts": 8, "position_embedding_type": "nope", "layer_types": ["mamba"]},
-        constants={
-            "num_local_experts": 0,
-            "position_embedding_type": "rope",
-            "normalization_function": "rmsnorm",
-        },
-        inert=TRAINING_KEYS
-        | {
-            *("intermediate_size", "num_experts_per_tok", "time_step_limit", "init_method"),
-            *(f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand")),
-            *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "proj_bias")),
-        },
+        no_rope="without key",
+        state_layers=_MAMBA_LAYERS,
+        constants={"normalization_function": "rmsnorm"},
+        inert=TRAINING_KEYS | _MAMBA_INERT | {"intermediate_size", "num_experts_per_tok"},
         read_fields=_read_granite4,
     ),
     "Phi3ForCausalLM": Family(
@@ -348,6 +400,36 @@ FAMILIES: dict[str, Family] = {
     ),
     "OlmoeForCausalLM": Family(
         "olmoe", LayerStyle(qk_norm="full"), inert=TRAINING_KEYS, read_fields=read_olmoe
+    ),
+    "BambaForCausalLM": Family(
+        "bamba",
+        rope=RopeKeys(has_partial=True),
+        mlp_bias="mlp_bias",
+        defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        inert=TRAINING_KEYS | _MAMBA_INERT,
+        read_fields=_read_bamba,
+    ),
+    "Lfm2ForCausalLM": Family(
+        "lfm2",
+        LayerStyle(qk_norm="head"),
+        qkv_bias=False,
+        output_bias=False,
+        eps_key="norm_eps",
+        defaults=_LFM2_DEFAULTS,
+        inert=_LFM2_INERT,
+        state_layers=("conv",),
+        read_fields=_read_lfm2,
+    ),
+    "Lfm2MoeForCausalLM": Family(
+        "lfm2_moe",
+        LayerStyle(qk_norm="head"),
+        qkv_bias=False,
+        output_bias=False,
+        eps_key="norm_eps",
+        defaults=_LFM2_DEFAULTS,
+        inert=_LFM2_INERT,
+        state_layers=("conv",),
+        read_fields=_read_lfm2_moe,
     ),
     "Qwen3NextForCausalLM": Family(
         "qwen3_next",

@@ -43,6 +43,8 @@ class ModelReport:
     kv_bytes_outside: int  # of a token outside the windows
     num_groups: int  # of layers; each has a block for `block_size` tokens
     windows: str  # how many layers have which window
+    num_state_layers: int  # which keep a state per request instead of keys and values
+    state_bytes: int  # of one request
     embeddings: str  # how it makes embeddings, or why it makes none
     notices: tuple[str, ...] = ()
 
@@ -61,6 +63,9 @@ class ModelReport:
             ("attention", self.windows),
             ("embeddings", self.embeddings),
         ]
+        if self.num_state_layers:
+            states = f"{_format(self.state_bytes)} per request in {self.num_state_layers} layers"
+            facts.insert(-1, ("states", states))
         return facts + [("note", notice) for notice in self.notices]
 
 
@@ -90,7 +95,8 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
         specs = config.skeleton.kv_specs
     else:
         implementation, num_parameters = "troupe", count_parameters(config)
-        specs = [spec.kv_spec for spec in config.layer_specs]
+        specs = [spec.kv_spec for spec in config.layer_specs if spec.state is None]
+    states = [spec.state for spec in config.layer_specs if spec.state is not None]
     itemsize = _ITEMSIZE[config.dtype]
     groups = group_layers(specs)
     kept = [layer for group in groups if group.window is None for layer in group.layers]
@@ -106,6 +112,8 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
         kv_bytes_outside=2 * sum(specs[layer].num_elements for layer in kept) * itemsize,
         num_groups=len(groups),
         windows=_describe_windows(specs),
+        num_state_layers=len(states),
+        state_bytes=sum(state.cache_spec.num_bytes for state in states),
         embeddings=_describe_embeddings(path_or_name),
         notices=notices,
     )

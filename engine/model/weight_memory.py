@@ -36,25 +36,34 @@ def count_parameters(config: ModelConfig) -> int:
     mlp_biases = config.mlp_bias * (num_up * config.intermediate_size + hidden)
     norm_size = hidden * (1 + style.norm_bias)
     norms = {"parallel": 1, "sandwich": 4}.get(style.placement, 2) * norm_size
-    norms += (style.qk_norm != "none") * (q_size + kv_size) + style.has_sinks * config.num_attention_heads
+    head_norms = (style.qk_norm != "none") * (q_size + kv_size) + style.has_sinks * config.num_attention_heads
     num_tables = 1 if config.tie_word_embeddings else 2
     moes = [spec.moe for spec in config.layer_specs if spec.moe is not None]
     rest = sum(moe.count_parameters(hidden) - moe.count_matrix_numbers(hidden) for moe in moes)
     rest += (config.num_hidden_layers - len(moes)) * mlp_biases
-    layers = config.num_hidden_layers * (biases + norms) + _count_matrix_numbers(config) + rest
+    states = [spec.state for spec in config.layer_specs if spec.state is not None]
+    rest += sum(state.count_parameters(hidden) - state.count_matrix_numbers(hidden) for state in states)
+    rest += (config.num_hidden_layers - len(states)) * (biases + head_norms)
+    layers = config.num_hidden_layers * norms + _count_matrix_numbers(config) + rest
     return layers + hidden * num_tables * config.vocab_size + norm_size
 
 
 def _count_matrix_numbers(config: ModelConfig) -> int:
     """Return the number of elements in the matrices of all layers, experts included."""
-    num_heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
+    num_heads = (2 + config.style.has_output_gate) * config.num_attention_heads
+    num_heads += 2 * config.num_key_value_heads
+    attention = config.hidden_size * num_heads * config.head_dim
+    mixers = sum(
+        attention if spec.state is None else spec.state.count_matrix_numbers(config.hidden_size)
+        for spec in config.layer_specs
+    )
     mlp_width = (2 + config.style.is_gated) * config.intermediate_size
     moes = [spec.moe for spec in config.layer_specs]
     blocks = sum(
         config.hidden_size * mlp_width if moe is None else moe.count_matrix_numbers(config.hidden_size)
         for moe in moes
     )
-    return config.num_hidden_layers * config.hidden_size * num_heads * config.head_dim + blocks
+    return mixers + blocks
 
 
 def estimate_head_copy(

@@ -44,7 +44,7 @@ class MockWorker:
             model_max_len=model_config.max_model_len,
             free_bytes=_MEMORY_BYTES,
             bytes_per_block=_BYTES_PER_BLOCK,
-            kv_specs=[spec.kv_spec for spec in model_config.layer_specs],
+            kv_specs=[spec.kv_spec for spec in model_config.layer_specs if spec.state is None],
         )
         return Loaded(resolved, model_config)
 

@@ -16,16 +16,22 @@ SETTINGS: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "memo
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = make_transformers_model("qwen3_5", max_position_embeddings=8192, eos_token_id=END)
+    return make_folder("qwen3_5", tmp_path_factory.mktemp("hybrid"))
+
+
+def make_folder(family: str, folder: Path) -> Path:
+    model = make_transformers_model(family, max_position_embeddings=8192, eos_token_id=END)
     model.generation_config.eos_token_id = END
-    return save(model, tmp_path_factory.mktemp("hybrid"))
+    return save(model, folder)
 
 
 def read_tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
     return [[list(part.token_ids) for part in output.outputs] for output in outputs]
 
 
-def test_texts_do_not_depend_on_batch_chunks_cache_or_preemption(folder: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "lfm2_moe", "granite4h"])
+def test_texts_do_not_depend_on_batch_chunks_cache_or_preemption(family: str, tmp_path: Path) -> None:
+    folder = make_folder(family, tmp_path)
     prompts = [make_prompt(length) for length in (3, 16, 70, 75, 100)]
     params = [
         SamplingParams(temperature=n % 2, seed=n, n=1 + n % 2, max_tokens=40, ignore_eos=True)

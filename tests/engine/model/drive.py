@@ -29,15 +29,27 @@ FAMILIES |= {"cohere2": "Cohere2", "seed_oss": "SeedOss", "starcoder2": "Starcod
 FAMILIES |= {"granitemoehybrid": "GraniteMoeHybrid"}
 FAMILIES |= {"qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral", "gpt_oss": "GptOss"}
 FAMILIES |= {"glm4_moe": "Glm4Moe", "minimax_m2": "MiniMaxM2", "olmoe": "Olmoe", "granitemoe": "GraniteMoe"}
+FAMILIES |= {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe", "bamba": "Bamba"}
+FAMILIES |= {"granite4h": "GraniteMoeHybrid", "granite4h_moe": "GraniteMoeHybrid"}
 FAMILIES |= {"qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
 _QWEN = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
 _LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
+_CONV: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"], "head_dim": 12}
+_MAMBA: dict[str, Any] = {"mamba_n_heads": 12, "mamba_d_state": 16, "head_dim": 12}
+_MAMBA |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_MAMBA |= {"shared_intermediate_size": 40}
+_LOCAL_MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "num_dense_layers": 1}
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
 _DELTA |= {"linear_value_head_dim": 12, "num_hidden_layers": 4}
 # Further config of a family; experts have about the size of the other layers.
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_next": _QWEN | _DELTA | {"shared_expert_intermediate_size": 40},
     "qwen3_5": _DELTA,
+    "lfm2": _CONV | {"block_multiple_of": 8},
+    "lfm2_moe": _CONV | _LOCAL_MOE | {"num_experts": 8},
+    "granite4h": _MAMBA | {"mamba_n_groups": 2, "num_local_experts": 0},
+    "granite4h_moe": _MAMBA | _LOCAL | {"residual_multiplier": 0.3, "attention_multiplier": 0.2},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 12, "mamba_d_state": 16, "head_dim": 12},
     "qwen3_5_moe": _QWEN | _DELTA | {"shared_expert_intermediate_size": 40},
     "qwen2_moe": _QWEN | {"shared_expert_intermediate_size": 40},
     "qwen3_moe": _QWEN | {"norm_topk_prob": True},

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import PreTrainedModel
 
-from engine.model import DecoderModel, load_model
+from engine.model import DecoderModel, load_model, read_model_config
+from engine.model.weight_memory import count_parameters
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.kernels.cpu.conftest import require_library
 
-FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+META = torch.device("meta")
+FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "granite4h", "granite4h_moe", "bamba")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,12 @@ def test_logits_of_prefill_chunks_and_decode(
     ops = make_native_ops(require_library(), 2) if is_native else None
     model = load_model(folders(family), ops=ops)
     assert isinstance(model, DecoderModel)
+    if not is_native:  # packed matrices are no parameters
+        config = read_model_config(folders(family))
+        model_size = sum(
+            parameter.numel() for parameter in DecoderModel(config, torch.float32, META).parameters()
+        )
+        assert count_parameters(config) == model_size
     prompts = {name: make_prompt(150, seed) for seed, name in enumerate("ab")}
     expected = {name: compute_expected(make_model(family), prompt) for name, prompt in prompts.items()}
     driver = Driver(model)
@@ -55,3 +64,17 @@ def test_logits_of_prefill_chunks_and_decode(
     for name, logits in found.items():
         whole = torch.cat(logits)
         assert_near(whole, expected[name][: len(whole)])
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path) -> None:
+    model, name = make_model(family), {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}[family]
+    vision = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 48}
+    config = getattr(transformers, f"{name}Config")(text_config=model.config.to_dict(), vision_config=vision)
+    whole = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    whole.model.language_model.load_state_dict(model.model.state_dict())
+    whole.lm_head.load_state_dict(model.lm_head.state_dict())
+    ours = load_model(save(whole, tmp_path))
+    assert isinstance(ours, DecoderModel)
+    prompt = make_prompt(50)
+    assert_near(Driver(ours).step({"a": prompt})["a"], compute_expected(model, prompt))
