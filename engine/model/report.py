@@ -43,10 +43,10 @@ class ModelReport:
     kv_bytes_outside: int  # of a token outside the windows
     num_groups: int  # of layers; each has a block for `block_size` tokens
     windows: str  # how many layers have which window
-    num_state_layers: int  # which keep a state per request instead of keys and values
-    state_bytes: int  # of one request
     embeddings: str  # how it makes embeddings, or why it makes none
     notices: tuple[str, ...] = ()
+    num_state_layers: int = 0  # which keep a state per request instead of keys and values
+    state_bytes: int = 0  # of one request
 
     def list_facts(self) -> list[tuple[str, str]]:
         """Return the report as names and texts, for people."""
