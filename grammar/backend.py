@@ -5,7 +5,7 @@ GrammarSpec --Backend.compile--> Program --new_matcher--> Matcher --Filler.fill-
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -213,15 +213,21 @@ def fill_draft_bitmask(
     return num_accepted
 
 
-class Program(Protocol):
-    """A compiled grammar of one backend."""
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled grammar of one backend.
 
-    @property
-    def size_bytes(self) -> int:
-        """Memory it holds, estimated when the engine does not say."""
+    Attributes:
+        new_matcher: returns a matcher at the start of the grammar.
+        size_bytes: memory it holds, estimated when the engine does not say.
+        grammar: its text in llguidance's format, "" where another engine compiled it.
+        checks: the residual checks (match/checks.py), None for a grammar that needs none.
+    """
 
-    def new_matcher(self) -> Matcher:
-        """Return a matcher at the start of the grammar."""
+    new_matcher: Callable[[], Matcher]
+    size_bytes: int
+    grammar: str = ""
+    checks: Any = None
 
 
 class Backend(Protocol):

@@ -18,30 +18,25 @@ def allocate_bitmask(num_rows: int, vocab_size: int) -> np.ndarray:
 
 
 def clear_beyond(words: np.ndarray, vocab_size: int) -> None:
-    """Clear the bits of a row beyond the vocabulary."""
     if rest := vocab_size % 32:
         words[-1] &= np.int32((1 << rest) - 1)
 
 
 def is_set(words: np.ndarray, token_id: int) -> bool:
-    """Return whether a row allows a token."""
     return bool(words[token_id >> 5] & BITS[token_id & 31])
 
 
 def set_bits(words: np.ndarray, token_ids: Iterable[int]) -> None:
-    """Allow tokens in a row."""
     for token_id in token_ids:
         words[token_id >> 5] |= BITS[token_id & 31]
 
 
 def clear_bits(words: np.ndarray, token_ids: Iterable[int]) -> None:
-    """Forbid tokens in a row."""
     for token_id in token_ids:
         words[token_id >> 5] &= ~BITS[token_id & 31]
 
 
 def list_tokens(words: np.ndarray) -> list[int]:
-    """Return the ids of the tokens that a row allows."""
     index = np.flatnonzero(words)
     if not len(index):
         return []

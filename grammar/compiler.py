@@ -16,16 +16,16 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
-from .backend import Backend, CompiledGrammar
+from .backend import Backend, CompiledGrammar, Program
 from .bitmask import allocate_bitmask
-from .engines.llguidance_backend import LLGuidanceBackend, LLGuidanceProgram
+from .engines.llguidance_backend import LLGuidanceBackend
 from .engines.outlines_backend import OutlinesBackend
 from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from .json_route import JsonEngine, compile_json_schema
 from .limits import GrammarLimits
 from .match.closing_tokens import ClosingTokens
-from .match.reasoning import GatedProgram, ReasoningTables
+from .match.reasoning import GatedMatcher, ReasoningTables
 from .plan import PlanEntry
 from .reasoning import Reasoning
 from .spec import GrammarSpec
@@ -138,7 +138,10 @@ class GrammarCompiler:
             if len(self._gates) >= MAX_NUM_GATES:
                 self._gates.clear()
             self._gates[gate] = ReasoningTables(self.vocabulary, gate)
-        return replace(compiled, program=GatedProgram(compiled.program, self._gates[gate]))
+        inner, tables = compiled.program, self._gates[gate]
+        # The grammar itself is in the cache under its own spec.
+        gated = Program(lambda: GatedMatcher(inner.new_matcher(), tables), tables.size_bytes)
+        return replace(compiled, program=gated)
 
     def _compile_leaf(self, spec: GrammarSpec, engine: JsonEngine) -> CompiledGrammar:
         """Compile a JSON Schema in a structural tag, with llguidance or for it."""
@@ -149,7 +152,8 @@ class GrammarCompiler:
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:
             compiled = self._compile_new(spec)
-            if not isinstance(compiled.program, LLGuidanceProgram):
+            if not compiled.program.grammar or compiled.program.checks:
+                # llguidance itself refuses a grammar without a first token.
                 check_first_mask(compiled, self.vocabulary)
         except BaseException as error:
             # The error is raised here and set on the future, for the other threads that wait for this compile.
@@ -174,7 +178,6 @@ class GrammarCompiler:
 
 
 def compile_with(backend: Backend, spec: GrammarSpec) -> CompiledGrammar:
-    """Compile a spec whose plan is one entry."""
     return CompiledGrammar(backend.name, (PlanEntry("", spec.kind, backend.name),), backend.compile(spec))
 
 

@@ -56,7 +56,6 @@ def make_csv_pattern(text: str) -> str:
 
 
 def make_field(kind: str | list[str], delimiter: str, is_quoting: bool, is_alone: bool) -> str:
-    """Return the pattern of one field."""
     if isinstance(kind, list):
         return "(?:" + "|".join(escape(write_field(value, delimiter, is_quoting)) for value in kind) + ")"
     if kind != "string":

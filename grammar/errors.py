@@ -58,5 +58,4 @@ def naming(place: str) -> Iterator[None]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library written in Rust gave up; its exception is no Exception, and cannot be imported."""
     return type(error).__name__ == "PanicException"

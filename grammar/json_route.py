@@ -18,8 +18,9 @@ from .backend import CompiledGrammar, Program
 from .engines.llguidance_backend import Complaint
 from .engines.llguidance_json import SEPARATORS, make_json_grammar
 from .errors import InvalidGrammar, UnsupportedGrammar
+from .match.checks import ResidualChecks
 from .match.closing_tokens import ClosingTokens
-from .match.residual import ResidualProgram
+from .match.residual import ResidualMatcher
 from .plan import GROUNDING, RESIDUAL, PlanEntry
 from .regex.linear_pattern import may_backtrack
 from .schema.emit import Emitter, Json, adapt_and_spell, adapt_for_llguidance
@@ -149,7 +150,6 @@ class SchemaCompiler:
         return bool(found)
 
     def _try(self) -> Program | str:
-        """Return the program, or llguidance's complaint."""
         if self.spec.property_order == "any" or self.source is not None:
             return self._try_rules()
         written = as_object(self._make_emitter().write(self.root))
@@ -264,7 +264,6 @@ def is_contradiction(program: Program | str) -> bool:
 
 
 def make_error(refusal: Refusal) -> InvalidGrammar | UnsupportedGrammar:
-    """Return the error for a keyword that cannot be enforced."""
     node, keyword = refusal.node, refusal.keyword
     pointer = node.pointer if node is not None else ""
     name = node.written_name(keyword) if node is not None else keyword
@@ -301,14 +300,14 @@ def make_plan(nodes: Iterable[Node], weakening: Weakening, engine: str) -> tuple
     return tuple(entries)
 
 
-def add_checks(program: Program, document: Any, places: PlaceMap, tokens: ClosingTokens) -> ResidualProgram:
+def add_checks(program: Program, document: Any, places: PlaceMap, tokens: ClosingTokens) -> Program:
     """Return a program with residual checks.
 
     Raises:
         UnsupportedGrammar: the validator does not read a pattern, or it takes exponential time.
     """
     try:
-        residual = ResidualProgram(program, document, places, tokens)
+        checks = ResidualChecks(document, places, tokens)
     except InvalidGrammar as error:
         cause = error.__cause__
         if not isinstance(cause, jsonschema_rs.ValidationError) or not is_pattern(cause.instance):
@@ -320,9 +319,12 @@ def add_checks(program: Program, document: Any, places: PlaceMap, tokens: Closin
             raise
         reason = "neither the engines nor the checks read all of it"
         raise UnsupportedGrammar(join_pointer("", *above), keyword, reason) from error
-    if residual.checks.may_backtrack:
+    if checks.may_backtrack:
         refuse_slow_patterns(places.root.nodes)
-    return residual
+    # The engine's grammar, the document and one validator for each checked place.
+    size = program.size_bytes + 32 * len(json.dumps(document))
+    make_inner, grammar = program.new_matcher, program.grammar
+    return Program(lambda: ResidualMatcher(make_inner(), checks), size, grammar, checks)
 
 
 def refuse_slow_patterns(roots: Iterable[Node]) -> None:

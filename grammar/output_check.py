@@ -61,7 +61,6 @@ def find_pattern(pattern: str) -> LinearPattern | None:
 
 
 def check_json(text: str, validator: SchemaValidator) -> str | None:
-    """Return what is wrong with a JSON text."""
     try:
         instance = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -71,7 +70,6 @@ def check_json(text: str, validator: SchemaValidator) -> str | None:
 
 
 def check_table(text: str, table: dict[str, object]) -> str | None:
-    """Return what is wrong with a CSV text."""
     columns = table["columns"]
     assert isinstance(columns, list), "describe_table made it"
     is_quoting, delimiter = bool(table["is_quoting"]), str(table["delimiter"])
@@ -95,7 +93,6 @@ def check_table(text: str, table: dict[str, object]) -> str | None:
 
 
 def is_field(field: str, kind: str | list[str]) -> bool:
-    """Return whether a field is of its column's type."""
     if isinstance(kind, list):
         return field in kind
     return kind == "string" or re.fullmatch(SCALAR_PATTERNS[kind], field) is not None

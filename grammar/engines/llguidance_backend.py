@@ -19,7 +19,7 @@ from llguidance import (
     regex_to_lark,
 )
 
-from ..backend import MAX_FORCED_BYTES, Filler, Matcher
+from ..backend import MAX_FORCED_BYTES, Filler, Matcher, Program
 from ..bitmask import check_bitmask
 from ..csv_table import make_csv_pattern
 from ..errors import InvalidGrammar, UnsupportedGrammar
@@ -81,7 +81,7 @@ class LLGuidanceBackend:
         self._scratch = np.empty(vocabulary.num_words, np.int32)
         self._limits = limits
 
-    def compile(self, spec: GrammarSpec) -> "LLGuidanceProgram":
+    def compile(self, spec: GrammarSpec) -> Program:
         """Compile a Lark grammar, an XML tree or a regular language."""
         grammar = make_grammar(spec)
         matcher = self._make_matcher(grammar, self._limits.max_gbnf_items if spec.kind == "ebnf" else None)
@@ -89,7 +89,7 @@ class LLGuidanceBackend:
             self._refuse(spec, matcher.get_error())
         return self._finish(matcher, grammar)
 
-    def compile_json(self, grammar: str, num_quotable: int = 0) -> "LLGuidanceProgram":
+    def compile_json(self, grammar: str, num_quotable: int = 0) -> Program:
         """Compile what llguidance_json.py writes.
 
         Args:
@@ -121,12 +121,14 @@ class LLGuidanceBackend:
         matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         return matcher.is_error()
 
-    def _finish(self, matcher: LLMatcher, grammar: str) -> "LLGuidanceProgram":
+    def _finish(self, matcher: LLMatcher, grammar: str) -> Program:
         # The lexer states of the first mask are made once, here: copies share them.
         matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         if matcher.is_error():
             raise InvalidGrammar(f"the grammar allows no first token: {matcher.get_error()}")
-        return LLGuidanceProgram(matcher, self, grammar)
+        # llguidance reports no size; its lexer and productions take a small multiple of the text.
+        size = 64 * 1024 + 32 * len(grammar)
+        return Program(lambda: LLGuidanceMatcher(matcher.deep_copy(), self), size, grammar)
 
     def _make_matcher(self, grammar: str, max_items: int | None = None, num_quotable: int = 0) -> LLMatcher:
         """Return a matcher at the start of a grammar, in its error state if llguidance does not take it.
@@ -191,21 +193,6 @@ def make_pattern(spec: GrammarSpec) -> str:
             raise AssertionError(f"no other kind is a regular language: {spec.kind}")
 
 
-class LLGuidanceProgram:
-    """A compiled grammar: a matcher at the start, copied for each request."""
-
-    def __init__(self, pristine: LLMatcher, backend: LLGuidanceBackend, grammar: str) -> None:
-        self.grammar = grammar
-        self._pristine = pristine
-        self._backend = backend
-        # llguidance reports no size; its lexer and productions take a small multiple of the text.
-        self.size_bytes = 64 * 1024 + 32 * len(grammar)
-
-    def new_matcher(self) -> "LLGuidanceMatcher":
-        """Return a matcher at the start of the grammar."""
-        return LLGuidanceMatcher(self._pristine.deep_copy(), self._backend)
-
-
 class LLGuidanceMatcher(Matcher):
     """Grammar state of one request in llguidance."""
 
@@ -238,7 +225,6 @@ class LLGuidanceMatcher(Matcher):
         return num_taken
 
     def is_plain_text(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the text has not ended and these are tokens of text."""
         known, ends = range(self.vocabulary.size), self.vocabulary.eos_set
         return (
             not self.has_ended
@@ -254,7 +240,6 @@ class LLGuidanceMatcher(Matcher):
         return 0 if self.has_ended else self.engine.validate_tokens(token_ids)
 
     def is_completed(self) -> bool:
-        """Return whether the text so far is a complete sentence."""
         return self.engine.is_accepting()
 
     def _find_forced(self) -> bytes:
@@ -272,7 +257,6 @@ class LLGuidanceFiller(Filler):
         self._known: tuple[Callable[[], np.ndarray | None], int, int] = (lambda: None, 0, 0)
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
         address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
         if len(matchers) == 1:
             # Handing work to another thread costs more than one mask.
@@ -286,7 +270,6 @@ class LLGuidanceFiller(Filler):
                 bitmask[row] = 0
 
     def accept(self, matchers: Sequence[LLGuidanceMatcher], token_ids: Sequence[int]) -> list[bool]:
-        """Advance matcher i by token i."""
         is_text = self._vocabulary.eos_set.isdisjoint(token_ids) and not any(
             each.has_ended for each in matchers
         )
@@ -306,7 +289,6 @@ class LLGuidanceFiller(Filler):
         rows: Sequence[int],
         bitmask: np.ndarray,
     ) -> list[int]:
-        """Write all masks in one call, but where a matcher has ended, or a draft is empty or no text."""
         own = [i for i, draft in enumerate(drafts) if draft and matchers[i].is_plain_text(draft)]
         rest = [i for i in range(len(matchers)) if i not in own]
         others = [matchers[i] for i in rest], [drafts[i] for i in rest], [rows[i] for i in rest]

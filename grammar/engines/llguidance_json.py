@@ -3,11 +3,8 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
-
-from ..backend import Matcher
 
 # Forced tokens would allow one tokenisation of a forced text and forbid the others; llguidance has no tokenizer here.
 HEADER = '%llguidance {"no_forcing": true}\n'
@@ -56,22 +53,6 @@ def make_options(whitespace: str, has_open_names: bool) -> str:
     if has_open_names:
         options["json_allowed_escapes"] = _SHORT_ESCAPES
     return json.dumps(options)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A grammar as text, not compiled."""
-
-    grammar: str
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory of its text."""
-        return len(self.grammar)
-
-    def new_matcher(self) -> Matcher:
-        """Not supported: the text becomes a part of another grammar."""
-        raise NotImplementedError
 
 
 def rename_grammars(text: str, name: str) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from outlines_core import Guide, Index
 from outlines_core import Vocabulary as OutlinesVocabulary
 
-from ..backend import ROW_FILLER, Matcher
+from ..backend import ROW_FILLER, Matcher, Program
 from ..errors import UnsupportedGrammar
 from ..limits import GrammarLimits
 from ..regex.text import choices_to_regex
@@ -43,8 +43,7 @@ class OutlinesBackend:
         token_ids[END] = [self.end_id]
         self._tokens = OutlinesVocabulary(vocabulary.size + 1, token_ids)
 
-    def compile(self, spec: GrammarSpec) -> "OutlinesProgram":
-        """Compile a choice or a fixed pattern; what would grow too large is an UnsupportedGrammar."""
+    def compile(self, spec: GrammarSpec) -> Program:
         choices = json.loads(spec.text) if spec.kind == "choice" else []
         num_states = sum(len(choice.encode()) for choice in choices) or count_characters(spec.text)
         max_states = self._max_index_work // max(self.vocabulary.size, 1)
@@ -56,7 +55,9 @@ class OutlinesBackend:
             index = Index(f"(?:{pattern})\\x03", self._tokens)
         except ValueError as error:
             raise UnsupportedGrammar("", spec.kind, f"outlines_core refuses it: {error}") from error
-        return OutlinesProgram(index, self, num_states)
+        # Estimate one mask per state for the transitions.
+        size = 4 * num_states * self.vocabulary.num_words + 64 * 1024
+        return Program(lambda: OutlinesMatcher(self, index, num_states), size)
 
 
 def count_characters(pattern: str) -> int:
@@ -66,30 +67,15 @@ def count_characters(pattern: str) -> int:
     return sum(counts) if is_fixed else 0
 
 
-class OutlinesProgram:
-    """An automaton, shared by its matchers."""
-
-    def __init__(self, index: Index, backend: OutlinesBackend, num_states: int) -> None:
-        self.backend = backend
-        self.index = index
-        self.num_states = num_states
-        # Estimate one mask per state for the transitions.
-        self.size_bytes = 4 * num_states * backend.vocabulary.num_words + 64 * 1024
-
-    def new_matcher(self) -> "OutlinesMatcher":
-        """Return a matcher at the start of the grammar."""
-        return OutlinesMatcher(self)
-
-
 class OutlinesMatcher(Matcher):
     """Grammar state of one request in outlines-core."""
 
-    def __init__(self, program: OutlinesProgram) -> None:
-        super().__init__(program.backend.vocabulary)
+    def __init__(self, backend: OutlinesBackend, index: Index, num_states: int) -> None:
+        super().__init__(backend.vocabulary)
         self.filler = ROW_FILLER
-        self._end_id = program.backend.end_id
+        self._end_id = backend.end_id
         # Every token takes the automaton at least one state further.
-        self._guide = Guide(program.index, max_rollback=program.num_states + 1)
+        self._guide = Guide(index, max_rollback=num_states + 1)
 
     def _take(self, token_id: int) -> bool:
         is_taken: bool = self._guide.accepts_tokens([token_id])
@@ -101,11 +87,9 @@ class OutlinesMatcher(Matcher):
         self._guide.rollback_state(num_tokens)
 
     def is_completed(self) -> bool:
-        """Return whether the text so far is a complete sentence."""
         return bool(self._guide.accepts_tokens([self._end_id]))
 
     def write_row(self, words: np.ndarray) -> None:
-        """Write the allowed tokens into a row, int32 [words]."""
         # The end marker is one token more than the vocabulary has.
         found = np.zeros(self._end_id // 32 + 1, np.int32)
         self._guide.write_mask_into(found.ctypes.data, len(found), 4)

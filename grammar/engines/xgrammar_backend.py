@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import MAX_FORCED_BYTES, ROW_FILLER, Matcher
+from ..backend import MAX_FORCED_BYTES, ROW_FILLER, Matcher, Program
 from ..bitmask import clear_beyond
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
@@ -40,7 +40,6 @@ class XGrammarBackend:
 
     @cached_property
     def xgrammar(self) -> Any:
-        """The library."""
         return importlib.import_module("xgrammar")
 
     @cached_property
@@ -59,14 +58,15 @@ class XGrammarBackend:
         """The vocabulary as the process reads it."""
         return str(self._info.serialize_json())
 
-    def compile(self, spec: GrammarSpec) -> "XGrammarProgram":
-        """Compile an EBNF grammar."""
+    def compile(self, spec: GrammarSpec) -> Program:
         check_bounds(spec, self._limits)
         answer = self._run_worker(write_ebnf(spec.text))
         if "error" in answer:
             raise InvalidGrammar(f"{spec.kind} cannot be compiled: {tidy(answer['error'])}")
-        return XGrammarProgram(
-            self.xgrammar.CompiledGrammar.deserialize_json(answer["compiled"], self._info), self
+        compiled = self.xgrammar.CompiledGrammar.deserialize_json(answer["compiled"], self._info)
+        make_engine = self.xgrammar.GrammarMatcher
+        return Program(
+            lambda: XGrammarMatcher(make_engine(compiled), self.vocabulary), compiled.memory_size_bytes
         )
 
     def _run_worker(self, text: str) -> dict[str, str]:
@@ -106,24 +106,11 @@ def tidy(message: str) -> str:
     return re.sub(r"^\[[\d:]+\] \S+: ", "", message).strip().split("\n")[0]
 
 
-class XGrammarProgram:
-    """A compiled grammar, shared by its matchers."""
-
-    def __init__(self, compiled: Any, backend: XGrammarBackend) -> None:
-        self._compiled = compiled
-        self._backend = backend
-        self.size_bytes: int = compiled.memory_size_bytes
-
-    def new_matcher(self) -> "XGrammarMatcher":
-        """Return a matcher at the start of the grammar."""
-        return XGrammarMatcher(self._backend.xgrammar.GrammarMatcher(self._compiled), self._backend)
-
-
 class XGrammarMatcher(Matcher):
     """Grammar state of one request in xgrammar."""
 
-    def __init__(self, engine: Any, backend: XGrammarBackend) -> None:
-        super().__init__(backend.vocabulary)
+    def __init__(self, engine: Any, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
         self.engine = engine
         self.filler = ROW_FILLER
 
@@ -135,13 +122,11 @@ class XGrammarMatcher(Matcher):
         self.engine.rollback(num_tokens)
 
     def is_completed(self) -> bool:
-        """Return whether the text so far is a complete sentence."""
         return bool(self.engine.is_completed())
 
     def _find_forced(self) -> bytes:
         return str(self.engine.find_jump_forward_string()).encode()[:MAX_FORCED_BYTES]
 
     def write_row(self, words: np.ndarray) -> None:
-        """Write the allowed tokens into a row, int32 [words]."""
         self.engine.fill_next_token_bitmask(words.reshape(1, -1), 0)
         clear_beyond(words, self.vocabulary.size)  # The engine sets them.

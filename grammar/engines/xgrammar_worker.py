@@ -4,8 +4,7 @@ On stdin {"tokenizer": ..., "text": ..., "max_seconds": ..., "max_memory_bytes":
 {"error": ...}. Imports nothing of ours, so that it starts without a package around it.
 
 xgrammar imports torch, for masks on the device, and transformers, for the name of a type. Compiling needs neither, and
-importing them takes ten times as long as everything else, so stand-ins take their place. If a version of xgrammar fails
-with them, the process starts once more with the real ones (argument `whole`).
+importing them takes ten times as long as everything else, so stand-ins take their place.
 """
 
 import importlib
@@ -16,8 +15,6 @@ import signal
 import sys
 from types import ModuleType
 from typing import Any
-
-WHOLE = "whole"
 
 
 class StandIn(ModuleType):
@@ -30,18 +27,13 @@ class StandIn(ModuleType):
 
 
 def import_xgrammar() -> Any:
-    """Return xgrammar, imported without torch and transformers where it lets us."""
-    if WHOLE in sys.argv:
-        return importlib.import_module("xgrammar")
-    try:
-        # Its foreign function layer asks whether torch is there, and gets by without.
-        sys.modules["torch"] = None  # type: ignore[assignment]
-        importlib.import_module("tvm_ffi")
-        for name in ("torch", "transformers"):
-            sys.modules[name] = StandIn(name)
-        return importlib.import_module("xgrammar")
-    except (ImportError, AttributeError, TypeError):
-        os.execv(sys.executable, [sys.executable, "-P", __file__, WHOLE])
+    """Return xgrammar, imported without torch and transformers."""
+    # Its foreign function layer asks whether torch is there, and gets by without.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    importlib.import_module("tvm_ffi")
+    for name in ("torch", "transformers"):
+        sys.modules[name] = StandIn(name)
+    return importlib.import_module("xgrammar")
 
 
 def limit_memory(num_bytes: int) -> None:
@@ -55,8 +47,6 @@ def limit_memory(num_bytes: int) -> None:
 
 
 def main() -> None:
-    """Compile the grammar on stdin."""
-    # Before stdin is read: a process that starts once more would miss it.
     xgrammar = import_xgrammar()
     answer = os.fdopen(os.dup(1), "w")
     # What libraries print must not get into the answer.

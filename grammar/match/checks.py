@@ -6,28 +6,32 @@ from typing import Any
 from ..errors import InvalidGrammar
 from ..schema.dialect import DRAFT_2020
 from ..schema.emit import write_for_validator
-from ..schema.places import Check, Place
+from ..schema.places import Check, Place, PlaceMap
 from ..validator import SchemaValidator
+from .closing_tokens import ClosingTokens
 
 
 class ResidualChecks:
     """Validates values against nodes, with one validator for each, made when it is first needed.
 
     Attributes:
+        places: where a check applies.
+        tokens: the tokens that can complete a value.
         may_backtrack: a pattern in the document may take more than linear time.
 
     Args:
         document: the schema as the user wrote it; the whole text is validated against it.
-        root_check: the check of the whole text.
 
     Raises:
         InvalidGrammar: the schema cannot be used for validation.
     """
 
-    def __init__(self, document: Any, root_check: Check) -> None:
+    def __init__(self, document: Any, places: PlaceMap, tokens: ClosingTokens) -> None:
+        self.places = places
+        self.tokens = tokens
         whole = SchemaValidator(document)
         self.may_backtrack = bool(whole.backtracking)
-        self._validators = {root_check.node: whole}
+        self._validators = {places.root_check.node: whole}
 
     def find_violation(self, place: Place, value: bytes, before: bytes) -> Check | None:
         """Return the first check that a complete value fails.
@@ -60,7 +64,6 @@ class ResidualChecks:
 
 
 def read_elements(before: bytes) -> list[Any]:
-    """Return the elements of an array up to a place in it."""
     elements: list[Any] = json.loads(before.rstrip(b", \t\r\n") + b"]")
     return elements
 

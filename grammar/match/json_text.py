@@ -82,7 +82,6 @@ CheckValue = Callable[[Place, bytes, Callable[[], bytes]], bool]
 
 
 def begin(root: Place | None) -> State:
-    """Return the state before the first byte."""
     return State(Mode.VALUE, None, 0, root)
 
 
@@ -121,7 +120,6 @@ class _Reader(NamedTuple):
         return len(self.text) + self.position
 
     def read(self, start: int, end: int) -> bytes:
-        """Return a part of the text and token."""
         split = len(self.text)
         if start >= split:
             return self.token[start - split : end - split]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backend import ROW_FILLER, Matcher, Program
+from ..backend import ROW_FILLER, Matcher
 from ..bitmask import clear_bits
 from ..reasoning import Reasoning
 from ..vocabulary import Vocabulary, make_mask
@@ -85,20 +85,6 @@ class ReasoningTables:
     def list_breaks(self, num_breaks: int) -> list[int]:
         """Return the line-feed tokens that may follow `num_breaks` line feeds after the reasoning."""
         return [index for index, data in self._feeds if num_breaks + len(data) <= MAX_NUM_BREAKS]
-
-
-class GatedProgram:
-    """A compiled grammar behind a gate."""
-
-    def __init__(self, inner: Program, tables: ReasoningTables) -> None:
-        self.inner = inner
-        self.tables = tables
-        # The grammar itself is in the cache under its own spec.
-        self.size_bytes = tables.size_bytes
-
-    def new_matcher(self) -> "GatedMatcher":
-        """Return a matcher before the reasoning."""
-        return GatedMatcher(self.inner.new_matcher(), self.tables)
 
 
 class GatedMatcher(Matcher):
@@ -179,7 +165,6 @@ class GatedMatcher(Matcher):
         return self.state.phase in (Phase.START, Phase.BREAK, Phase.VALUE)
 
     def write_row(self, words: np.ndarray) -> None:
-        """Write the allowed tokens into a row, int32 [words], in which those of the value stand where one may begin."""
         tables, (phase, tail, num_breaks, _) = self._tables, self.state
         match phase:
             case Phase.START | Phase.MARK:
@@ -206,7 +191,6 @@ class GatedMatcher(Matcher):
             self.state = before
 
     def is_completed(self) -> bool:
-        """Return whether the text so far is a complete sentence, so that EOS is allowed."""
         return self.may_begin_value and self.inner.is_completed()
 
     def _find_forced(self) -> bytes:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import ROW_FILLER, Matcher, Program
+from ..backend import ROW_FILLER, Matcher
 from ..bitmask import clear_bits, is_set, list_tokens, set_bits
 from ..errors import InvalidGrammar
 from ..schema.node import Node
-from ..schema.places import NO_STRINGS, Check, Place, PlaceMap, spell
+from ..schema.places import NO_STRINGS, Check, Place, spell
 from .checks import ResidualChecks, make_comparable, read_elements
-from .closing_tokens import ClosingTokens, TokenClass
+from .closing_tokens import TokenClass
 from .json_text import FAR, Mode, State, advance, begin
 
 # Limits per mask, shortest tokens first: tokens tried, and different values validated. The mask leaves out the rest;
@@ -53,33 +53,6 @@ class OpenString:
     violation: Check | None = None
 
 
-class ResidualProgram:
-    """A weakened grammar with the checks that make it exact again."""
-
-    def __init__(
-        self, inner: Program, schema: dict[str, Any], places: PlaceMap, tokens: ClosingTokens
-    ) -> None:
-        self.places = places
-        self.tokens = tokens
-        self.checks = ResidualChecks(schema, places.root_check)
-        self.inner = inner
-        # The engine's grammar, the document and one validator for each checked place.
-        self.size_bytes = inner.size_bytes + 32 * len(json.dumps(schema))
-
-    def new_matcher(self) -> "ResidualMatcher":
-        """Return a matcher at the start of the grammar."""
-        return ResidualMatcher(self.inner.new_matcher(), self)
-
-    def begin(self, inner: Matcher, text: bytes) -> "ResidualMatcher | None":
-        """Return a matcher after the first bytes of a value inside a longer text; None if they break a check.
-
-        Args:
-            inner: has taken the token that ends with these bytes; the matcher moves it on.
-        """
-        matcher = ResidualMatcher(inner, self)
-        return matcher if matcher.begin(text) else None
-
-
 class ResidualMatcher(Matcher):
     """Grammar state of one request whose values are checked as they are completed.
 
@@ -89,15 +62,15 @@ class ResidualMatcher(Matcher):
 
     inner: Matcher
 
-    def __init__(self, inner: Matcher, program: ResidualProgram) -> None:
-        super().__init__(program.tokens.vocabulary)
+    def __init__(self, inner: Matcher, checks: ResidualChecks) -> None:
+        super().__init__(checks.tokens.vocabulary)
         self.inner = inner
         self.filler = ROW_FILLER
         self._text = bytearray()
-        self._state = begin(program.places.root)
+        self._state = begin(checks.places.root)
         # Before each accepted text token: its length and the state it led to.
         self._history: list[tuple[int, State]] = []
-        self._program = program
+        self._checks = checks
         self._violation: Check | None = None
         self._dead_end: str | None = None
         # Why checking stopped permanently.
@@ -106,18 +79,25 @@ class ResidualMatcher(Matcher):
         self._verdicts: dict[tuple[int, bytes, bytes], Check | None] = {}
         self._string: OpenString | None = None
 
+    @classmethod
+    def start_inside(cls, inner: Matcher, checks: ResidualChecks, text: bytes) -> "ResidualMatcher | None":
+        """Return a matcher after the first bytes of a value inside a longer text; None if they break a check.
+
+        Args:
+            inner: has taken the token that ends with these bytes; the matcher moves it on.
+        """
+        matcher = cls(inner, checks)
+        state = advance(matcher._state, matcher._text, text, matcher._is_fine)
+        if state is None:
+            return None
+        matcher._text += text
+        matcher._state = state
+        return matcher
+
     @property
     def is_value_complete(self) -> bool:
         """Whether the value is complete, so that only what follows it can come."""
         return self._state.mode is Mode.END
-
-    def begin(self, text: bytes) -> bool:
-        """Take the first bytes of the value, which `inner` has taken; False if they break a check."""
-        state = advance(self._state, self._text, text, self._is_fine)
-        if state is not None:
-            self._text += text
-            self._state = state
-        return state is not None
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
@@ -147,21 +127,19 @@ class ResidualMatcher(Matcher):
         self._dead_end = self._string = None
 
     def is_completed(self) -> bool:
-        """Return whether the text so far is a complete sentence, so that EOS is allowed."""
         if not self.inner.is_completed():
             return False
         # Only a number is complete without a byte that ends it.
         return self._state.mode is not Mode.NUMBER or self._is_fine(
-            self._program.places.root, bytes(self._text), bytes
+            self._checks.places.root, bytes(self._text), bytes
         )
 
     def write_row(self, words: np.ndarray) -> None:
-        """Clear the tokens of one mask, int32 [words], that would complete a value that violates its schema."""
         self._violation = self._dead_end = None
         self._num_checks = MAX_NUM_CHECKS
-        if self._program.checks.may_backtrack and self._state.mode in STRINGS:
+        if self._checks.may_backtrack and self._state.mode in STRINGS:
             self._num_checks = max(MAX_NUM_CHECKS * SHORT // (SHORT + len(self._text) - self._state.start), 2)
-        state, tokens = self._state, self._program.tokens
+        state, tokens = self._state, self._checks.tokens
         if state.mode is Mode.NUMBER and state.frame is None and not self.is_completed():
             words &= ~tokens.eos_mask
         if state.mode in STRINGS and not state.is_escaped:
@@ -193,7 +171,7 @@ class ResidualMatcher(Matcher):
             num_closers = 0
             name = name if state.is_escaped else "delimiter"
         if num_closers < FAR:
-            self._clear_candidates(words, self._program.tokens.get_class(name, num_closers).find(words))
+            self._clear_candidates(words, self._checks.tokens.get_class(name, num_closers).find(words))
 
     def _clear_candidates(self, words: np.ndarray, candidates: Sequence[int]) -> None:
         wrong = [i for i in candidates[:MAX_NUM_CANDIDATES] if not self._is_candidate_allowed(i)]
@@ -201,7 +179,7 @@ class ResidualMatcher(Matcher):
 
     def _clear_in_string(self, words: np.ndarray) -> None:
         """Clear the tokens that end the open string, and those that complete a value around it too."""
-        state, tokens, place = self._state, self._program.tokens, self._find_string_place()
+        state, tokens, place = self._state, self._checks.tokens, self._find_string_place()
         known = self._find_known(place)
         special = NO_STRINGS
         if known is not None and known.near:
@@ -235,7 +213,7 @@ class ResidualMatcher(Matcher):
             return
         # If values are listed, few tokens are allowed.
         allowed = list_tokens(words)[:MAX_NUM_CANDIDATES]
-        wrong = [i for i in allowed if self._leads_to_repeat(self._program.tokens.token_bytes[i])]
+        wrong = [i for i in allowed if self._leads_to_repeat(self._checks.tokens.token_bytes[i])]
         clear_bits(words, wrong)
         if wrong and self._violation is None:
             self._violation = DISTINCT
@@ -281,7 +259,7 @@ class ResidualMatcher(Matcher):
         self, words: np.ndarray, far: TokenClass, known: OpenString, special: frozenset[bytes]
     ) -> None:
         """Clear the tokens that complete a value around the open string: one verdict for each that ends it alike."""
-        tokens, wrong = self._program.tokens, []
+        tokens, wrong = self._checks.tokens, []
         if known.unknown is None:
             known.unknown = far.bits.copy()
         for position in far.find_positions(words, far.bits if special else known.unknown):
@@ -302,7 +280,7 @@ class ResidualMatcher(Matcher):
 
     def _clear_endings(self, words: np.ndarray, known: OpenString, special: frozenset[bytes]) -> None:
         """Clear the tokens that end a string which is checked itself, all with one verdict but a few."""
-        tokens = self._program.tokens
+        tokens = self._checks.tokens
         found = [i for prefix in special for i in tokens.by_prefix.get(prefix, ()) if is_set(words, i)]
         if known.is_fine is None:
             plain = (i for i in tokens.get_class("quote", 0).find(words) if i not in found)
@@ -318,7 +296,7 @@ class ResidualMatcher(Matcher):
 
     def _clear_prefixes(self, words: np.ndarray) -> None:
         """Clear the tokens that end a string which is checked itself: one check for all that end it alike."""
-        tokens, verdicts, wrong = self._program.tokens, dict[bytes, bool](), []
+        tokens, verdicts, wrong = self._checks.tokens, dict[bytes, bool](), []
         for token_id in tokens.get_class("quote", 0).find(words):
             prefix = tokens.parts[token_id][0]
             if prefix not in verdicts:
@@ -330,11 +308,11 @@ class ResidualMatcher(Matcher):
 
     def _is_end_allowed(self, token_id: int) -> bool:
         """Return whether a string may end at the quote of a token."""
-        end = self._program.tokens.parts[token_id][0] + b'"'
+        end = self._checks.tokens.parts[token_id][0] + b'"'
         return advance(self._state, self._text, end, self._is_fine) is not None
 
     def _is_candidate_allowed(self, token_id: int) -> bool:
-        token = self._program.tokens.token_bytes[token_id]
+        token = self._checks.tokens.token_bytes[token_id]
         is_tried = len(self._verdicts) < self._num_checks
         check = self._is_fine if is_tried else self._is_known_allowed
         return advance(self._state, self._text, token, check) is not None
@@ -343,7 +321,7 @@ class ResidualMatcher(Matcher):
         key = id(place), value, before() if place.checks[0].is_distinct else b""
         if key not in self._verdicts and self._failure is None:
             try:
-                self._verdicts[key] = self._program.checks.find_violation(place, *key[1:])
+                self._verdicts[key] = self._checks.find_violation(place, *key[1:])
             except InvalidGrammar as error:
                 self._failure = str(error)
         violation = self._verdicts.get(key)
@@ -356,7 +334,6 @@ class ResidualMatcher(Matcher):
 
 
 def explain_dead_end(violation: Check | None) -> str:
-    """Return the error for a mask of zeros."""
     if violation is None:
         return "dead end: of what the grammar allows here nothing could be checked"
     return f"dead end: no continuation satisfies {', '.join(violation.keywords)} at {violation.node.pointer or '#'}"

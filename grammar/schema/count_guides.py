@@ -29,7 +29,6 @@ Guide = Node | None
 
 
 def make(**keywords: Any) -> Node:
-    """Return a schema that no user wrote."""
     return Node("", keywords)
 
 
@@ -170,7 +169,6 @@ def find_bound(node: Node, keyword: str, make_whole: Callable[[float], int]) -> 
 
 
 def exclude(kind: str) -> Node:
-    """Return the schema of all types but one."""
     return make(type=[name for name in TYPES if name != kind])
 
 

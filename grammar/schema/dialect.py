@@ -65,7 +65,6 @@ def detect_dialect(schema: dict[str, Any] | bool) -> Dialect:
 
 
 def is_dialect_named(schema: dict[str, Any] | bool) -> bool:
-    """Return whether the schema names its own draft."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     return isinstance(named, str) and strip_uri(named) in DIALECTS
 

@@ -53,7 +53,6 @@ class Emitter:
         return {**document, "$defs": definitions} if definitions else document
 
     def list_referred(self) -> list[Node]:
-        """Return the nodes that the document refers to."""
         return list(self._names)
 
     def copy_write(self, root: Schema) -> Json | bool:
@@ -97,7 +96,6 @@ class Emitter:
 
 
 def write_for_validator(root: Schema) -> Json | bool:
-    """Return a schema that has the same instances."""
     return Emitter().write(root)
 
 

@@ -76,7 +76,6 @@ def join_pointer(pointer: str, *parts: str | int) -> str:
 
 
 def split_pointer(pointer: str) -> list[str]:
-    """Return the unescaped parts of a JSON pointer."""
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
 
 
@@ -93,5 +92,4 @@ def iterate_subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int
 
 
 def is_schema(value: Any) -> bool:
-    """Return whether a JSON value can be a schema."""
     return isinstance(value, dict | bool)

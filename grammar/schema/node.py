@@ -29,7 +29,6 @@ class Node:
         return f"Node({self.pointer!r}, {list(self.keywords)})"
 
     def get(self, keyword: str, default: Any = None) -> Any:
-        """Return the value of a keyword."""
         return self.keywords.get(keyword, default)
 
     def written_name(self, keyword: str) -> str:
@@ -92,12 +91,10 @@ def iterate_nodes(starts: Iterable[Schema]) -> Iterator[Node]:
 
 
 def is_trivial(schema: Any) -> bool:
-    """Return whether a schema is `true` or `{}`."""
     return schema is True or (isinstance(schema, Node) and not schema.keywords)
 
 
 def list_properties(node: Node) -> dict[str, Schema]:
-    """Return `properties`."""
     found: dict[str, Schema] = node.get("properties", {})
     return found
 
@@ -112,7 +109,6 @@ def find_member(keywords: dict[str, Any], name: str) -> Schema | None:
 
 
 def find_element(keywords: dict[str, Any], index: int) -> Schema | None:
-    """Return the schema that some keywords certainly apply to an element; None if there is none."""
     places = keywords.get("prefixItems", ())
     found: Schema | None = places[index] if index < len(places) else keywords.get("items")
     return found

@@ -154,7 +154,6 @@ class PlaceMap:
         return [expand(find_element(node.keywords, index) for node in nodes) for index in indices]
 
     def _is_left(self, node: Node, keyword: str) -> bool:
-        """Return whether a keyword of a node is left to the checks."""
         return keyword in self._dropped.get(node, ()) and node.get(keyword, False) is not False
 
     def _list_sure(self, node: Node) -> list[Schema]:

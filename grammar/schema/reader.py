@@ -164,14 +164,12 @@ class _Reader:
         return self._make(raw, target, Context(context.named, key[1]))
 
     def _find_dynamic(self, target: str, context: Context, keyword: str, ref: str) -> str:
-        """Return the target of a dynamic reference."""
         name = "" if keyword == "$recursiveRef" else ref.partition("#")[2]
         own = self._identifiers.dynamic.get(self._identifiers.find_resource(target), {})
         return dict(context.scope).get(name, target) if own.get(name) == target else target
 
 
 def is_annotation(keyword: str, value: Any, named: Dialect | None) -> bool:
-    """Return whether a keyword is a format that the draft treats as an annotation."""
     is_rare = keyword == "format" and value in CHECKED_FORMATS
     return is_rare and named is not None and named.annotates_formats
 

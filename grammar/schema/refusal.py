@@ -99,7 +99,6 @@ def summarise(message: str) -> str:
 
 
 def name_place(node: Node | None) -> str:
-    """Return the pointer of a node for messages."""
     return (node.pointer if node is not None else "") or "#"
 
 

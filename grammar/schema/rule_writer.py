@@ -131,7 +131,6 @@ class RuleWriter:
         return GROUNDED in node.keywords or (self._is_any_order and fixes_order(node))
 
     def _never(self) -> str:
-        """Return what no text matches."""
         if _NEVER not in self._lines:
             self._lines.append(_NEVER)
         return "NEVER"

@@ -90,7 +90,6 @@ def filter_enum(node: Node) -> None:
 
 
 def types_of(value: Any) -> set[str]:
-    """Return the JSON Schema types that a value has."""
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -122,7 +121,6 @@ def drop_idle(node: Node) -> None:
 
 
 def demands_nothing(node: Node, dependencies: Any) -> bool:
-    """Return whether no dependency demands anything."""
     return all(is_trivial(demand) or demand == [] for demand in dependencies.values())
 
 
@@ -206,7 +204,6 @@ _RULED = frozenset().union(*(keywords for _, keywords in _RULES))
 
 
 def apply_rules(node: Node) -> None:
-    """Apply all rules to one node."""
     if _RULED.isdisjoint(node.keywords):
         return
     for rule, keywords in _RULES:

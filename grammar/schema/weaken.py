@@ -55,7 +55,6 @@ class Weakening:
         self._read.clear()
 
     def drop(self, node: Node, keyword: str) -> None:
-        """Leave a keyword and its companions to the checks."""
         dropped = self.dropped.setdefault(node, [])
         names = [keyword, *_COMPANIONS.get(keyword, ())]
         dropped.extend(name for name in names if name in node.keywords and name not in dropped)

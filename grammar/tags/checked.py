@@ -12,10 +12,11 @@ import numpy as np
 
 from ..backend import ROW_FILLER, Matcher
 from ..bitmask import clear_beyond, clear_bits, is_set
-from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher, LLGuidanceProgram
+from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
 from ..limits import GrammarLimits
+from ..match.checks import ResidualChecks
 from ..match.closing_tokens import ClosingTokens
-from ..match.residual import ResidualMatcher, ResidualProgram
+from ..match.residual import ResidualMatcher
 from ..vocabulary import Vocabulary
 
 _OPENERS = b"{["
@@ -46,7 +47,6 @@ class CheckedVocabulary:
 
     @cached_property
     def extended(self) -> Vocabulary:
-        """The vocabulary with bytes and marker."""
         known = {data for data in self.vocabulary.token_bytes if len(data) == 1}
         missing = [bytes((byte,)) for byte in range(255) if bytes((byte,)) not in known]
         tokens = [*self.vocabulary.token_bytes, *missing, b""]
@@ -54,22 +54,18 @@ class CheckedVocabulary:
 
     @property
     def marker(self) -> int:
-        """The token that stands for a value."""
         return self.extended.size - 1
 
     @cached_property
     def byte_ids(self) -> dict[int, int]:
-        """The token of each byte."""
         return {data[0]: index for index, data in enumerate(self.extended.token_bytes) if len(data) == 1}
 
     @cached_property
     def backend(self) -> LLGuidanceBackend:
-        """The engine of the extended vocabulary."""
         return LLGuidanceBackend(self.extended, self._limits, num_threads=1)
 
     @cached_property
     def closing(self) -> ClosingTokens:
-        """The tables for residual checks."""
         return ClosingTokens(self.extended)
 
     @cached_property
@@ -81,7 +77,6 @@ class CheckedVocabulary:
         return found
 
     def spell(self, data: bytes) -> list[int]:
-        """Return the tokens of single bytes."""
         return [self.byte_ids[byte] for byte in data]
 
 
@@ -95,39 +90,25 @@ def list_openings(token_bytes: Sequence[bytes]) -> Iterator[Opening]:
                 yield Opening(token_id, data[:at], value)
 
 
-class CheckedProgram:
-    """A compiled structural tag with residual checks.
+class CheckedMatcher(Matcher):
+    """Grammar state of one request.
 
     Args:
+        inner: the matcher of the grammar over the extended vocabulary.
         checks: number of a value, which the grammar has behind the marker -> its brackets and its checks.
     """
 
+    inner: LLGuidanceMatcher
+
     def __init__(
-        self,
-        inner: LLGuidanceProgram,
-        tables: CheckedVocabulary,
-        checks: Mapping[int, tuple[bytes, ResidualProgram]],
+        self, inner: Matcher, tables: CheckedVocabulary, checks: Mapping[int, tuple[bytes, ResidualChecks]]
     ) -> None:
-        self.inner = inner
-        self.tables = tables
-        self.openers = {number: openers for number, (openers, _) in checks.items()}
-        self.checks = {number: program for number, (_, program) in checks.items()}
-        self.numbers = {index: tables.spell(b"%d;" % index) for index in checks}
-        self.size_bytes = inner.size_bytes + sum(each.size_bytes for each in self.checks.values())
-
-    def new_matcher(self) -> "CheckedMatcher":
-        """Return a matcher at the start of the structural tag."""
-        return CheckedMatcher(self)
-
-
-class CheckedMatcher(Matcher):
-    """Grammar state of one request."""
-
-    def __init__(self, program: CheckedProgram) -> None:
-        super().__init__(program.tables.vocabulary)
+        super().__init__(tables.vocabulary)
+        assert isinstance(inner, LLGuidanceMatcher), "structural tags go to llguidance"
         self.filler = ROW_FILLER
-        self.program = program
-        self.inner: LLGuidanceMatcher = program.inner.new_matcher()
+        self.inner = inner
+        self._tables = tables
+        self._checks = checks
         # The matcher of the value that is being written.
         self._checker: ResidualMatcher | None = None
         # Its state before each accepted text token.
@@ -146,7 +127,7 @@ class CheckedMatcher(Matcher):
         after = None if checker is None or checker.is_value_complete else checker
         if begun is not None:
             number, at = begun
-            after = self.program.checks[number].begin(self.inner, data[at:])
+            after = self._begin(number, data[at:])
             if after is None:
                 (self.inner if checker is None else checker).rollback(1)
                 return False
@@ -156,22 +137,24 @@ class CheckedMatcher(Matcher):
         return True
 
     def _find_begin(self, data: bytes) -> tuple[int, int] | None:
-        """Return which checked value begins in a token, and at which byte."""
         for at in range(len(data) - 1, -1, -1):
             if data[at] in _OPENERS and (number := self._ask(data[:at], data[at : at + 1])) is not None:
                 return number, at
         return None
 
+    def _begin(self, number: int, text: bytes) -> ResidualMatcher | None:
+        return ResidualMatcher.start_inside(self.inner, self._checks[number][1], text)
+
     def _ask(self, head: bytes, opener: bytes) -> int | None:
         """Return the checked value that begins after some bytes with a bracket."""
-        tables = self.program.tables
+        tables = self._tables
         ids = [*tables.spell(head), tables.marker]
         if self.inner.count_valid(ids) < len(ids):
             return None
         # An object and an array may begin at the same place, but two values of one type may not.
-        for number, spelled in self.program.numbers.items():
-            whole = [*ids, *spelled]
-            if opener in self.program.openers[number] and self.inner.count_valid(whole) == len(whole):
+        for number, (openers, _) in self._checks.items():
+            whole = [*ids, *tables.spell(b"%d;" % number)]
+            if opener in openers and self.inner.count_valid(whole) == len(whole):
                 return number
         return None
 
@@ -179,12 +162,11 @@ class CheckedMatcher(Matcher):
         """Clear the tokens of a row of the extended vocabulary that would complete a value that fails a check."""
         if self._checker is not None:
             self._checker.write_row(words)
-        for (head, opener), openings in self.program.tables.openings.items():
+        for (head, opener), openings in self._tables.openings.items():
             allowed = [each for each in openings if is_set(words, each.token_id)]
             number = self._ask(head, opener) if allowed else None
             if number is not None:
-                check = self.program.checks[number]
-                wrong = [each.token_id for each in allowed if check.begin(self.inner, each.value) is None]
+                wrong = [each.token_id for each in allowed if self._begin(number, each.value) is None]
                 clear_bits(words, wrong)
 
     def _take_back(self, num_tokens: int) -> None:
@@ -198,12 +180,10 @@ class CheckedMatcher(Matcher):
         return False
 
     def is_completed(self) -> bool:
-        """Return whether the text so far is a complete sentence, so that EOS is allowed."""
         return self.inner.is_completed()
 
     def write_row(self, words: np.ndarray) -> None:
-        """Write the allowed tokens into a row, int32 [words]."""
-        tables, num_words = self.program.tables, len(words)
+        tables, num_words = self._tables, len(words)
         extended = np.zeros((1, tables.extended.num_words), np.int32)
         self.inner.fill_next_token_bitmask(extended)
         self.clear_violations(extended[0])

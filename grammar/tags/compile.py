@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backend import CompiledGrammar, Program
-from ..engines.llguidance_backend import Complaint, LLGuidanceBackend, LLGuidanceProgram
-from ..engines.llguidance_json import HEADER, Written, rename_grammars
+from ..backend import CompiledGrammar, Matcher, Program
+from ..engines.llguidance_backend import Complaint, LLGuidanceBackend
+from ..engines.llguidance_json import HEADER, rename_grammars
 from ..errors import InvalidGrammar, UnsupportedGrammar, naming
 from ..json_route import JsonEngine
-from ..match.residual import ResidualProgram
+from ..match.checks import ResidualChecks
 from ..plan import PlanEntry
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
-from .checked import CheckedProgram, CheckedVocabulary
+from .checked import CheckedMatcher, CheckedVocabulary
 from .gbnf_rules import write_gbnf
 from .graph import Step, TagGraph
 from .lark import ANY_CHARACTER, Conflict, TagWriter, Value
@@ -76,7 +76,10 @@ class TagCompiler:
             )
         checked = self.checked
         program = checked.backend.compile_json(text.write(checked.backend, checked.marker))
-        return CompiledGrammar(NAME, text.make_plan(), CheckedProgram(program, checked, checks))
+        size = program.size_bytes + sum(text.size_bytes(number) for number in checks)
+        make_inner = program.new_matcher
+        made = Program(lambda: CheckedMatcher(make_inner(), checked, checks), size)
+        return CompiledGrammar(NAME, text.make_plan(), made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,8 @@ class Writer:
     name: str
     find_complaint: Callable[[str], str]
 
-    def compile_json(self, grammar: str, num_quotable: int = 0) -> Written:
-        """Return a grammar as it is."""
-        return Written(grammar)
+    def compile_json(self, grammar: str, num_quotable: int = 0) -> Program:
+        return Program(no_matcher, len(grammar), grammar)
 
 
 class TagText:
@@ -138,19 +140,26 @@ class TagText:
                 with naming(self._name_place(pointer)):
                     backend.compile(self._spec.make_leaf(self._name_place(pointer, False), part))
 
-    def find_checks(self) -> dict[int, tuple[bytes, ResidualProgram]]:
+    def find_checks(self) -> dict[int, tuple[bytes, ResidualChecks]]:
         """Return the brackets and the residual checks of values, by the first of their nodes."""
-        found: dict[int, tuple[bytes, ResidualProgram]] = {}
+        found: dict[int, tuple[bytes, ResidualChecks]] = {}
         for pointer in self.schemas:
             program = self._compiled[pointer].program
-            if isinstance(program, ResidualProgram):
+            if program.checks is not None:
                 types = find_types(self._parts[pointer]["json_schema"])
                 if not types <= {"object", "array"}:
                     reason = "only objects and arrays are checked inside a structural tag"
                     raise UnsupportedGrammar(self._name_place(pointer), "type", reason)
                 index = next(index for index, each in self._values.items() if each == pointer)
-                found[index] = b"".join({"object": b"{", "array": b"["}[each] for each in types), program
+                found[index] = (
+                    b"".join({"object": b"{", "array": b"["}[each] for each in types),
+                    program.checks,
+                )
         return found
+
+    def size_bytes(self, number: int) -> int:
+        """Return the memory of a value's checks."""
+        return self._compiled[self._values[number]].program.size_bytes
 
     def make_plan(self) -> tuple[PlanEntry, ...]:
         """Return the plan: each format by its place, and what is in the values by whom it is enforced."""
@@ -188,14 +197,13 @@ class TagText:
                     rules.append(write_gbnf(part["grammar"], f"g{index}"))
             else:
                 program = self._compiled[pointer].program
-                values[pointer] = self._describe(index, part, isinstance(program, ResidualProgram), marker)
-                parts += rename_grammars(find_text(program), f"v{index}")
+                values[pointer] = self._describe(index, part, program.checks is not None, marker)
+                parts += rename_grammars(program.grammar, f"v{index}")
         by_node = {index: values[pointer] for index, pointer in self._values.items()}
         lark = "\n".join([HEADER + self._write_rules(backend, by_node), *rules])
         return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": lark}), *parts])}]}}'
 
     def _describe(self, index: int, part: Json, is_checked: bool, marker: int | None) -> Value:
-        """Return the `Value` of a JSON Schema."""
         types = find_types(part["json_schema"])
         first = "".join(_FIRST.get(each, _NUMBER_FIRST) for each in sorted(types))
         more = _NUMBER_MORE if types & {"number", "integer"} else ""
@@ -225,15 +233,12 @@ def find_types(schema: Any) -> set[str]:
 
 
 def name_type(value: Any) -> str:
-    """Return the type of a JSON value."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     names = {str: "string", list: "array", dict: "object"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), "number")
 
 
-def find_text(program: Program) -> str:
-    """Return the grammar of a JSON Schema in llguidance's format."""
-    inner = program.inner if isinstance(program, ResidualProgram) else program
-    assert isinstance(inner, Written | LLGuidanceProgram), "JSON Schemas in a structural tag go to llguidance"
-    return inner.grammar
+def no_matcher() -> Matcher:
+    """Refuse to make a matcher: the text becomes a part of another grammar."""
+    raise NotImplementedError

@@ -68,7 +68,6 @@ def write_ebnf(text: str) -> str:
 
 
 def write_token(kind: str, found: str, prefix: str) -> str:
-    """Return one token of GBNF as Lark writes it."""
     match kind:
         case "name":
             return prefix + make_name(found)
@@ -96,7 +95,6 @@ def fill_empty(body: list[str]) -> str:
 
 
 def unescape(text: str) -> str:
-    """Return what a text with escapes says."""
 
     def read(found: re.Match[str]) -> str:
         code = found[1] or found[2] or found[3]

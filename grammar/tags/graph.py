@@ -154,7 +154,6 @@ class TagGraph:
         return self._add(Step("token", self._find_token(mark["token"], where), target))
 
     def _tag_content(self, tag: Json, where: str, target: int) -> int:
-        """Return the node after the beginning of a tag."""
         end = self._fork([self._mark(each, f"{where}/end", target) for each in tag["end"]])
         exits: Exits = ()
         if all(isinstance(each, str) and each for each in tag["end"]):

@@ -79,7 +79,6 @@ class TagWriter:
         self._pending: list[int] = []
 
     def write(self) -> str:
-        """Return the grammar, or raise Conflict."""
         self._rules["start"] = self._refer(self._graph.start) or '""'
         while self._pending:
             node = self._pending.pop()
@@ -113,7 +112,6 @@ class TagWriter:
         )
 
     def _is_end_or_token(self, index: int) -> bool:
-        """Return whether a node is the end or a token."""
         node = self._graph.nodes[index]
         return index == ACCEPT or (isinstance(node, Step) and node.kind == "token")
 
@@ -161,7 +159,6 @@ class TagWriter:
         return found
 
     def _write_free(self, index: int) -> str:
-        """Return the rule of free text."""
         node = self._graph.nodes[index]
         assert isinstance(node, FreeText), "only free text has such rules"
         lexemes = make_lexemes([pattern for pattern, _ in node.patterns])

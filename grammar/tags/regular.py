@@ -30,12 +30,10 @@ EMPTY = Piece("", frozenset([""]))
 
 
 def quote(text: str) -> str:
-    """Return a text as a string of Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def make_literal(text: str) -> Piece:
-    """Return the language of one word."""
     return Piece(quote(text), frozenset([text])) if text else EMPTY
 
 

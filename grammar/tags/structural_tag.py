@@ -69,7 +69,6 @@ def describe_tags(value: Any) -> Json:
 
 
 def make_const(text: str) -> Json:
-    """Return the format of a fixed text."""
     return {"type": "const_string", "value": text}
 
 
@@ -79,17 +78,14 @@ def make_tag(begin: str, content: Json, end: str) -> Json:
 
 
 def make_sequence(*elements: Json) -> Json:
-    """Return the format of formats one after the other."""
     return {"type": "sequence", "elements": list(elements)}
 
 
 def make_choice(elements: Sequence[Json]) -> Json:
-    """Return the format of one of several alternatives."""
     return {"type": "or", "elements": list(elements)}
 
 
 def make_optional(content: Json) -> Json:
-    """Return the format of an optional part."""
     return {"type": "optional", "content": content}
 
 

@@ -107,7 +107,6 @@ class _Writer:
 
 
 def may_be_absent(particle: Json) -> bool:
-    """Return whether nothing at all satisfies a particle."""
     least, _ = counts_of(particle)
     if least == 0:
         return True
@@ -140,5 +139,4 @@ def escape_text(text: str, is_attribute: bool) -> str:
 
 
 def quote(text: str) -> str:
-    """Return a literal of Lark."""
     return json.dumps(text, ensure_ascii=False)

@@ -195,7 +195,6 @@ def read_counts(particle: Mapping[str, Any], where: str) -> Json:
 
 
 def check_count(count: Any, where: str, limit: int) -> None:
-    """Refuse a value that is not a count."""
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= limit:
         raise InvalidGrammar(f"{where} is an integer from 0 to {limit}, not {count!r}")
 
