@@ -8,7 +8,6 @@ from typing import Any
 
 from ..regex.assertions import find_guides as find_patterns
 from .count_guides import (
-    TYPES,
     guide_contains,
     guide_distinct,
     guide_integers,
@@ -19,10 +18,12 @@ from .count_guides import (
     make,
 )
 from .keywords import TYPES_OF_KEYWORD
-from .node import Node, Schema, list_properties
-from .rules import allowed_types, types_of
+from .node import Node, Schema, find_member, list_properties
+from .rules import allowed_types
 
 MAX_NUM_GUIDES = 4
+MAX_NUM_BRANCHES = 3  # of a `oneOf` whose branches exclude each other
+MAX_DEPTH = 4
 # Bound -> the bound that holds for exactly the numbers that violate it.
 _OPPOSITES = {
     "minimum": "exclusiveMaximum",
@@ -30,7 +31,7 @@ _OPPOSITES = {
     "exclusiveMinimum": "maximum",
     "exclusiveMaximum": "minimum",
 }
-Guide = Node | None
+Guide = Schema | None
 
 
 def find_guides(node: Node, keyword: str) -> list[Node]:
@@ -38,11 +39,14 @@ def find_guides(node: Node, keyword: str) -> list[Node]:
     value = node.keywords[keyword]
     found: list[Guide] = []
     if keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
-        found = [guide_dependency(node, name, demand) for name, demand in value.items()]
+        for name, demand in value.items():
+            then = make(required=demand) if isinstance(demand, list) else demand
+            is_known = is_listed(node, {*(demand if isinstance(demand, list) else ())})
+            found.append(guide_condition(node, make(required=[name]), then, True) if is_known else None)
     elif keyword == "not":
-        found = [guide_integers(node) or guide_condition(node, value, False, True), guide_types(node, value)]
+        found = [guide_integers(node), negate(value, node)]
     elif keyword == "oneOf":
-        found = [guide_integers(node)]
+        found = [guide_integers(node) or guide_one_of(node, value)]
     elif keyword == "if":
         then, other = node.get("then", True), node.get("else", True)
         found = [guide_integers(node) or guide_condition(node, value, then, other)]
@@ -56,146 +60,106 @@ def find_guides(node: Node, keyword: str) -> list[Node]:
         found = [guide_contains(node, value)]
     elif keyword in ("minProperties", "maxProperties"):
         found = [guide_number(node, keyword)]
-    return [guide for guide in found if guide is not None][:MAX_NUM_GUIDES]
-
-
-def guide_dependency(node: Node, name: str, demand: Any) -> Guide:
-    """Either the property is absent, or the properties that it requires are present or its schema is satisfied."""
-    absent = make(properties={name: False})
-    if isinstance(demand, list):
-        is_known = is_listed(node, {name, *demand})
-        return make(anyOf=[absent, make(required=demand)]) if is_known else None
-    if not is_listed(node, {name}):
-        return None
-    return make(anyOf=[absent, make(allOf=[make(required=[name]), demand])])
-
-
-def guide_types(node: Node, excluded: Schema) -> Guide:
-    """Handle `not` with a schema that all values of some types satisfy: the value must have another type."""
-    own, taken = list_types(node), {kind for each in list_branches(excluded) for kind in list_satisfied(each)}
-    # Every integer is a number.
-    left = [kind for kind in own if kind not in taken and not (kind == "integer" and "number" in taken)]
-    return None if left == own else make(type=left) if left else make(allOf=[False])
-
-
-def list_branches(excluded: Schema) -> list[Node]:
-    """Return the schemas in a `not` of which a value must satisfy none."""
-    branches: list[Schema] = [excluded]
-    if isinstance(excluded, Node) and excluded.keywords.keys() == {"anyOf"}:
-        branches = excluded.keywords["anyOf"]
-    return [make() if branch is True else branch for branch in branches if branch is not False]
-
-
-def list_satisfied(node: Node) -> set[str]:
-    """Return the types whose values all satisfy a schema."""
-    keywords, types = node.keywords.keys() - {"type"}, set(list_types(node))
-    if keywords == {"anyOf"}:
-        branches = list_branches(make(anyOf=node.keywords["anyOf"]))
-        return types & {kind for branch in branches for kind in list_satisfied(branch)}
-    if not keywords <= TYPES_OF_KEYWORD.keys():
-        return set()
-    return types - {kind for keyword in keywords for kind in TYPES_OF_KEYWORD[keyword]}
+    guides = (make(allOf=[False]) if guide is False else guide for guide in found)
+    return [guide for guide in guides if isinstance(guide, Node)][:MAX_NUM_GUIDES]
 
 
 def guide_condition(node: Node, condition: Schema, then: Schema, other: Schema) -> Guide:
-    """Handle `if` on the presence of one property, or on its value if the schema lists the values."""
-    if not isinstance(condition, Node):
+    """Return that either a condition and its consequence hold, or neither the condition nor its exception."""
+    names = (
+        {*condition.get("required", ()), *list_properties(condition)}
+        if isinstance(condition, Node)
+        else set()
+    )
+    opposite = negate(condition, node)
+    if opposite is True or not is_listed(node, names):
         return None
-    names = only_required(condition)
-    if names and len(names) == 1 and is_listed(node, names):
-        (name,) = names
-        absent, present = make(properties={name: False}), make(required=[name])
-        return make(anyOf=[make(allOf=[absent, other]), make(allOf=[present, then])])
-    return guide_value(node, condition, then, other)
+    return make(anyOf=[make(allOf=[condition, then]), make(allOf=[opposite, other])])
 
 
-def guide_value(node: Node, condition: Node, then: Schema, other: Schema) -> Guide:
-    """Handle `if` on one property's value: a list of values, or bounds of a number."""
-    properties = list_properties(condition)
-    names = set(properties)
-    if condition.keywords.keys() - {"required"} != {"properties"} or len(names) != 1:
+def guide_one_of(node: Node, branches: list[Schema]) -> Guide:
+    """Return that one branch holds and the others do not."""
+    opposites = [negate(branch, node) for branch in branches]
+    if len(branches) > MAX_NUM_BRANCHES or all(opposite is True for opposite in opposites):
         return None
-    if not is_listed(node, names) or not names >= set(condition.get("required", [])):
-        return None
-    (name,) = names
-    # Here an unlisted name stands for no property.
-    listed = list_properties(node).get(name, False)
-    parts = [make()] if listed is False else split_values(properties[name], listed)
-    branches = [
-        make(allOf=[make(properties={name: part}, required=[name]), demand])
-        for part, demand in zip(parts, (then, other), strict=False)
+    ways = [
+        make(allOf=[branch, *(each for each in opposites if each is not opposite)])
+        for branch, opposite in zip(branches, opposites, strict=True)
     ]
-    absent = other if condition.get("required") else then
-    branches.append(make(allOf=[make(properties={name: False}), absent]))
-    return make(anyOf=branches) if parts else None
+    return make(anyOf=ways)
 
 
-def split_values(condition: Schema, listed: Schema) -> list[Node]:
-    """Return schemas of the values of a property that satisfy a condition and, if any, of those that do not.
+def negate(schema: Schema, known: Schema | None, depth: int = MAX_DEPTH) -> Schema:
+    """Return a schema of the values that violate another one, and perhaps of more; `True` where nothing is known.
 
-    Returns [] if these keywords cannot express it.
+    Args:
+        known: a schema that the values satisfy.
     """
-    if not isinstance(condition, Node) or not isinstance(listed, Node):
-        return []
-    if condition.keywords.keys() == {"not"}:
-        parts = split_values(condition.keywords["not"], listed)
-        return parts[::-1] if len(parts) == 2 else []
-    kind, keywords = listed.get("type"), condition.keywords.keys() - {"type"}
-    types = allowed_types(condition)
-    if keywords and keywords <= _OPPOSITES.keys():
-        return split_bounds({name: condition.keywords[name] for name in keywords}, types, listed)
-    if not keywords and types:
-        return split_types(types)
-    if keywords not in ({"enum"}, {"const"}):
-        return []
-    listing = condition.get("enum", [condition.get("const")])
-    meant = [value for value in listing if types is None or types & types_of(value)]
-    if meant and all(value is None for value in meant):
-        return split_types({"null"})
-    possible = [True, False] if kind == "boolean" else list_values(listed)
+    if isinstance(schema, bool):
+        return not schema
+    around = known if isinstance(known, Node) else make()
+    ways = [negate_keyword(keyword, value, around, depth) for keyword, value in schema.keywords.items()]
+    return unite(ways)
+
+
+def unite(ways: list[Schema]) -> Schema:
+    """Return the union of schemas."""
+    left = [way for way in ways if way is not False]
+    if True in left or not left:
+        return bool(left)
+    return left[0] if len(left) == 1 else make(anyOf=left)
+
+
+def negate_keyword(keyword: str, value: Any, known: Node, depth: int) -> Schema:
+    """Return a schema of the values that violate one keyword."""
+    if keyword == "type":
+        return negate_types(allowed_types(make(type=value)) or set(), known)
+    if keyword in ("const", "enum"):
+        return negate_values(value if keyword == "enum" else [value], known)
+    if keyword == "required":
+        return unite([make(type="object", properties={name: False}) for name in value])
+    if keyword in _OPPOSITES:
+        return make(type="number", **{_OPPOSITES[keyword]: value})
+    if depth and keyword == "properties":
+        return unite([negate_member(name, each, known, depth) for name, each in value.items()])
+    if depth and keyword == "not":
+        return value
+    if depth and keyword == "allOf":
+        return unite([negate(each, known, depth - 1) for each in value])
+    if depth and keyword == "anyOf":
+        parts = [part for each in value if (part := negate(each, known, depth - 1)) is not True]
+        return False if False in parts else make(allOf=parts) if parts else True
+    return make(type=list(TYPES_OF_KEYWORD[keyword])) if keyword in TYPES_OF_KEYWORD else True
+
+
+def negate_member(name: str, schema: Schema, known: Node, depth: int) -> Schema:
+    """Return a schema of the objects whose property violates its schema."""
+    opposite = negate(schema, find_member(known.keywords, name), depth - 1)
+    if opposite is False or not is_listed(known, {name}):
+        return opposite is not False
+    return make(type="object", properties={name: opposite}, required=[name])
+
+
+def negate_types(types: set[str], known: Node) -> Schema:
+    """Return a schema of the values of other types; no type holds exactly the numbers with a fraction."""
+    left = [
+        kind
+        for kind in list_types(known)
+        if kind not in types and not (kind == "integer" and "number" in types)
+    ]
+    return make(type=left) if left else False
+
+
+def negate_values(values: list[Any], known: Node) -> Schema:
+    """Return a schema of the other values that the known schema lists."""
+    if all(value is None for value in values):
+        return negate_types({"null"}, known)
+    possible = [True, False] if known.get("type") == "boolean" else list_values(known)
     # Numbers have several spellings, and to Python 1 is True.
-    if not meant or not possible or not all(isinstance(v, str | bool | None) for v in [*meant, *possible]):
-        return []
-    rest = [value for value in possible if value not in meant]
-    return [make(enum=meant), make(enum=rest)] if rest else [make(enum=meant)]
-
-
-def split_bounds(bounds: dict[str, Any], types: set[str] | None, listed: Schema) -> list[Node]:
-    """Return schemas of the values of some types, numbers within bounds among them, and of all others."""
-    if types is not None and "number" not in types:
-        if "integer" not in types or may_be_fraction(listed):
-            return []
-        types = types - {"integer"} | {"number"}
-    rest = [] if types is None else [name for name in TYPES if name not in types]
-    beyond = [make(type="number", **{_OPPOSITES[name]: bounds[name]}) for name in bounds]
-    within = make(**bounds) if types is None else make(type=sorted(types), **bounds)
-    return [within, make(anyOf=[*beyond, make(type=rest)] if rest else beyond)]
-
-
-def may_be_fraction(schema: Schema) -> bool:
-    """Return whether a number with a fraction may satisfy a schema, judging by its types."""
-    if not isinstance(schema, Node):
-        return schema
-    if "type" in schema.keywords:
-        return "number" in list_types(schema)
-    branches = schema.get("anyOf", schema.get("oneOf"))
-    return branches is None or any(map(may_be_fraction, branches))
-
-
-def split_types(types: set[str]) -> list[Node]:
-    """Return schemas of the values of some types and of all others."""
-    if "integer" in types:
-        # No JSON Schema type covers exactly the numbers with a fraction.
-        return []
-    rest = [name for name in TYPES if name not in types]
-    return [make(type=sorted(types)), make(type=rest)] if rest else []
-
-
-def only_required(schema: Schema) -> set[str] | None:
-    """Return the names that a schema requires; None if it has other keywords."""
-    if not isinstance(schema, Node) or schema.keywords.keys() != {"required"}:
-        return None
-    return set(schema.keywords["required"])
+    if not possible or not all(isinstance(value, str | bool | None) for value in [*values, *possible]):
+        return True
+    rest = [value for value in possible if value not in values]
+    return make(enum=rest) if rest else False
 
 
 def is_listed(node: Node, names: set[str]) -> bool:
