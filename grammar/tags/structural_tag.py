@@ -7,65 +7,140 @@ FORMAT is an object with a `type`; FORMATS lists them. Formats have xgrammar's m
 exactly: inner schemas, patterns and grammars are compiled as they would be alone, or refused with their pointer.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, ValidationError, convert, defstruct, to_builtins
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
-from ..schema.keywords import join_pointer
 
 MAX_NUM_FORMATS = 4096
+MAX_DEPTH = 32
 MAX_REPEAT = 256
+# Types of xgrammar, and fields, that are known but not enforced.
+_BY_TOKENS = ("exclude_token", "any_tokens", "token_dispatch")
+_ONLY_DEFAULT = ("style", "max_whitespace_cnt", "max_tokens", "max_chars", "exclude_tokens", "excludes")
+LEAVES = ("json_schema", "regex", "grammar")
 
 Json = dict[str, Any]
-
-# Type -> its fields; those with a default are optional.
-FORMATS: dict[str, tuple[str, ...]] = {
-    "const_string": ("value",),
-    "json_schema": ("json_schema", "style", "any_order", "max_whitespace_cnt", "excludes"),
-    "any_text": ("excludes", "max_tokens", "max_chars"),
-    "regex": ("pattern",),
-    "grammar": ("grammar",),
-    "token": ("token",),
-    "sequence": ("elements",),
-    "or": ("elements",),
-    "tag": ("begin", "content", "end"),
-    "triggered_tags": ("triggers", "tags", "at_least_one", "stop_after_first", "excludes"),
-    "token_triggered_tags": ("trigger_tokens", "tags", "at_least_one", "stop_after_first", "exclude_tokens"),
-    "tags_with_separator": ("tags", "separator", "at_least_one", "stop_after_first"),
-    "optional": ("content",),
-    "star": ("content",),
-    "plus": ("content",),
-    "repeat": ("min", "max", "content"),
-    "dispatch": ("rules", "loop", "excludes"),
+_Name = Annotated[str, Meta(min_length=1)]
+_Names = Annotated[list[_Name], Meta(min_length=1)]
+_Nothing = Annotated[list[Any], Meta(max_length=0)]
+_Formats = "Annotated[list[Format], Meta(min_length=1)]"
+_Tags = "Annotated[list[Tag], Meta(min_length=1)]"
+_Mark = "str | Token"
+_Marks = "str | Token | Annotated[list[str | Token], Meta(min_length=1)]"
+_ONCE = (("at_least_one", bool, False), ("stop_after_first", bool, False))
+_EXCLUDES: tuple[Any, ...] = ("excludes", list[_Name], [])
+# Type -> its fields: name, type and, where it may be left out, default.
+FORMATS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
+    "const_string": (("value", str),),
+    "json_schema": (
+        ("json_schema", Any),
+        ("style", Annotated[str, Meta(pattern="^json$")], "json"),
+        ("any_order", bool, False),
+        ("max_whitespace_cnt", None, None),
+        ("excludes", _Nothing, []),
+    ),
+    "any_text": (_EXCLUDES, ("max_tokens", None, None), ("max_chars", None, None)),
+    "regex": (("pattern", str),),
+    "grammar": (("grammar", str),),
+    "token": (("token", int | _Name),),
+    "sequence": (("elements", _Formats),),
+    "or": (("elements", _Formats),),
+    "tag": (("begin", _Mark), ("content", "Format"), ("end", _Marks)),
+    "triggered_tags": (("triggers", _Names), ("tags", _Tags), *_ONCE, _EXCLUDES),
+    "token_triggered_tags": (
+        ("trigger_tokens", Annotated[list[int | _Name], Meta(min_length=1)]),
+        ("tags", _Tags),
+        *_ONCE,
+        ("exclude_tokens", _Nothing, []),
+    ),
+    "tags_with_separator": (("tags", _Tags), ("separator", str), *_ONCE),
+    "optional": (("content", "Format"),),
+    "star": (("content", "Format"),),
+    "plus": (("content", "Format"),),
+    "repeat": (
+        ("min", Annotated[int, Meta(ge=0, le=MAX_REPEAT)]),
+        ("max", Annotated[int, Meta(ge=-1, le=MAX_REPEAT)]),
+        ("content", "Format"),
+    ),
+    "dispatch": (
+        ("rules", "Annotated[list[tuple[_Name, Format]], Meta(min_length=1)]"),
+        ("loop", bool, True),
+        _EXCLUDES,
+    ),
 }
-_FLAGS: Json = {"any_order": False, "at_least_one": False, "stop_after_first": False, "loop": True}
-# Only this value of these fields is supported.
-_ONLY: Json = {
-    "style": "json",
-    "max_whitespace_cnt": None,
-    "max_tokens": None,
-    "max_chars": None,
-    "exclude_tokens": [],
-}
-_DEFAULTS: Json = {**_FLAGS, **_ONLY, "excludes": []}
-_BY_TOKENS = ("exclude_token", "any_tokens", "token_dispatch")
-LEAVES = ("json_schema", "regex", "grammar")
+_STRICT: Any = {"tag_field": "type", "forbid_unknown_fields": True, "module": __name__}
+_CLASSES = {kind: defstruct(kind, fields, tag=kind, **_STRICT) for kind, fields in FORMATS.items()}
+Format = reduce(or_, _CLASSES.values())  # type: ignore[arg-type]
+Tag, Token = _CLASSES["tag"], _CLASSES["token"]
+_Request = defstruct("_Request", [("format", Format)], tag="structural_tag", **_STRICT)
+_Structure = defstruct(
+    "_Structure", [("begin", str), ("schema", Any), ("end", str)], **_STRICT | {"tag_field": None}
+)
+_Legacy = defstruct(
+    "_Legacy",
+    [("structures", Annotated[list[_Structure], Meta(min_length=1)]), ("triggers", _Names)],  # type: ignore[valid-type]
+    tag="structural_tag",
+    **_STRICT,
+)
 
 
 def describe_tags(value: Any) -> Json:
     """Validate a structural tag and return it as a JSON value in the newer form."""
-    if not isinstance(value, Mapping):
-        raise InvalidGrammar(f"a structural tag is an object, not {type(value).__name__}")
-    if "structures" in value or "triggers" in value:
-        return {"type": "structural_tag", "is_legacy": True, "format": _read_legacy(value)}
-    unknown = set(value) - {"type", "format"}
-    if unknown or value.get("type", "structural_tag") != "structural_tag" or "format" not in value:
+    is_legacy = isinstance(value, Mapping) and ("structures" in value or "triggers" in value)
+    described = _convert(value, _Legacy if is_legacy else _Request)
+    if is_legacy:
+        tags = [
+            make_tag(each["begin"], {"type": "json_schema", "json_schema": each["schema"]}, each["end"])
+            for each in described["structures"]
+        ]
+        part = {"type": "triggered_tags", "triggers": described["triggers"], "tags": tags}
+        described = _convert({"format": part}, _Request)
+    _check(described["format"], "/format")
+    return described | {"is_legacy": is_legacy}
+
+
+def _convert(value: Any, kind: type[Struct]) -> Json:
+    try:
+        found: Json = to_builtins(convert(value, kind))
+        return found
+    except ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        pointer = re.sub(r"[.\[]+", "/", path.replace("]", "").rstrip("`"))
+        above, _, key = pointer.rpartition("/")
+        by_tokens = next((name for name in _BY_TOKENS if f"'{name}'" in message), None)
+        if key == "type" and by_tokens is not None:
+            reason = "free text is delimited by characters, not by tokens"
+            raise UnsupportedGrammar(above, by_tokens, reason) from error
+        if key in _ONLY_DEFAULT and (key != "excludes" or "<= 0" in message):
+            raise UnsupportedGrammar(above, key, f"only its default is enforced: {message}") from error
+        known = f"; choose from {list(FORMATS)}" if key == "type" or "field `type`" in message else ""
+        message = f"the structural tag is malformed at {pointer or '#'}: {message}{known}"
+        raise InvalidGrammar(message, pointer) from error
+    except RecursionError as error:
+        raise InvalidGrammar(f"the structural tag is nested deeper than {MAX_DEPTH} levels") from error
+
+
+def _check(part: Json, where: str) -> None:
+    """Check what the classes do not say, and write one end of a tag as a list."""
+    level, num_formats = [(where, part)], 0
+    for _ in range(MAX_DEPTH + 1):
+        num_formats += len(level)
+        for place, each in level:
+            if each["type"] == "tag" and not isinstance(each["end"], list):
+                each["end"] = [each["end"]]
+            if each["type"] == "repeat" and -1 < each["max"] < each["min"]:
+                raise InvalidGrammar(f"{place}: min={each['min']} and max={each['max']} allow nothing")
+        level = [child for place, each in level for child in list_children(each, place)]
+    if level or num_formats > MAX_NUM_FORMATS:
         raise InvalidGrammar(
-            'a structural tag is {"type": "structural_tag", "format": ...}'
-            + (f"; unknown key {sorted(unknown)[0]!r}" if unknown else "")
+            f"a structural tag has at most {MAX_NUM_FORMATS} formats, {MAX_DEPTH} levels deep"
         )
-    described = _Reader().read(value["format"], "/format", 0)
-    return {"type": "structural_tag", "is_legacy": False, "format": described}
 
 
 def make_const(text: str) -> Json:
@@ -115,143 +190,3 @@ def name_place(pointer: str, is_legacy: bool) -> str:
         rest = rest.replace("content", "schema", 1)
         return f"/structures/{index}/{rest}".rstrip("/")
     return pointer
-
-
-def _read_legacy(value: Mapping[str, Any]) -> Json:
-    unknown = set(value) - {"type", "structures", "triggers"}
-    structures, triggers = value.get("structures"), value.get("triggers")
-    if unknown or not isinstance(structures, list) or not isinstance(triggers, list):
-        raise InvalidGrammar('the older structural tag is {"structures": [...], "triggers": [...]}')
-    tags = []
-    for index, item in enumerate(structures):
-        if not isinstance(item, Mapping) or set(item) != {"begin", "schema", "end"}:
-            raise InvalidGrammar(f"/structures/{index} is an object with begin, schema and end")
-        content = {"type": "json_schema", "json_schema": item["schema"]}
-        tags.append({"type": "tag", "begin": item["begin"], "content": content, "end": item["end"]})
-    return _Reader().read({"type": "triggered_tags", "triggers": triggers, "tags": tags}, "/format", 0)
-
-
-class _Reader:
-    """Validates formats from the outside in; refuses unknown fields, which would otherwise be ignored."""
-
-    MAX_DEPTH = 32
-
-    def __init__(self) -> None:
-        self._num_formats = 0
-
-    def read(self, part: Any, where: str, depth: int) -> Json:
-        """Return a format with all its fields, defaults included."""
-        if not isinstance(part, Mapping):
-            raise InvalidGrammar(f"the format at {where} is {type(part).__name__}, not an object")
-        self._num_formats += 1
-        if depth > self.MAX_DEPTH or self._num_formats > MAX_NUM_FORMATS:
-            raise InvalidGrammar(
-                f"a structural tag has at most {MAX_NUM_FORMATS} formats, {self.MAX_DEPTH} levels deep"
-            )
-        kind = part.get("type")
-        if kind in _BY_TOKENS:
-            raise UnsupportedGrammar(where, str(kind), "free text is delimited by characters, not by tokens")
-        if not isinstance(kind, str) or kind not in FORMATS:
-            said = f"type {str(kind)[:80]!r}" if "type" in part else "no type"
-            raise InvalidGrammar(f"{where} has {said}; choose from {list(FORMATS)}")
-        missing = [key for key in FORMATS[kind] if key not in part and key not in _DEFAULTS]
-        unknown = [str(key) for key in part if key not in (*FORMATS[kind], "type")]
-        if missing or unknown:
-            problem = f"lacks {missing[0]!r}" if missing else f"has the unknown field {unknown[0]!r}"
-            raise InvalidGrammar(f"the {kind} at {where} {problem}")
-        read = {"type": kind} | {key: part.get(key, _DEFAULTS.get(key)) for key in FORMATS[kind]}
-        for key in read.keys() & (_ONLY.keys() | ({"excludes"} if kind == "json_schema" else set())):
-            if read[key] != _DEFAULTS[key]:
-                reason = f"{str(read[key])[:80]!r}; only {_DEFAULTS[key]!r} is enforced"
-                raise UnsupportedGrammar(where, key, reason)
-        read |= {key: self._read_field(key, read[key], f"{where}/{key}", depth + 1) for key in FORMATS[kind]}
-        if kind == "repeat":
-            _check_repeat(read, where)
-        return read
-
-    def _read_field(self, key: str, value: Any, where: str, depth: int) -> Any:
-        match key:
-            case "value" | "pattern" | "grammar" | "separator":
-                return _read_text(value, where)
-            case "content":
-                return self.read(value, where, depth)
-            case "elements":
-                return [
-                    self.read(each, f"{where}/{i}", depth) for i, each in enumerate(_read_list(value, where))
-                ]
-            case "tags":
-                return [
-                    self._read_tag(each, f"{where}/{i}", depth)
-                    for i, each in enumerate(_read_list(value, where))
-                ]
-            case "begin":
-                return self._read_mark(value, where, depth)
-            case "end":
-                ends = value if isinstance(value, list) else [value]
-                return [self._read_mark(each, where, depth) for each in _read_list(ends, where)]
-            case "token":
-                return _read_token(value, where)
-            case "trigger_tokens":
-                return [_read_token(each, where) for each in _read_list(value, where)]
-            case "triggers" | "excludes":
-                listed = _read_list(value, where) if value or key == "triggers" else []
-                texts = [_read_text(each, f"{where}/{i}") for i, each in enumerate(listed)]
-                if not all(texts):
-                    raise InvalidGrammar(f"{where} holds an empty text")
-                return list(dict.fromkeys(texts))
-            case "rules":
-                return [
-                    self._read_rule(each, f"{where}/{i}", depth)
-                    for i, each in enumerate(_read_list(value, where))
-                ]
-        if key in _FLAGS and not isinstance(value, bool):
-            raise InvalidGrammar(f"{where} is true or false, not {str(value)[:80]!r}")
-        return value
-
-    def _read_tag(self, value: Any, where: str, depth: int) -> Json:
-        # Only tags are allowed here, so xgrammar makes their type optional.
-        tag = self.read({"type": "tag", **value} if isinstance(value, Mapping) else value, where, depth)
-        if tag["type"] != "tag":
-            raise InvalidGrammar(f"{where} has type {tag['type']!r}; a tag is wanted")
-        return tag
-
-    def _read_mark(self, value: Any, where: str, depth: int) -> Any:
-        if not isinstance(value, Mapping):
-            return _read_text(value, where)
-        read = self.read({"type": "token", **value}, where, depth)
-        if read["type"] != "token":
-            raise InvalidGrammar(f"{where} is a text or a token")
-        return read
-
-    def _read_rule(self, rule: Any, where: str, depth: int) -> list[Any]:
-        if not isinstance(rule, list | tuple) or len(rule) != 2:
-            raise InvalidGrammar(f"{where} is a list of a text and a format")
-        return [_read_text(rule[0], f"{where}/0"), self.read(rule[1], f"{where}/1", depth)]
-
-
-def _read_list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list | tuple) or not value:
-        raise InvalidGrammar(f"{where} is a list with at least one entry")
-    return list(value)
-
-
-def _read_text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidGrammar(f"{where} is a text, not {type(value).__name__}")
-    return value
-
-
-def _read_token(value: Any, where: str) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise InvalidGrammar(f"{where} is the id of a token or its text, not {str(value)[:80]!r}")
-    return value
-
-
-def _check_repeat(part: Json, where: str) -> None:
-    least, most = part["min"], part["max"]
-    for key, count in (("min", least), ("max", most)):
-        if isinstance(count, bool) or not isinstance(count, int) or not -1 <= count <= MAX_REPEAT:
-            place = join_pointer(where, key)
-            raise InvalidGrammar(f"{place} is an integer from 0 to {MAX_REPEAT}, or -1 for max without end")
-    if least < 0 or (most != -1 and most < least):
-        raise InvalidGrammar(f"{where}: min={least} and max={most} allow nothing")

@@ -69,7 +69,7 @@ async def test_a_field_becomes_the_grammar_of_its_kind(
             {"response_format": {"type": "structural_tag", "format": {"type": "any_tokens"}}},
             "'any_tokens' at /format",
         ),
-        (outputs(structural_tag={"format": {"type": "tag"}}), "lacks 'begin'"),
+        (outputs(structural_tag={"format": {"type": "tag"}}), "missing required field `begin`"),
         (outputs(xml={"name": "a b"}), "not an XML name"),
         (outputs(xml={"root": TREE, "schema": {}}), "unknown field 'schema'"),
         (outputs(csv={"columns": ["a"]}), "csv.columns"),
