@@ -7,14 +7,14 @@ FORMAT is an object with a `type`; FORMATS lists them. Formats have xgrammar's m
 exactly: inner schemas, patterns and grammars are compiled as they would be alone, or refused with their pointer.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, ValidationError, convert, defstruct, to_builtins
+from msgspec import Meta, Struct, defstruct
 
+from ..description import Malformed, read_description
 from ..errors import InvalidGrammar, UnsupportedGrammar
 
 MAX_NUM_FORMATS = 4096
@@ -107,23 +107,19 @@ def describe_tags(value: Any) -> Json:
 
 def _convert(value: Any, kind: type[Struct]) -> Json:
     try:
-        found: Json = to_builtins(convert(value, kind))
-        return found
-    except ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        pointer = re.sub(r"[.\[]+", "/", path.replace("]", "").rstrip("`"))
-        above, _, key = pointer.rpartition("/")
-        by_tokens = next((name for name in _BY_TOKENS if f"'{name}'" in message), None)
+        return read_description(value, kind, "structural tag")
+    except Malformed as error:
+        above, _, key = (error.pointer or "").rpartition("/")
+        by_tokens = next((name for name in _BY_TOKENS if f"'{name}'" in error.reason), None)
         if key == "type" and by_tokens is not None:
             reason = "free text is delimited by characters, not by tokens"
             raise UnsupportedGrammar(above, by_tokens, reason) from error
-        if key in _ONLY_DEFAULT and (key != "excludes" or "<= 0" in message):
-            raise UnsupportedGrammar(above, key, f"only its default is enforced: {message}") from error
-        known = f"; choose from {list(FORMATS)}" if key == "type" or "field `type`" in message else ""
-        message = f"the structural tag is malformed at {pointer or '#'}: {message}{known}"
-        raise InvalidGrammar(message, pointer) from error
-    except RecursionError as error:
-        raise InvalidGrammar(f"the structural tag is nested deeper than {MAX_DEPTH} levels") from error
+        if key in _ONLY_DEFAULT and (key != "excludes" or "<= 0" in error.reason):
+            raise UnsupportedGrammar(above, key, f"only its default is enforced: {error.reason}") from error
+        if key != "type" and "field `type`" not in error.reason:
+            raise
+        hint = f"; choose from {list(FORMATS)}"
+        raise Malformed("structural tag", error.pointer or "", error.reason, hint) from error
 
 
 def _check(part: Json, where: str) -> None:

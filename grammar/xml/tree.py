@@ -11,26 +11,63 @@ CDATA sections and document types are not written.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 from xml.parsers import expat
 
-from ..csv_table import SCALAR_PATTERNS
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from ..description import read_description
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..schema.keywords import join_pointer
 
-DECLARATIONS = ("none", "optional", "required")
 XML_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>'
-VALUE_TYPES = ("string", *SCALAR_PATTERNS)
 MAX_DEPTH = 32
 MAX_REPEAT = 10_000
 MAX_LENGTH = 100_000
-_ELEMENT_KEYS = {"name", "attributes", "text", "children", "min", "max"}
-_VALUE_KEYS = {"type", "enum", "pattern", "min_length", "max_length", "required"}
 # Characters that XML 1.0 cannot contain, not even escaped.
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+# What says of which kind a particle is, and the keys that it may have beside that, min and max.
+_KINDS = {"name": ("attributes", "text", "children"), "ref": (), "choice": (), "sequence": ()}
 
 Json = dict[str, Any]
+Type = Literal["string", "integer", "number", "boolean", "date"]
+Length = Annotated[int, Meta(ge=0, le=MAX_LENGTH)]
+Count = Annotated[int, Meta(ge=0, le=MAX_REPEAT)]
+Particles = Annotated[list["Particle"], Meta(min_length=1)]
+
+
+class Value(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A text or an attribute."""
+
+    type: Type | None = None
+    enum: Annotated[list[str], Meta(min_length=1)] | None = None
+    pattern: Annotated[str, Meta(min_length=1)] | None = None
+    min_length: Length | None = None
+    max_length: Length | None = None
+    required: bool | UnsetType = UNSET
+
+
+class Particle(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """An element, a reference, a choice or a sequence."""
+
+    name: str | None = None
+    attributes: dict[str, str | Value] | None = None
+    text: str | Value | None = None
+    children: Particles | None = None
+    ref: str | None = None
+    choice: Particles | None = None
+    sequence: Particles | None = None
+    min: Count | UnsetType = UNSET
+    max: Count | UnsetType | None = UNSET
+
+
+class Document(Struct):
+    """A whole description."""
+
+    root: Particle
+    definitions: dict[str, Particle]
+    declaration: Literal["none", "optional", "required"]
 
 
 def describe_document(root: Any, definitions: Any = None, declaration: str = "none") -> Json:
@@ -41,86 +78,53 @@ def describe_document(root: Any, definitions: Any = None, declaration: str = "no
         definitions: name -> element, for {"ref": name}; they may contain themselves.
         declaration: whether the text begins with `<?xml version="1.0" encoding="UTF-8"?>`.
     """
-    if declaration not in DECLARATIONS:
-        raise InvalidGrammar(f"an XML declaration is one of {list(DECLARATIONS)}, not {declaration!r}")
-    definitions = {} if definitions is None else definitions
-    if not isinstance(definitions, Mapping):
-        raise InvalidGrammar("the definitions of an XML document are an object: name -> element")
-    reader = _Reader(frozenset(definitions))
-    known = {
-        name: reader.read_root(each, join_pointer("/definitions", name)) for name, each in definitions.items()
+    written = {
+        "root": root,
+        "definitions": {} if definitions is None else definitions,
+        "declaration": declaration,
     }
+    document = read_description(written, Document, "XML document")
+    known = document["definitions"]
+    places = {"/root": document["root"]} | {join_pointer("/definitions", name): known[name] for name in known}
+    for where, element in places.items():
+        if "name" not in element or "min" in element or "max" in element:
+            raise InvalidGrammar(f"the XML element at {where} stands alone: it has a name, and no min or max")
+        check_particle(element, where, known.keys(), 0)
     check_endings(known)
-    return {"root": reader.read_root(root, "/root"), "definitions": known, "declaration": declaration}
+    return document
 
 
-class _Reader:
-    """Checks a description from the outside in and copies what it knows."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-
-    def read_root(self, element: Any, where: str) -> Json:
-        read = self._read_element(check_object(element, where, _ELEMENT_KEYS, "XML element"), where, 0)
-        if "min" in read or "max" in read:
-            raise InvalidGrammar(f"the XML element at {where} stands alone: it has no min or max")
-        return read
-
-    def _read_element(self, element: Mapping[str, Any], where: str, depth: int) -> Json:
-        attributes = element.get("attributes", {})
-        if not isinstance(attributes, Mapping):
-            raise InvalidGrammar(f"the attributes at {where} are an object: name -> value")
-        if "text" in element and "children" in element:
-            raise UnsupportedGrammar(
-                where, "text", "mixed content: an element has text or children, not both"
-            )
-        read: Json = {"name": check_name(element.get("name"), where), "attributes": []}
-        for name, value in attributes.items():
-            place = f"{where}/attributes"
-            read["attributes"].append([check_name(name, place), read_value(value, join_pointer(place, name))])
-        if "text" in element:
-            read["text"] = read_value(element["text"], f"{where}/text")
-        if "children" in element:
-            read["children"] = self._read_particles(element["children"], f"{where}/children", depth)
-        return read | read_counts(element, where)
-
-    def _read_particles(self, particles: Any, where: str, depth: int) -> list[Json]:
-        if not isinstance(particles, list | tuple) or not particles:
-            raise InvalidGrammar(f"{where} is a list with at least one entry")
-        if depth >= MAX_DEPTH:
-            raise InvalidGrammar(f"the XML tree is nested deeper than {MAX_DEPTH} levels; use a ref")
-        return [self._read_particle(each, f"{where}/{i}", depth + 1) for i, each in enumerate(particles)]
-
-    def _read_particle(self, particle: Any, where: str, depth: int) -> Json:
-        found = [
-            key for key in ("choice", "sequence", "ref") if isinstance(particle, Mapping) and key in particle
+def check_particle(particle: Json, where: str, names: Any, depth: int) -> None:
+    """Check what the classes do not say, and write attributes as a list and values in full."""
+    kinds = [kind for kind in _KINDS if kind in particle]
+    if len(kinds) != 1 or particle.keys() - {kinds[0], *_KINDS[kinds[0]], "min", "max"}:
+        raise InvalidGrammar(f"{where} needs exactly one of {list(_KINDS)}, and only a name has more keys")
+    least, most = counts_of(particle)
+    if most is not None and least > most:
+        raise InvalidGrammar(f"{where}: min={least} is larger than max={most}")
+    if "ref" in particle and particle["ref"] not in names:
+        raise InvalidGrammar(f"{where}/ref names {particle['ref']!r}, which is not among the definitions")
+    if "name" in particle:
+        check_name(particle["name"], where)
+        place = f"{where}/attributes"
+        particle["attributes"] = [
+            [check_name(name, place), read_value(value, join_pointer(place, name))]
+            for name, value in particle.get("attributes", {}).items()
         ]
-        keys = {found[0], "min", "max"} if found else _ELEMENT_KEYS
-        particle = check_object(particle, where, keys, "XML particle")
-        if not found:
-            return self._read_element(particle, where, depth)
-        (key, value), counts = (found[0], particle[found[0]]), read_counts(particle, where)
-        if key != "ref":
-            return {key: self._read_particles(value, f"{where}/{key}", depth)} | counts
-        if value not in self._names:
-            raise InvalidGrammar(f"{where}/ref names {value!r}, which is not among the definitions")
-        return {"ref": value} | counts
+        if "text" in particle:
+            particle["text"] = read_value(particle["text"], f"{where}/text")
+            if "children" in particle:
+                reason = "mixed content: an element has text or children, not both"
+                raise UnsupportedGrammar(where, "text", reason)
+    for key in ("children", "choice", "sequence"):
+        if key in particle and depth >= MAX_DEPTH:
+            raise InvalidGrammar(f"the XML tree is nested deeper than {MAX_DEPTH} levels; use a ref")
+        for index, child in enumerate(particle.get(key, ())):
+            check_particle(child, f"{where}/{key}/{index}", names, depth + 1)
 
 
-def check_object(found: Any, where: str, known: set[str], kind: str) -> Mapping[str, Any]:
-    """Refuse values other than objects, and keys that would be ignored."""
-    if not isinstance(found, Mapping):
-        raise InvalidGrammar(f"the {kind} at {where} is {type(found).__name__}, not an object")
-    unknown = [str(key) for key in found if key not in known]
-    if unknown:
-        raise InvalidGrammar(f"{where} has the unknown key {unknown[0]!r}; known are {sorted(known)}")
-    return found
-
-
-def check_name(name: Any, where: str) -> str:
+def check_name(name: str, where: str) -> str:
     """Return an element's or attribute's name that XML 1.0 allows and no namespace claims."""
-    if not isinstance(name, str) or not name:
-        raise InvalidGrammar(f"{where} needs a name that is not empty")
     if ":" in name or name.lower().startswith("xml"):
         reason = f"{name!r}: namespaces and names beginning with xml are not written"
         raise UnsupportedGrammar(where, "name", reason)
@@ -133,70 +137,34 @@ def check_name(name: Any, where: str) -> str:
     return name
 
 
-def read_value(value: Any, where: str) -> Json:
+def read_value(value: Json | str, where: str) -> Json:
     """Return a text's or attribute's type, checked."""
-    value = check_object({"type": value} if isinstance(value, str) else value, where, _VALUE_KEYS, "value")
-    kinds = [kind for kind in ("type", "enum", "pattern") if kind in value]
-    if len(kinds) != 1:
+    if isinstance(value, str):
+        value = read_description({"type": value}, Value, f"value at {where}")
+    if len(value.keys() & {"type", "enum", "pattern"}) != 1:
         raise InvalidGrammar(f"{where} needs exactly one of type, enum and pattern")
-    if not isinstance(value.get("required", False), bool):
-        raise InvalidGrammar(f"{where}/required is true or false")
-    if "enum" in value:
-        check_enum(value["enum"], where)
-    elif "pattern" in value:
-        check_pattern(value["pattern"], where)
-    elif value["type"] not in VALUE_TYPES:
-        raise InvalidGrammar(f"{where} has type {value['type']!r}; choose from {list(VALUE_TYPES)}")
-    bounds = {key: value[key] for key in ("min_length", "max_length") if value.get(key) is not None}
+    bounds = [key for key in ("min_length", "max_length") if key in value]
     if bounds and value.get("type") != "string":
-        raise UnsupportedGrammar(where, next(iter(bounds)), "only the type string has lengths")
-    for key, bound in bounds.items():
-        check_count(bound, f"{where}/{key}", MAX_LENGTH)
-    if bounds.get("min_length", 0) > bounds.get("max_length", MAX_LENGTH):
+        raise UnsupportedGrammar(where, bounds[0], "only the type string has lengths")
+    if value.get("min_length", 0) > value.get("max_length", MAX_LENGTH):
         raise InvalidGrammar(f"{where}: min_length is larger than max_length")
-    return {kinds[0]: value[kinds[0]], "required": value.get("required", False)} | bounds
+    for text in value.get("enum", ()):
+        if (found := FORBIDDEN.search(text)) is not None:
+            raise InvalidGrammar(f"{where}/enum: XML cannot write U+{ord(found[0]):04X} of {text!r}")
+    if "pattern" in value:
+        check_pattern(value["pattern"], where)
+    return {"required": False} | value
 
 
-def check_pattern(pattern: Any, where: str) -> None:
+def check_pattern(pattern: str, where: str) -> None:
     """Refuse a pattern that the final validation cannot read or would read differently."""
-    if not isinstance(pattern, str) or not pattern:
-        raise InvalidGrammar(f"{where}/pattern is a regex that is not empty")
     if (found := re.search(r"\[\[|\[:|&&|--|~~", pattern)) is not None:
-        raise UnsupportedGrammar(
-            where, "pattern", f"{found[0]!r} means different things to different engines"
-        )
+        reason = f"{found[0]!r} means different things to different engines"
+        raise UnsupportedGrammar(where, "pattern", reason)
     try:
         re.compile(pattern)
     except re.error as error:
         raise UnsupportedGrammar(where, "pattern", f"it cannot be checked after the end: {error}") from error
-
-
-def check_enum(values: Any, where: str) -> None:
-    """Refuse a list of values that is empty or holds what XML cannot write."""
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise InvalidGrammar(f"{where}/enum is a list with at least one text")
-    for value in values:
-        if not isinstance(value, str):
-            raise InvalidGrammar(f"{where}/enum holds {value!r}; all its values are texts")
-        if (found := FORBIDDEN.search(value)) is not None:
-            raise InvalidGrammar(f"{where}/enum: XML cannot write U+{ord(found[0]):04X} of {value!r}")
-
-
-def read_counts(particle: Mapping[str, Any], where: str) -> Json:
-    """Return "min" and "max" where they are given."""
-    read: Json = {key: particle[key] for key in ("min", "max") if key in particle}
-    for key, count in read.items():
-        if key == "min" or count is not None:
-            check_count(count, f"{where}/{key}", MAX_REPEAT)
-    least, most = counts_of(read)
-    if most is not None and least > most:
-        raise InvalidGrammar(f"{where}: min={least} is larger than max={most}")
-    return read
-
-
-def check_count(count: Any, where: str, limit: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= limit:
-        raise InvalidGrammar(f"{where} is an integer from 0 to {limit}, not {count!r}")
 
 
 def counts_of(particle: Mapping[str, Any]) -> tuple[int, int | None]:
