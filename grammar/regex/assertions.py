@@ -38,7 +38,10 @@ def remove_assertions(pattern: str) -> str:
 
 
 def list_look_aheads(pattern: str) -> list[str]:
-    """Return the look-aheads behind the `^` of a pattern without alternatives; every match begins with each."""
+    """Return patterns for the look-aheads behind the `^` of a pattern without alternatives: every match has them all.
+
+    Of negative ones, for those against one character.
+    """
     if not pattern.startswith("^"):
         return []
     found: list[str] = []
@@ -54,11 +57,19 @@ def list_look_aheads(pattern: str) -> list[str]:
             if pattern[token.end() : token.end() + 1] in ("*", "+", "?", "{"):
                 is_leading = False
             elif pattern[start - 1] == "=":
-                found.append(pattern[start : token.start()])
+                found.append(f"^(?:{pattern[start : token.start()]})")
+            elif opposite := exclude_character(pattern[start : token.start()]):
+                found.append(rf"^(?:{opposite}[\s\S]*)?$")
     return found
 
 
 def find_guides(pattern: str) -> list[str]:
     """Return patterns without assertions that every match of this pattern also matches."""
-    wanted = [f"^(?:{ahead})" for ahead in list_look_aheads(pattern)]
-    return list(dict.fromkeys(map(remove_assertions, [pattern, *wanted])))
+    return list(dict.fromkeys(map(remove_assertions, [pattern, *list_look_aheads(pattern)])))
+
+
+def exclude_character(pattern: str) -> str | None:
+    """Return the class of all other characters, for a pattern of one character or class."""
+    if re.fullmatch(r"\[\^?(?:[^\]\\]|\\.)+\]", pattern):
+        return "[" + pattern[2:] if pattern.startswith("[^") else "[^" + pattern[1:]
+    return f"[^{pattern}]" if re.fullmatch(r"[\w ,:;/<>@#%&=\"'~`!]|\\[dws]", pattern) else None
