@@ -58,4 +58,5 @@ def naming(place: str) -> Iterator[None]:
 
 
 def is_panic(error: BaseException) -> bool:
+    """Return whether a library written in Rust panicked; its exception is no Exception, and cannot be imported."""
     return type(error).__name__ == "PanicException"

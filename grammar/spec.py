@@ -99,6 +99,7 @@ class GrammarSpec:
 
     @classmethod
     def json_object(cls, whitespace: Whitespace = "spaced", backend: str | None = None) -> "GrammarSpec":
+        """Accept any JSON object."""
         return cls("json_object", '{"type": "object"}', whitespace, backend)
 
     @classmethod

@@ -40,6 +40,7 @@ class XmlValidator:
             return "the elements are nested too deeply to check"
 
     def is_valid(self, text: str) -> bool:
+        """Return whether a document is valid."""
         return self.first_error(text) is None
 
     def _check_element(self, node: ElementTree.Element, element: Json, path: str) -> str | None:
