@@ -1,15 +1,19 @@
 """Models that see images: logits against transformers, however the prompt is computed."""
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
 
-from engine import LLM, RequestOutput, SamplingParams
-from tests.engine.vision_folders import SIZES, load_reference, make_picture, make_smolvlm_folder
+from engine import LLM, Engine, EngineConfig, EngineError, InvalidRequest, RequestOutput, SamplingParams
+from engine.model.vision.encoder import ImageEncoder
+from tests.engine.vision_folders import SIZES, load_reference, make_picture, make_smolvlm_folder, to_bytes
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, logprobs=20, ignore_eos=True)
 KINDS = ("smolvlm", "idefics3")
@@ -91,3 +95,138 @@ def test_answers_about_images_have_the_logprobs_of_transformers(
     with LLM(str(folder), **settings) as llm:
         for name, output in zip(CHATS, llm.chat(list(CHATS.values()), GREEDY, use_tqdm=False), strict=True):
             check(reference, name, output)
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_smolvlm_folder(tmp_path_factory.mktemp("smolvlm"), takes_parts=False)
+
+
+def answer_all(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
+    outputs = llm.chat(list(CHATS.values()), params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_blocks": 24, "enable_prefix_caching": False},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+        {"core": "process"},
+        {"kv_offload_gb": 0.01, "num_blocks": 28},
+    ],
+)
+def test_texts_do_not_depend_on_the_settings(smolvlm: Path, settings: dict[str, Any]) -> None:
+    """Preemption, drafts, another process, and blocks that come back from the host."""
+    seeded = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
+    with LLM(str(smolvlm)) as llm:
+        expected = answer_all(llm, seeded)
+    with LLM(str(smolvlm), max_model_len=320, **settings) as llm:
+        assert answer_all(llm, seeded) == expected
+        assert answer_all(llm, seeded) == expected
+
+
+def test_an_image_in_ten_requests_is_encoded_once(smolvlm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = ImageEncoder.encode
+
+    def count(encoder: ImageEncoder, pixels: np.ndarray, grid: list[int]) -> np.ndarray:
+        encoded.append(len(pixels))
+        return encode(encoder, pixels, grid)
+
+    monkeypatch.setattr(ImageEncoder, "encode", count)
+    chats = [ask(f"Question {number}: ", PICTURES["wide"]) for number in range(10)]
+    with LLM(str(smolvlm)) as llm:
+        llm.chat(chats, GREEDY, use_tqdm=False)
+        assert len(encoded) == 1
+        llm.chat(chats[:2], GREEDY, use_tqdm=False, cache_salt="other tenant")
+        assert len(encoded) == 2
+    with LLM(str(smolvlm), mm_encoder_cache_gb=0) as llm:
+        llm.chat(chats[:2], GREEDY, use_tqdm=False)
+        assert len(encoded) == 4
+
+
+def test_another_image_of_the_same_size_shares_no_block(smolvlm: Path) -> None:
+    before = "The same text comes before both of the images. "
+    with LLM(str(smolvlm)) as llm:
+        first, second, again = (
+            llm.chat(ask(before, make_picture((90, 40), seed), "?"), GREEDY, use_tqdm=False)[0]
+            for seed in (7, 8, 7)
+        )
+    assert first.prompt_token_ids == second.prompt_token_ids
+    assert first.outputs[0].token_ids != second.outputs[0].token_ids
+    assert second.num_cached_tokens <= len(before) + 32 < again.num_cached_tokens
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids
+
+
+def test_generate_takes_images_beside_a_prompt(smolvlm: Path) -> None:
+    with LLM(str(smolvlm)) as llm:
+        (expected,) = llm.chat(CHATS["two"], GREEDY, use_tqdm=False)
+        text = "<|im_start|>user:Compare <image> and <image>.</s>\nassistant:"
+        pictures = [PICTURES["small"], to_bytes(PICTURES["tall"])]
+        prompt = {"prompt": text, "multi_modal_data": {"image": pictures}}
+        (found,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert found.prompt_token_ids == expected.prompt_token_ids
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+        ids = {"prompt_token_ids": llm.tokenizer.encode(text), "multi_modal_data": {"image": pictures}}
+        assert llm.generate(ids, GREEDY, use_tqdm=False)[0].prompt_token_ids == expected.prompt_token_ids
+        for wrong, told in [
+            ({"image": pictures[:1]}, "2 places for images, and there are 1"),
+            ({"video": []}, "multi_modal_data must be"),
+            ({"image": 5}, "must have an image"),
+            ({"image": [b"x", b"x"]}, "must be a PNG, JPEG or WebP"),
+            ({"image": [Image.new("RGB", (5000, 5000))] * 2}, "must have 1 to 16777216 pixels"),
+        ]:
+            with pytest.raises(InvalidRequest, match=told):
+                llm.generate({"prompt": text, "multi_modal_data": wrong}, GREEDY, use_tqdm=False)
+
+
+def test_a_model_without_eyes_says_so(tmp_path: Path) -> None:
+    with LLM(max_model_len=256, num_blocks=64) as llm:
+        with pytest.raises(InvalidRequest, match="this model does not see images"):
+            llm.chat(CHATS["small"], GREEDY, use_tqdm=False)
+        with pytest.raises(InvalidRequest, match="this model does not see images"):
+            llm.generate(
+                {"prompt": "x", "multi_modal_data": {"image": PICTURES["small"]}}, GREEDY, use_tqdm=False
+            )
+
+
+async def test_aborts_end_requests_whose_images_are_being_encoded(
+    smolvlm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    encode = ImageEncoder.encode
+
+    def wait(encoder: ImageEncoder, pixels: np.ndarray, grid: list[int]) -> np.ndarray:
+        begun.set()
+        may_end.wait(10)
+        return encode(encoder, pixels, grid)
+
+    monkeypatch.setattr(ImageEncoder, "encode", wait)
+    async with Engine(EngineConfig(model=str(smolvlm))) as engine:
+
+        async def run(name: str, chat: list[dict[str, Any]]) -> RequestOutput:
+            stream = engine.generate(await engine.render_chat(chat), GREEDY, name)
+            return [output async for output in stream][-1]
+
+        aborted = asyncio.create_task(run("aborted", CHATS["small"]))
+        await asyncio.to_thread(begun.wait, 10)
+        waiting = asyncio.create_task(run("waiting", CHATS["tall"]))
+        text = await run("text", CHATS["none"])
+        assert text.finished and not waiting.done()  # a text waits for no image
+        await engine.abort("aborted")
+        assert (await aborted).outputs[0].finish_reason == "abort"
+        may_end.set()
+        assert (await waiting).outputs[0].finish_reason == "length"
+
+
+async def test_an_encoder_that_fails_ends_its_request_only(
+    smolvlm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageEncoder, "encode", lambda *_: 1 / 0)
+    async with Engine(EngineConfig(model=str(smolvlm))) as engine:
+        prompt = await engine.render_chat(CHATS["small"])
+        with pytest.raises(EngineError, match="an image could not be encoded"):
+            _ = [output async for output in engine.generate(prompt, GREEDY)]
+        prompt = await engine.render_chat(CHATS["none"])
+        assert [output async for output in engine.generate(prompt, GREEDY)][-1].finished
