@@ -1,17 +1,23 @@
-"""Text files in a chat: read where they were uploaded, and written into the message in a fence of their own."""
+"""Files in a chat: texts are written into the message in a fence of their own, images travel beside it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+from gradio.processing_utils import get_upload_folder
 
 from app.extraction.sources import UnreadableSource, read_text
 from app.ui.files import read_apart
 from engine import InvalidRequest
 
 FILE_TYPES = ["text", ".md", ".csv", ".json", ".jsonl", ".log", ".html", ".xml", ".eml", ".py", ".pdf"]
+# Offered if the model sees images; on a phone they include the camera.
+IMAGE_TYPES = [".png", ".jpg", ".jpeg", ".webp"]
 MAX_BYTES = 4 * 2**20
+MAX_IMAGE_BYTES = 24 * 2**20
 
 
 async def add_attachments(text: str, paths: Iterable[str | Path]) -> str:
@@ -32,6 +38,36 @@ def read_attachment(path: Path) -> str:
         return read_text(path, MAX_BYTES)
     except UnreadableSource as error:
         raise InvalidRequest(str(error), "attachment") from error
+
+
+def is_image(path: str | Path) -> bool:
+    return Path(path).suffix.lower() in IMAGE_TYPES
+
+
+def load_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the model's messages with the content of image files in the place of their paths.
+
+    Raises:
+        InvalidRequest: a file is gone or too large.
+    """
+    return [
+        message
+        if isinstance(message["content"], str)
+        else message | {"content": [_load_part(part) for part in message["content"]]}
+        for message in messages
+    ]
+
+
+def _load_part(part: dict[str, Any]) -> dict[str, Any]:
+    if part["type"] != "image":
+        return part
+    path = Path(part["path"]).resolve()
+    # The path comes back from the browser, so it is read only where Gradio keeps uploaded files.
+    if not path.is_relative_to(Path(get_upload_folder()).resolve()) or not path.is_file():
+        raise InvalidRequest(f"{path.name} is no longer on the server; attach it again", "attachment")
+    if path.stat().st_size > MAX_IMAGE_BYTES:
+        raise InvalidRequest(f"{path.name} is larger than {MAX_IMAGE_BYTES >> 20} MiB", "attachment")
+    return {"type": "image", "image": path.read_bytes()}
 
 
 def fence(text: str) -> str:

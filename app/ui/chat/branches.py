@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from app.ui.chat.conversation import REASONING_ID, History, read_pending, read_text
+from app.ui.chat.conversation import REASONING_ID, History, read_pending, read_with_names
 
 Fork = dict[str, Any]
 Thread = dict[str, Any]
@@ -98,7 +98,10 @@ def list_turn_ids(messages: History) -> list[str]:
 
 def _count_common(one: History, other: History) -> int:
     pairs = zip(one, other, strict=False)
-    same = [(a["role"], read_text(a["content"])) == (b["role"], read_text(b["content"])) for a, b in pairs]
+    same = [
+        (a["role"], read_with_names(a["content"])) == (b["role"], read_with_names(b["content"]))
+        for a, b in pairs
+    ]
     return same.index(False) if False in same else len(same)
 
 

@@ -6,6 +6,8 @@ not part of what the model reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from app.reasoning import Thinking, ThoughtSplitter
@@ -18,8 +20,24 @@ ERROR_ID = "error"
 REASONING_ID = "reasoning"
 
 
-def user_message(text: str) -> Message:
-    return {"role": "user", "content": text}
+def user_message(text: str, image_paths: Sequence[str] = ()) -> Message:
+    """Return a question, with its images before the text."""
+    images = [{"path": path} for path in image_paths]
+    return {"role": "user", "content": [*images, *([text] if text else [])] if images else text}
+
+
+def list_image_paths(content: Any) -> list[str]:
+    """Return the files of a message's images, in this app's form or in Gradio's."""
+    if isinstance(content, list):
+        return [path for block in content for path in list_image_paths(block)]
+    found = content.get("file", content) if isinstance(content, dict) else {}
+    return [str(found["path"])] if isinstance(found, dict) and found.get("path") else []
+
+
+def read_with_names(content: Any) -> str:
+    """Return the text of a message with the names of its images, as the browser keeps it."""
+    names = [f"[image: {Path(path).name}]" for path in list_image_paths(content)]
+    return "\n".join(filter(None, [*names, read_text(content)]))
 
 
 def answer_message(text: str) -> Message:
@@ -78,9 +96,9 @@ def read_text(content: Any) -> str:
     return "".join(read_text(block) for block in content or [])
 
 
-def to_model_messages(history: History, system_prompt: str) -> list[dict[str, str]]:
-    """Return the messages for the model, without figures and failed turns."""
-    messages: list[dict[str, str]] = []
+def to_model_messages(history: History, system_prompt: str) -> list[dict[str, Any]]:
+    """Return the messages for the model, without figures and failed turns; images as {"type", "path"}."""
+    messages: list[dict[str, Any]] = []
     for message in history:
         metadata = message.get("metadata") or {}
         if metadata.get("id") == ERROR_ID:
@@ -88,7 +106,10 @@ def to_model_messages(history: History, system_prompt: str) -> list[dict[str, st
             if messages and messages[-1]["role"] == "user":
                 messages.pop()
         elif not metadata.get("title"):
-            messages.append({"role": message["role"], "content": read_text(message["content"])})
+            text = read_text(message["content"])
+            images = [{"type": "image", "path": path} for path in list_image_paths(message["content"])]
+            content = [*images, {"type": "text", "text": text}] if images else text
+            messages.append({"role": message["role"], "content": content})
     system = [{"role": "system", "content": system_prompt.strip()}] if system_prompt.strip() else []
     return system + messages
 

@@ -19,7 +19,7 @@ import gradio as gr
 
 from app.reasoning import TAIL_TOKENS, find_thinking, gate_grammar, knows_thoughts
 from app.ui.chat.answers import Answer, Answers
-from app.ui.chat.attachments import add_attachments
+from app.ui.chat.attachments import add_attachments, is_image, load_images
 from app.ui.chat.branches import Thread, fork
 from app.ui.chat.conversation import (
     History,
@@ -28,6 +28,7 @@ from app.ui.chat.conversation import (
     drop_answer,
     error_message,
     figures_message,
+    list_image_paths,
     pending_message,
     read_pending,
     read_text,
@@ -104,13 +105,15 @@ class ChatRun:
         if is_running(running):
             return _begin_nothing()
         text, problem = typed.get("text") or "", None
+        files = typed.get("files") or []
+        images = [path for path in files if self.engine.sees_images and is_image(path)]
         try:
-            text = await add_attachments(text, typed.get("files") or [])
+            text = await add_attachments(text, [path for path in files if path not in images])
         except InvalidRequest as error:
             problem = explain(error, self.engine.state)
-        if not text and problem is None:
+        if not text and not images and problem is None:
             return (*(gr.skip() for _ in range(4)), None, gr.skip())
-        asked = [*history, user_message(text)]
+        asked = [*history, user_message(text, images)]
         return self._begin(asked, len(history), thread, request, others, problem)
 
     async def send_example(
@@ -136,11 +139,16 @@ class ChatRun:
         """Ask an edited question and keep the old one as another version. Does nothing while another turn runs."""
         index = first_index(data.index)
         # The page already has the new text; the earlier version needs the old one.
-        before = [*history[:index], user_message(read_text(data.previous_value)), *history[index + 1 :]]
+        images = list_image_paths(history[index]["content"])
+        before = [
+            *history[:index],
+            user_message(read_text(data.previous_value), images),
+            *history[index + 1 :],
+        ]
         thread, running, *others = rest
         if is_running(running):
             return _begin_nothing(before)
-        asked = [*history[:index], user_message(read_text(data.value))]
+        asked = [*history[:index], user_message(read_text(data.value), images)]
         thread = fork(thread or make_thread(), before, index)
         return asked, *self._begin(asked, len(asked), thread, request, others)[1:]
 
@@ -237,7 +245,7 @@ class ChatRun:
             raise InvalidRequest("this engine runs without a tokenizer and has no chat")
         messages = to_model_messages(history, settings.system_prompt)
         if tokenizer.has_chat_template:
-            prompt_ids = await self.engine.render_chat(messages)
+            prompt_ids = await self.engine.render_chat(await asyncio.to_thread(load_images, messages))
             knows = await asyncio.to_thread(lambda: self.knows_reasoning)
             tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
             answer.thinking = find_thinking(knows, tail, messages, {"add_generation_prompt": True})

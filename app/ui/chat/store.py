@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.ui.chat.conversation import History, read_text
+from app.ui.chat.conversation import History, read_text, read_with_names
 
 Store = dict[str, Any]
 Chat = dict[str, Any]
@@ -143,8 +143,8 @@ def _is_text(content: Any) -> bool:
 
 
 def plain_message(message: Any) -> dict[str, Any]:
-    """Return role, text and the metadata that this app writes; other fields are dropped."""
-    plain: dict[str, Any] = {"role": message["role"], "content": read_text(message["content"])}
+    """Return role, text with names of images, and the metadata that this app writes; other fields are dropped."""
+    plain: dict[str, Any] = {"role": message["role"], "content": read_with_names(message["content"])}
     metadata = message.get("metadata") or {}
     kept = {name: metadata[name] for name in ("title", "id", "status") if isinstance(metadata.get(name), str)}
     return plain | ({"metadata": kept} if kept else {})

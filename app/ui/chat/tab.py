@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from app.ui.chat import history as memory
-from app.ui.chat.attachments import FILE_TYPES
+from app.ui.chat.attachments import FILE_TYPES, IMAGE_TYPES
 from app.ui.chat.branches import Thread, describe, switch
 from app.ui.chat.conversation import History, read_text
 from app.ui.chat.run import ChatRun, Turn, first_index, is_running, open_composer
@@ -79,6 +79,10 @@ class ChatTab(ChatRun):
         """Restore the settings stored in the browser; adapters may have changed since the page was built."""
         return restore_settings(self.defaults, kept, self.list_models())
 
+    def offer_files(self) -> Any:
+        """Let the composer take images if the model sees them, which is known when the engine has started."""
+        return gr.update(file_types=FILE_TYPES + IMAGE_TYPES) if self.engine.sees_images else gr.skip()
+
     def build(self, demo: gr.Blocks) -> None:
         """Put the tab's components on the page and connect them."""
         chats = memory.build_list()
@@ -100,6 +104,7 @@ class ChatTab(ChatRun):
         parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn, settings)
         self._connect_turns(parts)
         self._connect_history(parts)
+        demo.load(self.offer_files, None, textbox, **AT_ONCE)
         demo.load(self.restore_settings, kept, settings, js=read_kept("readSettings"), **AT_ONCE)
         self._go_on(demo.load(self.restore, chats, parts.opened, **WITH_STORE), parts)
 
