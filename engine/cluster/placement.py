@@ -13,6 +13,8 @@ from engine.cluster.core_host import load_tokenizer
 from engine.cluster.ray_placement import RayListener
 from engine.cluster.remote import RemoteListener
 from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.host_memory import measure_host_memory
 from engine.metrics import Metrics
 from engine.supervisor import SharedStore, Supervisor
 from engine.transfer.block_server import BlockServer
@@ -48,12 +50,17 @@ def open_shared_store(config: EngineConfig) -> tuple[EngineConfig, SharedStore |
     """Open the store of KV blocks that cores use together, if the front has to. Returns a config that names it.
 
     Raises:
-        ConfigError: the address is in use, or not one of this machine.
+        ConfigError: the address is in use, or not one of this machine, or memory is missing.
     """
     transfer = config.read_kv_transfer()
     if transfer is None:
         return config, None
     store: SharedStore | None = None
+    free_bytes = measure_host_memory()[1]
+    if transfer.kv_connector in (SHARED_MEMORY, TCP) and transfer.kv_buffer_size > free_bytes:
+        raise ConfigError(
+            f"kv_transfer_config: kv_buffer_size={transfer.kv_buffer_size} exceeds the {free_bytes} free bytes of RAM"
+        )
     if transfer.kv_connector == TCP and transfer.saves:
         assert config.data_parallel_key is not None, "checked by EngineConfig"
         store = BlockServer(

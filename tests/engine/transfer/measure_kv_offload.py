@@ -3,9 +3,11 @@
 python -m tests.engine.transfer.measure_kv_offload chats      24 users x 4 turns x 800 tokens, a cache for a third
 python -m tests.engine.transfer.measure_kv_offload plain      throughput on prompts that share nothing
 python -m tests.engine.transfer.measure_kv_offload restart    time to first token after a restart, from a file
+python -m tests.engine.transfer.measure_kv_offload transfer   time to first token with blocks of another engine
 """
 
 import argparse
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -32,8 +34,10 @@ def make_tokens(seed: str, count: int) -> list[int]:
     return [chance.randrange(5, 40_000) for _ in range(count)]
 
 
-def generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+def generate(
+    llm: LLM, prompts: list[list[int]], max_tokens: int, saves_blocks: bool = False
+) -> tuple[list[list[int]], float]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, saves_blocks=saves_blocks)
     start = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs], time.perf_counter() - start
@@ -103,11 +107,57 @@ def measure_restart(arguments: argparse.Namespace, folder: Path) -> None:
     print(f"TTFT over cold: median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 
 
+def measure_transfer(arguments: argparse.Namespace, folder: Path) -> None:
+    """One token of each chat in an engine that finds its blocks in a store, and in one that computes them."""
+    num_blocks = arguments.users * TURN_TOKENS // 16 + 100
+    for kind in ("FileConnector", "FileConnector in /dev/shm", "TcpConnector"):
+        shared = tempfile.TemporaryDirectory(dir="/dev/shm" if "shm" in kind else folder)
+        with shared as path, socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+            free.close()
+            store = {"kv_connector": kind.split()[0], "kv_port": port, "kv_buffer_size": 2**29}
+            if "File" in kind:
+                store["kv_connector_extra_config"] = {"shared_storage_path": path}
+            more = {"data_parallel_key": "a secret of the replicas", "kv_offload_gb": 0.5}
+            with (
+                make_llm(
+                    arguments,
+                    folder,
+                    num_blocks,
+                    **more,
+                    kv_transfer_config=store | {"kv_role": "kv_producer"},
+                ) as one,
+                make_llm(
+                    arguments,
+                    folder,
+                    num_blocks,
+                    **more,
+                    kv_transfer_config=store | {"kv_role": "kv_consumer"},
+                ) as two,
+            ):
+                ratios, seconds = [], []
+                for user in range(arguments.users):
+                    known, new = (
+                        make_tokens(f"{kind} {user}", TURN_TOKENS),
+                        make_tokens(f"{kind} new {user}", TURN_TOKENS),
+                    )
+                    generate(one, [known], 1, saves_blocks=True)
+                    warm, cold = (generate(two, [prompt], 1)[1] for prompt in (known, new))
+                    if user:  # the first one warms up
+                        ratios.append(warm / cold)
+                        seconds.append(warm)
+                assert two.stats().kv_received_tokens >= (arguments.users - 1) * (TURN_TOKENS - 16)
+        print(
+            f"{kind}: TTFT over cold {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
+            f"{median(seconds):.3f} s"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["chats", "plain", "restart"])
+    parser.add_argument("what", choices=["chats", "plain", "restart", "transfer"])
     parser.add_argument("--shape", default="smollm2-135m")
     parser.add_argument("--users", type=int, default=24)
     parser.add_argument("--turns", type=int, default=4)
@@ -116,6 +166,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measure = {"chats": measure_chats, "plain": measure_plain, "restart": measure_restart}
+        measure |= {"transfer": measure_transfer}
         measure[arguments.what](arguments, Path(folder))
 
 
