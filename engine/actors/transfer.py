@@ -21,8 +21,8 @@ from engine.messages import (
     TransferInbox,
 )
 from engine.transfer.connector import KVConnector
+from engine.transfer.host_store import HostStore
 from engine.transfer.units import UNIT_TOKENS, Unit
-from engine.worker.executor import HostMemory
 
 Result = TypeVar("Result")
 logger = logging.getLogger("troupe.engine")
@@ -33,7 +33,7 @@ class TransferActor(ThreadActor[TransferInbox]):
 
     def __init__(
         self,
-        memory: HostMemory,
+        memory: HostStore,
         connector: KVConnector | None,
         tell_scheduler: Callable[[BlocksMatched | BlocksLoaded | BlocksSaved], None],
         deliver: Callable[[NewTokens], None],

@@ -20,6 +20,7 @@ from engine.codec import decode, encode
 MAX_FRAME_BYTES = 2**28
 NONCE_BYTES = 32
 _HEADER = struct.Struct("<IB")
+HEADER_BYTES = _HEADER.size
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate(MESSAGE_TYPES)}
 
 
@@ -38,12 +39,10 @@ class Link:
 
     def send(self, message: Any) -> None:
         """Queue a message. It is lost without an error if the connection is; `receive` reports that."""
-        body = encode(message)
-        if len(body) > MAX_FRAME_BYTES:
-            raise ValueError(f"a message of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+        frame = pack_frame(message)
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing += (_HEADER.pack(len(body), _CODES[type(message)]), body)
+        self._outgoing += frame
 
     async def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> Any:
         """Return the next message.
@@ -52,16 +51,8 @@ class Link:
             asyncio.IncompleteReadError: the peer closed the connection.
             ConnectionError: the connection was lost, or the bytes are not a frame.
         """
-        length, code = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
-        if length > max_bytes or code >= len(MESSAGE_TYPES):
-            raise FrameError(
-                f"received a frame of type {code} with {length} bytes; at most {max_bytes} are allowed"
-            )
-        body = await self._reader.readexactly(length)
-        try:
-            return decode(body, MESSAGE_TYPES[code])
-        except msgspec.MsgspecError as error:
-            raise FrameError(f"received a malformed {MESSAGE_TYPES[code].__name__}: {error}") from error
+        length, kind = read_header(await self._reader.readexactly(HEADER_BYTES), max_bytes)
+        return unpack_body(await self._reader.readexactly(length), kind)
 
     def close(self) -> None:
         """Write what is queued and close the connection."""
@@ -77,6 +68,40 @@ class Link:
         if self._outgoing and not self._writer.is_closing():
             self._writer.write(b"".join(self._outgoing))
         self._outgoing.clear()
+
+
+def pack_frame(message: Any) -> tuple[bytes, bytes]:
+    """Return the two parts of a message's frame."""
+    body = encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+    return _HEADER.pack(len(body), _CODES[type(message)]), body
+
+
+def read_header(header: bytes, max_bytes: int) -> tuple[int, type]:
+    """Return the length and the type of the body that follows.
+
+    Raises:
+        FrameError: the bytes are not a header.
+    """
+    length, code = _HEADER.unpack(header)
+    if length > max_bytes or code >= len(MESSAGE_TYPES):
+        raise FrameError(
+            f"received a frame of type {code} with {length} bytes; at most {max_bytes} are allowed"
+        )
+    return length, MESSAGE_TYPES[code]
+
+
+def unpack_body(body: bytes, kind: type) -> Any:
+    """Return the message of a body.
+
+    Raises:
+        FrameError: it is none of this type.
+    """
+    try:
+        return decode(body, kind)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"received a malformed {kind.__name__}: {error}") from error
 
 
 def make_proof(key: bytes, role: bytes, first: bytes, second: bytes) -> bytes:

@@ -9,6 +9,7 @@ front ──Sleep──▶ core ──Asleep──▶ front ──WakeUp──�
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -112,11 +113,27 @@ class Welcome(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
+class UnitRequest(msgspec.Struct, frozen=True):
+    """A TcpStore asks its BlockServer. The values of a save follow the message."""
+
+    action: Literal["match", "load", "save", "discard"]
+    names: list[bytes]  # of units: hash of the layout, and key
+    checksums: list[int] = []  # of a save
+    unit_bytes: int = 0
+
+
+class UnitReply(msgspec.Struct, frozen=True):
+    """Reply to each UnitRequest. The values of a load follow the message."""
+
+    count: int = 0  # of a match: units that are held, from the first one
+    checksums: list[int | None] = []  # of a load; None: the unit is missing
+
+
 # The position of a type is its code in a frame.
 MESSAGE_TYPES: tuple[type, ...] = (
     *(AddRequest, AbortRequest, TakeSnapshot, ResetPrefixCache, Sleep),
     *(LoadAdapter, DropAdapter, AdapterLoaded),
     *(Accepted, Refused, NewTokens, CoreStats, EngineSnapshot, PrefixCacheReset),
     *(Configure, CoreReady, CoreFailed, Asleep, WakeUp, Heartbeat, KVEvents),
-    *(Challenge, Greeting, Welcome),
+    *(Challenge, Greeting, Welcome, UnitRequest, UnitReply),
 )

@@ -12,7 +12,7 @@ from engine.messages import AddRequest, Detail, NewCompletion
 from engine.outputs import TokenLogprobs
 from engine.sampling_params import find_end_ids
 from engine.spec.draft_record import DraftRecord
-from engine.transfer.request_transfer import RequestTransfer
+from engine.transfer.units import RequestTransfer
 
 
 class RequestStatus(Enum):

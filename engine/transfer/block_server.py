@@ -1,6 +1,6 @@
 """BlockServer: keeps units in RAM for the TcpStores of any number of cores. It runs in threads of the front.
 
-The least recently used units are dropped when `num_bytes` are full. Units of different layouts are kept apart.
+The least recently used units are dropped when `num_bytes` are full.
 """
 
 from __future__ import annotations
@@ -14,27 +14,13 @@ from contextlib import suppress
 from threading import Lock, Thread
 
 from engine.cluster.frames import NONCE_BYTES, make_proof
+from engine.cluster.messages import PROTOCOL_VERSION, Challenge, Greeting, UnitReply, UnitRequest, Welcome
 from engine.errors import ConfigError
-from engine.transfer.tcp_store import (
-    TIMEOUT_S,
-    VERSION,
-    Challenge,
-    Channel,
-    Discard,
-    Done,
-    Hello,
-    Load,
-    Loaded,
-    Match,
-    Matched,
-    Ready,
-    Save,
-)
+from engine.transfer.tcp_store import TIMEOUT_S, Channel
 
 logger = logging.getLogger("troupe.engine")
 
 GREETING_BYTES = 4096  # largest frame of a peer that has proved nothing
-MAX_UNIT_BYTES = 2**28
 
 
 class BlockServer:
@@ -64,11 +50,10 @@ class BlockServer:
 
     def close(self) -> None:
         """End all connections."""
-        # shutdown wakes the threads that wait; close alone does not.
         with self._lock:
             for connection in (self._listener, *self._connections):
                 with suppress(OSError):  # the peer has closed it
-                    connection.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closing alone does not
             self._listener.close()
 
     def _accept(self) -> None:
@@ -83,9 +68,12 @@ class BlockServer:
 
     def _serve(self, connection: socket.socket, peer: object) -> None:
         try:
-            hello = self._greet(connection)
-            if hello is not None:
-                self._answer(Channel(connection), hello)
+            channel = Channel(connection)
+            connection.settimeout(TIMEOUT_S)
+            self._greet(channel)
+            connection.settimeout(None)
+            while True:
+                self._answer(channel, channel.receive())
         except OSError as error:
             logger.info("the connection of %s to the blocks ended: %s", peer, error)
         finally:
@@ -93,50 +81,38 @@ class BlockServer:
                 self._connections.discard(connection)
             connection.close()
 
-    def _greet(self, connection: socket.socket) -> Hello | None:
-        """Exchange proofs. Returns None if the peer is refused."""
-        connection.settimeout(TIMEOUT_S)
-        channel, nonce = Channel(connection), secrets.token_bytes(NONCE_BYTES)
-        channel.send(Challenge(VERSION, nonce))
-        hello = channel.receive(GREETING_BYTES)
-        if not isinstance(hello, Hello) or not hmac.compare_digest(
-            hello.proof, make_proof(self._secret, b"client", nonce, hello.nonce)
+    def _greet(self, channel: Channel) -> None:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        channel.send(Challenge(PROTOCOL_VERSION, nonce))
+        greeting = channel.receive(GREETING_BYTES)
+        if not isinstance(greeting, Greeting) or not hmac.compare_digest(
+            greeting.proof, make_proof(self._secret, b"store", nonce, greeting.nonce)
         ):
-            channel.send(Ready(error="data_parallel_key differs from that of the front"))
-            return None
-        if not 0 < hello.unit_bytes <= MAX_UNIT_BYTES:
-            channel.send(Ready(error=f"unit_bytes={hello.unit_bytes} must be from 1 to {MAX_UNIT_BYTES}"))
-            return None
-        channel.send(Ready(make_proof(self._secret, b"server", hello.nonce, nonce)))
-        connection.settimeout(None)
-        return hello
+            channel.send(Welcome(error="data_parallel_key differs from that of the front"))
+            raise ConnectionError("its proof is wrong")
+        channel.send(Welcome(make_proof(self._secret, b"server", greeting.nonce, nonce)))
 
-    def _answer(self, channel: Channel, hello: Hello) -> None:
-        """Answer requests until the peer closes the connection."""
-        layout = hello.layout.encode()
-        while True:
-            match channel.receive():
-                case Match(keys=keys):
-                    with self._lock:
-                        held = (at for at, key in enumerate(keys) if layout + key not in self._units)
-                        count = next(held, len(keys))
-                    channel.send(Matched(count))
-                case Load(keys=keys):
-                    found = [self._find(layout + key) for key in keys]
-                    checksums = [None if unit is None else unit[0] for unit in found]
-                    channel.send(Loaded(checksums), [unit[1] for unit in found if unit is not None])
-                case Save(keys=keys, checksums=checksums):
-                    for key, checksum in zip(keys, checksums, strict=True):
-                        value = bytearray(hello.unit_bytes)
-                        channel.read_into(memoryview(value))
-                        self._keep(layout + key, checksum, value)
-                    channel.send(Done())
-                case Discard(keys=keys):
-                    for key in keys:
-                        self._drop(layout + key)
-                    channel.send(Done())
-                case message:
-                    raise ConnectionError(f"{type(message).__name__} is no request")
+    def _answer(self, channel: Channel, request: UnitRequest) -> None:
+        if not isinstance(request, UnitRequest):
+            raise ConnectionError(f"{type(request).__name__} is no request")
+        match request.action:
+            case "match":
+                with self._lock:
+                    missing = (at for at, name in enumerate(request.names) if name not in self._units)
+                    count = next(missing, len(request.names))
+                channel.send(UnitReply(count))
+            case "load":
+                found = [self._find(name) for name in request.names]
+                checksums = [None if unit is None else unit[0] for unit in found]
+                channel.send(UnitReply(0, checksums), [unit[1] for unit in found if unit is not None])
+            case "save":
+                for name, checksum in zip(request.names, request.checksums, strict=False):
+                    self._keep(name, checksum, channel.read(request.unit_bytes))
+                channel.send(UnitReply())
+            case "discard":
+                for name in request.names:
+                    self._drop(name)
+                channel.send(UnitReply())
 
     def _find(self, name: bytes) -> tuple[int, bytearray] | None:
         with self._lock:

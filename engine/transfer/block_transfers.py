@@ -32,8 +32,7 @@ from engine.messages import (
     TransferInbox,
 )
 from engine.transfer.host_tier import HostTier
-from engine.transfer.request_transfer import RequestTransfer
-from engine.transfer.units import UNIT_TOKENS
+from engine.transfer.units import UNIT_TOKENS, RequestTransfer
 
 
 @dataclass(slots=True)

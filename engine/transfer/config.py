@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from engine.errors import ConfigError
@@ -33,33 +33,38 @@ class KVTransferConfig:
     kv_connector_extra_config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check("kv_role", self.kv_role in ROLES, f"must be one of {', '.join(ROLES)}")
-        self._check(
-            "kv_connector",
-            bool(self.kv_connector)
-            if self.kv_connector_module_path is not None
-            else self.kv_connector in CONNECTORS,
-            f"must be one of {', '.join(CONNECTORS)}, or a class of kv_connector_module_path",
-        )
-        self._check("kv_buffer_size", _is_integer(self.kv_buffer_size, 2**20), "must be at least 2**20 bytes")
-        self._check("kv_port", _is_integer(self.kv_port, 0, 65535), "must be from 0 to 65535")
-        self._check("kv_ip", bool(self.kv_ip) and isinstance(self.kv_ip, str), "must be an address")
-        is_recompute = self.kv_load_failure_policy == "recompute"
-        self._check("kv_load_failure_policy", is_recompute, "must be recompute: a missing block is computed")
-        extra = self.kv_connector_extra_config
-        self._check("kv_connector_extra_config", isinstance(extra, dict), "must be an object")
-        unknown = [] if self.kv_connector_module_path else sorted(extra.keys() - set(EXTRA_KEYS))
-        self._check(
-            "kv_connector_extra_config", not unknown, f"has unknown keys; known: {', '.join(EXTRA_KEYS)}"
-        )
-        for name, low in (("prefill_replicas", 0), ("min_prefill_tokens", 1)):
-            is_valid = name not in extra or _is_integer(extra[name], low, 2**20)
-            self._check("kv_connector_extra_config", is_valid, f"{name} must be an integer from {low}")
-        self._check(
-            "kv_connector_extra_config",
-            self.kv_connector != FILE or isinstance(extra.get("shared_storage_path"), str),
-            "needs shared_storage_path, the folder of the blocks",
-        )
+        is_ours, extra = self.kv_connector_module_path is None, self.kv_connector_extra_config
+        checks = [
+            ("kv_role", self.kv_role in ROLES, f"must be one of {', '.join(ROLES)}"),
+            (
+                "kv_connector",
+                not is_ours or self.kv_connector in CONNECTORS,
+                f"must be one of {', '.join(CONNECTORS)}, or a class of kv_connector_module_path",
+            ),
+            ("kv_buffer_size", _is_integer(self.kv_buffer_size, 2**20), "must be at least 2**20 bytes"),
+            ("kv_ip", isinstance(self.kv_ip, str) and bool(self.kv_ip), "must be an address"),
+            ("kv_port", _is_integer(self.kv_port, 0, 65535), "must be from 0 to 65535"),
+            (
+                "kv_load_failure_policy",
+                self.kv_load_failure_policy == "recompute",
+                "must be recompute: a missing block is computed",
+            ),
+            ("kv_connector_extra_config", isinstance(extra, dict), "must be an object"),
+        ]
+        for name, is_valid, reason in checks:
+            if not is_valid:
+                raise ConfigError(f"kv_transfer_config: {name}={getattr(self, name)!r} {reason}")
+        if is_ours and (unknown := sorted(extra.keys() - set(EXTRA_KEYS))):
+            known = ", ".join(EXTRA_KEYS)
+            raise ConfigError(f"kv_transfer_config: unknown keys {', '.join(unknown)}; known: {known}")
+        for name, value, low in (
+            ("prefill_replicas", self.num_prefill_replicas, 0),
+            ("min_prefill_tokens", self.min_prefill_tokens, 1),
+        ):
+            if not _is_integer(value, low):
+                raise ConfigError(f"kv_transfer_config: {name}={value!r} must be an integer from {low}")
+        if self.kv_connector == FILE and not isinstance(self.path, str):
+            raise ConfigError(f"kv_transfer_config: {FILE} needs shared_storage_path, a folder")
 
     @property
     def saves(self) -> bool:
@@ -85,11 +90,7 @@ class KVTransferConfig:
 
     def to_json(self) -> str:
         """Return what `parse_kv_transfer_config` reads."""
-        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
-
-    def _check(self, name: str, is_valid: bool, reason: str) -> None:
-        if not is_valid:
-            raise ConfigError(f"kv_transfer_config: {name}={getattr(self, name)!r} {reason}")
+        return json.dumps(asdict(self))
 
 
 def parse_kv_transfer_config(text: str) -> KVTransferConfig:
@@ -103,12 +104,11 @@ def parse_kv_transfer_config(text: str) -> KVTransferConfig:
     except ValueError as error:
         raise ConfigError(f"kv_transfer_config is not valid JSON: {error}") from error
     known = {each.name for each in fields(KVTransferConfig)}
-    if not isinstance(data, dict) or "kv_connector" not in data or (unknown := sorted(data.keys() - known)):
-        detail = (
-            f"unknown: {', '.join(unknown)}; " if isinstance(data, dict) and "kv_connector" in data else ""
-        )
+    if not isinstance(data, dict) or "kv_connector" not in data:
+        raise ConfigError("kv_transfer_config must be a JSON object with kv_connector")
+    if unknown := sorted(data.keys() - known):
         raise ConfigError(
-            f"kv_transfer_config must be a JSON object with kv_connector; {detail}known: {', '.join(sorted(known))}"
+            f"kv_transfer_config: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         )
     return KVTransferConfig(**data)
 

@@ -140,18 +140,18 @@ class HostStore:
             self._copied.record()
 
     def open_slot(self, slot: int) -> None:
-        """As HostMemory: an interrupted copy leaves an empty slot."""
+        """Let a slot count as empty until `close_slot`, so that an interrupted copy leaves no wrong block."""
         self._bytes[slot, 0] = 0
 
     def close_slot(self, slot: int, key: bytes) -> None:
-        """As HostMemory."""
+        """Name the block that the slot holds now."""
         header = key.ljust(_CHECKSUM.start - 1, b"\0")
         header += self._compute_checksum(slot) if self._is_file else bytes(4)
         self._bytes[slot, 1 : _CHECKSUM.stop] = np.frombuffer(header, dtype=np.uint8)
         self._bytes[slot, 0] = len(key)
 
     def list_parts(self, slot: int, index: int) -> list[np.ndarray]:
-        """As HostMemory."""
+        """Return the memory of one unit of a slot's block."""
         if self._num_units == 1:
             return [self._bytes[slot, SLOT_HEADER_BYTES : SLOT_HEADER_BYTES + self.layout.num_bytes]]
         parts, start = [], SLOT_HEADER_BYTES
@@ -162,7 +162,7 @@ class HostStore:
         return parts
 
     def wait_copied(self) -> None:
-        """As HostMemory."""
+        """Wait until the copies of earlier steps have ended."""
         if self._copied is not None:
             self._copied.synchronize()
 

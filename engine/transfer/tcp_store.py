@@ -1,133 +1,58 @@
-"""TcpStore: a KVConnector over TCP to a BlockServer. Both sides prove that they know a shared secret.
-
-    server ──Challenge(nonce)──▶ client          frame: length of the body (uint32, little endian), body in MessagePack
-    server ◀──Hello(nonce, proof, layout)──      values follow Save and Loaded without frames
-    server ──Ready(proof)──▶ client              then one reply for each request
+"""TcpStore: a KVConnector over TCP to a BlockServer. Frames and greeting are those of `engine.cluster.remote`.
 
 The connection is not encrypted: use a private network.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
-import msgspec
-
-from engine.cluster.frames import NONCE_BYTES, make_proof
+from engine.cluster.frames import (
+    HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    NONCE_BYTES,
+    make_proof,
+    pack_frame,
+    read_header,
+    unpack_body,
+)
+from engine.cluster.messages import PROTOCOL_VERSION, Challenge, Greeting, UnitReply, UnitRequest, Welcome
 from engine.transfer.units import UNIT_TOKENS, Unit, UnitLayout, compute_checksum
 
-_LENGTH = struct.Struct("<I")
-MAX_MESSAGE_BYTES = 2**24
-VERSION = 1
 TIMEOUT_S = 2.0  # for every read and write; then the tokens are computed instead
 RETRY_S = 1.0  # after a failure, in which everything is a miss
-
-
-class Challenge(msgspec.Struct, frozen=True, tag=True):
-    """First message of the server."""
-
-    version: int
-    nonce: bytes
-
-
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """Reply of the client."""
-
-    nonce: bytes
-    proof: bytes
-    layout: str
-    unit_bytes: int
-
-
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Reply of the server to Hello; `error` if it refuses the client."""
-
-    proof: bytes = b""
-    error: str | None = None
-
-
-class Match(msgspec.Struct, frozen=True, tag=True):
-    """How many of these units, from the first one, does the server hold?"""
-
-    keys: list[bytes]
-
-
-class Matched(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Match."""
-
-    count: int
-
-
-class Load(msgspec.Struct, frozen=True, tag=True):
-    """Send these units."""
-
-    keys: list[bytes]
-
-
-class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Load: a checksum for each unit, None for those missing. The values of the others follow."""
-
-    checksums: list[int | None]
-
-
-class Save(msgspec.Struct, frozen=True, tag=True):
-    """Keep the units that follow."""
-
-    keys: list[bytes]
-    checksums: list[int]
-
-
-class Discard(msgspec.Struct, frozen=True, tag=True):
-    """Forget these units."""
-
-    keys: list[bytes]
-
-
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """Reply to Save and Discard."""
-
-
-Message = Challenge | Hello | Ready | Match | Matched | Load | Loaded | Save | Discard | Done
-_MESSAGES = msgspec.msgpack.Decoder(Message)
+NO_RANK = 0  # in a Greeting
 
 
 class Channel:
-    """One connection, with blocking reads and writes.
-
-    Raises:
-        OSError: from all methods; the connection is lost, late, or its bytes are no message.
-    """
+    """Frames over a blocking socket. A lost or late connection, or a wrong frame, is an OSError."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def send(self, message: Message, values: Sequence[memoryview | bytearray] = ()) -> None:
-        """Send a message and what follows it."""
-        body = msgspec.msgpack.encode(message)
-        self._connection.sendall(_LENGTH.pack(len(body)) + body)
+    def send(self, message: Any, values: Sequence[memoryview | bytearray] = ()) -> None:
+        """Send a message and the values that follow it."""
+        self._connection.sendall(b"".join(pack_frame(message)))
         for value in values:
             self._connection.sendall(value)
 
-    def receive(self, max_bytes: int = MAX_MESSAGE_BYTES) -> Message:
+    def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> Any:
         """Return the next message."""
-        header = bytearray(_LENGTH.size)
-        self.read_into(memoryview(header))
-        (length,) = _LENGTH.unpack(header)
-        if length > max_bytes:
-            raise ConnectionError(f"a message of {length} bytes; at most {max_bytes} are allowed")
-        body = bytearray(length)
-        self.read_into(memoryview(body))
-        try:
-            message: Message = _MESSAGES.decode(body)
-        except msgspec.MsgspecError as error:
-            raise ConnectionError(f"a malformed message: {error}") from error
-        return message
+        length, kind = read_header(self.read(HEADER_BYTES), max_bytes)
+        return unpack_body(bytes(self.read(length)), kind)
+
+    def read(self, count: int) -> bytearray:
+        """Return the next bytes."""
+        value = bytearray(count)
+        self.read_into(memoryview(value))
+        return value
 
     def read_into(self, value: memoryview) -> None:
         """Fill memory with the next bytes."""
@@ -147,33 +72,30 @@ class TcpStore:
     def __init__(self, address: tuple[str, int], secret: str, layout: UnitLayout) -> None:
         self._address = address
         self._secret = secret.encode()
-        self._layout = layout
+        self._unit_bytes = layout.num_bytes
+        self._prefix = hashlib.sha256(str(layout).encode()).digest()
         self._channel: Channel | None = None
         self._retry_at = 0.0
 
     def get_num_new_matched_tokens(self, keys: Sequence[bytes]) -> int:
         """As KVConnector."""
-        reply = self._call(Match(list(keys)))
-        return reply.count * UNIT_TOKENS if isinstance(reply, Matched) else 0
+        return self._call("match", keys).count * UNIT_TOKENS
 
     def start_load_kv(self, units: Sequence[Unit]) -> list[bool]:
         """As KVConnector."""
-        reply = self._call(Load([key for key, _ in units]), loads=units)
-        if not isinstance(reply, Loaded):
-            return [False] * len(units)
+        checksums = self._call("load", [key for key, _ in units], loads=units).checksums
         return [
-            checksum is not None and compute_checksum(key, parts) == checksum
-            for (key, parts), checksum in zip(units, reply.checksums, strict=True)
+            checksum is not None and compute_checksum(*unit) == checksum
+            for unit, checksum in zip(units, checksums or [None] * len(units), strict=True)
         ]
 
     def save_kv(self, units: Sequence[Unit]) -> None:
         """As KVConnector."""
-        keys, checksums = [key for key, _ in units], [compute_checksum(*unit) for unit in units]
-        self._call(Save(keys, checksums), [part.data for _, parts in units for part in parts])
+        self._call("save", [key for key, _ in units], saves=units)
 
     def discard_kv(self, keys: Sequence[bytes]) -> None:
         """As KVConnector."""
-        self._call(Discard(list(keys)))
+        self._call("discard", keys)
 
     def shutdown(self) -> None:
         """Close the connection."""
@@ -182,48 +104,46 @@ class TcpStore:
             self._channel = None
 
     def _call(
-        self, message: Message, values: Sequence[memoryview] = (), loads: Sequence[Unit] = ()
-    ) -> Message | None:
-        """Send a request and return the reply; None shortly after a failure.
+        self, action: Any, keys: Sequence[bytes], saves: Sequence[Unit] = (), loads: Sequence[Unit] = ()
+    ) -> UnitReply:
+        """Return the server's reply; an empty one shortly after a failure.
 
         Raises:
             OSError: the connection failed.
         """
         if time.monotonic() < self._retry_at:
-            return None
+            return UnitReply()
+        checksums = [compute_checksum(*unit) for unit in saves]
+        request = UnitRequest(action, [self._prefix + key for key in keys], checksums, self._unit_bytes)
         try:
             if self._channel is None:
                 self._channel = self._connect()
-            self._channel.send(message, values)
+            self._channel.send(request, [part.data for _, parts in saves for part in parts])
             reply = self._channel.receive()
-            if isinstance(reply, Loaded):
-                if len(reply.checksums) != len(loads):
-                    raise ConnectionError("a reply to another request")
-                for (_, parts), checksum in zip(loads, reply.checksums, strict=True):
-                    for part in parts if checksum is not None else ():
-                        self._channel.read_into(part.data)
-            return reply
+            if not isinstance(reply, UnitReply) or len(reply.checksums) != len(loads):
+                raise ConnectionError("a reply to another request")
+            for (_, parts), checksum in zip(loads, reply.checksums, strict=True):
+                for part in parts if checksum is not None else ():
+                    self._channel.read_into(part.data)
         except OSError:
             self.shutdown()
             self._retry_at = time.monotonic() + RETRY_S
             raise
+        return reply
 
     def _connect(self) -> Channel:
         channel = Channel(socket.create_connection(self._address, TIMEOUT_S))
         try:
             challenge = channel.receive()
-            if not isinstance(challenge, Challenge) or challenge.version != VERSION:
-                raise ConnectionError(f"{self._address} is no block server of version {VERSION}")
+            if not isinstance(challenge, Challenge) or challenge.version != PROTOCOL_VERSION:
+                raise ConnectionError(f"{self._address} does not speak version {PROTOCOL_VERSION}")
             nonce = secrets.token_bytes(NONCE_BYTES)
-            proof = make_proof(self._secret, b"client", challenge.nonce, nonce)
-            channel.send(Hello(nonce, proof, str(self._layout), self._layout.num_bytes))
-            ready = channel.receive()
+            proof = make_proof(self._secret, b"store", challenge.nonce, nonce)
+            channel.send(Greeting(PROTOCOL_VERSION, NO_RANK, nonce, proof))
+            welcome = channel.receive()
             expected = make_proof(self._secret, b"server", nonce, challenge.nonce)
-            if not isinstance(ready, Ready) or ready.error or not hmac.compare_digest(ready.proof, expected):
-                reason = (
-                    ready.error if isinstance(ready, Ready) and ready.error else "it does not know the key"
-                )
-                raise ConnectionError(f"the block server {self._address} refuses or is refused: {reason}")
+            if not isinstance(welcome, Welcome) or not hmac.compare_digest(welcome.proof, expected):
+                raise ConnectionError(f"{self._address}: {getattr(welcome, 'error', None) or 'wrong proof'}")
         except BaseException:
             channel.close()
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,15 @@ class UnitLayout:
 
     def __str__(self) -> str:
         return f"{self.fingerprint}-{self.num_bytes}"
+
+
+@dataclass(slots=True)
+class RequestTransfer:
+    """What BlockTransfers knows of a request, which may run when `is_settled`."""
+
+    is_settled: bool = False
+    num_saved: int = 0  # leading blocks of each group that the store has, or that are being saved
+    unit_hashes: list[bytes] = field(default_factory=list)  # if blocks are larger than units
 
 
 def compute_checksum(key: bytes, parts: Sequence[np.ndarray]) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from engine.messages import AdapterRef, StepDone, StepMasks, StepPlan
 from engine.model import ModelConfig
 from engine.resolved_config import ResolvedConfig
-from engine.transfer.units import UnitLayout
+from engine.transfer.host_store import HostStore
 from engine.worker.device_link import PendingStep
 
 
@@ -59,29 +59,6 @@ class Encoder(Protocol):
         """Return the features of one image, [n, D] float32."""
 
 
-class HostMemory(Protocol):
-    """Slots for blocks outside the KV cache, see `engine.transfer.host_tier`. Any thread may call it."""
-
-    @property
-    def layout(self) -> UnitLayout:
-        """Layout of the units of a block."""
-
-    def list_stored(self) -> list[tuple[int, bytes]]:
-        """Return (slot, key) of all slots that hold a block. Called before the first step."""
-
-    def list_parts(self, slot: int, index: int) -> list[np.ndarray]:
-        """Return the memory of one unit of a slot's block."""
-
-    def open_slot(self, slot: int) -> None:
-        """Prepare a slot for a new block: until `close_slot` it counts as empty."""
-
-    def close_slot(self, slot: int, key: bytes) -> None:
-        """Name the block that the slot holds now."""
-
-    def wait_copied(self) -> None:
-        """Wait until the copies of earlier steps have ended."""
-
-
 class Executor(Protocol):
     """Runs steps.
 
@@ -107,7 +84,7 @@ class Executor(Protocol):
         """Launch a step. Returns None if all rows wait for masks and `sample` returns the step's first result."""
 
     @property
-    def host_memory(self) -> HostMemory | None:
+    def host_memory(self) -> HostStore | None:
         """Memory for blocks that left the KV cache; None without it."""
 
     def sample(self, masks: StepMasks) -> StepDone | PendingStep | None:
