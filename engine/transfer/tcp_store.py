@@ -45,7 +45,7 @@ class Channel:
 
     def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> Any:
         """Return the next message."""
-        length, kind = read_header(self.read(HEADER_BYTES), max_bytes)
+        length, kind = read_header(bytes(self.read(HEADER_BYTES)), max_bytes)
         return unpack_body(bytes(self.read(length)), kind)
 
     def read(self, count: int) -> bytearray:
