@@ -52,6 +52,11 @@ const drawTiles = (data) => {
     const shares = drafts.map(([source, counts]) => `${source} ${Math.round((100 * counts[2]) / Math.max(1, counts[1]))}%`);
     tiles.push(["tokens a drafted step", (1 + sum(2) / Math.max(1, sum(0))).toFixed(2), `right: ${shares.join(", ")}`]);
   }
+  const [loaded, received, saved, prefills] = stats.tiers;
+  if (loaded || saved || received) {
+    const more = [received && `${received.toLocaleString("en")} from other cores`, saved && `${saved.toLocaleString("en")} saved for them`, prefills && `${prefills} prefills apart`];
+    tiles.push(["KV tokens from the host", loaded.toLocaleString("en"), more.filter(Boolean).join(", ")]);
+  }
   const resumed = stats.resumed - (before?.resumed ?? stats.resumed);
   if (stats.resumed) tiles.push(["resumed after a loss", `${stats.resumed}`, resumed ? `${resumed} just now` : `${stats.restarts} restarts`]);
   if (data.replicas.length > 1) data.replicas.forEach((each, index) => tiles.push([
