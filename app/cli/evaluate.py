@@ -14,7 +14,7 @@ from app.cli.record_output import check_writable
 from app.cli.talk import local_engine
 from app.config import UsageError, setting
 from app.extraction import Extractor
-from app.extraction.calibration import write_calibration
+from app.extraction.calibration import Calibration, MeasuredSet, write_calibration
 from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
 from app.extraction.evaluate import Figures, Judged, judge_cases, summarize
 from engine import Engine
@@ -63,16 +63,14 @@ async def evaluate(config: EvaluateConfig, options: dict[str, Any], given: dict[
     sets = read_sets(config.sets)
     if config.calibration is not None:
         check_writable("--calibration", Path(config.calibration))
-    report: dict[str, Any] = {}
-    num_failed = 0
+    report: dict[str, Figures] = {}
     async with local_engine(given) as engine:
         for name, cases in sets.items():
             begun = time.perf_counter()
             surrounded = add_surroundings(engine, cases, config.surround)
             judged = await judge_cases(Extractor(engine, **options), surrounded)
             figures = summarize(judged)
-            report[name] = figures.to_json()
-            num_failed += figures.num_failed
+            report[name] = figures
             spent = time.perf_counter() - begun
             print(f"{name}: {len(cases)} documents in {spent:.1f} s", file=sys.stderr)
             if not config.as_json:
@@ -82,20 +80,20 @@ async def evaluate(config: EvaluateConfig, options: dict[str, Any], given: dict[
             if config.calibration is not None:
                 keep_calibration(Path(config.calibration), engine.model_name, report)
     if config.as_json:
-        print(
-            json.dumps({"surround": config.surround, "ground": options["ground"], "sets": report}, indent=1)
-        )
-    return EXIT_SOME_FAILED if num_failed else 0
+        sets = {name: figures.to_json() for name, figures in report.items()}
+        print(json.dumps({"surround": config.surround, "ground": options["ground"], "sets": sets}, indent=1))
+    return EXIT_SOME_FAILED if any(figures.failed for figures in report.values()) else 0
 
 
-def keep_calibration(path: Path, model: str, report: dict[str, Any]) -> None:
+def keep_calibration(path: Path, model: str, report: dict[str, Figures]) -> None:
     """Write the sets that are done.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
-        write_calibration(path, model, report)
+        sets = {name: MeasuredSet(each.cases, each.deciles) for name, each in report.items()}
+        write_calibration(path, Calibration(model, sets))
     except OSError as error:
         raise UsageError(f"cannot write --calibration {path}: {error.strerror}") from error
 
@@ -113,15 +111,14 @@ def add_surroundings(engine: Engine, cases: Sequence[Case], num_tokens: int) -> 
 
 def describe_figures(name: str, figures: Figures) -> Iterator[str]:
     """A set's figures as lines of text."""
-    yield f"{name}: {_show(figures.field, figures.num_fields)} of {figures.num_fields} fields"
-    whole = f"whole records {figures.num_whole} of {figures.num_cases}"
-    yield f"  {whole}, valid {figures.num_valid} of {figures.num_cases}"
-    if figures.num_failed:
-        yield f"  failed {figures.num_failed} of {figures.num_cases}, the first: {figures.first_error}"
-    found = _show(figures.found, figures.num_strings)
-    yield f"  strings found in the text {found} ({figures.num_found} of {figures.num_strings})"
-    yield f"  wrong values flagged {_show(figures.wrong_flagged, figures.num_wrong)} of {figures.num_wrong}"
-    yield f"  flagged values wrong {_show(figures.flagged_wrong, figures.num_flagged)} of {figures.num_flagged}"
+    yield f"{name}: {_show(figures.field, figures.fields)} of {figures.fields} fields"
+    yield f"  whole records {figures.whole} of {figures.cases}, valid {figures.valid} of {figures.cases}"
+    if figures.failed:
+        yield f"  failed {figures.failed} of {figures.cases}, the first: {figures.first_error}"
+    found = _show(figures.found / max(1, figures.strings), figures.strings)
+    yield f"  strings found in the text {found} ({figures.found} of {figures.strings})"
+    yield f"  wrong values flagged {_show(figures.wrong_flagged, figures.wrong_values)} of {figures.wrong_values}"
+    yield f"  flagged values wrong {_show(figures.flagged_wrong, figures.flagged_values)} of {figures.flagged_values}"
     yield from (f"  {kind:<18} {score:.3f}" for kind, score in figures.kinds.items())
     if figures.deciles:
         yield "  confidence " + " ".join(f"{group.confidence:6.3f}" for group in figures.deciles)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
+import msgspec
+
 from app.concurrency import gather_bounded
 from app.extraction.batch import MAX_CONCURRENT
 from app.extraction.bounds import Limits, add_bounds
@@ -50,62 +52,28 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one set came to."""
+    """The figures of one set, as they are printed in JSON; shares are rounded."""
 
     field: float
     kinds: dict[str, float]
-    num_fields: int
-    num_whole: int
-    num_valid: int
-    num_cases: int
-    num_failed: int  # cases that gave no record; their fields count as wrong
-    num_strings: int
-    num_found: int
+    fields: int
+    whole: int
+    valid: int
+    cases: int
+    failed: int  # cases that gave no record; their fields count as wrong
+    first_error: str
+    wrong_values: int  # single values
+    flagged_values: int
+    wrong_flagged: float  # share of the wrong values that are flagged
+    flagged_wrong: float  # share of the flagged values that are wrong
+    strings: int
+    found: int
     deciles: tuple[Point, ...]
-    num_wrong: int = 0  # single values
-    num_flagged: int = 0
-    num_wrong_flagged: int = 0
-    first_error: str = ""
-
-    @property
-    def wrong_flagged(self) -> float:
-        """Share of the wrong values that are flagged."""
-        return self.num_wrong_flagged / max(1, self.num_wrong)
-
-    @property
-    def flagged_wrong(self) -> float:
-        """Share of the flagged values that are wrong."""
-        return self.num_wrong_flagged / max(1, self.num_flagged)
-
-    @property
-    def found(self) -> float:
-        return self.num_found / self.num_strings if self.num_strings else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as a JSON-able dict."""
-        return {
-            "field": round(self.field, 4),
-            "kinds": {kind: round(score, 4) for kind, score in self.kinds.items()},
-            "fields": self.num_fields,
-            "whole": self.num_whole,
-            "valid": self.num_valid,
-            "cases": self.num_cases,
-            "failed": self.num_failed,
-            **({"first_error": self.first_error} if self.first_error else {}),
-            "wrong_values": self.num_wrong,
-            "wrong_flagged": round(self.wrong_flagged, 4),
-            "flagged_wrong": round(self.flagged_wrong, 4),
-            "strings": self.num_strings,
-            "found": self.num_found,
-            "deciles": [
-                {
-                    "confidence": round(group.confidence, 4),
-                    "accuracy": round(group.accuracy, 4),
-                    "fields": group.num_fields,
-                }
-                for group in self.deciles
-            ],
-        }
+        """Return the figures as a JSON-able dict."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
 
 
 async def judge_cases(extractor: Extractor, cases: Sequence[Case]) -> list[Judged]:
@@ -164,21 +132,24 @@ def summarize(judged: Sequence[Judged]) -> Figures:
     everything = [score for scores in by_kind.values() for score in scores]
     sure = [(one.confidence[name], one.scores[name]) for one in judged for name in one.confidence]
     errors = [one.error for one in judged if one.error]
+    num_wrong, num_flagged = sum(len(one.wrong) for one in judged), sum(len(one.flagged) for one in judged)
+    num_both = sum(len(one.wrong & one.flagged) for one in judged)
     return Figures(
         field=_mean(everything),
         kinds={kind: _mean(by_kind[kind]) for kind in sorted(by_kind) if by_kind[kind]},
-        num_fields=len(everything),
-        num_whole=sum(one.is_whole for one in judged),
-        num_valid=sum(one.is_valid for one in judged),
-        num_cases=len(judged),
-        num_failed=len(errors),
-        num_strings=sum(one.num_strings for one in judged),
-        num_found=sum(one.num_found for one in judged),
-        deciles=tuple(group_by_confidence(sure)),
-        num_wrong=sum(len(one.wrong) for one in judged),
-        num_flagged=sum(len(one.flagged) for one in judged),
-        num_wrong_flagged=sum(len(one.wrong & one.flagged) for one in judged),
+        fields=len(everything),
+        whole=sum(one.is_whole for one in judged),
+        valid=sum(one.is_valid for one in judged),
+        cases=len(judged),
+        failed=len(errors),
         first_error=next(iter(errors), ""),
+        wrong_values=num_wrong,
+        flagged_values=num_flagged,
+        wrong_flagged=round(num_both / max(1, num_wrong), 4),
+        flagged_wrong=round(num_both / max(1, num_flagged), 4),
+        strings=sum(one.num_strings for one in judged),
+        found=sum(one.num_found for one in judged),
+        deciles=tuple(group_by_confidence(sure)),
     )
 
 
@@ -221,4 +192,4 @@ def _fold(text: str) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    return round(sum(values) / len(values), 4) if values else 0.0

@@ -232,13 +232,13 @@ def make_table(calibration: Calibration) -> str:
     """Return bands of confidence with the share of correct values."""
     rows = ""
     for low, high in zip(BANDS, (*BANDS[1:], 1.01), strict=True):
-        points = [
-            each for found in calibration.sets.values() for each in found if low <= each.confidence < high
-        ]
-        count = sum(each.num_fields for each in points)
+        measured = [each for found in calibration.sets.values() for each in found.deciles]
+        points = [each for each in measured if low <= each.confidence < high]
+        count = sum(each.fields for each in points)
         if count:
-            right = sum(each.accuracy * each.num_fields for each in points) / count
+            right = sum(each.accuracy * each.fields for each in points) / count
             rows += f"<tr><td>{low:.0%} to {min(high, 1):.0%}</td><td>{right:.0%}</td><td>{count:,}</td></tr>"
     heads = "".join(f'<th scope="col">{word}</th>' for word in ("Confidence", "Right", "Values"))
-    measured = f"Measured on {calibration.num_cases} documents with {html.escape(calibration.model)}."
-    return f"<p>{measured}</p><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    num_cases = sum(found.cases for found in calibration.sets.values())
+    words = f"Measured on {num_cases} documents with {html.escape(calibration.model)}."
+    return f"<p>{words}</p><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"

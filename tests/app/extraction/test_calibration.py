@@ -4,29 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from app.extraction.calibration import CalibrationError, Point, read_calibration, write_calibration
+from app.extraction.calibration import (
+    Calibration,
+    CalibrationError,
+    MeasuredSet,
+    Point,
+    read_calibration,
+    write_calibration,
+)
 from app.ui.extract.tab import find_calibration, make_table, render_calibration
 from engine import EngineConfig
 from tests.fakes import FakeEngine
 
-FIGURES = {
-    "tiny": {
-        "field": 0.9, "cases": 3, "fields": 20,
-        "deciles": [
-            {"confidence": 0.3, "accuracy": 0.5, "fields": 10},
-            {"confidence": 0.95, "accuracy": 1.0, "fields": 10},
-        ],
-    }
-}  # fmt: skip
+SETS = {"tiny": MeasuredSet(3, (Point(0.3, 0.5, 10), Point(0.95, 1.0, 10)))}
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     assert read_calibration(path) is None
-    write_calibration(path, "demo", FIGURES)
-    found = read_calibration(path)
-    assert found is not None and (found.model, found.num_cases) == ("demo", 3)
-    assert found.sets == {"tiny": (Point(0.3, 0.5, 10), Point(0.95, 1.0, 10))}
+    write_calibration(path, Calibration("demo", SETS))
+    assert read_calibration(path) == Calibration("demo", SETS)
 
 
 @pytest.mark.parametrize(
@@ -40,12 +37,8 @@ def test_a_file_that_is_no_calibration_is_named_and_not_drawn(tmp_path: Path, te
     assert find_calibration(tmp_path) is None
 
 
-def test_the_table_says_how_many_values_of_a_confidence_were_right(tmp_path: Path) -> None:
-    path = tmp_path / "calibration.json"
-    write_calibration(path, "<demo>", FIGURES)
-    found = read_calibration(path)
-    assert found is not None
-    table = make_table(found)
+def test_the_table_says_how_many_values_of_a_confidence_were_right() -> None:
+    table = make_table(Calibration("<demo>", SETS))
     assert "<td>0% to 50%</td><td>50%</td><td>10</td>" in table and "<demo>" not in table
     assert "<td>95% to 99%</td><td>100%</td><td>10</td>" in table
 

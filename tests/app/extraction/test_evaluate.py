@@ -32,22 +32,22 @@ async def test_right_and_wrong_fields_are_counted_by_kind() -> None:
     cases = [make_case(), make_case(name="Bob", kind="other")]
     figures = summarize(await judge_cases(Extractor(FakeEngine()), cases))
     assert figures.field == 0.75 and figures.kinds == {"other": 0.5, "person": 1.0}
-    assert (figures.num_whole, figures.num_valid, figures.num_cases, figures.num_fields) == (1, 2, 2, 4)
+    assert (figures.whole, figures.valid, figures.cases, figures.fields) == (1, 2, 2, 4)
 
 
 async def test_strings_that_are_not_in_the_text_are_counted() -> None:
     figures = summarize(
         await judge_cases(Extractor(FakeEngine()), [make_case(), make_case(text="Nobody is 36.")])
     )
-    assert (figures.num_strings, figures.num_found, figures.found) == (2, 1, 0.5)
+    assert (figures.strings, figures.found) == (2, 1)
 
 
 async def test_a_case_that_fails_alone_counts_as_wrong() -> None:
     judged = await judge_cases(Extractor(FakeEngine()), [make_case(text="x" * 3000), make_case()])
     assert judged[0].error and not judged[0].is_whole and judged[1].is_whole
     figures = summarize(judged)
-    assert figures.field == 0.5 and figures.num_valid == 1
-    assert (figures.num_failed, figures.first_error) == (1, judged[0].error)
+    assert figures.field == 0.5 and figures.valid == 1
+    assert (figures.failed, figures.first_error) == (1, judged[0].error)
 
 
 async def test_a_text_that_no_grammar_can_be_made_for_fails_alone() -> None:
@@ -69,19 +69,19 @@ async def test_a_dead_engine_ends_the_evaluation() -> None:
 def test_deciles_are_groups_of_equal_size_in_order_of_confidence() -> None:
     pairs = [(i / 20, float(i >= 10)) for i in range(20)]
     groups = group_by_confidence(pairs[::-1])
-    assert [group.num_fields for group in groups] == [2] * 10
+    assert [group.fields for group in groups] == [2] * 10
     assert [group.accuracy for group in groups] == [0.0] * 5 + [1.0] * 5
     assert groups[0].confidence == pytest.approx(0.025)
 
 
 def test_fields_of_the_same_confidence_share_their_accuracy() -> None:
     groups = group_by_confidence([(0.5, 0.0), *[(1.0, 0.0)] * 10, *[(1.0, 1.0)] * 9], num_groups=4)
-    assert [group.accuracy for group in groups[1:]] == [pytest.approx(9 / 19)] * 3
-    assert groups[0].accuracy == pytest.approx(4 * 9 / 19 / 5)
+    assert [group.accuracy for group in groups[1:]] == [pytest.approx(9 / 19, abs=1e-4)] * 3
+    assert groups[0].accuracy == pytest.approx(4 * 9 / 19 / 5, abs=1e-4)
 
 
 def test_few_fields_make_few_groups() -> None:
-    assert [group.num_fields for group in group_by_confidence([(0.1, 1.0), (0.2, 0.0)])] == [1, 1]
+    assert [group.fields for group in group_by_confidence([(0.1, 1.0), (0.2, 0.0)])] == [1, 1]
     assert group_by_confidence([]) == []
 
 
@@ -149,5 +149,5 @@ def test_single_values_are_wrong_one_by_one_and_items_are_compared_with_the_most
 async def test_wrong_and_flagged_values_are_counted() -> None:
     engine = FakeEngine(record='{"name": "Bob", "age": 36}')
     figures = summarize(await judge_cases(Extractor(engine), [make_case()]))
-    assert (figures.num_wrong, figures.num_flagged, figures.num_wrong_flagged) == (1, 2, 1)
+    assert (figures.wrong_values, figures.flagged_values) == (1, 2)
     assert (figures.wrong_flagged, figures.flagged_wrong) == (1.0, 0.5)
