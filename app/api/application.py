@@ -15,7 +15,7 @@ from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
 from app.api.json_body import check_body
-from app.api.openapi import make_openapi
+from app.api.openapi import ERRORS, make_openapi
 from app.api.origins import AllowedOrigins
 from app.api.responses import routes as responses
 from app.config import AppConfig
@@ -34,8 +34,9 @@ ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 def make_api(context: ApiContext) -> FastAPI:
     """Build the app around an engine."""
     # no documentation page: FastAPI's loads its scripts from another host
-    options = {"docs_url": None, "redoc_url": None, "dependencies": [Depends(check_body)]}
-    app = FastAPI(title="Troupe", version=__version__, **options)  # type: ignore[arg-type]
+    pages = {"docs_url": None, "redoc_url": None}
+    checks = [Depends(check_body)]
+    app = FastAPI(title="Troupe", version=__version__, dependencies=checks, responses=ERRORS, **pages)
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
     routers = (admin, anthropic, chat, completions, embeddings, extract, llama_cpp, models, responses, tokens)

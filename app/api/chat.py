@@ -18,7 +18,7 @@ from app.api.errors import ApiError
 from app.api.messages import has_tool_messages, read_messages, read_template_kwargs, tell_plainly
 from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
-from app.api.sse import Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, unless_gone
 from app.api.thought_parser import think_first
 from app.api.tools.calls import make_message
 from app.api.tools.use import ToolUse, combine, read_tools
@@ -30,7 +30,7 @@ router = APIRouter()
 TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the model was not shown them"
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=STREAMED)
 async def create_chat_completion(
     body: ChatRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
 ) -> Response:

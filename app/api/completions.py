@@ -18,7 +18,7 @@ from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
 from app.api.protocol import CompletionRequest
 from app.api.sampling import completion_sampling, read_prompts
-from app.api.sse import Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, unless_gone
 from app.api.tokens import encode, require_tokenizer
 from app.api.visit import Visit
 from app.concurrency import gather_bounded
@@ -29,7 +29,7 @@ MAX_CHOICES = 1024
 SEPARATOR = "<|endoftext|>"  # GPT-2's, Qwen's and SmolLM's name for it
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=STREAMED)
 async def create_completion(
     body: CompletionRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
 ) -> Response:

@@ -27,7 +27,7 @@ from app.api.errors import ApiError, describe_fields
 from app.api.fields import check_names
 from app.api.json_body import parse_body
 from app.api.protocol import Fields, Options
-from app.api.sse import Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, unless_gone
 from app.extraction import (
     Example,
     ExtractionResult,
@@ -122,9 +122,7 @@ BODY = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {
-                "schema": ExtractRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-            },
+            "application/json": {"schema": REQUEST},
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
@@ -145,7 +143,7 @@ BODY = {
 }
 
 
-@router.post("/v1/extract", openapi_extra=BODY, response_model=None)
+@router.post("/v1/extract", openapi_extra=BODY, response_model=None, responses=STREAMED)
 async def extract(request: Request, context: Context) -> Response:
     """Extract a record, with the confidence and the evidence of each value, the values to check, and the checks."""
     body, sources = await read_request(request)

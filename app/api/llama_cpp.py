@@ -20,7 +20,7 @@ from app.api.errors import ApiError, describe_fields
 from app.api.fields import IGNORED, is_empty
 from app.api.own_names import own_names
 from app.api.protocol import CompletionRequest, Fields
-from app.api.sse import Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, unless_gone
 from engine import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -55,7 +55,7 @@ class LlamaCompletion(Fields):
     return_tokens: bool = False
 
 
-@router.post("/completion")
+@router.post("/completion", responses=STREAMED)
 async def complete(body: LlamaCompletion, request: Request, context: Context) -> Response:
     """Continue one text, in one reply or as a stream."""
     with own_names(

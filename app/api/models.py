@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from app import __version__
 from app.api.context import ASLEEP, ApiContext, context_of
@@ -97,7 +97,7 @@ async def show_version() -> dict[str, str]:
     return {"version": __version__}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def show_metrics(context: Context) -> Response:
     """The engine's counters in Prometheus' text format."""
     return Response(context.render_metrics(), media_type=METRICS_TYPE)

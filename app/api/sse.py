@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from starlette.background import BackgroundTask
@@ -29,6 +29,8 @@ Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 CLIENT_CLOSED_REQUEST = 499
+# the entry of a route in the OpenAPI document
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 class EventStream(Response):

@@ -14,7 +14,7 @@ from app.api.anthropic.writer import MessageWriter, frame_error
 from app.api.call import Call
 from app.api.context import ApiContext, context_of
 from app.api.own_names import own_names
-from app.api.sse import Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, unless_gone
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
@@ -23,7 +23,7 @@ Context = Annotated[ApiContext, Depends(context_of)]
 router = APIRouter()
 
 
-@router.post("/v1/messages")
+@router.post("/v1/messages", responses=STREAMED)
 async def create_message(body: MessagesRequest, request: Request, context: Context) -> Response:
     """Answer a conversation, in one piece or as a stream."""
     with own_names(RENAMED):

@@ -15,7 +15,7 @@ from app.api.context import ApiContext, context_of
 from app.api.own_names import own_names
 from app.api.responses.request import RENAMED, ResponsesRequest, make_chat_request
 from app.api.responses.writer import ResponseWriter
-from app.api.sse import Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, unless_gone
 from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput
 
@@ -26,7 +26,7 @@ Context = Annotated[ApiContext, Depends(context_of)]
 ECHOED = ("instructions", "max_output_tokens", "reasoning", "previous_response_id")
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", responses=STREAMED)
 async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
     """Answer an input, in one reply or as a stream."""
     visit = request.state.visit
