@@ -15,6 +15,7 @@ from app.api.json_body import check_json
 from app.api.protocol import ChatRequest, CompletionRequest
 from app.api.responses import routes as responses
 from app.api.responses.request import ResponsesRequest
+from app.api.responses.writer import ResponseWriter
 from app.api.visit import Visit
 from engine import EngineDead, EngineError, EngineOverloaded
 from grammar import GrammarError
@@ -80,8 +81,7 @@ async def _complete(context: ApiContext, body: Any, visit: Visit) -> Json:
 
 async def _respond(context: ApiContext, body: Any, visit: Visit) -> Json:
     asked = ResponsesRequest.model_validate(body)
-    call = await responses.prepare(asked, visit, context)
-    return responses.whole_reply(call, asked, await responses.finish(call))
+    return await ResponseWriter(await responses.prepare(asked, visit, context), asked).finish()
 
 
 ROUTES = {"/v1/chat/completions": _chat, "/v1/completions": _complete, "/v1/responses": _respond}

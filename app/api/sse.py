@@ -23,7 +23,7 @@ from engine import EngineError
 logger = logging.getLogger("troupe.api")
 
 Emit = Callable[[bytes], Awaitable[None]]
-Producer = Callable[[Emit], Awaitable[None]]
+Producer = Callable[[Emit], Awaitable[object]]
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"

@@ -1,7 +1,7 @@
-"""MessageWriter: the content blocks of a message as they grow, and the events that tell of them.
+"""MessageWriter: the message of POST /v1/messages and its events.
 
 message_start ─▶ per block: content_block_start ─▶ content_block_delta ... ─▶ content_block_stop
-              ─▶ message_delta (why it stopped, usage) ─▶ message_stop
+              ─▶ message_delta (stop reason, usage) ─▶ message_stop
 """
 
 from __future__ import annotations
@@ -9,116 +9,107 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from app.api import replies
+from app.api.anthropic.request import RENAMED
+from app.api.blocks import BlockWriter
 from app.api.errors import ApiError
 from app.api.json_body import check_values
-from app.api.tools.calls import ToolParser
+from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
+# type of a block -> its delta and the field that grows
+DELTAS = {
+    "thinking": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
 
 
-class MessageWriter:
-    """Writes one message; its methods return the events, which a reply in one piece does not need."""
+class MessageWriter(BlockWriter):
+    """Writes one message."""
 
-    def __init__(self, reader: ToolParser | None) -> None:
-        self.blocks: list[Json] = []
-        self._parser = reader
-        self._pieces: list[str] = []  # of the open block
-        self._events: list[bytes] = []
-        self._is_open = False
+    TYPES = {"reasoning": "thinking", "content": "text", "tool_calls": "tool_use"}
+    RENAMED = RENAMED
 
-    @property
-    def has_calls(self) -> bool:
-        return any(block["type"] == "tool_use" for block in self.blocks)
+    def begin(self, output: RequestOutput) -> None:
+        self.tell("message_start", message=self._describe(usage_of(output, 0)))
 
-    def begin(self, message: Json) -> bytes:
-        """The event before the first token."""
-        self._tell("message_start", message=message)
+    def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
+        self.close()
+        stop, usage = stop_of(choice, self.has_calls), usage_of(output, num_tokens)
+        extras = replies.structured_of(self.call, output)
+        self.tell("message_delta", delta=stop, usage=usage, **extras)
+        self.tell("message_stop")
+        return self._describe(usage) | {"content": self.blocks} | stop | extras
+
+    def frame_error(self, error: ApiError) -> bytes:
+        self.tell("error", error=error.anthropic_body["error"])
         return self._take()
 
-    def feed(self, text: str) -> bytes:
-        """More text of the model."""
-        self._add({"content": text} if self._parser is None else self._parser.feed(text))
-        return self._take()
+    def make_block(self, kind: str, call_id: str, name: str) -> Json:
+        if kind == "tool_use":
+            return {"type": kind, "id": call_id, "name": name, "input": {}}
+        # the protocol requires a signature; this server does not check it
+        return {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
 
-    def close(self) -> bytes:
-        """The end of the text: every open block is closed."""
-        if self._parser is not None:
-            self._add(self._parser.close())
-        self._close_block()
-        return self._take()
+    def tell_open(self, block: Json) -> None:
+        self.tell("content_block_start", index=len(self.blocks) - 1, content_block=block)
 
-    def end(self, delta: Json, usage: Json, extras: Json) -> bytes:
-        """The last events.
+    def tell_growth(self, kind: str, text: str) -> None:
+        delta, name = DELTAS[kind]
+        self.tell("content_block_delta", index=len(self.blocks) - 1, delta={"type": delta, name: text})
 
-        Args:
-            extras: fields of ours, beside the protocol's.
-        """
-        self._tell("message_delta", delta=delta, usage=usage, **extras)
-        self._tell("message_stop")
-        return self._take()
-
-    def _add(self, delta: Json) -> None:
-        if thought := delta.get("reasoning"):
-            if not self._is_open or self.blocks[-1]["type"] != "thinking":
-                # the protocol requires a signature; this server does not check it
-                self._open_block({"type": "thinking", "thinking": "", "signature": ""})
-            self._grow("thinking_delta", "thinking", thought)
-        if words := delta.get("content"):
-            if not self._is_open or self.blocks[-1]["type"] != "text":
-                self._open_block({"type": "text", "text": ""})
-            self._grow("text_delta", "text", words)
-        for part in delta.get("tool_calls", ()):
-            if "id" in part:
-                call = {"type": "tool_use", "id": part["id"], "name": part["function"]["name"], "input": {}}
-                self._open_block(call)
-            if arguments := part["function"]["arguments"]:
-                self._grow("input_json_delta", "partial_json", arguments)
-
-    def _grow(self, kind: str, name: str, text: str) -> None:
-        self._pieces.append(text)
-        self._tell("content_block_delta", index=len(self.blocks) - 1, delta={"type": kind, name: text})
-
-    def _open_block(self, block: Json) -> None:
-        self._close_block()
-        self.blocks.append(block)
-        self._is_open = True
-        self._tell("content_block_start", index=len(self.blocks) - 1, content_block=block)
-
-    def _close_block(self) -> None:
-        if not self._is_open:
-            return
-        block, text = self.blocks[-1], "".join(self._pieces)
-        if block["type"] in ("text", "thinking"):
-            block[block["type"]] = text
-        else:
+    def tell_end(self, block: Json, text: str, status: str) -> None:
+        if block["type"] == "tool_use":
             block["input"] = _read_input(text)
-        self._tell("content_block_stop", index=len(self.blocks) - 1)
-        self._pieces, self._is_open = [], False
+        else:
+            block[block["type"]] = text
+        self.tell("content_block_stop", index=len(self.blocks) - 1)
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        self._events.append(frame({"type": kind, **fields}))
+    def _describe(self, usage: Json) -> Json:
+        """Return the message before its first token."""
+        return {
+            "id": self.call.reply_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.call.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
 
-    def _take(self) -> bytes:
-        events, self._events = self._events, []
-        return b"".join(events)
+
+def stop_of(choice: CompletionOutput, has_calls: bool) -> Json:
+    """Return why a message ended, in this API's terms."""
+    sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
+    if choice.finish_reason == "length":
+        reason = "max_tokens"
+    elif choice.finish_reason == "abort":
+        reason = "abort"  # this API has no word for it, and "end_turn" would be wrong
+    elif sequence is not None:
+        reason = "stop_sequence"
+    else:
+        reason = "tool_use" if has_calls else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def frame(event: Json) -> bytes:
-    """One event, named after its type."""
-    data = json.dumps(event, separators=(",", ":"))
-    return f"event: {event['type']}\ndata: {data}\n\n".encode()
-
-
-def frame_error(error: ApiError) -> bytes:
-    """An error after the first event."""
-    return frame(error.anthropic_body)
+def usage_of(output: RequestOutput, num_output: int) -> Json:
+    """Return the usage; tokens found in the prefix cache are not part of the input, as in this API."""
+    num_cached = output.num_cached_tokens
+    return {
+        "input_tokens": len(output.prompt_token_ids) - num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": num_output,
+    }
 
 
 def _read_input(text: str) -> Json:
-    """The arguments of a call; one that was cut off by the token limit has none.
+    """Return the arguments of a call; one that was cut off by the token limit has none.
 
     Raises:
-        ApiError: 500 for what the model has written to its end, and no JSON can hold.
+        ApiError: 500 for complete arguments that JSON cannot represent.
     """
     try:
         arguments = json.loads(text or "{}")

@@ -1,4 +1,4 @@
-"""ResponseWriter: the items of a response as they grow, and the events that tell of them.
+"""ResponseWriter: the response of POST /v1/responses and its events.
 
 created ─▶ in_progress ─▶ per item: output_item.added ─▶ (content_part.added ─▶ output_text.delta ... done ─▶
 content_part.done | the same with reasoning_text | function_call_arguments.delta ... done) ─▶ output_item.done
@@ -7,145 +7,161 @@ content_part.done | the same with reasoning_text | function_call_arguments.delta
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable
 from typing import Any
 
+from app.api import replies
+from app.api.blocks import BlockWriter
+from app.api.call import Call
 from app.api.errors import ApiError
-from app.api.tools.calls import ToolParser
+from app.api.responses.request import RENAMED, ResponsesRequest
+from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
-# status, output items, usage -> the response object
-Describe = Callable[[str, list[Json], Json | None], Json]
-# an item of text -> the type of its part, the prefix of its id, what its events have beside the text
-TEXTS: dict[str, tuple[str, str, Json]] = {
-    "message": ("output_text", "msg", {"logprobs": []}),
-    "reasoning": ("reasoning_text", "rs", {}),
+ECHOED = ("instructions", "max_output_tokens", "reasoning", "previous_response_id")
+# an item of text -> the type of its part, the prefix of its id, further fields of the item, of its part and its events
+TEXTS: dict[str, tuple[str, str, Json, Json, Json]] = {
+    "message": (
+        *("output_text", "msg"),
+        *({"role": "assistant"}, {"annotations": [], "logprobs": []}, {"logprobs": []}),
+    ),
+    "reasoning": ("reasoning_text", "rs", {"summary": []}, {}, {}),
 }
 
 
-class ResponseWriter:
-    """Writes one response; `feed` and `finish` return its events, which a reply in one piece does not need."""
+class ResponseWriter(BlockWriter):
+    """Writes one response.
 
-    def __init__(self, describe: Describe, reader: ToolParser | None) -> None:
-        self.items: list[Json] = []
-        self._describe = describe
-        self._parser = reader
+    Args:
+        keep: stores the response, before its last event is sent.
+    """
+
+    TYPES = {"reasoning": "reasoning", "content": "message", "tool_calls": "function_call"}
+    RENAMED = RENAMED
+
+    def __init__(
+        self, call: Call, body: ResponsesRequest, keep: Callable[[Json], None] = lambda reply: None
+    ) -> None:
+        super().__init__(call)
+        self._body = body
+        self._keep = keep
         self._sequence_number = 0
-        self._pieces: list[str] = []  # of the open item
-        self._events: list[bytes] = []
-        self._is_open = False
 
-    def begin(self) -> bytes:
-        """The events before the first token."""
+    def begin(self, output: RequestOutput) -> None:
         for kind in ("created", "in_progress"):
-            self._tell(f"response.{kind}", response=self._describe("in_progress", [], None))
-        return self._take()
+            self.tell(f"response.{kind}", response=self._describe("in_progress", [], None))
 
-    def feed(self, text: str) -> bytes:
-        """More text of the model."""
-        self._add({"content": text} if self._parser is None else self._parser.feed(text))
-        return self._take()
-
-    def finish(self, status: str, usage: Json, extras: Json) -> bytes:
-        """The end: every open item is closed; a response without any has an empty message.
-
-        Args:
-            extras: fields of ours for the finished response.
-        """
-        if self._parser is not None:
-            self._add(self._parser.close())
-        if not self.items:
-            self._open_text("message")
-        # of the words for the end of a response, items and events know two
+    def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
+        if not self.blocks:
+            self.open("message")
+        status = status_of(choice)
+        # items and events have two of the states of a response
         kind = "completed" if status == "completed" else "incomplete"
-        self._close(kind)
-        self._tell(f"response.{kind}", response=self._describe(status, self.items, usage) | extras)
-        return self._take()
+        self.close(kind)
+        extras = replies.structured_of(self.call, output)
+        reply = self._describe(status, self.blocks, self._count(output, num_tokens)) | extras
+        self._keep(reply)
+        self.tell(f"response.{kind}", response=reply)
+        return reply
 
     def frame_error(self, error: ApiError) -> bytes:
-        """An error as an event; `error` inside is what makes the official client raise it."""
         body = error.body["error"]
-        self._tell("error", code=body["code"], message=body["message"], param=body["param"], error=body)
+        # the object `error` makes the official client raise it
+        self.tell("error", code=body["code"], message=body["message"], param=body["param"], error=body)
         return self._take()
 
-    def _add(self, delta: Json) -> None:
-        for name, kind in (("reasoning", "reasoning"), ("content", "message")):
-            if delta.get(name):
-                self._add_text(kind, delta[name])
-        for part in delta.get("tool_calls", ()):
-            if "id" in part:
-                self._open_call(part["id"], part["function"]["name"])
-            self._add_arguments(part["function"]["arguments"])
-
-    def _add_text(self, kind: str, text: str) -> None:
-        if not self._is_open or self.items[-1]["type"] != kind:
-            self._open_text(kind)
-        self._pieces.append(text)
-        part_type, _, more = TEXTS[kind]
-        self._tell(f"response.{part_type}.delta", **self._place(), content_index=0, delta=text, **more)
-
-    def _add_arguments(self, text: str) -> None:
-        if text:
-            self._pieces.append(text)
-            self._tell("response.function_call_arguments.delta", **self._place(), delta=text)
-
-    def _open_text(self, kind: str) -> None:
-        _, prefix, _ = TEXTS[kind]
-        more: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
-        self._open({"type": kind, "id": _make_id(prefix), **more, "content": []})
-        part = _make_part(kind, "")
-        self._tell("response.content_part.added", **self._place(), content_index=0, part=part)
-
-    def _open_call(self, call_id: str, name: str) -> None:
-        call = {"type": "function_call", "id": _make_id("fc"), "call_id": call_id, "name": name}
-        self._open({**call, "arguments": ""})
-
-    def _open(self, item: Json) -> None:
-        self._close("completed")
-        item["status"] = "in_progress"
-        self.items.append(item)
-        self._is_open = True
-        self._tell("response.output_item.added", output_index=len(self.items) - 1, item=item)
-
-    def _close(self, status: str) -> None:
-        if not self._is_open:
-            return
-        item, text = self.items[-1], "".join(self._pieces)
-        item["status"] = status
-        if item["type"] in TEXTS:
-            part = _make_part(item["type"], text)
-            place = {**self._place(), "content_index": 0}
-            part_type, _, more = TEXTS[item["type"]]
-            self._tell(f"response.{part_type}.done", **place, text=text, **more)
-            self._tell("response.content_part.done", **place, part=part)
-            item["content"] = [part]
+    def make_block(self, kind: str, call_id: str, name: str) -> Json:
+        if kind == "function_call":
+            more: Json = {"call_id": call_id, "name": name, "arguments": ""}
+            prefix = "fc"
         else:
-            item["arguments"] = text
+            _, prefix, more, _, _ = TEXTS[kind]
+            more = more | {"content": []}
+        return {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", **more, "status": "in_progress"}
+
+    def tell_open(self, block: Json) -> None:
+        self.tell("response.output_item.added", output_index=len(self.blocks) - 1, item=block)
+        if block["type"] in TEXTS:
+            part = _make_part(block["type"], "")
+            self.tell("response.content_part.added", **self._place(), content_index=0, part=part)
+
+    def tell_growth(self, kind: str, text: str) -> None:
+        if kind in TEXTS:
+            part_type, *_, more = TEXTS[kind]
+            self.tell(f"response.{part_type}.delta", **self._place(), content_index=0, delta=text, **more)
+        else:
+            self.tell("response.function_call_arguments.delta", **self._place(), delta=text)
+
+    def tell_end(self, block: Json, text: str, status: str) -> None:
+        block["status"] = status
+        if block["type"] in TEXTS:
+            part, place = _make_part(block["type"], text), {**self._place(), "content_index": 0}
+            part_type, *_, more = TEXTS[block["type"]]
+            self.tell(f"response.{part_type}.done", **place, text=text, **more)
+            self.tell("response.content_part.done", **place, part=part)
+            block["content"] = [part]
+        else:
+            block["arguments"] = text
             kind = "response.function_call_arguments.done"
-            self._tell(kind, **self._place(), name=item["name"], arguments=text)
-        self._tell("response.output_item.done", output_index=len(self.items) - 1, item=item)
-        self._pieces, self._is_open = [], False
+            self.tell(kind, **self._place(), name=block["name"], arguments=text)
+        self.tell("response.output_item.done", output_index=len(self.blocks) - 1, item=block)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Add a numbered event."""
+        super().tell(kind, sequence_number=self._sequence_number, **fields)
+        self._sequence_number += 1
 
     def _place(self) -> Json:
-        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return {"item_id": self.blocks[-1]["id"], "output_index": len(self.blocks) - 1}
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        event = {"type": kind, "sequence_number": self._sequence_number, **fields}
-        self._sequence_number += 1
-        data = json.dumps(event, separators=(",", ":"))
-        self._events.append(f"event: {kind}\ndata: {data}\n\n".encode())
+    def _count(self, output: RequestOutput, num_output: int) -> Json:
+        """Return the usage under this route's names."""
+        num_input = len(output.prompt_token_ids)
+        return {
+            "input_tokens": num_input,
+            # cached tokens are billed separately elsewhere; here they are free
+            "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": replies.num_reasoning_tokens(self.call) or 0},
+            "total_tokens": num_input + num_output,
+        }
 
-    def _take(self) -> bytes:
-        events, self._events = self._events, []
-        return b"".join(events)
+    def _describe(self, status: str, items: list[Json], usage: Json | None) -> Json:
+        """Return the response object."""
+        call, body = self.call, self._body
+        is_parallel = body.parallel_tool_calls is not False if call.tools is None else call.tools.is_parallel
+        return {
+            "id": call.reply_id,
+            "object": "response",
+            "created_at": call.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": call.model,
+            "output": items,
+            "parallel_tool_calls": is_parallel,
+            "store": body.store is not False,
+            "temperature": call.sampling.temperature,
+            "text": body.text.model_dump(by_alias=True, exclude_none=True),
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": call.sampling.top_p,
+            "truncation": "disabled",
+            "usage": usage,
+            "metadata": body.metadata or {},
+            **{name: getattr(body, name) for name in ECHOED},
+        }
 
 
-def _make_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
+def status_of(choice: CompletionOutput) -> str:
+    """Return how a response ended: by itself, at a limit, or aborted."""
+    if choice.finish_reason == "abort":
+        return "cancelled"
+    return "completed" if choice.finish_reason == "stop" else "incomplete"
 
 
 def _make_part(kind: str, text: str) -> Json:
-    part = {"type": TEXTS[kind][0], "text": text}
-    return part | {"annotations": [], "logprobs": []} if kind == "message" else part
+    part_type, _, _, more, _ = TEXTS[kind]
+    return {"type": part_type, "text": text, **more}
