@@ -34,9 +34,14 @@ ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 def make_api(context: ApiContext) -> FastAPI:
     """Build the app around an engine."""
     # no documentation page: FastAPI's loads its scripts from another host
-    pages = {"docs_url": None, "redoc_url": None}
-    checks = [Depends(check_body)]
-    app = FastAPI(title="Troupe", version=__version__, dependencies=checks, responses=ERRORS, **pages)
+    app = FastAPI(
+        title="Troupe",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(check_body)],
+        responses=ERRORS,
+    )
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
     routers = (admin, anthropic, chat, completions, embeddings, extract, llama_cpp, models, responses, tokens)

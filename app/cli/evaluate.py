@@ -80,8 +80,8 @@ async def evaluate(config: EvaluateConfig, options: dict[str, Any], given: dict[
             if config.calibration is not None:
                 keep_calibration(Path(config.calibration), engine.model_name, report)
     if config.as_json:
-        sets = {name: figures.to_json() for name, figures in report.items()}
-        print(json.dumps({"surround": config.surround, "ground": options["ground"], "sets": sets}, indent=1))
+        found = {name: figures.to_json() for name, figures in report.items()}
+        print(json.dumps({"surround": config.surround, "ground": options["ground"], "sets": found}, indent=1))
     return EXIT_SOME_FAILED if any(figures.failed for figures in report.values()) else 0
 
 

@@ -7,7 +7,7 @@ message_start ─▶ per block: content_block_start ─▶ content_block_delta .
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from app.api import replies
 from app.api.anthropic.request import RENAMED
@@ -28,7 +28,7 @@ DELTAS = {
 class MessageWriter(BlockWriter):
     """Writes one message."""
 
-    TYPES = {"reasoning": "thinking", "content": "text", "tool_calls": "tool_use"}
+    TYPES: ClassVar = {"reasoning": "thinking", "content": "text", "tool_calls": "tool_use"}
     RENAMED = RENAMED
 
     def begin(self, output: RequestOutput) -> None:

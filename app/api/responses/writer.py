@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from app.api import replies
 from app.api.blocks import BlockWriter
@@ -37,7 +37,7 @@ class ResponseWriter(BlockWriter):
         keep: stores the response, before its last event is sent.
     """
 
-    TYPES = {"reasoning": "reasoning", "content": "message", "tool_calls": "function_call"}
+    TYPES: ClassVar = {"reasoning": "reasoning", "content": "message", "tool_calls": "function_call"}
     RENAMED = RENAMED
 
     def __init__(
