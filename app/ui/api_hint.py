@@ -43,16 +43,10 @@ print(answer.choices[0].message.parsed)"""
 EXTRACT_AIOHTTP = """import asyncio
 import aiohttp
 
-SCHEMA = {{
-    "type": "object",
-    "properties": {{"name": {{"type": "string"}}, "age": {{"type": "integer"}}}},
-    "required": ["name", "age"],
-}}
-
 
 async def main():
     headers = {{"Authorization": "Bearer {api_key}"}}
-    body = {{"schema": SCHEMA, "text": "Ada is 36 years old."}}
+    body = {{"schema": "contact", "text": "Ada Lovelace, ada@example.com"}}  # or a JSON Schema
     async with aiohttp.ClientSession(headers=headers) as session:
         async with session.post("{base_url}/extract", json=body) as answer:
             found = await answer.json()
@@ -61,24 +55,12 @@ async def main():
 
 asyncio.run(main())"""
 
-EXTRACT_OPENAI = """import asyncio
-from openai import AsyncOpenAI
+EXTRACT_OPENAI = """from openai import OpenAI
 
-SCHEMA = {{
-    "type": "object",
-    "properties": {{"name": {{"type": "string"}}, "age": {{"type": "integer"}}}},
-    "required": ["name", "age"],
-}}
-
-
-async def main():
-    async with AsyncOpenAI(base_url="{base_url}", api_key="{api_key}") as client:
-        body = {{"schema": SCHEMA, "text": "Ada is 36 years old."}}
-        found = await client.post("/extract", body=body, cast_to=object)
-    print(found["record"], found["flags"], found["evidence"])
-
-
-asyncio.run(main())"""
+client = OpenAI(base_url="{base_url}", api_key="{api_key}")
+body = {{"schema": "contact", "text": "Ada Lovelace, ada@example.com"}}  # or a JSON Schema
+found = client.post("/extract", body=body, cast_to=object)
+print(found["record"], found["flags"], found["evidence"])"""
 
 # label -> language and text
 SNIPPETS = {

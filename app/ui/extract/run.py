@@ -28,7 +28,6 @@ from app.ui.extract.record_view import (
     render_fields,
     render_figures,
     render_source,
-    render_table,
     render_verdict,
 )
 from app.ui.pacing import pace
@@ -128,9 +127,9 @@ class ExtractRun:
                         if flag.asked:
                             break
             if flag.asked == "leave":
-                yield (*(gr.skip() for _ in range(7)), *IDLE_BUTTONS, gr.skip())
+                yield (*(gr.skip() for _ in range(6)), *IDLE_BUTTONS, gr.skip())
             else:
-                yield (STOPPED, *(gr.skip() for _ in range(6)), *IDLE_BUTTONS, None)
+                yield (STOPPED, *(gr.skip() for _ in range(5)), *IDLE_BUTTONS, None)
         except EXPLAINED as error:
             yield fail(explain(error, self.engine.state))
         except Exception as error:
@@ -143,58 +142,58 @@ class ExtractRun:
         self.stops.ask(str(request.session_hash))
 
     def edit(self, shown: Shown | None, data: gr.EventData) -> Update:
-        """Apply a correction at once: update JSON, table and checked record, but not the fields.
+        """Apply a correction at once: update JSON and checked record, but not the fields.
 
         Every event carries all edits since the fields were drawn; a value changed back is not an edit.
         Therefore the record of the fields is kept too, beside the edited one.
         """
         if shown is None:
-            return tuple(gr.skip() for _ in range(4))
+            return tuple(gr.skip() for _ in range(3))
         try:
             edited = correct(shown, data._data.get("edits") or {})
         except EditError:
-            return tuple(gr.skip() for _ in range(4))
-        _, record, table, marked = views(edited, {})
+            return tuple(gr.skip() for _ in range(3))
+        _, record, marked = views(edited, {})
         # Do not update the verdict: the click that stores the record also ends an edit, and its verdict must stay.
-        return record, table, marked, (shown, edited)
+        return record, marked, (shown, edited)
 
     def change_items(self, shown: Shown | None, verified: Verified | None, data: gr.EventData) -> Update:
         """Add or remove a list item, after applying the edits so far."""
         if shown is None:
-            return tuple(gr.skip() for _ in range(6))
+            return tuple(gr.skip() for _ in range(5))
         try:
             edited = correct(shown, data._data.get("edits") or {})
             record = change_items(edited.result.record, str(data._data["pointer"]), data._data["action"])
         except EditError as error:
             badge = render_badge("bad", "not changed", f"{error}.")
-            return (badge, *(gr.skip() for _ in range(5)))
+            return (badge, *(gr.skip() for _ in range(4)))
         result = make_again(edited.schema, edited.text, edited.result, record)
         # Pointers of other items have changed, so it is no longer known which values were edited.
         edited = replace(edited, result=result, by_hand=frozenset())
         before = (verified or {}).get(edited.key)
-        fields, text, table, marked = views(edited, compare(record, before["record"]) if before else {})
-        return render_verdict(result), fields, text, table, marked, edited
+        fields, text, marked = views(edited, compare(record, before["record"]) if before else {})
+        return render_verdict(result), fields, text, marked, edited
 
     def keep(self, shown: Shown | None, data: gr.EventData) -> Update:
         """Apply corrections, validate the record, and store it in the browser for comparison."""
         if shown is None:
-            return tuple(gr.skip() for _ in range(7))
+            return tuple(gr.skip() for _ in range(6))
         try:
             edited = correct(shown, data._data.get("edits") or {})
         except EditError as error:
             problem = Explanation("This record cannot be kept.", f"{error}.", "Run the extraction again.")
-            return (problem.as_html(), *(gr.skip() for _ in range(6)))
+            return (problem.as_html(), *(gr.skip() for _ in range(5)))
         if not edited.result.valid:
             badge = render_badge(
                 "bad", "not kept", f"{'; '.join(edited.result.errors)}. Correct it and keep it again."
             )
-            return (badge, *(gr.skip() for _ in range(6)))
+            return (badge, *(gr.skip() for _ in range(5)))
         added: Verified = {edited.key: {"record": edited.result.record, "time": time.time()}}
         badge = render_badge(
             "good", "verified", "kept in this browser; later runs on this text are compared with it"
         )
-        fields, record, table, marked = views(edited, {})
-        return badge, fields, record, table, marked, edited, added
+        fields, record, marked = views(edited, {})
+        return badge, fields, record, marked, edited, added
 
 
 def add_example(shown: Shown | None, typed: tuple[Shown, Shown] | None, examples: str | None) -> str:
@@ -219,14 +218,13 @@ def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:
     return replace(shown, result=result, by_hand=shown.by_hand | set(edits))
 
 
-def views(shown: Shown, changes: Mapping[str, Change]) -> tuple[str, str, str, str]:
-    """Return fields, JSON, table and marked source of a result."""
+def views(shown: Shown, changes: Mapping[str, Change]) -> tuple[str, str, str]:
+    """Return fields, JSON and marked source of a result."""
     result = shown.result
     text = json.dumps(result.record, indent=2, ensure_ascii=False) if result.valid else result.raw
     return (
         render_fields(result.leaves, result, changes, shown.by_hand),
         text,
-        render_table(result.record) or EMPTY,
         render_source(result.leaves, result.evidence, shown.text),
     )
 
@@ -235,39 +233,39 @@ def show(shown: Shown, verified: Verified) -> Update:
     """Show a finished extraction."""
     before = verified.get(shown.key)
     changes = compare(shown.result.record, before["record"]) if before else {}
-    fields, record, table, marked = views(shown, changes)
+    fields, record, marked = views(shown, changes)
     badge, figures = render_verdict(shown.result), render_figures(shown.result)
     to_evidence = gr.update(selected="evidence")
-    return (badge, fields, record, table, figures, marked, to_evidence, *IDLE_BUTTONS, shown)
+    return (badge, fields, record, figures, marked, to_evidence, *IDLE_BUTTONS, shown)
 
 
 def progress(part: PartialExtraction | PartsDone | None) -> Update:
     """Show the record as far as it has been generated."""
     if part is None:
-        return tuple(gr.skip() for _ in range(10))
+        return tuple(gr.skip() for _ in range(9))
     if isinstance(part, PartsDone):
         badge = render_badge(
             "busy", "reading", f"{part.num_done} of {part.num_parts} parts; the text is long"
         )
-        return (badge, *(gr.skip() for _ in range(9)))
+        return (badge, *(gr.skip() for _ in range(8)))
     fields = render_fields(scan(part.raw).leaves, None)
-    return (render_badge("busy", "writing"), fields, part.raw, *(gr.skip() for _ in range(7)))
+    return (render_badge("busy", "writing"), fields, part.raw, *(gr.skip() for _ in range(6)))
 
 
 def busy(badge: str, fields: str) -> Update:
     """Show the columns when a run begins."""
-    return (badge, fields, "", EMPTY, "", NO_SOURCE, gr.skip(), *BUSY_BUTTONS, None)
+    return (badge, fields, "", "", NO_SOURCE, gr.skip(), *BUSY_BUTTONS, None)
 
 
 # Hide results of an earlier text: all but the tabs and the buttons.
-NO_RESULT = ("", EMPTY, "", EMPTY, "", NO_SOURCE, None)
+NO_RESULT = ("", EMPTY, "", "", NO_SOURCE, None)
 
 
 def refuse(problem: Explanation) -> Update:
     """Show why nothing was started; earlier results stay."""
-    return (problem.as_html(), *(gr.skip() for _ in range(6)), *IDLE_BUTTONS, gr.skip())
+    return (problem.as_html(), *(gr.skip() for _ in range(5)), *IDLE_BUTTONS, gr.skip())
 
 
 def fail(problem: Explanation) -> Update:
     """Show the reason, in place of the badge, if there is no result."""
-    return (problem.as_html(), EMPTY, "", EMPTY, "", NO_SOURCE, gr.skip(), *IDLE_BUTTONS, None)
+    return (problem.as_html(), EMPTY, "", "", NO_SOURCE, gr.skip(), *IDLE_BUTTONS, None)
