@@ -4,6 +4,7 @@ the prompt ends in <think>          the output begins inside the reasoning (Deep
 the template supports reasoning     the output may begin with it (Qwen 3), unless enable_thinking is false
 the prompt ends in </think>, or
 the template does not support it    there is no reasoning, and <think> is ordinary text
+the template has channels           the output is a reasoning message and a final one (gpt-oss)
 
 The API, the chat and the extraction use this. A grammar begins after the end of the reasoning
 (grammar/match/reasoning.py).
@@ -11,6 +12,7 @@ The API, the chat and the extraction use this. A grammar begins after the end of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -24,10 +26,12 @@ Json = dict[str, Any]
 OPEN = "<think>"
 CLOSE = "</think>"
 PROBE = "probe_of_troupe"
-# the names under which chat templates have their switch
 # enough of a prompt's end to see whether it opens the reasoning
 TAIL_TOKENS = 24
+# the names under which chat templates have their switch
 SWITCHES = ("enable_thinking", "thinking")
+FINAL = "<|channel|>final<|message|>"
+CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|return|start)\|>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,13 @@ class Thinking:
         is_open: the prompt ends inside the reasoning; otherwise the output may begin it.
         keeps_breaks: line breaks after the reasoning belong to the content.
         is_shown: whether the reply includes reasoning.
+        has_channels: reasoning and content are messages with channels; see `split_channels`.
     """
 
     is_open: bool
     keeps_breaks: bool = False
     is_shown: bool = True
+    has_channels: bool = False
 
 
 def knows_thoughts(render: Callable[..., str]) -> bool:
@@ -87,8 +93,24 @@ def find_thinking(
     return Thinking(False) if knows and not is_off else None
 
 
+def knows_channels(render: Callable[..., str]) -> bool:
+    """Return whether a chat template writes an answer as a message of the final channel."""
+    user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
+    return FINAL in _try(render, [user, answer, user])
+
+
+def split_channels(text: str) -> tuple[str, str, bool]:
+    """Return the reasoning of an output with channels, its content, and whether the reasoning has ended."""
+    found = CHANNEL.findall(text)
+    thought = "\n\n".join(body for channel, body in found if channel == "analysis")
+    content = "".join(body for channel, body in found if channel != "analysis")
+    return thought, content if found else text, not found or found[-1][0] != "analysis"
+
+
 def gate_grammar(spec: GrammarSpec, thinking: Thinking, allows_breaks: bool = False) -> GrammarSpec:
     """Return the grammar of an answer that follows the reasoning."""
+    if thinking.has_channels:
+        return replace(spec, reasoning=Reasoning(None, FINAL, allows_breaks))
     return replace(spec, reasoning=Reasoning(None if thinking.is_open else OPEN, CLOSE, allows_breaks))
 
 

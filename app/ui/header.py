@@ -65,7 +65,8 @@ def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> s
     return (
         '<div class="strip"><h1 class="brand">Troupe</h1>'
         f'<span class="model" title="{card}">{html.escape(engine.model_name)}</span>'
-        f'<span class="device">{html.escape(describe_device(engine))}</span>'
+        f'<span class="device" title="{html.escape(describe_replaced(engine), quote=True)}">'
+        f"{html.escape(describe_device(engine))}</span>"
         f'<span class="state {state}" title="{title}"><i></i>{state}</span>'
         f'<span class="figures">{cells}</span>'
         '<button type="button" class="theme" title="Switch between light and dark">'
@@ -77,8 +78,21 @@ def describe_device(engine: Engine) -> str:
     """Return device and dtype, once they are known."""
     if engine.state in ("new", "starting"):
         return ""
-    worker = engine.resolved.worker
-    return f"{worker.device} · {worker.dtype}"
+    worker, replaced = engine.resolved.worker, list_replaced(engine)
+    note = f" · {len(replaced)} kernel{'s' if len(replaced) > 1 else ''} replaced" if replaced else ""
+    return f"{worker.device} · {worker.dtype}{note}"
+
+
+def list_replaced(engine: Engine) -> list[str]:
+    """Return the kernels that the self-check at the start replaced by slower ones."""
+    names = str(engine.describe_runtime().get("replaced_kernels", ""))
+    return names.split(", ") if names else []
+
+
+def describe_replaced(engine: Engine) -> str:
+    """Return the tooltip of the device; empty if all kernels passed."""
+    replaced = [] if engine.state in ("new", "starting") else list_replaced(engine)
+    return f"Failed the self-check and replaced: {', '.join(replaced)}" if replaced else ""
 
 
 def build_header(demo: gr.Blocks, engine: Engine) -> None:

@@ -17,6 +17,14 @@ def test_the_strip_shows_model_device_state_and_load() -> None:
     assert "boom &quot;&lt;b&gt;&quot;" in crashed
 
 
+def test_the_strip_names_kernels_that_failed_the_self_check() -> None:
+    engine = FakeEngine()
+    assert "replaced" not in render_header(engine, 0)
+    engine.describe_runtime = lambda: {"replaced_kernels": "paged_attention, silu_mul"}
+    strip = render_header(engine, 0)
+    assert "2 kernels replaced" in strip and 'replaced: paged_attention, silu_mul"' in strip
+
+
 def test_the_rate_is_a_mean_over_the_window() -> None:
     now = [0.0]
     meter = RateMeter(lambda: now[0])

@@ -57,3 +57,16 @@ def test_reasoning_that_goes_on_is_shown_as_it_grows() -> None:
     assert answer_messages("It is <think> in the middle") == [answer_message("It is <think> in the middle")]
     opened, answer = answer_messages("so far</think>Yes.", Thinking(is_open=True))
     assert (opened["content"], answer["content"]) == ("so far", "Yes.")
+
+
+def test_the_analysis_of_a_model_with_channels_is_folded() -> None:
+    channels = Thinking(is_open=False, has_channels=True)
+    begun = "<|channel|>analysis<|message|>User greets."
+    (growing,) = answer_messages(begun, channels)
+    assert growing["content"] == "User greets." and growing["metadata"]["status"] == "pending"
+    whole = f"{begun}<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"
+    reasoning, answer = answer_messages(whole, channels)
+    assert (reasoning["content"], reasoning["metadata"]["status"]) == ("User greets.", "done")
+    assert answer == answer_message("Hello!")
+    assert answer_messages("<|channel|>final<|message|>Hi", channels) == [answer_message("Hi")]
+    assert answer_messages("plain", channels) == [answer_message("plain")]
