@@ -36,7 +36,7 @@ class UsageError(ValueError):
 
 
 class Failure(Exception):
-    """What went wrong although the user asked for something possible; one line, exit code 1."""
+    """An error although the user asked for something possible; one line, exit code 1."""
 
 
 def setting(default: T, text: str, takes_several: bool = False) -> T:
@@ -122,7 +122,7 @@ RoutePolicy = Literal["prefix_aware", "least_load", "power_of_two", "round_robin
 
 @dataclass(frozen=True, slots=True)
 class RouteConfig:
-    """Which servers get the requests, and how one of them is chosen.
+    """The servers that get the requests, and the choice among them.
 
     Raises:
         UsageError: a value outside its range.

@@ -25,7 +25,7 @@ body{font:16px system-ui,sans-serif;display:grid;place-items:center;height:90vh}
 
 
 PAGE = (Path(__file__).resolve().parents[1] / "assets" / "loading.html").read_text(encoding="utf-8")
-INDEX = "model.safetensors.index.json"  # of the files that the engine downloads
+INDEX = "model.safetensors.index.json"  # lists the files that the engine downloads
 
 
 class Loading:

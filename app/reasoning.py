@@ -36,7 +36,7 @@ CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|ret
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How the outputs of one request are split into reasoning and content.
+    """The way in which the outputs of one request are split into reasoning and content.
 
     Attributes:
         is_open: the prompt ends inside the reasoning; otherwise the output may begin it.

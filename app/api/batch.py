@@ -43,7 +43,7 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
         "id": f"batch_req_{request_id}",
         "custom_id": row["custom_id"],
         "response": {"status_code": status, "request_id": request_id, "body": body},
-        # of a request that got no response; here every row gets one
+        # for requests without a response; here every row gets one
         "error": None,
     }
 

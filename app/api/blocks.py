@@ -31,7 +31,7 @@ class BlockWriter(ABC):
         self.call = call
         self.blocks: list[Json] = []
         self._parser = call.make_reader()
-        self._pieces: list[str] = []  # of the open block
+        self._pieces: list[str] = []  # text of the open block
         self._events: list[bytes] = []
         self._is_open = False
 

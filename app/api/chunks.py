@@ -47,7 +47,7 @@ class Chunks:
         self._offsets: dict[int, TextOffsets] = {}
 
     def first(self, index: int, output: RequestOutput, echo: str = "") -> bytes:
-        """What comes before a choice's own text: the role of a chat message, or an echoed prompt."""
+        """Return the chunk before a choice's own text: the role of a chat message, or an echoed prompt."""
         tools, reader = self._call.tools, self._call.make_reader()
         if reader is not None:
             self._parsers[index] = reader
@@ -91,7 +91,7 @@ class Chunks:
         reason = replies.finish_reason(choice, parser is not None and parser.num_calls > 0)
         entry |= {"finish_reason": reason, "stop_reason": choice.stop_reason}
         n = self._call.sampling.n
-        # of all the choices of its prompt, which share one clock
+        # all choices of a prompt share one clock
         num_tokens = sum(count for i, count in self._num_tokens.items() if i // n == index // n)
         extras = replies.extras(self._call, [output], num_tokens, (index,))
         chunk = {**self._header, "choices": [entry], **extras}

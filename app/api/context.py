@@ -104,7 +104,7 @@ class ApiContext:
         return await asyncio.to_thread(lambda: self._knows_thoughts)
 
     async def tool_style(self) -> str | None:
-        """How the model writes tool calls, as set or as its chat template writes one; tried once, off the loop."""
+        """Return the style of the model's tool calls, as set or as in its chat template; tried once, off the loop."""
         return await asyncio.to_thread(lambda: self._tool_style)
 
     async def knows_tools(self) -> bool:

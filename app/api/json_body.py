@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from fastapi import Request
@@ -19,7 +18,6 @@ from app.api.errors import ApiError
 from engine import is_unicode
 
 MAX_PLACE_CHARS = 200
-MAX_LOOKED_AT = 100_000  # values, in search of the wrong one
 
 
 async def check_body(request: Request) -> None:
@@ -84,24 +82,16 @@ def check_values(value: object) -> None:
 
 
 def _find_wrong(body: object) -> tuple[str, str]:
-    """Where the first wrong value is, and what is wrong with it."""
-    names: list[str] = []  # of the open containers
-    levels: list[Iterator[tuple[str, Any]]] = [iter([("", body)])]
-    for _ in range(MAX_LOOKED_AT):
-        found = next(levels[-1], None)
-        if found is None:
-            levels.pop()
-            names.pop()
-            continue
-        name, value = found
+    """Return the place of the first wrong value and the reason. A body has few enough values to look at all."""
+    waiting: list[tuple[str, Any]] = [("", body)]
+    while waiting:
+        place, value = waiting.pop()
         if reason := _refuse(value):
-            return "".join([*names, name]).removeprefix("."), reason
+            return place.removeprefix("."), reason
         if isinstance(value, dict):
-            names.append(name)
-            levels.append((f".{key}", inner) for key, inner in value.items())
+            waiting += [(f"{place}.{key}", inner) for key, inner in reversed(value.items())]
         elif isinstance(value, list):
-            names.append(name)
-            levels.append((f"[{i}]", inner) for i, inner in enumerate(value))
+            waiting += [(f"{place}[{i}]", inner) for i, inner in reversed([*enumerate(value)])]
     return "", " holds a number that is not finite, or half of a surrogate pair"
 
 

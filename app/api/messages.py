@@ -33,7 +33,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], sees_images: bool = Fal
         ApiError: 400 naming the message, for a role or content that is not supported; 413 for calls with
             more values than a body may have.
     """
-    counter = ValueCounter()  # of the arguments of all calls: to the body's own count they are strings
+    counter = ValueCounter()  # counts the arguments of all calls, which are strings in the body
     return [
         _read_message(f"messages[{i}]", message, counter, sees_images) for i, message in enumerate(messages)
     ]
@@ -188,7 +188,7 @@ def tell_plainly(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages: as `read_messages` returns them.
     """
     told: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # of the functions, by the id of their call
+    names: dict[str, str] = {}  # id of a call -> name of its function
     was_result = False
     for message in messages:
         is_result = message["role"] == "tool"

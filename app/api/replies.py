@@ -69,7 +69,7 @@ def usage_of(
 
 
 def structured(info: GrammarInfo | None, is_valid: bool | None) -> Json | None:
-    """Which backend enforced the grammar, by what plan, and what a check after the end says; None without one."""
+    """Return the backend that enforced the grammar, its plan, and the final check; None without a grammar."""
     if info is None:
         return None
     plan = [{"pointer": pointer, "keyword": keyword, "enforced_by": by} for pointer, keyword, by in info.plan]
@@ -98,7 +98,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def extras(call: Call, outputs: Sequence[RequestOutput], num_tokens: int, indices: Iterable[int]) -> Json:
-    """What a reply carries only when the request asked for it.
+    """Return fields that a reply has only on request.
 
     Args:
         outputs: the last of each prompt that it is about.
@@ -222,7 +222,7 @@ def echo_logprobs(call: Call, output: RequestOutput, echo: str) -> Json:
 
 
 def output_offsets(call: Call, output: RequestOutput, start: int) -> TextOffsets:
-    """What finds the places of one choice's tokens, behind `start` characters of a repeated prompt."""
+    """Return the counter of token offsets of one choice, after `start` characters of a repeated prompt."""
     tokenizer, skips_special = call.context.engine.tokenizer, call.sampling.skip_special_tokens
     return TextOffsets(tokenizer, output.prompt_token_ids, skips_special, start)
 

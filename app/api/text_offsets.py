@@ -1,4 +1,4 @@
-"""Where the tokens of a text completion begin in the text that its reader sees.
+"""Offsets of the tokens of a text completion in the text that clients see.
 
 A part of a character begins where the character does, and a token that shows nothing where the next one does.
 Places count on through a stop string that the text leaves out, so that a stream, which cannot know of it yet,

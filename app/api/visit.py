@@ -10,7 +10,7 @@ from engine import RequestOutput
 
 @dataclass(slots=True)
 class Visit:
-    """What is known of a request; the gate opens it, a Call fills it in.
+    """The facts of one request; the gate opens it, a Call fills it in.
 
     Attributes:
         key_number: which of the configured keys it came with, counted from 1; 0 without keys.

@@ -1,4 +1,4 @@
-"""What is wrong with a field, in our words: pydantic tells of valid lists, dictionaries and instances."""
+"""Errors of fields in JSON's terms, where pydantic speaks of dictionaries and instances."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def say_rule(error: Any) -> str | None:
 
 
 def say_place(parts: list[str | int]) -> str:
-    """Where in a request it is: stop[0], stream_options.include_usage."""
+    """Return the place in a request: stop[0], stream_options.include_usage."""
     steps = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return "".join(steps).removeprefix(".")
 

@@ -38,7 +38,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests arrive.
+    """Arrival of requests.
 
     Attributes:
         rate: requests a second; inf: all at once.

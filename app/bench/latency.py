@@ -30,7 +30,7 @@ from app.bench.workload import Job, check_range, count_tokens, make_random
 from app.config import UsageError
 from engine import EngineConfig
 
-_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # of a weight
+_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # bytes of a weight
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

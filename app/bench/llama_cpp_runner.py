@@ -22,7 +22,7 @@ from app.bench.workload import Job, find_lengths
 from app.config import UsageError
 from engine import EngineConfig
 
-BATCH_TOKENS = 2048  # of one call, llama.cpp's default
+BATCH_TOKENS = 2048  # tokens of one call, llama.cpp's default
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 KINDS = {"bfloat16": Kind.BF16, "float16": Kind.F16}
 QUANTIZED = {"int8": Kind.Q8_0, "int4": Kind.Q4_0}
@@ -34,7 +34,7 @@ def _drop_log(level: int, text: bytes, user_data: object) -> None:
 
 
 def choose_kind(config: EngineConfig) -> Kind:
-    """How the file stores what our engine stores so; "auto" is float32 on CPU.
+    """Return the format of the file for the dtype or quantization of our engine; "auto" is float32 on CPU.
 
     Raises:
         UsageError: a quantization that has no counterpart there.

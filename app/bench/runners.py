@@ -50,7 +50,7 @@ class TroupeRunner:
         adapters: Sequence[LoRARequest] = (),
     ) -> None:
         self.llm = LLM(**settings)
-        self._adapters = adapters  # of the requests, in turn
+        self._adapters = adapters  # requests use them in turn
         self._params = SamplingParams(temperature=temperature, ignore_eos=True, seed=0, grammar=grammar)
 
     def run(self, jobs: Sequence[Job]) -> float:

@@ -69,7 +69,7 @@ def write_shape(name: str, folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one step of a model must at least read and compute.
+    """The least that one step of a model must read and compute.
 
     Attributes:
         num_weights: of all matrices that a token passes, the output embedding included.

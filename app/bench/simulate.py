@@ -87,7 +87,7 @@ class Point:
     num_crashes: int
     num_resumed: int
     is_enough: bool
-    cpu_s: float  # of the simulation
+    cpu_s: float  # CPU time of the simulation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ PHASES = ("port answers", "ready", "first token")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How often, and which server."""
+    """Add the number of starts and the flags of the server."""
     parser.add_argument("--num-iters", type=int, default=3, help="starts (3)")
     parser.add_argument("--server-flags", default="", help="flags of the server: --server-flags='--no-ui'")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there, too")

@@ -131,7 +131,7 @@ def _show(share: float, count: int) -> str:
 
 
 def describe_faults(judged: Sequence[Judged]) -> Iterator[str]:
-    """What was found instead of what."""
+    """Return lines with the wrong fields, the record found and the one wanted."""
     for one in judged:
         wrong = [name for name, score in one.scores.items() if score < 1]
         if wrong or one.extra:

@@ -19,7 +19,7 @@ MAX_CONTEXT = 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to do, the schema, and for `test` the instances."""
+    """Add the action, the schema, and for `test` the instances."""
     parser.add_argument(
         "action", choices=("explain", "test"), help="print the plan, or try instances against it"
     )

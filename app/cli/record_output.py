@@ -30,7 +30,7 @@ class RecordOutput:
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Record], None]]:
-        """What takes each record; a table is written when the block ends, with an error too.
+        """Yield the function that takes each record; a table is written when the block ends, also with an error.
 
         Raises:
             Failure: the format cannot keep these records, which are printed as JSONL instead.

@@ -137,7 +137,7 @@ def _subschemas(schema: Any, pointer: str, opposed: frozenset[str]) -> Iterator[
         return
     yield pointer, schema
     if "enum" in schema or "const" in schema:
-        return  # what is listed there need not keep to a limit
+        return  # listed values may exceed a limit
     for keyword, value in list(schema.items()):
         here = f"{pointer}/{keyword}"
         if keyword in SUBSCHEMA_KEYWORDS:

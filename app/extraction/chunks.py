@@ -31,7 +31,7 @@ OVERLAP_SHARE = 0.15
 MIN_PART_CHARS = 200
 MAX_PARTS = 64
 MAX_CONCURRENT = 8
-# What a part that is denser than the rest is cut to, again and again until it fits.
+# A part with more tokens than the others is cut to this share until it fits.
 SMALLER_SHARE = 0.6
 
 

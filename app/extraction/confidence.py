@@ -1,4 +1,4 @@
-"""How sure the model was of each value, from the log-probabilities of the value's own tokens.
+"""Confidence of each value, from the log-probabilities of the value's own tokens.
 
 The figure is exp(mean log-probability) of the model's distribution before the grammar mask. It is
 relative: it ranks the fields of a record, it is not a calibrated probability of being right.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
-# What may follow in English and in languages whose months begin alike.
+# Endings in English and in languages whose months begin alike.
 _ENDINGS = (
     "uary|uar|uari|vier", "ruary|ruar|ruari|braio|rero", "ch|s|zo", "il|ile", "o", "e|i|io|ho", "y|i|io|ho",
     "ust|usti|ustus", "t|tember|tembre|tembrie", "ober|obre", "ember|embre|embro|iembre", "ember|embre|embrie",

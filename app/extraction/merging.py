@@ -16,7 +16,7 @@ from app.extraction.json_spans import Leaf, scan
 from app.extraction.pointers import escape_pointer, split_pointer
 from app.extraction.prompt import Schema
 
-# What stands between the last word of a part and its end.
+# Characters between the last word of a part and its end.
 EDGE_CHARS = 2
 
 

@@ -25,7 +25,7 @@ def read_reference(reference: Any) -> str | None:
 
 
 def follow(document: Any, pointer: str) -> Any:
-    """What stands at a JSON pointer, None for nothing."""
+    """Return the value at a JSON pointer, None if there is none."""
     place = document
     for step in split_pointer(pointer):
         if isinstance(place, list):

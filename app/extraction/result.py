@@ -47,7 +47,7 @@ class ExtractionResult:
     output: RequestOutput | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What the command line prints for one source, as a JSON-able dict."""
+        """Return the result as a JSON-able dict, as the command line prints it."""
         return {
             "source": self.source,
             "record": self.record,

@@ -1,4 +1,4 @@
-"""What the schema of a record says of one place in it: the subschemas that hold there, and the types they allow."""
+"""The subschemas that hold at one place of a record, and the types that they allow."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """How large a table may become in memory; by default as large as its files are."""
+    """Limits of a table in memory; by default only the size of its files is limited."""
 
     max_rows: float = math.inf
     max_cells: float = math.inf

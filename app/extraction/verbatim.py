@@ -1,4 +1,4 @@
-"""Which values of a record are quotations: free strings, as opposed to choices, dates, times and patterns.
+"""Values of a record that are quotations: free strings, as opposed to choices, dates, times and patterns.
 
 Such strings can be grounded: the grammar then lets them be nothing but parts of the source text. Dates and
 amounts are grounded by listing those that the text offers (candidates.py).

@@ -35,7 +35,7 @@ class ExtractJob:
     """Extract a record from the text column of each row."""
 
     schema: dict[str, Any]
-    options: dict[str, Any]  # of Extractor
+    options: dict[str, Any]  # fields of Extractor
     column: str | None  # None: the first of TEXT_NAMES that the row has
 
     async def answer(self, engine: Engine, rows: Sequence[Row], first: int) -> list[Row]:

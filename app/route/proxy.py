@@ -263,7 +263,7 @@ async def read_body(receive: Receive) -> bytes:
     while True:
         try:
             message = await receive()
-        except HTTPException as error:  # of the gate
+        except HTTPException as error:  # raised by the gate
             raise ApiError(error.status_code, str(error.detail), code="body_too_large") from error
         if message["type"] == "http.disconnect":
             raise ApiError(400, "the client left before the body was complete")

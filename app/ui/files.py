@@ -16,5 +16,5 @@ READER = ThreadPoolExecutor(1, thread_name_prefix="files")
 
 
 async def read_apart(read: Callable[..., T], *args: object) -> T:
-    """What `read(*args)` gives, for one file; other visitors' files come in between."""
+    """Return `read(*args)` for one file; other visitors' files may be read before it."""
     return await asyncio.get_running_loop().run_in_executor(READER, read, *args)

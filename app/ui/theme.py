@@ -1,4 +1,4 @@
-"""How the app looks: neutral slate, one teal accent, fonts that ship with Gradio (no host is asked for anything)."""
+"""The look of the app: neutral slate, one teal accent, fonts that ship with Gradio (no host is asked for anything)."""
 
 from __future__ import annotations
 

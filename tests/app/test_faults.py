@@ -84,7 +84,7 @@ async def test_logits_that_are_no_numbers_are_an_error_of_their_request_alone(mo
         def poison(hidden: torch.Tensor, adapters: object) -> torch.Tensor:
             logits = compute(hidden, adapters)
             if len(logits) > 1:
-                logits[1:] = math.nan  # of the requests that joined the first
+                logits[1:] = math.nan  # rows of the requests that joined the first
             return logits
 
         first = asyncio.create_task(server.post("/v1/completions", ASKED | {"max_tokens": 200}))

@@ -291,7 +291,7 @@ def test_a_download_is_counted_with_its_unfinished_files(tmp_path: Path) -> None
     assert make_loading(tmp_path, "tokenizer").describe() == expected
     (folder / "snapshots" / "1").mkdir(parents=True)
     for name, text, total in (
-        # of a second copy of the weights, which is not downloaded
+        # file of a second copy of the weights, which is not downloaded
         ("consolidated", '{"metadata": {"total_size": 999}}', None),
         ("model", '{"metadata": {"total_size": 400}}', 400),
         ("model", '{"metadata"', None),
@@ -315,7 +315,7 @@ def test_the_loading_page_names_the_model_and_lets_no_markup_in(tmp_path: Path) 
 def own_garbage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(garbage, "LOOK_S", 0.001)
     before = gc.get_threshold()
-    gc.freeze()  # what other tests left need not be looked at
+    gc.freeze()  # ignore the objects of other tests
     gc.enable()  # a server whose start failed in this process has left it off
     yield
     gc.unfreeze()

@@ -20,7 +20,7 @@ PASSED = frozenset(
     {"cache_salt", "chat_template_kwargs", "deadline_s", "min_p", "priority", "request_id", "seed"}
     | {"include_reasoning", "structured_outputs"}
 )
-# what a chat request calls a field -> what it is called here
+# name of a field in a chat request -> its name here
 RENAMED = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
@@ -89,7 +89,7 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
     messages = read_messages(body.system, body.messages)
     goes_on = is_prefill(messages)
     if goes_on and not messages[-1]["content"].strip():
-        goes_on = False  # of an empty beginning there is nothing to go on with
+        goes_on = False  # an empty beginning cannot be continued
         messages = messages[:-1] or messages
     fields |= {
         "model": body.model,
@@ -198,7 +198,7 @@ def _read_format(body: MessagesRequest) -> Json | None:
 
 
 def _read_effort(config: Json | None) -> str | None:
-    """How much the model is to think, which is for its chat template to read."""
+    """Return the reasoning effort, which the chat template reads."""
     effort: str | None = (config or {}).get("effort")
     if effort is not None and effort not in EFFORTS:
         message = f"output_config.effort={str(effort)[:40]!r} must be one of {', '.join(EFFORTS)}"

@@ -145,7 +145,7 @@ class StyledCalls:
         self._text = ""  # text that has not been returned yet
         self._at = 0  # how much of it has been returned, during `feed`
         self._json = JsonEnd()
-        self._name = ""  # of the called tool
+        self._name = ""  # name of the called tool
         self._num_arguments = 0
         self._is_reasoning, self._shows_reasoning = False, shows_reasoning
         self._is_after_call = False

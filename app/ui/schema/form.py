@@ -13,7 +13,7 @@ from app.extraction import Schema
 Form = dict[str, Any]
 Field = dict[str, Any]
 
-# What a person picks, and the schema it stands for.
+# Kind in the form -> its schema.
 KINDS: dict[str, Schema] = {
     "text": {"type": "string"},
     "whole number": {"type": "integer"},

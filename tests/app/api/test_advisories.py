@@ -1,4 +1,4 @@
-"""What brought other servers down, against a whole server in a process of its own: its keys, memory, CPU and sockets.
+"""Attacks that brought other servers down, against a whole server in a process of its own: keys, memory, CPU and sockets.
 
 Costs are told in the CPU time of the server's event loop, which a busy machine does not change.
 """
@@ -94,7 +94,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proc
             patch.setenv(name, str(home))
         async with run_server(FLAGS, pids.append) as url, aiohttp.ClientSession() as client:
             running = Process(None, url, client, pids[0], home)
-            for path, body in BODIES.items():  # what comes first loads what comes later
+            for path, body in BODIES.items():  # the first request loads the rest
                 status, reply = await running.post(path, body)
                 assert status == 200, (path, reply)
             yield running

@@ -179,7 +179,7 @@ async def test_a_grammar_that_takes_too_long_is_blamed_on_its_own_field(start: S
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What the API logs."""
+    """The lines that the API logs."""
     caplog.set_level(logging.INFO, "troupe.requests")
     caplog.set_level(logging.INFO, "troupe.api")
     return caplog

@@ -223,7 +223,7 @@ def test_a_text_cut_anywhere_loses_no_content_and_invents_no_call(style: str) ->
         if not calls:
             assert words == text[:length]
         else:
-            # of a second call that was cut before its arguments the beginning is shown
+            # the beginning of a second call that was cut before its arguments is shown
             assert words.startswith("So < it.\n") and text[:length].endswith(words.removeprefix("So < it.\n"))
 
 

@@ -66,7 +66,7 @@ WRONG: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("field", "value"), list_cases(WRONG), ids=lambda value: repr(value)[:40])
 async def test_a_wrong_field_is_a_400_naming_it(server: Server, field: str, value: Any) -> None:
     extra = {"guided_regex": "a"} if field == "guided_decoding_backend" else {}
-    began = time.process_time()  # of this process alone: others may be busy
+    began = time.process_time()  # counts this process alone: others may be busy
     status, reply = await server.chat(**{field: value}, **extra)
     assert status == 400, reply
     assert time.process_time() - began < 5

@@ -38,7 +38,7 @@ SETTLE_S = 30.0  # how long the server may take to become empty
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the server and the crowd are."""
+    """Sizes of the server and the crowd."""
 
     max_num_seqs: int = 64
     max_num_waiting: int = 64
@@ -54,7 +54,7 @@ class Size:
 
 @dataclass(slots=True)
 class Phase:
-    """What the clients of one phase saw. Times are seconds."""
+    """Measurements of the clients of one phase. Times are seconds."""
 
     admitted: list[Record] = field(default_factory=list)
     refused_s: list[float] = field(default_factory=list)

@@ -172,7 +172,7 @@ def test_parts_of_different_shapes_do_not_break_the_merge() -> None:
 
 
 def read_parts(text: str, *records: tuple[str, Any]) -> ExtractionResult:
-    """What the parts of a text that begin and end with these words come to."""
+    """Return the merged result of the parts of a text that begin and end with these words."""
     parts, results = [], []
     for words, record in records:
         first, last = words.split("…")
