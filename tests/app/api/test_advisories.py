@@ -1,4 +1,4 @@
-"""Attacks that brought other servers down, against a whole server in a process of its own: keys, memory, CPU and sockets.
+"""Attacks that brought other servers down, against a whole server in a process: keys, memory, CPU and sockets.
 
 Costs are told in the CPU time of the server's event loop, which a busy machine does not change.
 """
