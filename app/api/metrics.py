@@ -36,6 +36,11 @@ COUNTERS = (
     ("generation_tokens", "generation_tokens", "Tokens generated."),
     ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    (
+        "prefix_cache_stateless",
+        "prefix_cache_stateless",
+        "Prompt tokens whose KV was found, but not used: no state was kept there.",
+    ),
     ("kv_offload_loads", "kv_offload_loads", "Tokens of these hits copied back from host memory."),
     ("kv_transfer_prefills", "num_prefills", "Prompts that went to a prefill replica first."),
     ("kv_transfer_received_tokens", "kv_received_tokens", "Tokens loaded from the store of several cores."),

@@ -57,6 +57,7 @@ class KVCacheManager:
         if config.has_states and config.enable_prefix_caching:
             self.states = StateSnapshots(config.num_snapshots, self.block_size, end_ids)
         self._last_hashed: Request | None = None
+        self._last_admitted: Request | None = None  # of those with states
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_loaded_tokens = 0  # of the hits, tokens whose blocks came from the tier
@@ -95,7 +96,18 @@ class KVCacheManager:
         if self.states is not None:
             self.num_stateless_tokens += self._num_stateless
             request.snapshot = self.states.open(request, num_cached_tokens)
+            self._last_admitted = request
         return num_cached_tokens
+
+    def waits_for_sibling(self, request: Request) -> bool:
+        """Whether a running request will keep the state that this one, with the same prompt, can start from."""
+        other = self._last_admitted
+        return (
+            self.states is not None
+            and other is not None
+            and is_same_prompt(other, request)
+            and self.states.is_expected(other)
+        )
 
     def would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
         """Whether the request could be admitted if the victims' blocks were freed."""

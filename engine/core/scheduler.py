@@ -271,7 +271,7 @@ class Scheduler:
 
     def _admit_waiting(self, changes: StepChanges, budget: int) -> None:
         while changes.admission_room > 0 and (request := self.state.peek_admissible()) is not None:
-            if not self._fits_budget(request, budget):
+            if not self._fits_budget(request, budget) or self.kv_cache.waits_for_sibling(request):
                 return
             num_cached = self.kv_cache.admit(request)
             if num_cached is None:

@@ -59,6 +59,11 @@ class StateSnapshots:
         """Return the length in blocks of the longest prefix with a snapshot."""
         return next((num for num in range(len(hashes), 0, -1) if hashes[num - 1] in self._cached), 0)
 
+    def is_expected(self, request: Request) -> bool:
+        """Whether a running request will still keep states of its known tokens."""
+        states = self._open.get(request.handle)
+        return states is not None and bool(states.points)
+
     def open(self, request: Request, num_cached: int) -> int:
         """Choose the snapshots of a request that starts after `num_cached` cached tokens. Returns the slot to load."""
         last = request.num_tokens - 1

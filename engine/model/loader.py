@@ -152,6 +152,9 @@ def _load_tensors(
             name = f"model.{name}"  # saved without the output head, as embedding models are
         if name in wanted.targets:
             _load_tensor(wanted.targets[name], tensor, name, source, keeps_codes)
+        elif isinstance(tensor, Tensor) and (parts := wanted.list_parts(name)):
+            _load_stacked(wanted, parts, tensor, name, source)
+            loaded.update(parts)
         elif name not in wanted.tied and not wanted.is_ignored(name):
             unexpected.append(name)
         loaded.add(name)
@@ -162,6 +165,19 @@ def _load_tensors(
             f"missing: {_shorten(missing)}; unexpected: {_shorten(unexpected)}"
         )
     return loaded
+
+
+def _load_stacked(
+    wanted: WeightTargets, parts: list[str], tensor: Tensor, name: str, source: str | Path
+) -> None:
+    """Copy the matrices of all experts out of one tensor."""
+    single = wanted.targets[parts[0]].shape
+    if tensor.numel() != len(parts) * single.numel() or tensor.shape[-1] != single[-1]:
+        raise ConfigError(
+            f"{source}: tensor {name} has shape {list(tensor.shape)}, its config says {len(parts)} x {list(single)}"
+        )
+    for part, matrix in zip(parts, tensor.view(-1, *single), strict=True):
+        _load_tensor(wanted.targets[part], matrix, part, source, keeps_codes=False)
 
 
 def _load_tensor(

@@ -132,6 +132,7 @@ def _check_tensors(folder: Path, config: ModelConfig) -> None:
     wanted = DecoderModel(config, torch.float32, torch.device("meta")).weight_targets()
     if not stored & {name for name in wanted.targets if name.startswith("model.")}:
         stored = {f"model.{name}" for name in stored}
+    stored = {part for name in stored for part in wanted.list_parts(name) or [name]}
     missing = sorted(wanted.targets.keys() - stored)
     foreign = stored - wanted.targets.keys() - wanted.tied.keys()
     unexpected = sorted(name for name in foreign if not wanted.is_ignored(name))

@@ -62,6 +62,8 @@ class WeightTarget:
 
 
 Targets = dict[str, Target]  # by the name in the checkpoint
+# End of the name of a tensor of all experts -> the matrices of each; Qwen3.5 is published so.
+_STACKED_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,20 @@ class WeightTargets:
             tied={change(name): change(other) for name, other in self.tied.items()},
             ignored_prefixes=tuple(map(change, self.ignored_prefixes)),
         )
+
+    def list_parts(self, name: str) -> list[str]:
+        """Return the names of the single matrices in a stacked tensor of all experts, in its order; [] for others."""
+        if name in self.targets:
+            return []
+        for suffix, parts in _STACKED_EXPERTS.items():
+            prefix = name.removesuffix(suffix)
+            if prefix == name:
+                continue
+            found: list[str] = []
+            while (first := f"{prefix}{len(found) // len(parts)}.{parts[0]}.weight") in self.targets:
+                found += [first.replace(f".{parts[0]}.", f".{part}.") for part in parts]
+            return found
+        return []
 
     def is_ignored(self, name: str) -> bool:
         """Whether a tensor is not needed."""

@@ -103,7 +103,8 @@ class LoadedModel:
         has_ranks = self._config.tensor_parallel_size > 1
         self._dtype = DTYPES[config.dtype]
         self._num_threads = config.num_threads if has_ranks else self._config.num_threads
-        ops, self.native = start_ops(config, self._dtype, self._num_threads, has_codes, waits=has_ranks)
+        waits = has_ranks or any(self._model_config.layer_states)  # torch computes states in chunks
+        ops, self.native = start_ops(config, self._dtype, self._num_threads, has_codes, waits)
         sharding, build = self._choose_decoder()
         self.model = load_model(
             self._config.model,

@@ -40,8 +40,18 @@ def start_ops(
     return ops or make_ops(config, dtype, num_threads), native
 
 
-def note_rounding(config: WorkerConfig, ops_name: str, native: NativeSwap | None) -> list[str]:
-    """Explain what quantization loses without the native ops: torch's sums depend on the batch in their last bits."""
+def note_rounding(
+    config: WorkerConfig, ops_name: str, native: NativeSwap | None, has_states: bool = False
+) -> list[str]:
+    """Explain what is lost without the native ops: torch's sums depend on the batch in their last bits.
+
+    Args:
+        has_states: whether layers have states, which torch's ops compute in chunks.
+    """
+    if has_states and ops_name != "native":
+        return [
+            f"layers with states on {ops_name}: the same seed need not give the same text with other chunks of a prompt"
+        ]
     is_quantized = config.quantization != "none"
     is_coarse = is_quantized or config.dtype != "float32"
     if config.device != "cpu" or not is_coarse or ops_name == "native":

@@ -40,6 +40,8 @@ def check_states(config: EngineConfig, model_config: ModelConfig) -> None:
         raise ConfigError(f"kv_offload_gb={config.kv_offload_gb}: {why}; use 0")
     if config.kv_transfer_config is not None:
         raise ConfigError(f"kv_transfer_config: {why}; remove it")
+    if config.kv_transfer_config is not None:
+        raise ConfigError(f"kv_transfer_config={config.kv_transfer_config!r}: {why}; remove it")
     if config.speculative_config is not None:
         raise ConfigError(f"speculative_config: {why}, because drafts cannot be taken back; remove it")
 

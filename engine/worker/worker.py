@@ -128,7 +128,10 @@ class Worker:
         self.device, self._link, self._memory = open_device(self._worker_config)
         with self._phase("weights"):
             self._load_model()
-        notices += note_rounding(self._worker_config, self.model.ops.name, self.loaded.native)
+        notices += note_rounding(
+            *(self._worker_config, self.model.ops.name, self.loaded.native),
+            has_states=any(self.model_config.layer_states),
+        )
         with self._phase("kv cache"):
             resolved = self._size_cache()
             notices = [*notices, *resolved.notices]

@@ -78,6 +78,13 @@ def test_second_turn_of_a_chat_computes_few_tokens_again(llm: LLM) -> None:
     assert [chat.ask(make_prompt(20 + turn, turn)) <= 18 for turn in range(1, 5)] == [True] * 4
 
 
+def test_completions_of_one_prompt_compute_it_once(llm: LLM) -> None:
+    params = SamplingParams(n=4, seed=1, max_tokens=4, ignore_eos=True)
+    before = llm.stats().num_step_tokens
+    llm.generate([make_prompt(900)], params, use_tqdm=False)
+    assert llm.stats().num_step_tokens - before < 1000
+
+
 def test_other_chats_share_the_system_message(llm: LLM) -> None:
     system = [*make_prompt(200), END]
     first, second = Chat(llm), Chat(llm)
@@ -98,6 +105,7 @@ def test_an_answer_that_was_edited_continues_from_the_end_of_the_question(llm: L
     [
         {"tensor_parallel_size": 2},
         {"kv_offload_gb": 1.0},
+        {"kv_transfer_config": '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}'},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     ],
     ids=str,

@@ -10,6 +10,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from engine.model import DecoderModel, load_model, read_model_config
+from engine.model.report import inspect_model
 from engine.model.weight_memory import count_parameters
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
@@ -64,6 +65,15 @@ def test_logits_of_prefill_chunks_and_decode(
     for name, logits in found.items():
         whole = torch.cat(logits)
         assert_near(whole, expected[name][: len(whole)])
+
+
+def test_stacked_experts_are_read(tmp_path: Path) -> None:
+    model = make_model("qwen3_5_moe")
+    ours = load_model(save(model, tmp_path, save_original_format=False))
+    assert isinstance(ours, DecoderModel)
+    prompt = make_prompt(20)
+    assert_near(Driver(ours).step({"a": prompt})["a"], compute_expected(model, prompt))
+    assert inspect_model(tmp_path).num_state_layers == 3
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
