@@ -209,7 +209,7 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     fields: dict[str, Any] = {"weight_prefix": part.prefix, "ignored_weights": part.ignored_weights}
     fields["weight_renames"] = part.renames
     if part.vision is not None:
-        token_id = reader.integer("image_token_id", 128257, minimum=0)
+        token_id = reader.integer("image_token_id", minimum=0)
         fields["vision"] = VisionSpec(part.vision, token_id, json.dumps(data, sort_keys=True))
     reader.refuse_rest(_INERT | part.inert)
     named = {key: value for key, value in outer.items() if value is not None}

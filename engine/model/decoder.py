@@ -246,9 +246,11 @@ class DecoderModel(nn.Module):
             adapters.embed(input_ids, residual)
         if self._embedding_multiplier != 1:
             residual.mul_(self._embedding_multiplier)
+        deep: Sequence[Tensor] = ()  # added to the outputs of the first layers
         if images is not None:
-            residual.index_copy_(0, images.places, images.features)
-        if ops.run_layers is not None and self._can_fuse and not self.aux_layers:
+            features, *deep = images.features.split(self.config.hidden_size, dim=-1)
+            residual.index_copy_(0, images.places, features)
+        if ops.run_layers is not None and self._can_fuse and not self.aux_layers and not deep:
             return self._run_layers(ops, residual, kv_caches, step)
         aux = []
         for index, layer in enumerate(self.layers):
@@ -256,6 +258,8 @@ class DecoderModel(nn.Module):
             if index in self.aux_layers:
                 aux.append(residual.clone() if hidden is None else residual + hidden)
             hidden, residual = layer(hidden, residual, kv_caches[layer.cache_index], step)
+            if images is not None and index < len(deep):
+                hidden.index_add_(0, images.places, deep[index])
         assert hidden is not None, "a decoder has at least one layer"
         if len(self.layers) in self.aux_layers:
             aux.append(residual + hidden)

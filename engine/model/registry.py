@@ -198,6 +198,14 @@ FAMILIES: dict[str, Family] = {
         sliding_window="layers",
         defaults={"sliding_window": 4096, "head_dim": 128},
     ),
+    # The text part of Qwen3-VL.
+    "Qwen3VLForConditionalGeneration": Family(
+        "qwen3_vl_text",
+        LayerStyle(qk_norm="head"),
+        RopeKeys(has_sections=True),
+        output_bias="attention_bias",
+        defaults={"rope_theta": 5e5, "head_dim": 128},
+    ),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         mlp_bias="mlp_bias",
@@ -494,7 +502,16 @@ _IDEFICS3 = TextPart(
     ),
     vision="idefics3",
 )
+_QWEN3_VL = TextPart(
+    frozenset(["vision_config"]),
+    ("model.visual.",),
+    prefix="",
+    renames=(("model.", "model.language_model."),),
+    architecture="Qwen3VLForConditionalGeneration",
+    vision="qwen3_vl",
+)
 TEXT_PARTS: dict[str, TextPart] = {
+    "qwen3_vl": _QWEN3_VL,
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
     "gemma3": TextPart(

@@ -91,14 +91,24 @@ class RotaryEmbedding:
         """Return the rotation of each token for `kernels.torch.elementwise.apply_rope`.
 
         Args:
-            positions: [T] int64.
+            positions: [T] int64; [3, T] (time, row, column) where a step computes images.
             query_lens, seq_lens: host copies of the lengths of each request.
         """
         self.reserve(max(seq_lens))
+        if positions.dim() == 2:
+            return self._rotate_axes(positions)
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         if self._config.rope_type == "dynamic":
             self._rotate_long(cos, sin, positions, query_lens, seq_lens)
         return Rotation(cos.unsqueeze(1), sin.unsqueeze(1), self._scale_queries(positions))
+
+    def _rotate_axes(self, positions: Tensor) -> Rotation:
+        """Rotate each pair by the position on its axis. Source: Qwen2-VL (multimodal RoPE)."""
+        axes = torch.zeros(self._head_dim // 2, dtype=torch.int64, device=self._device)
+        axes[: len(self._config.axes)] = torch.tensor(self._config.axes, device=self._device)
+        index = axes.repeat(2).expand(1, positions.shape[1], -1)
+        cos, sin = (table[positions].gather(0, index)[0] for table in (self._cos, self._sin))
+        return Rotation(cos.unsqueeze(1), sin.unsqueeze(1), self._scale_queries(positions[0]))
 
     def _scale_queries(self, positions: Tensor) -> Tensor | None:
         """Return the factor of each token's query, which grows with the position. Source: Llama 4."""

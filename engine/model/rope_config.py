@@ -38,6 +38,7 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()  # longrope, one per pair
     long_factor: tuple[float, ...] = ()  # longrope
     rotary_share: float = 1.0  # of a head's numbers, the first ones
+    axes: tuple[int, ...] = ()  # per rotated pair, in images: 0: time, 1: row, 2: column; (): the position
     query_scaling_beta: float = 0.0  # queries grow by beta * log(1 + position // original length)
 
     def rotary_dim(self, head_dim: int) -> int:
@@ -112,15 +113,30 @@ def _parse_rope(
     if rope_type not in ROPE_TYPES:
         raise reader.error("rope_type", rope_type, f"is not supported; supported: {', '.join(ROPE_TYPES)}")
     beta = 0.0
+    axes: tuple[int, ...] = ()
     if keys.has_query_scaling:
         beta = reader.optional_number_within("llama_4_scaling_beta", 0.0, 1e3) or 0.0
         reader.take("max_position_embeddings")  # repeats the config's
     if keys.has_sections:
-        for key in ("mrope_section", "mrope_interleaved"):
-            reader.take(key)
+        axes = _parse_axes(reader)
     rope = _parse_scaling(reader, config, rope_type, theta, max_position_embeddings)
     reader.refuse_rest(frozenset())
-    return replace(rope, rotary_share=share, query_scaling_beta=beta)
+    return replace(rope, rotary_share=share, query_scaling_beta=beta, axes=axes)
+
+
+def _parse_axes(reader: ConfigReader) -> tuple[int, ...]:
+    """Return the axis of each rotated pair; () if all rotate by the position."""
+    sections = reader.take("mrope_section")
+    is_interleaved = reader.boolean("mrope_interleaved", False)
+    if sections is None:
+        return ()
+    is_list = isinstance(sections, list) and len(sections) == 3
+    if not is_list or any(type(size) is not int or size < 0 for size in sections):
+        raise reader.error("mrope_section", sections, "must be three integers of at least 0")
+    if not is_interleaved:
+        return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+    # Rows and columns have every third pair up to three times their size.
+    return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(sum(sections)))
 
 
 def _parse_scaling(

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.messages import NewRow
+from engine.messages import ImagePart, NewRow
 from engine.model.vision.step_images import StepImages
 from engine.worker.input_batch import ModelInput
 from engine.worker.sampling.transfer import upload
 
 
-class ImageRows:
-    """The worker's images. A row keeps its features until its last image is computed."""
+@dataclass(frozen=True, slots=True)
+class RowPositions:
+    """Positions of a row's tokens on the three axes of a model whose images have rows and columns."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    first: np.ndarray  # [3, n], of the tokens up to the last image
+    shift: int  # added to the index of a later token
+
+    @staticmethod
+    def lay_out(images: Sequence[ImagePart]) -> RowPositions:
+        """Text advances all axes; an image has one time, and text continues after its longer side."""
+        parts, index, position = [], 0, 0
+        for image in images:
+            start, (num_rows, num_columns) = int(image.places[0]), image.grid
+            parts.append(np.tile(np.arange(start - index) + position, (3, 1)))
+            position += start - index
+            rows, columns = np.divmod(np.arange(num_rows * num_columns), num_columns)
+            parts.append(np.stack((np.zeros_like(rows), rows, columns)) + position)
+            position += max(num_rows, num_columns)
+            index = start + num_rows * num_columns
+        return RowPositions(np.concatenate(parts, axis=1), position - index)
+
+    def compute(self, start: int, end: int) -> np.ndarray:
+        """Return the positions of tokens [start, end), [3, end - start]."""
+        later = np.tile(np.arange(max(start, self.first.shape[1]), end) + self.shift, (3, 1))
+        return np.concatenate((self.first[:, start:end], later), axis=1)
+
+
+class ImageRows:
+    """The worker's images. A row keeps its features until its last image is computed.
+
+    Args:
+        has_axes: whether images change the positions of tokens.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, has_axes: bool) -> None:
         self._dtype = dtype
         self._device = device
+        self._has_axes = has_axes
+        self._positions: dict[int, RowPositions] = {}  # by row
         self._by_row: dict[int, tuple[np.ndarray, Tensor]] = {}  # places in the prompt, features
 
     def add(self, new_row: NewRow) -> None:
@@ -31,12 +65,17 @@ class ImageRows:
             features = upload(np.concatenate(found), self._device).to(self._dtype)
             assert len(places) == len(features), "every image is encoded before its request is scheduled"
             self._by_row[new_row.row] = (places, features)
+            if self._has_axes:
+                self._positions[new_row.row] = RowPositions.lay_out(new_row.images)
 
     def remove(self, row: int) -> None:
         self._by_row.pop(row, None)
+        self._positions.pop(row, None)
 
     def mark(self, step: ModelInput, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ModelInput:
         """Return the step with its images; a step without any is left as it is."""
+        if self._positions:
+            step = self._place(step, rows, starts, counts)
         if not self._by_row:
             return step
         places, features = [], []
@@ -50,8 +89,30 @@ class ImageRows:
                 places.append(found[0][begin:end] - start + first)
                 features.append(found[1][begin:end])
             if start + count > found[0][-1]:
-                self.remove(row)
+                del self._by_row[row]
         if not places:
             return step
         index = upload(np.concatenate(places), self._device)
         return replace(step, images=StepImages(index, torch.cat(features)))
+
+    def _place(
+        self, step: ModelInput, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray
+    ) -> ModelInput:
+        """Return the step with the positions of rows that have images; [3, T] if it computes images."""
+        numbers = list(zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True))
+        found = [self._positions.get(row) for row, _, _ in numbers]
+        if not any(found):
+            return step
+        if all(
+            each is None or start >= each.first.shape[1]
+            for each, (_, start, _) in zip(found, numbers, strict=True)
+        ):
+            shifts = np.array([0 if each is None else each.shift for each in found]).repeat(counts)
+            return replace(step, positions=step.positions + upload(shifts, self._device))
+        parts = [
+            np.tile(np.arange(start, start + count), (3, 1))
+            if each is None
+            else each.compute(start, start + count)
+            for each, (_, start, count) in zip(found, numbers, strict=True)
+        ]
+        return replace(step, positions=upload(np.concatenate(parts, axis=1), self._device))

@@ -172,7 +172,9 @@ class Worker:
             self._graphs,
             drafter,
             None if adapters is None else AdapterRows(adapters, self.model, self.device),
-            None if self.encoder is None else ImageRows(self.model.dtype, self.device),
+            None
+            if self.encoder is None
+            else ImageRows(self.model.dtype, self.device, bool(self.model_config.rope.axes)),
             StateSlots(self._state_caches, scheduler.max_num_seqs) if self._state_caches else None,
         )
         if drafter is not None:

@@ -13,16 +13,28 @@ from PIL import Image
 
 from engine import LLM, Engine, EngineConfig, EngineError, InvalidRequest, RequestOutput, SamplingParams
 from engine.model.vision.encoder import ImageEncoder
-from tests.engine.vision_folders import SIZES, load_reference, make_picture, make_smolvlm_folder, to_bytes
+from tests.engine.vision_folders import (
+    SIZES,
+    load_reference,
+    make_picture,
+    make_qwen3_vl_folder,
+    make_smolvlm_folder,
+    to_bytes,
+)
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, logprobs=20, ignore_eos=True)
-KINDS = ("smolvlm", "idefics3")
+KINDS = ("smolvlm", "idefics3", "qwen3_vl")
 PICTURES = {name: make_picture(size, seed) for seed, (name, size) in enumerate(SIZES.items())}
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_smolvlm_folder(tmp_path_factory.mktemp("vision"), request.param)
+    folder = tmp_path_factory.mktemp("vision")
+    return (
+        make_qwen3_vl_folder(folder)
+        if request.param == "qwen3_vl"
+        else make_smolvlm_folder(folder, request.param)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +63,16 @@ SHOWN = {"small": ["small"], "wide": ["wide"], "tall": ["tall"], "two": ["small"
 def check(reference: tuple[Any, Any], name: str, output: RequestOutput) -> None:
     """Compare the logprobs of a greedy answer with transformers' at once."""
     model, processor = reference
-    pixels = [processor([[PICTURES[shown]]], return_tensors="pt")["pixel_values"][0] for shown in SHOWN[name]]
-    more = {"pixel_values": torch.cat(pixels)[None]} if pixels else {}
-    answer = output.outputs[0]
-    prompt = output.prompt_token_ids
+    answer, prompt = output.outputs[0], output.prompt_token_ids
+    more: dict[str, Any] = {}
+    if model.config.model_type == "qwen3_vl" and SHOWN[name]:
+        more = dict(processor([PICTURES[shown] for shown in SHOWN[name]], return_tensors="pt"))
+        whole = torch.tensor([[*prompt, *answer.token_ids]])
+        more["mm_token_type_ids"] = (whole == model.config.image_token_id).int()
+        more["mm_token_type_ids"][:, len(prompt) :] = 0
+    elif SHOWN[name]:
+        found = [processor([[PICTURES[shown]]], return_tensors="pt") for shown in SHOWN[name]]
+        more = {"pixel_values": torch.cat([each["pixel_values"][0] for each in found])[None]}
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *answer.token_ids]]), use_cache=False, **more).logits[0]
     expected = logits.log_softmax(-1)

@@ -24,6 +24,17 @@ _STRING = (
 )
 
 
+SMALL_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+SMALL_TEXT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL_TEXT |= {"num_key_value_heads": 2, "head_dim": 12, "vocab_size": 384, "max_position_embeddings": 1024}
+SMALL_TEXT |= {"pad_token_id": 0}
+
+
 def make_picture(size: tuple[int, int], seed: int = 0) -> Image.Image:
     noise = np.random.default_rng(seed).integers(0, 255, (4, 6, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
@@ -35,26 +46,43 @@ def to_bytes(picture: Image.Image, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def make_smolvlm_folder(folder: Path, model_type: str = "smolvlm", takes_parts: bool = True) -> Path:
+def make_smolvlm_folder(
+    folder: Path,
+    model_type: str = "smolvlm",
+    takes_parts: bool = True,
+    vision: dict[str, Any] | None = None,
+    text: dict[str, Any] | None = None,
+    tile: int = 32,
+) -> Path:
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     specials = ["<image>", "<fake_token_around_image>", "<global-img>", *tiles]
     token_id = _write_tokenizer(folder, specials, "<image>", takes_parts)
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vision |= {"image_size": 32, "patch_size": 8}
-    text = {"model_type": "llama", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
-    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "vocab_size": 384}
-    text |= {"max_position_embeddings": 1024, "pad_token_id": 0}
-    _write_model(
-        folder,
-        model_type,
-        {"vision_config": vision, "text_config": text, "scale_factor": 2, "image_token_id": token_id},
-    )
-    settings = {
-        "size": {"longest_edge": 96},
-        "max_image_size": {"longest_edge": 32},
-        "do_image_splitting": True,
+    fields = {
+        "vision_config": SMALL_VISION | {"image_size": 32, "patch_size": 8} | (vision or {}),
+        "text_config": SMALL_TEXT | {"model_type": "llama"} | (text or {}),
+        "scale_factor": 2,
+        "image_token_id": token_id,
     }
-    settings |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7], "do_resize": True}
+    _write_model(folder, model_type, fields)
+    settings = {"size": {"longest_edge": 3 * tile}, "max_image_size": {"longest_edge": tile}}
+    settings |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7], "do_image_splitting": True}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def make_qwen3_vl_folder(folder: Path, takes_parts: bool = True) -> Path:
+    specials = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
+    slot = "<|vision_start|><|image_pad|><|vision_end|>"
+    token_id = _write_tokenizer(folder, specials, slot, takes_parts)
+    vision = {"depth": 3, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 48}
+    vision |= {"patch_size": 4, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2], "mrope_interleaved": True}
+    ids = {"image_token_id": token_id, "vision_start_token_id": token_id + 1}
+    ids |= {"vision_end_token_id": token_id + 2, "video_token_id": token_id + 3}
+    text = SMALL_TEXT | {"rope_parameters": rope}
+    _write_model(folder, "qwen3_vl", {"vision_config": vision, "text_config": text, **ids})
+    settings = {"size": {"shortest_edge": 256, "longest_edge": 4096}, "patch_size": 4, "merge_size": 2}
+    settings |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7], "temporal_patch_size": 2}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
@@ -63,6 +91,7 @@ def load_reference(folder: Path) -> tuple[PreTrainedModel, Any]:
     """Return transformers' model, and its image processor."""
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     kind = {"smolvlm": "SmolVLMImageProcessorPil", "idefics3": "Idefics3ImageProcessorPil"}
+    kind["qwen3_vl"] = "Qwen2VLImageProcessorPil"
     return model, getattr(transformers, kind[model.config.model_type]).from_pretrained(folder)
 
 

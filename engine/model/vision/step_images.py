@@ -12,4 +12,4 @@ class StepImages:
     """Features in the place of the embeddings of M tokens."""
 
     places: Tensor  # [M] int64, index of each token in the step
-    features: Tensor  # [M, D], dtype of the model
+    features: Tensor  # [M, D * (1 + k)], dtype of the model: embeddings, and what k first layers add to their outputs
