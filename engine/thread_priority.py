@@ -13,4 +13,6 @@ NICENESS = 10
 def lower_priority() -> None:
     """Let other threads use the CPU before this one and those that it starts. Does nothing except on Linux."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        thread = threading.get_native_id()
+        niceness = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
+        os.setpriority(os.PRIO_PROCESS, thread, min(niceness, 19))

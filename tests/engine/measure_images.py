@@ -13,7 +13,7 @@ import numpy as np
 from engine import Engine, EngineConfig, SamplingParams
 from tests.engine.vision_folders import make_picture, make_smolvlm_folder, to_bytes
 
-NUM_STREAMS, NUM_IMAGES, NUM_TOKENS, NUM_TURNS = 16, 8, 300, 5
+NUM_STREAMS, NUM_IMAGES, NUM_TOKENS, NUM_TURNS = 16, 8, 300, 2
 VISION = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 3}
 VISION |= {"image_size": 512, "patch_size": 16}
 TEXT = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 6}
