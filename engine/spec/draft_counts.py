@@ -18,7 +18,7 @@ class DraftCounts:
     def __init__(self, config: SpeculativeConfig, costs: StepCosts) -> None:
         self._config = config
         self._costs = costs
-        self._known: dict[tuple[float, int, bool, float], int] = {}
+        self._known: dict[tuple[float, int, int, bool, float], int] = {}
         self._version = -1  # of the costs behind the known numbers
 
     def cut(
@@ -50,12 +50,19 @@ class DraftCounts:
         }
 
     def choose(
-        self, rate: float, num_rows: int, *, has_device_cost: bool = False, host_s: float = 0.0
+        self,
+        rate: float,
+        num_drafting: int,
+        num_rows: int,
+        *,
+        has_device_cost: bool = False,
+        host_s: float = 0.0,
     ) -> int:
-        """Return the number of drafts per row with the most tokens per second, if all rows are alike.
+        """Return the number of drafts per row with the most tokens per second, if all rows that draft are alike.
 
         Args:
             rate: acceptance of each draft.
+            num_drafting, num_rows: rows of the step that draft, and all.
             has_device_cost: proposing takes time of the device.
             host_s: time of proposing for all rows, while the device waits.
         """
@@ -65,12 +72,13 @@ class DraftCounts:
         if self._version != self._costs.version or len(self._known) > MAX_KNOWN:
             self._known.clear()
             self._version = self._costs.version
-        key = (round(min(rate, MAX_RATE), 2), num_rows, has_device_cost, round(host_s, 5))
+        key = (round(min(rate, MAX_RATE), 2), num_drafting, num_rows, has_device_cost, round(host_s, 5))
         if key not in self._known:
             depths = np.arange(limit + 1)
-            expected = (1 - key[0] ** (depths + 1)) / (1 - key[0])
-            times = self._costs.estimate_range(num_rows, num_rows * limit)[depths * num_rows]
-            times = times + np.where(depths > 0, self._costs.gap_s + key[3], self._costs.idle_s)
+            more = num_drafting * key[0] * (1 - key[0] ** depths) / (1 - key[0])
+            expected = num_rows + self._costs.value_token(num_rows, num_drafting) * more
+            times = self._costs.estimate_range(num_rows, num_drafting * limit)[depths * num_drafting]
+            times = times + np.where(depths > 0, self._costs.gap_s + key[4], self._costs.idle_s)
             if has_device_cost:
                 times += [self._costs.estimate_drafts(depth) for depth in depths.tolist()]
             self._known[key] = int((expected / times).argmax())

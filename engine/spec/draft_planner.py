@@ -75,7 +75,8 @@ class DraftPlanner:
         # Times per row: of a step without drafts, of waiting for the last result, and of one more draft.
         self._row_s = self._wait_s = self._draft_s = 0.0
         self._asked: list[Request] = []  # their grammars are to be asked for forced tokens
-        self._num_drafting = 1  # requests that drafted in the last step
+        self._num_drafting = 1  # requests that drafted in the last step in which any did
+        self._num_rows = 1  # of the last step
         self._propose_s: dict[str, float] = {}  # moving average of a host source's time for one request
         self._rates: dict[str, float] = {}  # moving average over all requests, by source
         self._totals: dict[
@@ -188,6 +189,7 @@ class DraftPlanner:
     def note_step(self, step: StepRecord, seconds: float, idle_s: float) -> None:
         """Take the time of a step, and that before it."""
         self._budget.note_step(seconds)
+        self._num_rows = len(step.batch)
         self._num_steps += 1
         if (step.drafts or self._num_steps % STEPS_PER_NOTE == 0) and step.is_decode:
             self.costs.note(int(step.counts.sum()), seconds)
@@ -219,7 +221,7 @@ class DraftPlanner:
             if record is None or not record.is_active(name, num_tokens):
                 continue
             source = self._find(record, name)
-            count = self._numbers.choose(source.rate, len(places), has_device_cost=True)
+            count = self._numbers.choose(source.rate, len(places), len(requests), has_device_cost=True)
             if not count:
                 count = PROBE_DRAFTS if source.take_probe() else 0
             if not count:
@@ -300,7 +302,8 @@ class DraftPlanner:
     def _note_prices(self, num_tokens: int, num_samples: int, num_drafts: int) -> None:
         """Estimate what the rows of a step with so many drafts pay."""
         costs, step_s = self.costs, self.costs.estimate(num_tokens)
-        self._row_s = (step_s + costs.idle_s) / num_samples
+        worth = costs.value_token(num_samples, self._num_drafting)
+        self._row_s = worth * (step_s + costs.idle_s) / num_samples
         # If few rows draft, the others go on, and the step of the drafting row is lost.
         is_shared = 2 * self._num_drafting >= num_samples
         self._wait_s = max(0.0, costs.gap_s - costs.idle_s) / num_samples if is_shared else self._row_s
@@ -311,10 +314,15 @@ class DraftPlanner:
 
     def _pays(self, source: SourceRecord, name: str) -> bool:
         """Whether waiting and proposing on the host are worth the right drafts of all rows that draft."""
-        num_rows = self._num_drafting
-        host_s = self._propose_s.get(name, 0.0) * num_rows
+        num_drafting, num_rows = self._num_drafting, max(self._num_drafting, self._num_rows)
+        host_s = self._propose_s.get(name, 0.0) * num_drafting
         is_device = name == self._device
-        return self._numbers.choose(source.rate, num_rows, has_device_cost=is_device, host_s=host_s) > 0
+        return (
+            self._numbers.choose(
+                source.rate, num_drafting, num_rows, has_device_cost=is_device, host_s=host_s
+            )
+            > 0
+        )
 
     def _propose(self, proposer: Proposer, request: Request, limit: int) -> Sequence[int]:
         """Return a source's drafts, and note how long it takes."""

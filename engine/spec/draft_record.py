@@ -10,7 +10,7 @@ LONG_MEMORY = 0.02  # and in that of all requests
 MIN_PAUSE, MAX_PAUSE = 8, 256  # tokens for which a source without success is not used
 GAIN_MEMORY = 0.25  # weight of a new step in what a source saves
 PROBE_RATE = 0.6  # assumed of a source that is tried again after a pause
-MIN_LOOK, MAX_LOOK = 2, 8  # tokens between two looks for drafts while there are none
+MIN_LOOK, MAX_LOOK = 2, 16  # tokens between two looks for drafts while there are none
 MAX_IDLE = 48  # answers without a draft, after which a source that must be asked rests
 NEVER = 2**62
 

@@ -51,12 +51,15 @@ def test_no_other_choice_of_drafts_gives_more_tokens_per_second(times: list[tupl
 def test_device_drafts_depend_on_acceptance_batch_and_their_own_cost() -> None:
     config = SpeculativeConfig(method=("eagle",), model="x", num_speculative_tokens=4)
     costs = StepCosts(FLAT)
-    assert DraftCounts(config, costs).choose(0.9, 1, has_device_cost=True) == 4
-    assert DraftCounts(config, StepCosts(STEEP)).choose(0.9, 1, has_device_cost=True) == 0
+    assert DraftCounts(config, costs).choose(0.9, 1, 1, has_device_cost=True) == 4
+    assert DraftCounts(config, StepCosts(STEEP)).choose(0.9, 1, 1, has_device_cost=True) == 0
     for _ in range(50):
         costs.note_draft(1, 0.004)
-    assert 0 < DraftCounts(config, costs).choose(0.6, 1, has_device_cost=True) < 4
-    assert DraftCounts(config, costs).choose(0.2, 1, has_device_cost=True) == 0
+    assert 0 < DraftCounts(config, costs).choose(0.6, 1, 1, has_device_cost=True) < 4
+    assert DraftCounts(config, costs).choose(0.2, 1, 1, has_device_cost=True) == 0
+    costs = StepCosts([(1, 0.010), (64, 0.041)])
+    assert DraftCounts(config, costs).choose(0.7, 8, 8) > 0
+    assert DraftCounts(config, costs).choose(0.7, 1, 8) == 0, "one row that is faster saves no steps"
 
 
 def test_step_times_follow_what_is_measured() -> None:
