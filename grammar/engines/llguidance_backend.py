@@ -298,7 +298,8 @@ class LLGuidanceFiller(Filler):
         address = self._locate(bitmask, [row for span in spans for row in (span[0], span[-1])])
         asked = [(matchers[i].engine, rows[i], list(drafts[i][: max(counts[i], 1)])) for i in own]
         row_bytes = 4 * self._vocabulary.num_words
-        self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, address, row_bytes, len(bitmask))
+        if asked:  # the call fails without matchers
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, address, row_bytes, len(bitmask))
         for i, span in zip(own, spans, strict=True):
             if matchers[i].engine.is_error():
                 bitmask[span] = 0
