@@ -65,7 +65,7 @@ def test_a_corrected_record_is_checked_and_kept_and_later_runs_are_compared_with
     site.page.get_by_text('verified: "Northwind Ltd"').wait_for()
 
 
-def test_json_follows_the_form(site: Site) -> None:
+def test_json_and_classes_follow_the_form(site: Site) -> None:
     site.go_to("Extract")
     page = site.page
     page.get_by_role("button", name="Details of date").click()
@@ -87,6 +87,8 @@ def test_json_follows_the_form(site: Site) -> None:
     kind.select_option("yes or no")
     site.go_to("JSON Schema")
     site.wait_for(lambda: '"paid"' in page.locator("#schema").inner_text() or scroll_down(site))
+    site.go_to("Pydantic")
+    page.locator("#schema-pydantic").get_by_text("paid: bool").wait_for()
 
 
 def scroll_down(site: Site) -> bool:

@@ -172,7 +172,7 @@ class ExtractTab(ExtractRun):
         schema = self.examples.schema_for(data.value)
         text, to_text = read_text(self.examples.samples[data.value]), gr.update(selected="text")
         views = (
-            self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(4))
+            self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(5))
         )
         return text, to_text, *NO_RESULT, schema or gr.skip(), *views
 

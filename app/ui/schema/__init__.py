@@ -1,1 +1,1 @@
-"""A JSON Schema as a form that can be edited."""
+"""One schema in three views: a form and JSON Schema, which can be edited, and Pydantic classes, which are shown."""
