@@ -20,6 +20,7 @@ from typing import Any, get_args
 import numpy as np
 
 from app.bench.settings import add_engine_flags, engine_settings, write_json
+from app.bench.sweep import read_counts
 from app.bench.workload import check_range
 from app.config import RoutePolicy, UsageError
 from engine import (
@@ -143,18 +144,6 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         print(f"{policy}: {found} {limits}")
     write_json(arguments.output_json, config, {"points": [asdict(p) for p in points], "steps": asdict(table)})
     return 0 if any(point.is_enough for point in points) else 1
-
-
-def read_counts(flag: str, text: str) -> list[int]:
-    """Read numbers from "1,2,4", ascending.
-
-    Raises:
-        UsageError: the text has another format.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= 2**16 for part in parts):
-        raise UsageError(f"{flag} {text!r} must be numbers from 1 to {2**16} with commas between them")
-    return sorted({int(part) for part in parts})
 
 
 def describe(point: Point) -> str:
