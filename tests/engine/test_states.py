@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
-from engine import LLM, RequestOutput, SamplingParams
+from engine import LLM, Engine, EngineConfig, RequestOutput, SamplingParams
 from engine.errors import ConfigError
+from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
+from tests.engine.tokenizer_folders import make_byte_level_folder
 
 END = 0  # ends the turns of a chat
 SETTINGS: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "memory_share": 0.01}
@@ -46,6 +49,43 @@ def test_texts_do_not_depend_on_batch_chunks_cache_or_preemption(family: str, tm
         assert llm.stats().num_preemptions > 0
         assert llm.stats().prefix_cache_hits > 0
     assert [read_tokens(run) for run in runs] == [read_tokens(alone)] * 3
+
+
+async def test_mixed_requests_do_not_depend_on_preemption_masks_or_resuming(tmp_path: Path) -> None:
+    """Grammars, whose rows wait for masks, `n` > 1, penalties, priorities; then all go on from half of their tokens."""
+    folder = make_byte_level_folder(tmp_path)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    size, eos = tokenizer.get_vocab_size(), tokenizer.token_to_id("</s>")
+    save(make_transformers_model("qwen3_5_moe", vocab_size=size, eos_token_id=eos), folder)
+    requests = make_mixed_requests(num_requests=52)
+    settings: dict[str, Any] = {"num_threads": 1, "memory_share": 0.01, "grammar_timeout_s": 120.0}
+    plain = settings | {"num_blocks": 800, "max_num_seqs": 2, "enable_prefix_caching": False}
+    async with Engine(EngineConfig(str(folder), **plain)) as engine:
+        expected = await run_mixed(engine, requests)
+    async with Engine(EngineConfig(str(folder), **settings | TIGHT | {"num_blocks": 50})) as engine:
+        assert await run_mixed(engine, requests) == expected
+        stats = engine.stats()
+        assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
+        assert stats.num_free_blocks == stats.num_blocks
+        halves = [[each.token_ids[: len(each.token_ids) // 2] for each in found] for found in expected]
+        rest = await run_mixed(engine, requests, halves)
+    for completions, found, half in zip(expected, rest, halves, strict=True):
+        tokens = [start + each.token_ids for start, each in zip(half, found, strict=True)]
+        assert tokens == [each.token_ids for each in completions]
+
+
+async def test_an_aborted_request_leaves_its_slots(folder: Path) -> None:
+    params = SamplingParams(max_tokens=500, ignore_eos=True, seed=1)
+    async with Engine(EngineConfig(str(folder), num_blocks=100, max_model_len=1000, **SETTINGS)) as engine:
+        for number in range(3):
+            stream = engine.generate(make_prompt(40, number), params, str(number))
+            async for output in stream:
+                if len(output.outputs[0].token_ids) > 30:
+                    break
+            await stream.aclose()
+        prompt = make_prompt(40, 2)
+        again = [output async for output in engine.generate(prompt, params, "again")][-1]
+        assert again.num_cached_tokens == 32
 
 
 class Chat:
