@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -148,6 +148,21 @@ class Linear(nn.Module):
             targets |= found
             row += rows
         return targets
+
+
+def pack_linears(module: nn.Module, ops: Ops) -> None:
+    """Convert the matrices of a module to the layout of the ops, without quantization."""
+    for each in module.modules():
+        if isinstance(each, Linear):
+            each.pack(ops, None)
+
+
+def repack_linears(module: nn.Module, old: Ops, new: Ops) -> Iterator[None]:
+    """Move the matrices of a module to other ops, one per iteration."""
+    for each in module.modules():
+        if isinstance(each, Linear):
+            each.repack(old, new, None)
+            yield
 
 
 def make_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:

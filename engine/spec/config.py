@@ -68,36 +68,36 @@ class SpeculativeConfig:
         self._check_table()
 
     def _check_ranges(self) -> None:
-        _check_integer(self, "num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)
-        _check_integer(self, "prompt_lookup_min", 1, 64)
-        _check_integer(self, "prompt_lookup_max", self.prompt_lookup_min, 64)
-        _check_integer(self, "suffix_decoding_max_tree_depth", 2, 256)
-        _check_integer(self, "suffix_decoding_max_cached_requests", 0, 2**24)
-        _check_number(self, "suffix_decoding_max_spec_factor", 0.1, 16.0)
-        _check_number(self, "suffix_decoding_min_token_prob", 0.0, 1.0)
+        self._check("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)
+        self._check("prompt_lookup_min", 1, 64)
+        self._check("prompt_lookup_max", self.prompt_lookup_min, 64)
+        self._check("suffix_decoding_max_tree_depth", 2, 256)
+        self._check("suffix_decoding_max_cached_requests", 0, 2**24)
+        self._check("suffix_decoding_max_spec_factor", 0.1, 16.0)
+        self._check("suffix_decoding_min_token_prob", 0.0, 1.0)
         if self.draft_sample_method not in ("greedy", "probabilistic"):
             raise _error("draft_sample_method", self.draft_sample_method, "must be greedy or probabilistic")
         if not isinstance(self.adaptive, bool):
             raise _error("adaptive", self.adaptive, "must be true or false")
 
+    def _check(self, name: str, low: float, high: float) -> None:
+        """Check a range; integer bounds are those of an integer."""
+        value, is_integer = getattr(self, name), isinstance(low, int)
+        is_kind = type(value) is int or (type(value) is float and not is_integer)
+        if not is_kind or not low <= value <= high:
+            kind, digits = ("an integer", "d") if is_integer else ("a number", "g")
+            raise _error(name, value, f"must be {kind} from {low:{digits}} to {high:{digits}}")
+
     def _check_table(self) -> None:
-        last = 0
+        last, name = 0, "num_speculative_tokens_per_batch_size"
         for entry in self.num_speculative_tokens_per_batch_size:
             is_valid = len(entry) == 3 and all(type(number) is int for number in entry)
             if not is_valid or not last < entry[0] <= entry[1] or not 0 <= entry[2] <= MAX_SPECULATIVE_TOKENS:
-                raise _error(
-                    "num_speculative_tokens_per_batch_size", entry,
-                    "must be [first batch size, last batch size, number of drafts], in ascending order",
-                )  # fmt: skip
+                order = "[first batch size, last batch size, number of drafts], in ascending order"
+                raise _error(name, entry, f"must be {order}")
+            if not last and entry[0] != 1:
+                raise _error(name, entry, "must start at batch size 1")
             last = entry[1]
-        if (
-            self.num_speculative_tokens_per_batch_size
-            and self.num_speculative_tokens_per_batch_size[0][0] != 1
-        ):
-            raise _error(
-                "num_speculative_tokens_per_batch_size", self.num_speculative_tokens_per_batch_size,
-                "must start at batch size 1",
-            )  # fmt: skip
 
     @property
     def device_method(self) -> str | None:
@@ -153,18 +153,6 @@ def _read_values(data: Mapping[str, Any]) -> dict[str, Any]:
         raise _error("num_speculative_tokens_per_batch_size", table, "must be a list of [first, last, k]")
     values["num_speculative_tokens_per_batch_size"] = tuple(tuple(entry) for entry in table)
     return values
-
-
-def _check_integer(config: SpeculativeConfig, name: str, low: int, high: int) -> None:
-    value = getattr(config, name)
-    if type(value) is not int or not low <= value <= high:
-        raise _error(name, value, f"must be an integer from {low} to {high}")
-
-
-def _check_number(config: SpeculativeConfig, name: str, low: float, high: float) -> None:
-    value = getattr(config, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise _error(name, value, f"must be a number from {low:g} to {high:g}")
 
 
 def _error(name: str, value: object, reason: str) -> ConfigError:

@@ -20,7 +20,7 @@ from engine.model.attention import Attention, StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.decoder import DecoderLayer
 from engine.model.layer_spec import LayerSpec
-from engine.model.linear import Linear, make_parameter
+from engine.model.linear import Linear, make_parameter, pack_linears, repack_linears
 from engine.model.rope import RotaryEmbedding, Rotation
 from engine.model.sharding import ONE_RANK
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
@@ -94,17 +94,12 @@ class EagleNet(nn.Module):
 
     def pack(self, ops: Ops) -> None:
         """Convert the weights to the layout of the ops."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack(ops, None)
+        pack_linears(self, ops)
         self._start_ops(ops)
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops, one matrix per iteration."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.repack(self.ops, ops, None)
-                yield
+        yield from repack_linears(self, self.ops, ops)
         self._start_ops(ops)
 
     def read_target(self, hidden: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepPlan
-from engine.model.linear import Linear
+from engine.model.linear import Linear, pack_linears, repack_linears
 from engine.spec.device.draft_sampler import DraftSampler
 from engine.spec.device.hidden_store import HiddenStore
 from engine.worker.input_batch import InputBatch
@@ -70,16 +70,11 @@ class Medusa(nn.Module):
     def pack(self, ops: Ops) -> None:
         """Convert the weights to the layout of the ops."""
         self.ops = ops
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack(ops, None)
+        pack_linears(self, ops)
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops, one matrix per iteration."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.repack(self.ops, ops, None)
-                yield
+        yield from repack_linears(self, self.ops, ops)
         self.ops = ops
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
