@@ -38,11 +38,6 @@ class DraftSampler:
         # Row -> (known tokens before the drafts, index of the temperature, drafts).
         self._drawn: dict[int, tuple[int, int, list[int]]] = {}
 
-    @property
-    def temperature(self) -> float:
-        """The draft temperature with the highest acceptance so far."""
-        return TEMPERATURES[int(np.argmax(self._rates))]
-
     def draw_chain(
         self,
         rows: np.ndarray,
