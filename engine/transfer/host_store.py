@@ -9,13 +9,13 @@ process with the same file, finds them again. In a file, a slot whose checksum d
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import mmap
 import os
 import weakref
 import zlib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -59,6 +59,7 @@ class HostStore:
         unit_fingerprint: str,
         num_units: int,
     ) -> None:
+        self.close: Callable[[], object] = lambda: None  # lets other processes use the file
         self._copier = copier
         self.num_slots = num_slots
         self._is_file = path is not None
@@ -74,14 +75,13 @@ class HostStore:
             if path is None and ranks is None:
                 memory = self._allocate(num_bytes)
             else:
-                content = f"{fingerprint} {self._slot_bytes}".encode()
-                if (
-                    path is None
-                ):  # memory without a name of its own, which the ranks open through this process
-                    descriptor = os.memfd_create("troupe-slots")
-                    weakref.finalize(self, os.close, descriptor)
-                    path = f"/proc/{os.getpid()}/fd/{descriptor}"
-                memory = _map_file(Path(path), num_bytes, content)
+                if path is None:
+                    descriptor = os.memfd_create("troupe-slots")  # the ranks open it through this process
+                else:
+                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self.close = weakref.finalize(self, _unlock, descriptor)
+                memory = _map_file(descriptor, num_bytes, f"{fingerprint} {self._slot_bytes}".encode())
+                path = path or f"/proc/{os.getpid()}/fd/{descriptor}"
                 self._map = SlotMap(path, _PAGE_BYTES, num_slots, self._slot_bytes)
         except (OSError, RuntimeError, ValueError) as error:
             where = "RAM" if path is None else f"kv_offload_file={path!r}"
@@ -179,19 +179,21 @@ class HostStore:
         return memory
 
 
-def _map_file(path: Path, num_bytes: int, content: bytes) -> Tensor:
+def _map_file(descriptor: int, num_bytes: int, content: bytes) -> Tensor:
     """Map the slots of a file, which is emptied unless its header names the same content."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        header = content.ljust(_PAGE_BYTES, b"\0")
-        if os.pread(descriptor, _PAGE_BYTES, 0) != header:
-            if os.fstat(descriptor).st_size:
-                logger.info("%s holds blocks of another model or setting; they are dropped", path)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, header, 0)
-        os.posix_fallocate(descriptor, 0, _PAGE_BYTES + num_bytes)
-        os.ftruncate(descriptor, _PAGE_BYTES + num_bytes)
-        mapped = mmap.mmap(descriptor, _PAGE_BYTES + num_bytes)
-    finally:
-        os.close(descriptor)
-    return torch.frombuffer(mapped, dtype=torch.uint8)[_PAGE_BYTES:]
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another process would overwrite slots
+    header = content.ljust(_PAGE_BYTES, b"\0")
+    if os.pread(descriptor, _PAGE_BYTES, 0) != header:
+        if os.fstat(descriptor).st_size:
+            logger.info("kv_offload_file holds blocks of another model or setting; they are dropped")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, header, 0)
+    os.posix_fallocate(descriptor, 0, _PAGE_BYTES + num_bytes)
+    os.ftruncate(descriptor, _PAGE_BYTES + num_bytes)
+    return torch.frombuffer(mmap.mmap(descriptor, _PAGE_BYTES + num_bytes), dtype=torch.uint8)[_PAGE_BYTES:]
+
+
+def _unlock(descriptor: int) -> None:
+    """Close a file. The mapping keeps a copy of the descriptor, and would keep the lock."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

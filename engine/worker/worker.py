@@ -208,6 +208,8 @@ class Worker:
         """End; see Executor.close."""
         if frees_memory:
             self.sleep(WorkerState.ASLEEP_2)
+            if self._host_store is not None:
+                self._host_store.close()
 
     def _free_memory(self) -> None:
         loaded = self._loaded

@@ -10,6 +10,7 @@ import argparse
 import socket
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -111,46 +112,34 @@ def measure_transfer(arguments: argparse.Namespace, folder: Path) -> None:
     """One token of each chat in an engine that finds its blocks in a store, and in one that computes them."""
     num_blocks = arguments.users * TURN_TOKENS // 16 + 100
     for kind in ("FileConnector", "FileConnector in /dev/shm", "TcpConnector"):
-        shared = tempfile.TemporaryDirectory(dir="/dev/shm" if "shm" in kind else folder)
-        with shared as path, socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        with (
+            tempfile.TemporaryDirectory(dir="/dev/shm" if "shm" in kind else folder) as shared,
+            socket.create_server(("127.0.0.1", 0)) as free,
+        ):
+            store: dict[str, Any] = {"kv_connector": kind.split()[0], "kv_buffer_size": 2**29}
+            store["kv_port"] = free.getsockname()[1]
             free.close()
-            store = {"kv_connector": kind.split()[0], "kv_port": port, "kv_buffer_size": 2**29}
             if "File" in kind:
-                store["kv_connector_extra_config"] = {"shared_storage_path": path}
-            more = {"data_parallel_key": "a secret of the replicas", "kv_offload_gb": 0.5}
-            with (
-                make_llm(
-                    arguments,
-                    folder,
-                    num_blocks,
-                    **more,
-                    kv_transfer_config=store | {"kv_role": "kv_producer"},
-                ) as one,
-                make_llm(
-                    arguments,
-                    folder,
-                    num_blocks,
-                    **more,
-                    kv_transfer_config=store | {"kv_role": "kv_consumer"},
-                ) as two,
-            ):
-                ratios, seconds = [], []
-                for user in range(arguments.users):
-                    known, new = (
-                        make_tokens(f"{kind} {user}", TURN_TOKENS),
-                        make_tokens(f"{kind} new {user}", TURN_TOKENS),
+                store["kv_connector_extra_config"] = {"shared_storage_path": shared}
+            secret, ratios = "a secret of the replicas", []
+            with ExitStack() as stack:
+                producer, consumer = (
+                    stack.enter_context(
+                        make_llm(
+                            arguments, folder, num_blocks, data_parallel_key=secret, kv_offload_gb=0.5,
+                            kv_transfer_config=store | {"kv_role": role},
+                        )
                     )
-                    generate(one, [known], 1, saves_blocks=True)
-                    warm, cold = (generate(two, [prompt], 1)[1] for prompt in (known, new))
-                    if user:  # the first one warms up
-                        ratios.append(warm / cold)
-                        seconds.append(warm)
-                assert two.stats().kv_received_tokens >= (arguments.users - 1) * (TURN_TOKENS - 16)
-        print(
-            f"{kind}: TTFT over cold {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
-            f"{median(seconds):.3f} s"
-        )
+                    for role in ("kv_producer", "kv_consumer")
+                )  # fmt: skip
+                for user in range(arguments.users):
+                    known, new = (make_tokens(f"{kind} {user} {each}", TURN_TOKENS) for each in range(2))
+                    generate(producer, [known], 1, saves_blocks=True)
+                    warm, cold = (generate(consumer, [prompt], 1)[1] for prompt in (known, new))
+                    ratios.append(warm / cold)
+                assert consumer.stats().kv_received_tokens == arguments.users * (TURN_TOKENS - 16)
+        del ratios[0]  # it warms up
+        print(f"{kind}: TTFT over cold {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 
 
 def main() -> None:

@@ -83,6 +83,9 @@ def test_a_file_that_cannot_be_had_is_named(make_llm: Callable[..., LLM], tmp_pa
         EngineConfig(kv_offload_file="blocks")
     with pytest.raises(ConfigError, match="are not available"):
         make_llm(**SMALL, kv_offload_file=str(tmp_path / "no" / os.sep))
+    settings = SMALL | {"kv_offload_file": str(tmp_path / "blocks")}
+    with make_llm(**settings), pytest.raises(ConfigError, match="temporarily unavailable"):
+        make_llm(**settings)
 
 
 def test_ranks_keep_their_heads_in_one_file(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
