@@ -170,7 +170,7 @@ def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
         reply["prompt_logprobs"] = replies.prompt_logprobs(output)
     if call.body.return_token_ids:
         reply["prompt_token_ids"] = output.prompt_token_ids
-    return reply | replies.extras(call, [output], reply["usage"]["completion_tokens"], range(len(choices)))
+    return reply | replies.extras(call, [output], range(len(choices)))
 
 
 def read_message(call: Call, choice: CompletionOutput, echo: str) -> dict[str, Any]:

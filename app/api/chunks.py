@@ -90,11 +90,7 @@ class Chunks:
         )
         reason = replies.finish_reason(choice, parser is not None and parser.num_calls > 0)
         entry |= {"finish_reason": reason, "stop_reason": choice.stop_reason}
-        n = self._call.sampling.n
-        # all choices of a prompt share one clock
-        num_tokens = sum(count for i, count in self._num_tokens.items() if i // n == index // n)
-        extras = replies.extras(self._call, [output], num_tokens, (index,))
-        chunk = {**self._header, "choices": [entry], **extras}
+        chunk = {**self._header, "choices": [entry], **replies.extras(self._call, [output], (index,))}
         if self._call.body.continuous_usage:
             chunk["usage"] = self._usage(index, output)
         return frame(chunk)

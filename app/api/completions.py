@@ -104,7 +104,7 @@ def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
     if is_scoring(call):
         usage = replies.usage(usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"])
     reply = {**replies.header(call, "text_completion"), "choices": choices, "usage": usage}
-    return reply | replies.extras(call, outputs, usage["completion_tokens"], range(len(choices)))
+    return reply | replies.extras(call, outputs, range(len(choices)))
 
 
 def is_scoring(call: Call) -> bool:

@@ -186,7 +186,6 @@ class GenerationFields(Fields):
     kv_transfer_params: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    return_metrics: bool | None = None
 
     @model_validator(mode="after")
     def check_fields(self) -> Self:

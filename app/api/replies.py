@@ -7,7 +7,7 @@ from typing import Any
 
 from app.api.call import Call
 from app.api.text_offsets import TextOffsets, find_prompt_offsets
-from engine import CompletionOutput, GrammarInfo, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
+from engine import CompletionOutput, GrammarInfo, Logprob, RequestOutput, TokenLogprobs
 
 # JSON has no -Infinity; vLLM writes the same number
 MIN_LOGPROB = -9999.0
@@ -73,41 +73,18 @@ def structured(info: GrammarInfo | None, is_valid: bool | None) -> Json | None:
     if info is None:
         return None
     plan = [{"pointer": pointer, "keyword": keyword, "enforced_by": by} for pointer, keyword, by in info.plan]
-    compile_time_ms = _ms(info.compile_time_s)
+    compile_time_ms = round(info.compile_time_s * 1000, 3)
     return {"backend": info.backend, "compile_time_ms": compile_time_ms, "plan": plan, "valid": is_valid}
 
 
-def metrics(times: RequestMetrics, num_tokens: int) -> Json:
-    """Times of one request in milliseconds; what has not happened is null."""
-    span = None
-    if times.first_token_time is not None and times.last_token_time is not None:
-        span = times.last_token_time - times.first_token_time
-    gap = span / (num_tokens - 1) if span is not None and num_tokens > 1 else None
-    return {
-        "time_to_first_token_ms": _ms(times.ttft),
-        "generation_time_ms": _ms(span),
-        "queue_time_ms": _ms(times.queue_time),
-        "mean_itl_ms": _ms(gap),
-        "tokens_per_second": times.tokens_per_second(num_tokens),
-        "num_preemptions": times.num_preemptions,
-    }
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
-
-
-def extras(call: Call, outputs: Sequence[RequestOutput], num_tokens: int, indices: Iterable[int]) -> Json:
+def extras(call: Call, outputs: Sequence[RequestOutput], indices: Iterable[int]) -> Json:
     """Return fields that a reply has only on request.
 
     Args:
         outputs: the last of each prompt that it is about.
-        num_tokens: how many tokens these prompts got in all their choices.
         indices: the choices that it is about, numbered through all prompts.
     """
     found = structured_of(call, outputs[0], indices)
-    if call.body.return_metrics:
-        found["metrics"] = metrics(join_times([output.metrics for output in outputs]), num_tokens)
     if call.sampling.saves_blocks:
         found["kv_transfer_params"] = describe_saved(
             call, sum(len(each.prompt_token_ids) for each in outputs)
@@ -130,21 +107,6 @@ def describe_saved(call: Call, num_tokens: int) -> Json:
         "remote_num_tokens": num_tokens,
         "tp_size": call.context.engine.config.tensor_parallel_size,
     }
-
-
-def join_times(times: Sequence[RequestMetrics]) -> RequestMetrics:
-    """Several prompts as one request: from what came first to what came last."""
-    scheduled, first, last = (
-        [getattr(each, name) for each in times if getattr(each, name) is not None]
-        for name in ("first_scheduled_time", "first_token_time", "last_token_time")
-    )
-    return RequestMetrics(
-        arrival_time=min(each.arrival_time for each in times),
-        first_scheduled_time=min(scheduled, default=None),
-        first_token_time=min(first, default=None),
-        last_token_time=max(last, default=None),
-        num_preemptions=sum(each.num_preemptions for each in times),
-    )
 
 
 def structured_of(call: Call, output: RequestOutput, indices: Iterable[int] = (0,)) -> Json:

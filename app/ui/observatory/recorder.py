@@ -197,7 +197,12 @@ def describe_stats(stats: EngineStats) -> dict[str, Any]:
         "generated": stats.generation_tokens,
         "queried": stats.prefix_cache_queries,
         "hit": stats.prefix_cache_hits,
-        "tiers": [stats.kv_offload_loads, stats.kv_received_tokens, stats.kv_saved_tokens, stats.num_prefills],
+        "tiers": [
+            stats.kv_offload_loads,
+            stats.kv_received_tokens,
+            stats.kv_saved_tokens,
+            stats.num_prefills,
+        ],
         "preemptions": stats.num_preemptions,
         "rejected": stats.num_rejected,
         "restarts": stats.num_restarts,

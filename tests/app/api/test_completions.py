@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.api.replies import chat_logprobs, completion_logprobs, join_times
+from app.api.replies import chat_logprobs, completion_logprobs
 from app.api.text_offsets import TextOffsets, find_prompt_offsets
-from engine import CompletionOutput, Logprob, RequestMetrics, SamplingParams, Tokenizer, TokenLogprobs
+from engine import CompletionOutput, Logprob, SamplingParams, Tokenizer, TokenLogprobs
 from tests.app.api.harness import Server, Start, events
 from tests.engine.tokenizer_folders import make_byte_level_folder
 from tests.fakes import EOS, FakeEngine
@@ -134,20 +134,6 @@ async def test_best_of_may_ask_for_what_n_does(server: Server, fields: dict, sta
     found, reply = await server.complete(**{"best_of": 2} | fields)
     assert found == status, reply
     assert status == 200 or reply["error"]["param"] == "best_of"
-
-
-async def test_metrics_are_of_all_prompts(server: Server) -> None:
-    fields = {"return_metrics": True, "max_tokens": 99}
-    _, reply = await server.complete(prompt=["a", "b"], **fields)
-    num_tokens = reply["usage"]["completion_tokens"]
-    assert reply["metrics"]["tokens_per_second"] == num_tokens - 1  # the fake engine needs a second
-    chunks = await complete_chunks(server, n=2, **fields)
-    assert chunks[-1]["metrics"]["tokens_per_second"] == 2 * len("You said hello") - 1
-
-
-def test_times_of_several_prompts_go_from_the_first_to_the_last() -> None:
-    times = [RequestMetrics(1.0, 2.0, 3.0, 8.0, 1), RequestMetrics(1.5, 1.8, 4.0, 9.0), RequestMetrics(2.0)]
-    assert join_times(times) == RequestMetrics(1.0, 1.8, 3.0, 9.0, 1)
 
 
 SMILE = "🙂".encode()
