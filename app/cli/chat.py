@@ -53,7 +53,7 @@ def converse(runner: asyncio.Runner, talker: Talker, system_prompt: str | None) 
             messages.append({"role": "user", "content": line})
             try:
                 with plain_errors():
-                    answer = runner.run(print_pieces(talker.chat(messages)))
+                    answer = runner.run(print_pieces(talker.stream(messages)))
                 messages.append({"role": "assistant", "content": answer})
             except KeyboardInterrupt:
                 messages.pop()

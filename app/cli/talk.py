@@ -40,19 +40,11 @@ class Talker:
         self.engine = engine
         self.sampling = {"max_tokens": None} | dict(sampling)
 
-    async def chat(self, messages: Messages) -> AsyncGenerator[str]:
-        """Stream the next message of a conversation."""
-        async for text in self._stream(await self.engine.render_chat(messages)):
-            yield text
-
-    async def complete(self, prompt: str) -> AsyncGenerator[str]:
-        """Stream the continuation of a text."""
-        async for text in self._stream(prompt):
-            yield text
-
-    async def _stream(self, prompt: str | list[int]) -> AsyncGenerator[str]:
+    async def stream(self, prompt: str | Messages) -> AsyncGenerator[str]:
+        """Stream the continuation of a text, or the next message of a conversation."""
+        given = prompt if isinstance(prompt, str) else await self.engine.render_chat(prompt)
         params = SamplingParams(**self.sampling, output_kind="delta")
-        async with aclosing(self.engine.generate(prompt, params)) as outputs:
+        async with aclosing(self.engine.generate(given, params)) as outputs:
             async for output in outputs:
                 for choice in output.outputs:
                     if choice.error is not None:

@@ -123,9 +123,8 @@ def _render_items(pointer: str) -> str:
 
 
 def _render_growing(number: int, leaf: Leaf) -> str:
-    name = _name_of(leaf)
     return (
-        f'<tr data-field="{number}"><th scope="row"{name.indent}>{name.step}</th>'
+        f'<tr data-field="{number}">{_render_name(leaf)}'
         f'<td class="{_kind_of(leaf)}">{html.escape(_spell(leaf))}</td><td></td></tr>'
     )
 
@@ -133,7 +132,7 @@ def _render_growing(number: int, leaf: Leaf) -> str:
 def _render_row(
     number: int, leaf: Leaf, result: ExtractionResult, change: Change | None, is_by_hand: bool
 ) -> str:
-    name, shown = _name_of(leaf), _spell(leaf)
+    shown = _spell(leaf)
     evidence, reasons = result.evidence.get(leaf.pointer), result.flags.get(leaf.pointer, ())
     small = []
     if evidence:
@@ -154,11 +153,10 @@ def _render_row(
     why = html.escape("; ".join(reasons), quote=True)
     items = _render_items(leaf.pointer) if leaf.path and isinstance(leaf.path[-1], int) else ""
     return (
-        f'<tr data-field="{number}" class="{" ".join(classes)}" title="{why}">'
-        f'<th scope="row"{name.indent}>{name.step}</th>'
+        f'<tr data-field="{number}" class="{" ".join(classes)}" title="{why}">{_render_name(leaf)}'
         f'<td class="{_kind_of(leaf)}"><div class="cell">{items}<textarea class="value" rows="{num_lines}" '
         f'spellcheck="false" '
-        f'data-pointer="{html.escape(leaf.pointer, quote=True)}" aria-label="{name.full}">'
+        f'data-pointer="{html.escape(leaf.pointer, quote=True)}" aria-label="{show_path(leaf.path)}">'
         f"{html.escape(shown)}</textarea>{''.join(small)}</div></td>"
         f"<td>{_render_confidence(result.confidence.get(leaf.pointer), is_by_hand)}</td></tr>"
     )
@@ -172,19 +170,10 @@ def _render_missing(change: Change) -> str:
     )
 
 
-class _Name:
-    """A field's last step, its whole path, and whether it is below another field."""
-
-    __slots__ = ("full", "indent", "step")
-
-    def __init__(self, path: Path) -> None:
-        self.step = show_path(path[-1:])
-        self.full = show_path(path)
-        self.indent = ' class="inner"' if len(path) > 1 else ""
-
-
-def _name_of(leaf: Leaf) -> _Name:
-    return _Name(leaf.path)
+def _render_name(leaf: Leaf) -> str:
+    """Return the header cell of a row: the last step of the field's path, indented below another field."""
+    indent = ' class="inner"' if len(leaf.path) > 1 else ""
+    return f'<th scope="row"{indent}>{show_path(leaf.path[-1:])}</th>'
 
 
 def _kind_of(leaf: Leaf) -> str:

@@ -34,8 +34,11 @@ from app.ui.pacing import pace
 from app.ui.stops import Stops
 from engine import Engine
 
-IDLE_BUTTONS = (gr.update(interactive=True), gr.update(visible=False))
-BUSY_BUTTONS = (gr.update(interactive=False), gr.update(visible=True))
+# The outputs of a run, in order.
+PARTS = ("badge", "fields", "record", "figures", "marked", "tabs", "run", "stop", "shown")
+IDLE: dict[str, Any] = {"run": gr.update(interactive=True), "stop": gr.update(visible=False)}
+BUSY: dict[str, Any] = {"run": gr.update(interactive=False), "stop": gr.update(visible=True)}
+EMPTIED: dict[str, Any] = {"fields": EMPTY, "record": "", "figures": "", "marked": NO_SOURCE, "shown": None}
 NUM_SAMPLES = 3
 STOPPED = render_badge("cut", "stopped", "the record is not complete")
 
@@ -103,7 +106,7 @@ class ExtractRun:
                 Explanation("The examples cannot be used.", f"{error}.", "Correct them and run again.")
             )
             return
-        yield busy(render_badge("busy", "reading"), EMPTY)
+        yield update(badge=render_badge("busy", "reading"), **EMPTIED, **BUSY)
         try:
             extractor = Extractor(
                 self.engine,
@@ -127,9 +130,9 @@ class ExtractRun:
                         if flag.asked:
                             break
             if flag.asked == "leave":
-                yield (*(gr.skip() for _ in range(6)), *IDLE_BUTTONS, gr.skip())
+                yield update(**IDLE)
             else:
-                yield (STOPPED, *(gr.skip() for _ in range(5)), *IDLE_BUTTONS, None)
+                yield update(badge=STOPPED, shown=None, **IDLE)
         except EXPLAINED as error:
             yield fail(explain(error, self.engine.state))
         except Exception as error:
@@ -234,27 +237,32 @@ def show(shown: Shown, verified: Verified) -> Update:
     before = verified.get(shown.key)
     changes = compare(shown.result.record, before["record"]) if before else {}
     fields, record, marked = views(shown, changes)
-    badge, figures = render_verdict(shown.result), render_figures(shown.result)
-    to_evidence = gr.update(selected="evidence")
-    return (badge, fields, record, figures, marked, to_evidence, *IDLE_BUTTONS, shown)
+    return update(
+        badge=render_verdict(shown.result),
+        fields=fields,
+        record=record,
+        figures=render_figures(shown.result),
+        marked=marked,
+        tabs=gr.update(selected="evidence"),
+        shown=shown,
+        **IDLE,
+    )
 
 
 def progress(part: PartialExtraction | PartsDone | None) -> Update:
     """Show the record as far as it has been generated."""
     if part is None:
-        return tuple(gr.skip() for _ in range(9))
+        return update()
     if isinstance(part, PartsDone):
-        badge = render_badge(
-            "busy", "reading", f"{part.num_done} of {part.num_parts} parts; the text is long"
-        )
-        return (badge, *(gr.skip() for _ in range(8)))
+        detail = f"{part.num_done} of {part.num_parts} parts; the text is long"
+        return update(badge=render_badge("busy", "reading", detail))
     fields = render_fields(scan(part.raw).leaves, None)
-    return (render_badge("busy", "writing"), fields, part.raw, *(gr.skip() for _ in range(6)))
+    return update(badge=render_badge("busy", "writing"), fields=fields, record=part.raw)
 
 
-def busy(badge: str, fields: str) -> Update:
-    """Show the columns when a run begins."""
-    return (badge, fields, "", "", NO_SOURCE, gr.skip(), *BUSY_BUTTONS, None)
+def update(**values: Any) -> Update:
+    """Return an update of PARTS; those without a value stay as they are."""
+    return tuple(values.get(name, gr.skip()) for name in PARTS)
 
 
 # Hide results of an earlier text: all but the tabs and the buttons.
@@ -263,9 +271,9 @@ NO_RESULT = ("", EMPTY, "", "", NO_SOURCE, None)
 
 def refuse(problem: Explanation) -> Update:
     """Show why nothing was started; earlier results stay."""
-    return (problem.as_html(), *(gr.skip() for _ in range(5)), *IDLE_BUTTONS, gr.skip())
+    return update(badge=problem.as_html(), **IDLE)
 
 
 def fail(problem: Explanation) -> Update:
     """Show the reason, in place of the badge, if there is no result."""
-    return (problem.as_html(), EMPTY, "", "", NO_SOURCE, gr.skip(), *IDLE_BUTTONS, None)
+    return update(badge=problem.as_html(), **EMPTIED, **IDLE)
