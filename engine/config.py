@@ -55,7 +55,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 ModelImpl = Literal["auto", "troupe", "transformers"]
 AttentionBackend = Literal["auto", "triton", "sdpa", "native"]
 Quantization = Literal["none", "int8", "int4", "fp8"]
-KVCacheDtype = Literal["auto", "fp8"]
+KVCacheDtype = Literal["auto", "int8", "fp8"]
 CoreKind = Literal["auto", "local", "process"]
 ParallelBackend = Literal["mp", "ray"]
 RouterPolicy = Literal["prefix_aware", "least_load", "power_of_two", "round_robin", "consistent_hashing"]
@@ -114,7 +114,10 @@ class EngineConfig:
         },
     )
     kv_cache_dtype: KVCacheDtype = field(
-        default="auto", metadata={"help": "auto: the model's dtype; fp8: half the memory, CUDA only"}
+        default="auto",
+        metadata={
+            "help": "auto: the model's dtype; int8: half of bfloat16's memory, by native ops on CPU; fp8: the same on CUDA"
+        },
     )
     enable_native_ops: bool = field(
         default=True,

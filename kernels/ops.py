@@ -26,7 +26,12 @@ from kernels.step_buffers import StepBuffers
 Quantization = Literal["int8", "int4", "fp8"]
 # Rows of `Ops.lm_head_sample`; for more the product deserves cuBLAS.
 MAX_HEAD_ROWS = 64
-KVCache = tuple[Tensor, Tensor]  # keys and values, each [num_blocks, block_size, KV, D]
+# Keys and values, each [num_blocks, block_size, KV, D]. In int8 the last dimension is D + INT8_SCALE_BYTES, block_size
+# is a multiple of INT8_SLOTS, and the bytes of a block are in the order of `cpu/src/kv_int8.h`.
+KVCache = tuple[Tensor, Tensor]
+INT8_SCALE_BYTES = 4
+INT8_SLOTS = 16
+MAX_INT8_HEAD_DIM = 1024
 # Inputs of a convolution [slots, K - 1, C] and states of a recurrence [slots, H, key, value] by slot, float32.
 StateCache = tuple[Tensor, Tensor]
 # Result of `pack_linear`: a tensor, or a small dataclass of the same implementation.
@@ -266,6 +271,8 @@ class Ops:
     gelu_mul: Callable[[Tensor], Tensor]  # [T, 2 I] -> [T, I], the tanh approximation
     gelu: Callable[[Tensor], Tensor]  # [T, I] -> [T, I], the tanh approximation
     norm_rope_store: NormRopeStore
+    # (k [T, KV, D], v, k_cache, v_cache, slot_mapping): the write of `norm_rope_store` alone
+    store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     make_plan: MakePlan
     paged_attention: PagedAttention
     linear: Multiply
@@ -300,8 +307,8 @@ class Ops:
     gather_inputs: GatherInputs | None = None
     # Bytes that a step takes at most beside the results of its ops; None: it is not known.
     estimate_scratch: Callable[[StepShape], int] | None = None
-    # Whether keys and values may be stored in float8 (e4m3).
-    takes_fp8_cache: bool = False
+    # Dtypes in which keys and values may be stored, beside that of the model.
+    cache_dtypes: tuple[torch.dtype, ...] = ()
     # Whether a step whose rows all have the same few tokens may be recorded once, and replayed when the contents of its
     # tensors have changed.
     is_graph_safe: bool = False

@@ -24,7 +24,6 @@ from engine.model.attention import GroupInputs
 from engine.model.attn_metadata import AttnMetadata
 from kernels import Ops
 from kernels.ops import KVCache
-from kernels.torch.elementwise import store_kv
 
 NAME = "troupe"
 _ATTRIBUTE = "troupe_attention"
@@ -172,7 +171,7 @@ class LayerAttention:
         group = context.groups[self._group]
         queries, keys, values = (_pad(each[0].transpose(0, 1), size) for each in (q, k, v))
         k_cache, v_cache = context.kv_caches[self._layer]
-        store_kv(keys, values, k_cache, v_cache, group.slot_mapping)
+        ops.store_kv(keys, values, k_cache, v_cache, group.slot_mapping)
         more: dict[str, Any] = {} if sinks is None else {"sinks": sinks.float()}
         out = ops.paged_attention(
             queries.contiguous(),

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model import ModelConfig
 from engine.resolved_config import WorkerConfig
+from kernels.ops import INT8_SLOTS
 from kernels.triton_support import MIN_CAPABILITY, find_triton_gap
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -81,8 +82,7 @@ def choose_worker_config(
     dtype = _choose_dtype(config, model_config, facts, notices)
     backend = _choose_backend(config, facts, notices)
     _check_quantization(config, dtype, facts)
-    if config.kv_cache_dtype == "fp8" and facts.kind != "cuda":
-        raise ConfigError("kv_cache_dtype='fp8' needs a CUDA device, this engine runs on the CPU; use auto")
+    _check_cache_dtype(config, facts)
     is_cpu, is_auto = facts.kind == "cpu", config.attention_backend == "auto"
     worker = WorkerConfig(
         model=config.model,
@@ -153,6 +153,17 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
     why = facts.triton_gap or "this GPU is older than compute capability 8.0"
     notices.append(f"attention_backend sdpa, because {why}; CUDA graphs are disabled")
     return "sdpa"
+
+
+def _check_cache_dtype(config: EngineConfig, facts: DeviceFacts) -> None:
+    if config.kv_cache_dtype == "fp8" and facts.kind != "cuda":
+        raise ConfigError("kv_cache_dtype='fp8' needs a CUDA device, this engine runs on the CPU; use int8")
+    if config.kv_cache_dtype == "int8" and facts.kind == "cuda":
+        raise ConfigError("kv_cache_dtype='int8' is for the CPU, this engine runs on CUDA; use fp8")
+    if config.kv_cache_dtype == "int8" and config.block_size % INT8_SLOTS:
+        raise ConfigError(
+            f"block_size={config.block_size} must be a multiple of {INT8_SLOTS} with kv_cache_dtype='int8'"
+        )
 
 
 def _check_quantization(config: EngineConfig, dtype: str, facts: DeviceFacts) -> None:

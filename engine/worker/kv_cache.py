@@ -11,20 +11,38 @@ from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.resolved_config import WorkerConfig
 from kernels.cpu.panel_memory import map_large_pages
+from kernels.ops import INT8_SCALE_BYTES, MAX_INT8_HEAD_DIM
 
+CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_kv_dtype(config: WorkerConfig) -> torch.dtype:
-    """Return the dtype of keys and values: fp8 if configured, else the model's dtype."""
-    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else DTYPES[config.dtype]
+    """Return the dtype of keys and values: as configured, else the model's dtype."""
+    return CACHE_DTYPES.get(config.kv_cache_dtype) or DTYPES[config.dtype]
+
+
+def _count_stored(spec: KVCacheSpec, dtype: torch.dtype) -> int:
+    """Return how many numbers of the cache's dtype hold the keys of one token.
+
+    Raises:
+        ConfigError: the cache does not take heads of this size.
+    """
+    if dtype != torch.int8:
+        return spec.num_elements
+    if spec.head_size % 4 or spec.head_size > MAX_INT8_HEAD_DIM:
+        raise ConfigError(
+            f"kv_cache_dtype='int8': heads of {spec.head_size} numbers; allowed: multiples of 4 up to "
+            f"{MAX_INT8_HEAD_DIM}; use auto"
+        )
+    return spec.num_elements + spec.num_kv_heads * INT8_SCALE_BYTES
 
 
 def compute_bytes_per_block(specs: Sequence[KVCacheSpec], block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one block of `block_size` tokens, keys and values, over all layers of the largest group."""
     groups = group_layers(specs)
     num_elements = max(
-        (sum(specs[layer].num_elements for layer in group.layers) for group in groups), default=0
+        (sum(_count_stored(specs[layer], dtype) for layer in group.layers) for group in groups), default=0
     )
     return 2 * num_elements * block_size * dtype.itemsize
 
@@ -44,8 +62,8 @@ def allocate_kv_cache(
         free_bytes: free memory of a host, where an allocation succeeds even if the memory is missing; None: the
             device reports missing memory by an error.
 
-    Returns one (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim],
-    contiguous. Layers of different groups share memory, but never a block. Block 0 is the null block, used for padding.
+    Returns one (k_cache, v_cache) per layer as `kernels.ops.KVCache` says, contiguous. Layers of different groups share
+    memory, but never a block. Block 0 is the null block, used for padding.
 
     Raises:
         ConfigError: the cache does not fit into the device's memory.
@@ -62,10 +80,10 @@ def allocate_kv_cache(
     caches: list[tuple[Tensor, Tensor] | None] = [None] * len(specs)
     try:
         for index, layer in enumerate(largest):
-            size = num_blocks * block_size * specs[layer].num_elements
+            size = num_blocks * block_size * _count_stored(specs[layer], dtype)
             memory = _allocate(size, dtype, device), _allocate(size, dtype, device)
             for sharer in (group.layers[index] for group in groups if index < len(group.layers)):
-                shape = (num_blocks, block_size, specs[sharer].num_kv_heads, specs[sharer].head_size)
+                shape = (num_blocks, block_size, specs[sharer].num_kv_heads, -1)
                 caches[sharer] = memory[0].view(shape), memory[1].view(shape)
     except (RuntimeError, OSError, OverflowError) as error:  # torch has no subclass for missing memory
         raise ConfigError(too_large + str(error).partition("\n")[0]) from error

@@ -8,6 +8,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.resolved_config import WorkerConfig
+from engine.worker.kv_cache import CACHE_DTYPES
 from engine.worker.native_swap import NativeSwap
 from kernels import Ops
 from kernels import torch as torch_ops
@@ -36,7 +37,9 @@ def start_ops(
     native = NativeSwap(dtype, num_threads)
     # With quantized weights the ops must not change later: a difference in the last bit may change a token.
     is_coarse = config.quantization != "none" or config.dtype == "bfloat16" or has_codes
-    ops = native.start(waits=waits or is_coarse)
+    ops = native.start(waits=waits or is_coarse or config.kv_cache_dtype == "int8")
+    if ops is None and config.kv_cache_dtype == "int8":
+        raise ConfigError(f"kv_cache_dtype='int8' needs the native ops, which are {native.status}; use auto")
     return ops or make_ops(config, dtype, num_threads), native
 
 
@@ -73,8 +76,9 @@ def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) 
             ops = _make_native_ops(dtype, num_threads)
         case _:
             ops = torch_ops.make_ops(device)
-    if config.kv_cache_dtype == "fp8" and not ops.takes_fp8_cache:
-        raise ConfigError(f"kv_cache_dtype='fp8' is not supported by the {ops.name} ops; use auto, or sdpa")
+    name = config.kv_cache_dtype
+    if name != "auto" and CACHE_DTYPES[name] not in ops.cache_dtypes:
+        raise ConfigError(f"kv_cache_dtype={name!r} is not supported by the {ops.name} ops; use auto")
     return ops
 
 

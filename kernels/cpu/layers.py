@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.cpu.lora import NativeLoraStep
 from kernels.cpu.structs import DecoderStruct, LayerStruct, LinearStruct, StepStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address
-from kernels.ops import KVCache, LayerWeights
+from kernels.ops import INT8_SCALE_BYTES, INT8_SLOTS, MAX_INT8_HEAD_DIM, KVCache, LayerWeights
 
 
 class NativeDecoder:
@@ -30,12 +30,13 @@ class NativeDecoder:
         assert len(layers) == len(kv_caches), f"{len(layers)} layers, {len(kv_caches)} caches"
         self.dtype, self.hidden_size = final_norm.dtype, final_norm.shape[0]
         k_cache = kv_caches[0][0]
-        _, block_size, num_kv_heads, self.head_dim = k_cache.shape
-        for cache in (cache for pair in kv_caches for cache in pair):
-            is_fit = cache.shape == k_cache.shape and cache.dtype == self.dtype and cache.is_contiguous()
-            assert is_fit, (
-                f"a cache must be {list(k_cache.shape)} {self.dtype}, not {cache.shape} {cache.dtype}"
+        _, block_size, num_kv_heads, size = k_cache.shape
+        self.head_dim = size - INT8_SCALE_BYTES if k_cache.dtype == torch.int8 else size
+        for pair in kv_caches:
+            assert pair[0].shape == k_cache.shape, (
+                f"a cache must be {list(k_cache.shape)}, not {pair[0].shape}"
             )
+            check_caches(*pair, self.head_dim, self.dtype)
         self._kept: list[Tensor] = [final_norm]
         self._layers = (LayerStruct * len(layers))(*(self._make_layer(layer) for layer in layers))
         self._sources = layers
@@ -49,6 +50,7 @@ class NativeDecoder:
             eps,
             scale,
             DTYPES[self.dtype],
+            k_cache.dtype == torch.int8,
         )
         self.pointer = ctypes.byref(self._struct)
 
@@ -127,6 +129,22 @@ def _struct(matrix: object) -> LinearStruct:
         f"matrices must be packed by native ops, not {type(matrix).__name__}"
     )
     return matrix.struct
+
+
+def check_caches(k_cache: Tensor, v_cache: Tensor, head_dim: int, dtype: torch.dtype) -> None:
+    """Check the keys and values of a layer with heads of this size and dtype."""
+    is_int8, block_size = k_cache.dtype == torch.int8, k_cache.shape[1]
+    unit = 4 if is_int8 else 2
+    assert head_dim % unit == 0, f"head_dim={head_dim} must be a multiple of {unit}"
+    if is_int8:
+        assert head_dim <= MAX_INT8_HEAD_DIM, f"head_dim={head_dim} must be at most {MAX_INT8_HEAD_DIM}"
+        assert block_size % INT8_SLOTS == 0, f"block_size={block_size} must be a multiple of {INT8_SLOTS}"
+    shape = (*k_cache.shape[:3], head_dim + INT8_SCALE_BYTES if is_int8 else head_dim)
+    for cache in (k_cache, v_cache):
+        is_fit = cache.shape == shape and cache.dtype in (dtype, torch.int8) and cache.dtype == k_cache.dtype
+        assert is_fit and cache.is_contiguous(), (
+            f"a cache must be {list(shape)} {dtype} or int8, not {list(cache.shape)} {cache.dtype}"
+        )
 
 
 def can_run(dtype: torch.dtype) -> bool:

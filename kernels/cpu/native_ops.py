@@ -12,7 +12,7 @@ from torch import Tensor
 
 import kernels.torch as torch_ops
 from kernels.cpu.experts import pack_experts, run_experts, unpack_experts
-from kernels.cpu.layers import DecoderCache
+from kernels.cpu.layers import DecoderCache, check_caches
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.lora import NativeLora, NativeLoraStep, make_segments, pack_lora
 from kernels.cpu.panel_memory import PanelMemory
@@ -56,6 +56,7 @@ class NativeOps:
             gelu_mul=self.gelu_mul,
             gelu=self.gelu,
             norm_rope_store=self.norm_rope_store,
+            store_kv=self.store_kv,
             make_plan=self.make_plan,
             paged_attention=self.paged_attention,
             linear=self.linear,
@@ -72,7 +73,7 @@ class NativeOps:
             takes_int4=True,
             run_layers=self.run_layers,
             estimate_scratch=partial(estimate_scratch, num_threads=self.pool.num_threads),
-            takes_fp8_cache=False,
+            cache_dtypes=(torch.int8,),
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -153,8 +154,8 @@ class NativeOps:
         heads, cos, sin = heads.contiguous(), cos.contiguous(), sin.contiguous()
         num_tokens, _, head_dim = heads.shape
         num_kv_heads = k_cache.shape[2]
-        _check(heads, (num_tokens, num_heads + 2 * num_kv_heads, head_dim), k_cache.dtype, "heads")
-        _check_caches(k_cache, v_cache, head_dim)
+        _check(heads, (num_tokens, num_heads + 2 * num_kv_heads, head_dim), heads.dtype, "heads")
+        check_caches(k_cache, v_cache, head_dim, heads.dtype)
         _check(cos, (num_tokens, 1, head_dim), torch.float32, "cos")
         _check(sin, (num_tokens, 1, head_dim), torch.float32, "sin")
         _check(slot_mapping, (num_tokens,), torch.int64, "slot_mapping")
@@ -166,9 +167,20 @@ class NativeOps:
         struct = RopeStoreStruct(
             *(address(tensor) for tensor in pointers),
             *(num_tokens, num_heads, num_kv_heads, head_dim, eps, _code(heads)),
+            k_cache.dtype == torch.int8,
         )
         self.library.rope_store(self.pool.handle, ctypes.byref(struct))
         return q
+
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        """As `kernels.torch.elementwise.store_kv`, into int8 too."""
+        if k_cache.dtype != torch.int8:
+            torch_ops.store_kv(k, v, k_cache, v_cache, slot_mapping)
+            return
+        # A rotation by an angle of 0, without queries.
+        cos = torch.ones(k.shape[0], 1, k.shape[2])
+        heads = torch.cat((k, v), dim=1)
+        self.norm_rope_store(heads, None, 0.0, cos, torch.zeros_like(cos), k_cache, v_cache, slot_mapping, 0)
 
     def make_plan(
         self,
@@ -207,9 +219,8 @@ class NativeOps:
     ) -> Tensor:
         """Implement `kernels.ops.PagedAttention`; equal bit for bit however requests are batched and chunked."""
         _, num_heads, head_dim = q.shape
-        _check_caches(k_cache, v_cache, head_dim)
+        check_caches(k_cache, v_cache, head_dim, q.dtype)
         num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
-        assert q.dtype == k_cache.dtype, f"queries are {q.dtype}, the cache is {k_cache.dtype}"
         assert num_heads % num_kv_heads == 0, f"{num_heads} heads cannot share {num_kv_heads}"
         if q.stride(2) != 1 or q.stride(1) != head_dim:
             q = q.contiguous()
@@ -219,7 +230,7 @@ class NativeOps:
             _check(sinks, (num_heads,), torch.float32, "sinks")
         shape = AttentionShapeStruct(
             *(num_heads, num_kv_heads, head_dim, block_size, sliding_window or 0),
-            *(scale, soft_cap or 0.0, _code(q), 0, address(sinks)),
+            *(scale, soft_cap or 0.0, _code(q), k_cache.dtype == torch.int8, address(sinks)),
         )
         out = torch.empty(q.shape, dtype=q.dtype)
         self.library.attention(
@@ -331,10 +342,3 @@ def _check(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, name: str) 
     assert is_fit, (
         f"{name} must be {list(shape)} {dtype}, contiguous, not {list(tensor.shape)} {tensor.dtype}"
     )
-
-
-def _check_caches(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> None:
-    assert head_dim % 2 == 0, f"head_dim={head_dim} must be even"
-    assert k_cache.shape[3] == head_dim, f"heads of {head_dim} for a cache of {list(k_cache.shape)}"
-    for cache in (k_cache, v_cache):
-        _check(cache, k_cache.shape, k_cache.dtype, "a cache")

@@ -59,7 +59,7 @@ class AttentionShapeStruct(ctypes.Structure):
         ("scale", c_float),
         ("soft_cap", c_float),
         ("dtype", c_int32),
-        ("reserved", c_int32),
+        ("is_int8", c_int32),
         ("sinks", c_void_p),
     ]
 
@@ -75,6 +75,8 @@ class RopeStoreStruct(ctypes.Structure):
         *((name, c_int64) for name in ("num_tokens", "num_heads", "num_kv_heads", "head_dim")),
         ("eps", c_float),
         ("dtype", c_int32),
+        ("is_int8", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -109,7 +111,7 @@ class DecoderStruct(ctypes.Structure):
         ("eps", c_float),
         ("scale", c_float),
         ("dtype", c_int32),
-        ("reserved", c_int32),
+        ("is_int8", c_int32),
     ]
 
 

@@ -12,7 +12,16 @@ from kernels.lora import add_lora, pack_lora
 from kernels.ops import Ops
 from kernels.torch.attention import paged_attention
 from kernels.torch.attention_plan import AttentionPlan, estimate_scratch
-from kernels.torch.elementwise import add_rms_norm, gelu, gelu_mul, norm_rope_store, rms_norm, silu_mul
+from kernels.torch.elementwise import (
+    FP8,
+    add_rms_norm,
+    gelu,
+    gelu_mul,
+    norm_rope_store,
+    rms_norm,
+    silu_mul,
+    store_kv,
+)
 from kernels.torch.experts import pack_experts, run_experts, unpack_experts
 from kernels.torch.linear import linear, pack_linear, unpack_linear
 from kernels.torch.sampling import apply_bitmask, draw_filtered, draw_full, draw_greedy
@@ -29,6 +38,7 @@ def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  
         gelu_mul=gelu_mul,
         gelu=gelu,
         norm_rope_store=norm_rope_store,
+        store_kv=store_kv,
         make_plan=make_plan,
         paged_attention=paged_attention,
         linear=linear,
@@ -46,7 +56,7 @@ def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  
         pack_lora=pack_lora,
         add_lora=add_lora,
         estimate_scratch=partial(estimate_scratch, device=device),
-        takes_fp8_cache=True,
+        cache_dtypes=(FP8,),
     )
 
 

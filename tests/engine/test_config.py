@@ -19,7 +19,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "device": {"must be one of auto, cpu, cuda": ["tpu"]},
     "attention_backend": {"must be one of auto, triton, sdpa, native": ["flash"]},
     "quantization": {"must be one of none, int8, int4, fp8": ["int3"]},
-    "kv_cache_dtype": {"must be one of auto, fp8": ["int8"]},
+    "kv_cache_dtype": {"must be one of auto, int8, fp8": ["int4"]},
     "scheduling_policy": {"must be one of fcfs, priority": ["lifo"]},
     "num_threads": {"must be a number from 1 to 1024": [0, True]},
     "max_model_len": {"must be a number from 2": [1, "8k"]},

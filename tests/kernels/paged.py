@@ -1,11 +1,13 @@
 """Paged batches for kernel tests: shuffled pages, NaN in every slot that belongs to no request."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from kernels.cpu.native_ops import NativeOps
+from kernels.ops import INT8_SCALE_BYTES
 from kernels.torch.attention_plan import AttentionPlan
 
 
@@ -70,6 +72,16 @@ def make_batch(
         torch.tensor(seq_lens).int(),
         AttentionPlan(tables, query_lens, seq_lens, block_size),
     )
+
+
+def to_int8(batch: PagedBatch, ops: NativeOps) -> PagedBatch:
+    """The same batch over an int8 cache; slots that belong to no request hold NaN for a scale."""
+    shape = (*batch.k_cache.shape[:3], batch.k_cache.shape[3] + INT8_SCALE_BYTES)
+    k_cache, v_cache = (torch.full(shape, -1, dtype=torch.int8) for _ in range(2))
+    slots = (~batch.k_cache[:, :, 0, 0].isnan()).flatten().nonzero().flatten()
+    keys, values = (cache.flatten(0, 1)[slots] for cache in (batch.k_cache, batch.v_cache))
+    ops.store_kv(keys, values, k_cache, v_cache, slots)
+    return replace(batch, k_cache=k_cache, v_cache=v_cache)
 
 
 def spoil_hidden_keys(tensors: tuple[Tensor, ...], window: int) -> None:

@@ -203,3 +203,24 @@ def lm_head_sample(hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Te
             scores = scores / temperature[row] + noise[row]
         token_ids.append(int(scores.argmax()) if bool((scores < torch.inf).all()) else -1)
     return torch.tensor(token_ids)
+
+
+def read_int8_cache(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Return the float32 numbers of int8 caches, [num_blocks, block_size, num_kv_heads, head_dim] each.
+
+    16 slots of a head are one piece: keys[word][slot][4], values[4 slots][dim][slot], and 16 scales.
+    """
+    num_blocks, block_size, num_kv_heads, _ = k_cache.shape
+    found = []
+    for cache, zero in ((k_cache, 128), (v_cache, 0)):
+        pieces = cache.view(torch.uint8).view(-1, num_kv_heads, 16 * (head_dim + 4))
+        scales = pieces[:, :, 16 * head_dim :].contiguous().view(torch.float32).transpose(1, 2)
+        codes = pieces[:, :, : 16 * head_dim].contiguous()
+        if zero:
+            numbers = codes.view(-1, num_kv_heads, head_dim // 4, 16, 4).permute(0, 3, 1, 2, 4).float() - zero
+        else:
+            signed = codes.view(torch.int8).view(-1, num_kv_heads, 4, head_dim, 4)
+            numbers = signed.permute(0, 2, 4, 1, 3).float()
+        numbers = numbers.reshape(-1, 16, num_kv_heads, head_dim) * scales[..., None]
+        found.append(numbers.view(num_blocks, block_size, num_kv_heads, head_dim))
+    return found[0], found[1]

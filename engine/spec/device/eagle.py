@@ -170,8 +170,10 @@ class Eagle:
             return None
         if first + 1 > start:
             slots = torch.from_numpy(self._batch.list_slots(row, start, first + 1))
-            for cache in self._kv_cache:
-                cache.view(-1, *cache.shape[2:])[slots.to(cache.device)] = 0
+            spec = self.net.shape.layer.kv_spec
+            zeros = torch.zeros(len(slots), spec.num_kv_heads, spec.head_size, dtype=parts[0].dtype)
+            zeros = zeros.to(self._kv_cache[0].device)
+            self.ops.store_kv(zeros, zeros, *self._kv_cache, slots.to(zeros.device))
             self._progress.advance(row, first + 1)
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 

@@ -16,7 +16,8 @@
 #include <cmath>
 #include <limits>
 
-#include "attention_tile.h"
+#include "attention_int8.h"
+#include "attention_plain.h"
 
 namespace troupe {
 
@@ -29,25 +30,22 @@ struct Work {
     int32_t request, first_query, num_queries, first_head, num_heads;
 };
 
-template <class T>
+template <class Tiles>
 class Attention {
-    using Arithmetic = typename ArithmeticOf<T>::type;
-    static constexpr int kGroup = Arithmetic::kGroup;
+    using T = typename Tiles::Value;
 
 public:
     Attention(
-        const Batch& batch, const AttentionShape& shape, const T* q, int64_t q_stride, const T* k_cache, const T* v_cache,
-        T* out)
+        const Batch& batch, const AttentionShape& shape, const void* q, int64_t q_stride, const void* k_cache,
+        const void* v_cache, void* out)
         : batch_(batch),
           shape_(shape),
-          q_(q),
+          q_(static_cast<const T*>(q)),
           q_stride_(q_stride),
-          k_cache_(k_cache),
-          v_cache_(v_cache),
-          out_(out),
+          out_(static_cast<T*>(out)),
+          tiles_(shape, k_cache, v_cache),
           group_size_(shape.num_heads / shape.num_kv_heads),
-          dim_words_(shape.head_dim / kGroup),
-          dim_panels_(ceil_div(shape.head_dim, kPanelWidth)) {}
+          dim_padded_(ceil_div(shape.head_dim, kPanelWidth) * kPanelWidth) {}
 
     int64_t queries_per_work() const { return group_size_ >= kMaxWorkRows ? 1 : kMaxWorkRows / group_size_; }
 
@@ -69,29 +67,27 @@ public:
         int64_t first_key = 0;
         if (shape_.sliding_window && first - shape_.sliding_window + 1 > 0) first_key = first - shape_.sliding_window + 1;
 
-        Workspace space(pool, thread, rows, work.num_heads, dim_words_, dim_panels_ * kPanelWidth, kGroup);
+        Workspace space(pool, thread, rows, work.num_heads, tiles_.sizes());
+        tiles_.start(space);
         for (int64_t head = 0; head < work.num_heads; ++head) start(space.at(head), token, rows, work.first_head + head);
         // While one tile of one head is worked on the next one is on its way from memory.
-        TilePacker<T> packer(shape_.head_dim);
-        Tile<T> tiles[2];
-        auto* zeros = reinterpret_cast<const T*>(space.zeros);
+        typename Tiles::Tile tiles[2];
         int64_t first_tile = first_key / kTileKeys, count = (last / kTileKeys - first_tile + 1) * work.num_heads;
-        auto find = [&](int64_t step, Tile<T>& tile) {
+        const int32_t* blocks = batch_.block_tables + work.request * batch_.max_blocks;
+        auto find = [&](int64_t step, typename Tiles::Tile& tile) {
             int64_t start = (first_tile + step / work.num_heads) * kTileKeys;
-            find_keys(work.request, work.first_head + step % work.num_heads, start, first_key, last, zeros, tile);
+            tiles_.find({blocks, work.first_head + step % work.num_heads, start, first_key, last}, space, tile);
         };
         find(0, tiles[0]);
-        TileFetcher<T>(tiles[0], shape_.head_dim).fetch(2 * kTileKeys);
+        tiles_.fetcher(tiles[0]).fetch(kTileParts);
         for (int64_t step = 0; step < count; ++step) {
-            const Tile<T>& now = tiles[step % 2];
-            Tile<T>& next = tiles[(step + 1) % 2];
+            typename Tiles::Tile& next = tiles[(step + 1) % 2];
             find(step + 1 < count ? step + 1 : step, next);
-            TileFetcher<T> fetcher(next, shape_.head_dim);
-            packer.pack_keys(now, fetcher, space.keys);
-            packer.pack_values(now, fetcher, space.values);
+            TileFetcher fetcher = tiles_.fetcher(next);
+            tiles_.pack(tiles[step % 2], fetcher, space);
             int64_t tile_start = (first_tile + step / work.num_heads) * kTileKeys;
-            attend_tile(space.at(step % work.num_heads), rows, first, tile_start, fetcher);
-            fetcher.fetch(2 * kTileKeys);
+            attend_tile(tiles[step % 2], space.at(step % work.num_heads), rows, first, tile_start, fetcher);
+            fetcher.fetch(kTileParts);
         }
         for (int64_t head = 0; head < work.num_heads; ++head)
             write_result(space.at(head), token, rows, work.first_head + head);
@@ -100,8 +96,14 @@ public:
 private:
     // Pack the queries of one head, and clear its sums.
     void start(const Workspace& space, int64_t token, int64_t rows, int64_t kv_head) const {
-        pack_queries(space, token, rows, kv_head);
-        std::memset(space.result, 0, rows * dim_panels_ * kPanelWidth * sizeof(float));
+        RowBlocks blocks(rows, Tiles::kMaxBlockRows);
+        for (int64_t block = 0; block < blocks.num_blocks; ++block) {
+            int64_t start = blocks.start(block);
+            int size = blocks.size(block);
+            for (int row = 0; row < size; ++row)
+                tiles_.pack_query(query(token, start + row, kv_head), space, start, row, size);
+        }
+        std::memset(space.result, 0, rows * dim_padded_ * sizeof(float));
         for (int64_t row = 0; row < rows; ++row) {
             const float* sink = shape_.sinks ? shape_.sinks + kv_head * group_size_ + row % group_size_ : nullptr;
             space.maximum[row] = sink ? *sink : kNothing;
@@ -115,85 +117,35 @@ private:
         return q_ + (token + row / group_size_) * q_stride_ + head * shape_.head_dim;
     }
 
-    void pack_queries(const Workspace& space, int64_t token, int64_t rows, int64_t kv_head) const {
-        RowBlocks blocks(rows);
+    void attend_tile(
+        const typename Tiles::Tile& tile, const Workspace& space, int64_t rows, int64_t first, int64_t tile_start,
+        TileFetcher& next) const {
+        RowBlocks blocks(rows, Tiles::kMaxBlockRows);
         for (int64_t block = 0; block < blocks.num_blocks; ++block) {
             int64_t start = blocks.start(block);
             int size = blocks.size(block);
-            for (int row = 0; row < size; ++row) {
-                const T* source = query(token, start + row, kv_head);
-                uint32_t* target = space.queries + start * dim_words_ + row;
-                for (int64_t word = 0; word < dim_words_; ++word)
-                    std::memcpy(target + word * size, source + word * kGroup, 4);
-            }
-        }
-    }
-
-    void attend_tile(const Workspace& space, int64_t rows, int64_t first, int64_t tile_start, TileFetcher<T>& next) const {
-        RowBlocks blocks(rows);
-        for (int64_t block = 0; block < blocks.num_blocks; ++block) {
-            int64_t start = blocks.start(block);
-            int size = blocks.size(block);
-            score(space, start, size);
+            tiles_.score(tile, space, start, size);
             next.fetch(8);
             for (int row = 0; row < size; ++row) {
                 int64_t position = first + (start + row) / group_size_;
-                soften(space, start, row, size, position, tile_start);
+                soften(space, start + row, position, tile_start);
+                tiles_.put_weights(space.scores + (start + row) * kTileKeys, space, start, row, size);
                 next.fetch(8);
             }
-            gather(space, start, size);
-        }
-    }
-
-    void find_keys(
-        int64_t request, int64_t kv_head, int64_t tile_start, int64_t first_key, int64_t last, const T* zeros,
-        Tile<T>& tile) const {
-        const int32_t* blocks = batch_.block_tables + request * batch_.max_blocks;
-        int64_t stride = shape_.num_kv_heads * shape_.head_dim;
-        int64_t block = tile_start / shape_.block_size, offset = tile_start % shape_.block_size;
-        for (int key = 0; key < kTileKeys; ++block, offset = 0) {
-            int64_t run = shape_.block_size - offset < kTileKeys - key ? shape_.block_size - offset : kTileKeys - key;
-            bool is_seen = tile_start + key <= last && tile_start + key + run > first_key;
-            int64_t at = is_seen ? (blocks[block] * shape_.block_size + offset) * stride + kv_head * shape_.head_dim : 0;
-            if (tile_start + key >= first_key && tile_start + key + run - 1 <= last) {
-                // All keys are seen, as almost always: a loop without conditions.
-                for (int64_t i = 0; i < run; ++i) {
-                    tile.keys[key + i] = k_cache_ + at + i * stride;
-                    tile.values[key + i] = v_cache_ + at + i * stride;
-                }
-                key += run;
-                continue;
-            }
-            for (int64_t end = key + run; key < end; ++key, at += stride) {
-                bool is_there = tile_start + key >= first_key && tile_start + key <= last;
-                tile.keys[key] = is_there ? k_cache_ + at : zeros;
-                tile.values[key] = is_there ? v_cache_ + at : zeros;
-            }
-        }
-    }
-
-    void score(const Workspace& space, int64_t start, int size) const {
-        int64_t panel_stride = dim_words_ * kPanelBytes;
-        auto* panels = reinterpret_cast<const uint8_t*>(space.keys);
-        for (int key = 0; key < kTileKeys; key += kMaxPanels * kPanelWidth) {
-            const uint8_t* first = panels + key / kPanelWidth * panel_stride;
-            float* scores = space.scores + start * kTileKeys + key;
-            const uint32_t* queries = space.queries + start * dim_words_;
-            multiply_tile<Arithmetic>(
-                {queries, first, panel_stride, dim_words_, scores, kTileKeys, false}, size, kMaxPanels);
+            tiles_.gather(tile, space, start, size);
         }
     }
 
     // Turn one row's scores of a tile into weights, and let its result shrink to the new maximum.
-    void soften(const Workspace& space, int64_t start, int row, int size, int64_t position, int64_t tile_start) const {
+    void soften(const Workspace& space, int64_t row, int64_t position, int64_t tile_start) const {
         int64_t end = position + 1 - tile_start;
         int64_t begin = shape_.sliding_window ? end - shape_.sliding_window : 0;
         if (end > kTileKeys) end = kTileKeys;
         if (begin < 0) begin = 0;
-        float* scores = space.scores + (start + row) * kTileKeys;
+        float* scores = space.scores + row * kTileKeys;
         if (begin >= end) {
             for (int key = 0; key < kTileKeys; key += kLanes) store(scores + key, zero());
-            return put_weights(space, scores, start, row, size);
+            return;
         }
         Vec highest = splat(kNothing);
         for (int key = 0; key < kTileKeys; key += kLanes) {
@@ -204,12 +156,12 @@ private:
             store(scores + key, x);
             highest = max(x, highest);
         }
-        float& maximum = space.maximum[start + row];
-        float& total = space.total[start + row];
+        float& maximum = space.maximum[row];
+        float& total = space.total[row];
         float before = maximum, found = max_of(highest);
         if (found > before) {
             maximum = found;
-            shrink(space, start + row, exp_one(before - found));
+            shrink(space, row, exp_one(before - found));
         }
         Vec sums = zero();
         for (int key = 0; key < kTileKeys; key += kLanes) {
@@ -218,13 +170,12 @@ private:
             sums = add(sums, weight);
         }
         total += sum(sums);
-        put_weights(space, scores, start, row, size);
     }
 
     void shrink(const Workspace& space, int64_t row, float factor) const {
         space.total[row] *= factor;
-        float* result = space.result + row * dim_panels_ * kPanelWidth;
-        for (int64_t dim = 0; dim < dim_panels_ * kPanelWidth; dim += kLanes)
+        float* result = space.result + row * dim_padded_;
+        for (int64_t dim = 0; dim < dim_padded_; dim += kLanes)
             store(result + dim, mul(load(result + dim), splat(factor)));
     }
 
@@ -236,35 +187,11 @@ private:
         return lanes[0];
     }
 
-    // The weights of a row become its words in the packed block of rows.
-    void put_weights(const Workspace& space, const float* scores, int64_t start, int row, int size) const {
-        constexpr int words = kTileKeys / kGroup;
-        T narrow[kTileKeys];
-        for (int key = 0; key < kTileKeys; key += kLanes) store(narrow + key, load(scores + key));
-        uint32_t* target = space.weights + start * words + row;
-        for (int word = 0; word < words; ++word) std::memcpy(target + word * size, narrow + word * kGroup, 4);
-    }
-
-    void gather(const Workspace& space, int64_t start, int size) const {
-        constexpr int words = kTileKeys / kGroup;
-        constexpr int64_t panel_stride = words * kPanelBytes;
-        auto* panels = reinterpret_cast<const uint8_t*>(space.values);
-        int64_t width = dim_panels_ * kPanelWidth;
-        for (int64_t panel = 0; panel < dim_panels_;) {
-            int count = int(dim_panels_ - panel < kMaxPanels ? dim_panels_ - panel : kMaxPanels);
-            float* result = space.result + start * width + panel * kPanelWidth;
-            const uint32_t* weights = space.weights + start * words;
-            const uint8_t* first = panels + panel * panel_stride;
-            multiply_tile<Arithmetic>({weights, first, panel_stride, words, result, width, true}, size, count);
-            panel += count;
-        }
-    }
-
     void write_result(const Workspace& space, int64_t token, int64_t rows, int64_t kv_head) const {
         for (int64_t row = 0; row < rows; ++row) {
             int64_t head = kv_head * group_size_ + row % group_size_;
             T* out = out_ + ((token + row / group_size_) * shape_.num_heads + head) * shape_.head_dim;
-            const float* result = space.result + row * dim_panels_ * kPanelWidth;
+            const float* result = space.result + row * dim_padded_;
             Vec inverse = splat(1.0f / space.total[row]);
             for (int64_t dim = 0; dim < shape_.head_dim; dim += kLanes) {
                 int64_t left = shape_.head_dim - dim;
@@ -281,16 +208,16 @@ private:
     const AttentionShape& shape_;
     const T* q_;
     int64_t q_stride_;
-    const T *k_cache_, *v_cache_;
     T* out_;
-    int64_t group_size_, dim_words_, dim_panels_;
+    Tiles tiles_;
+    int64_t group_size_, dim_padded_;
 };
 
-template <class T>
+template <class Tiles>
 void run(
-    Pool* pool, const Batch& batch, const AttentionShape& shape, const T* q, int64_t q_stride, const T* k_cache,
-    const T* v_cache, T* out) {
-    Attention<T> attention(batch, shape, q, q_stride, k_cache, v_cache, out);
+    Pool* pool, const Batch& batch, const AttentionShape& shape, const void* q, int64_t q_stride, const void* k_cache,
+    const void* v_cache, void* out) {
+    Attention<Tiles> attention(batch, shape, q, q_stride, k_cache, v_cache, out);
     int64_t step = attention.queries_per_work();
     int64_t num_tokens = batch.query_start_loc[batch.num_requests];
     int64_t num_heads = shape.num_kv_heads;
@@ -316,12 +243,12 @@ void run(
 void run_attention(
     Pool* pool, const Batch& batch, const AttentionShape& shape, const void* q, int64_t q_stride, const void* k_cache,
     const void* v_cache, void* out) {
-    if (shape.dtype == kBFloat16)
-        run(pool, batch, shape, static_cast<const bf16*>(q), q_stride, static_cast<const bf16*>(k_cache),
-            static_cast<const bf16*>(v_cache), static_cast<bf16*>(out));
+    auto run_tiles = [&](auto* attend) { attend(pool, batch, shape, q, q_stride, k_cache, v_cache, out); };
+    bool is_narrow = shape.dtype == kBFloat16;
+    if (shape.is_int8)
+        run_tiles(is_narrow ? run<Int8Tiles<bf16>> : run<Int8Tiles<float>>);
     else
-        run(pool, batch, shape, static_cast<const float*>(q), q_stride, static_cast<const float*>(k_cache),
-            static_cast<const float*>(v_cache), static_cast<float*>(out));
+        run_tiles(is_narrow ? run<PlainTiles<bf16>> : run<PlainTiles<float>>);
 }
 
 }  // namespace troupe

@@ -24,13 +24,13 @@ struct AttentionShape {
     int64_t sliding_window;  // 0: none
     float scale;
     float soft_cap;  // 0: none
-    int32_t dtype;   // of q, the caches and the result
-    int32_t reserved;
+    int32_t dtype;    // of q and the result, and of the caches unless they are int8
+    int32_t is_int8;  // the caches are laid out as in `kv_int8.h`
     const float* sinks;  // [num_heads] or null; scores that take part in the softmax and have no value
 };
 
 // q: [T, num_heads, head_dim], `q_stride` elements from token to token; caches: [num_blocks, block_size, num_kv_heads,
-// head_dim]; out: [T, num_heads, head_dim] contiguous. Memory outside a request's context is not read.
+// head_dim], or int8; out: [T, num_heads, head_dim] contiguous. Memory outside a request's context is not read.
 void run_attention(
     Pool* pool, const Batch& batch, const AttentionShape& shape, const void* q, int64_t q_stride, const void* k_cache,
     const void* v_cache, void* out);

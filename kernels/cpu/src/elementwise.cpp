@@ -3,7 +3,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "simd.h"
+#include "kv_int8.h"
 
 namespace troupe {
 
@@ -73,8 +73,8 @@ void activate_row(const T* x, T* out, int64_t size) {
 }
 
 // Norm (with a weight) and rotate one head.
-template <class T>
-void rope_head(const T* head, const T* norm, const RopeStore& rope, int64_t token, T* out) {
+template <class T, class Out>
+void rope_head(const T* head, const T* norm, const RopeStore& rope, int64_t token, Out* out) {
     int64_t dim = rope.head_dim, half = dim / 2;
     const float* cos = rope.cos + token * dim;
     const float* sin = rope.sin + token * dim;
@@ -94,20 +94,35 @@ void rope_head(const T* head, const T* norm, const RopeStore& rope, int64_t toke
     });
 }
 
+// Keys are rounded once, from their float32 rotation.
+template <class T>
+void store_int8(const RopeStore& rope, int64_t token, const T* keys, const T* norm, const T* values) {
+    int64_t dim = rope.head_dim, num_kv_heads = rope.num_kv_heads, slot = rope.slots[token];
+    float rotated[kMaxInt8HeadDim];
+    for (int64_t head = 0; head < num_kv_heads; ++head) {
+        rope_head(keys + head * dim, norm ? norm + head * dim : nullptr, rope, token, rotated);
+        uint8_t* key_piece = find_piece(rope.k_cache, slot, head, num_kv_heads, dim);
+        uint8_t* value_piece = find_piece(rope.v_cache, slot, head, num_kv_heads, dim);
+        store_slot(rotated, values + head * dim, dim, slot, key_piece, value_piece);
+    }
+}
+
 template <class T>
 void rope_token(const RopeStore& rope, int64_t token) {
     int64_t dim = rope.head_dim, num_heads = rope.num_heads, num_kv_heads = rope.num_kv_heads;
     auto* heads = static_cast<const T*>(rope.heads) + token * (num_heads + 2 * num_kv_heads) * dim;
     auto* norm = static_cast<const T*>(rope.qk_norm);
     auto* q = static_cast<T*>(rope.q) + token * num_heads * dim;
+    for (int64_t head = 0; head < num_heads; ++head)
+        rope_head(heads + head * dim, norm ? norm + head * dim : nullptr, rope, token, q + head * dim);
+    const T *keys = heads + num_heads * dim, *values = keys + num_kv_heads * dim;
+    const T* key_norm = norm ? norm + num_heads * dim : nullptr;
+    if (rope.is_int8) return store_int8(rope, token, keys, key_norm, values);
     int64_t slot = rope.slots[token] * num_kv_heads * dim;
     T* k = static_cast<T*>(rope.k_cache) + slot;
-    T* v = static_cast<T*>(rope.v_cache) + slot;
-    for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
-        T* out = head < num_heads ? q + head * dim : k + (head - num_heads) * dim;
-        rope_head(heads + head * dim, norm ? norm + head * dim : nullptr, rope, token, out);
-    }
-    std::memcpy(v, heads + (num_heads + num_kv_heads) * dim, num_kv_heads * dim * sizeof(T));
+    for (int64_t head = 0; head < num_kv_heads; ++head)
+        rope_head(keys + head * dim, key_norm ? key_norm + head * dim : nullptr, rope, token, k + head * dim);
+    std::memcpy(static_cast<T*>(rope.v_cache) + slot, values, num_kv_heads * dim * sizeof(T));
 }
 
 // Call `body` with a null pointer of the dtype's type.

@@ -57,11 +57,12 @@ void run_attention_block(
     run_matrix(pool, decoder, step, index, kQkv, layer.qkv, buffers.normed, buffers.heads);
     RopeStore rope{
         buffers.heads,     layer.qk_norm,        step.cos,         step.sin,    k_cache, v_cache, step.slots, buffers.queries, tokens,
-        decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.eps, dtype};
+        decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.eps, dtype,
+        decoder.is_int8,   0};
     run_rope_store(pool, rope);
     AttentionShape shape{
         decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.block_size, layer.sliding_window,
-        decoder.scale,     0.0f,                 dtype,            0, nullptr};
+        decoder.scale,     0.0f,                 dtype,            decoder.is_int8,    nullptr};
     int64_t q_stride = decoder.num_heads * decoder.head_dim;
     run_attention(pool, batch, shape, buffers.queries, q_stride, k_cache, v_cache, buffers.attended);
     run_matrix(pool, decoder, step, index, kOutput, layer.output, buffers.attended, buffers.product);

@@ -25,7 +25,7 @@ struct Decoder {
     int64_t num_layers, num_heads, num_kv_heads, head_dim, block_size, hidden_size, inner_size;
     float eps, scale;
     int32_t dtype;
-    int32_t reserved;
+    int32_t is_int8;  // the caches
 };
 
 // Mirrored by `kernels.cpu.structs`.

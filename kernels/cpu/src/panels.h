@@ -129,10 +129,10 @@ extern template void multiply_tile<Float32Half>(const TileProduct&, int, int);
 extern template void multiply_tile<BFloat16>(const TileProduct&, int, int);
 extern template void multiply_tile<Int8>(const TileProduct&, int, int);
 
-// How M rows are cut into blocks of at most kMaxRows, all nearly alike.
+// How M rows are cut into blocks of at most `limit`, all nearly alike.
 struct RowBlocks {
     int64_t num_rows, num_blocks;
-    explicit RowBlocks(int64_t rows) : num_rows(rows), num_blocks((rows + kMaxRows - 1) / kMaxRows) {}
+    explicit RowBlocks(int64_t rows, int limit = kMaxRows) : num_rows(rows), num_blocks((rows + limit - 1) / limit) {}
     int64_t start(int64_t block) const {
         int64_t base = num_rows / num_blocks, extra = num_rows % num_blocks;
         return block * base + (block < extra ? block : extra);

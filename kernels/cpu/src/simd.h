@@ -64,6 +64,7 @@ inline Vec abs(Vec a) { return _mm512_abs_ps(a); }
 // a * b + c
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec round(Vec a) { return _mm512_roundscale_ps(a, 0); }
+inline Vec floor(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF); }
 // a * 2^n for whole n
 inline Vec scale_by_power(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
 inline float sum(Vec a) { return _mm512_reduce_add_ps(a); }
@@ -106,10 +107,13 @@ inline VecInt load_int_first(const int32_t* p, int n) { return _mm512_maskz_load
 inline void store_int(void* p, VecInt x) { _mm512_storeu_si512(p, x); }
 inline Vec to_vec(VecInt x) { return _mm512_cvtepi32_ps(x); }
 inline VecInt to_int(Vec x) { return _mm512_cvtps_epi32(x); }
+inline VecInt add_int(VecInt a, VecInt b) { return _mm512_add_epi32(a, b); }
 inline VecInt sub_int(VecInt a, VecInt b) { return _mm512_sub_epi32(a, b); }
 inline Vec as_float(VecInt x) { return _mm512_castsi512_ps(x); }
 inline VecInt as_int(Vec x) { return _mm512_castps_si512(x); }
 inline VecInt or_int(VecInt a, VecInt b) { return _mm512_or_si512(a, b); }
+inline VecInt xor_int(VecInt a, VecInt b) { return _mm512_xor_si512(a, b); }
+inline VecInt shift_left_7(VecInt x) { return _mm512_slli_epi32(x, 7); }
 inline VecInt shift_left_16(VecInt x) { return _mm512_slli_epi32(x, 16); }
 inline VecInt shift_right_16(VecInt x) { return _mm512_srli_epi32(x, 16); }
 inline VecInt upper_16(VecInt x) { return _mm512_and_si512(x, _mm512_set1_epi32(int32_t(0xffff0000u))); }
@@ -133,6 +137,7 @@ inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline Vec abs(Vec a) { return _mm256_andnot_ps(splat(-0.0f), a); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec round(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec floor(Vec a) { return _mm256_floor_ps(a); }
 // In two steps, so that 2^n itself may lie outside the range of a float.
 inline Vec scale_by_power(Vec a, Vec n) {
     __m256i whole = _mm256_cvtps_epi32(n);
@@ -198,10 +203,13 @@ inline VecInt load_int_first(const int32_t* p, int n) { return _mm256_maskload_e
 inline void store_int(void* p, VecInt x) { _mm256_storeu_si256((__m256i*)p, x); }
 inline Vec to_vec(VecInt x) { return _mm256_cvtepi32_ps(x); }
 inline VecInt to_int(Vec x) { return _mm256_cvtps_epi32(x); }
+inline VecInt add_int(VecInt a, VecInt b) { return _mm256_add_epi32(a, b); }
 inline VecInt sub_int(VecInt a, VecInt b) { return _mm256_sub_epi32(a, b); }
 inline Vec as_float(VecInt x) { return _mm256_castsi256_ps(x); }
 inline VecInt as_int(Vec x) { return _mm256_castps_si256(x); }
 inline VecInt or_int(VecInt a, VecInt b) { return _mm256_or_si256(a, b); }
+inline VecInt xor_int(VecInt a, VecInt b) { return _mm256_xor_si256(a, b); }
+inline VecInt shift_left_7(VecInt x) { return _mm256_slli_epi32(x, 7); }
 inline VecInt shift_left_16(VecInt x) { return _mm256_slli_epi32(x, 16); }
 inline VecInt shift_right_16(VecInt x) { return _mm256_srli_epi32(x, 16); }
 inline VecInt upper_16(VecInt x) { return _mm256_and_si256(x, _mm256_set1_epi32(int32_t(0xffff0000u))); }

@@ -114,19 +114,25 @@ class Driver:
     """
 
     def __init__(
-        self, model: DecoderModel, num_blocks: int = 160, block_size: int = 16, seed: int = 0
+        self,
+        model: DecoderModel,
+        num_blocks: int = 160,
+        block_size: int = 16,
+        seed: int = 0,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.block_size = block_size
-        dtype = model.embed_tokens.dtype
+        dtype = kv_dtype or model.embed_tokens.dtype
         self.num_groups = len(group_layers(model.kv_specs()))
         num_blocks *= self.num_groups
         self.kv_caches = allocate_kv_cache(
             model.kv_specs(), num_blocks, block_size, dtype, torch.device("cpu")
         )
         for k_cache, v_cache in self.kv_caches:
-            k_cache.fill_(torch.nan)
-            v_cache.fill_(torch.nan)
+            # In int8, scales of such bytes are NaN.
+            k_cache.view(torch.uint8).fill_(0xFF)
+            v_cache.view(torch.uint8).fill_(0xFF)
         self.state_caches = allocate_states(model.state_specs(), 8, torch.device("cpu"))
         for cache in (each for pair in self.state_caches for each in pair):
             cache.fill_(torch.nan)

@@ -62,7 +62,9 @@ def test_what_is_chosen_against_expectation_is_said() -> None:
         (CPU, {"quantization": "fp8"}, "quantization='fp8' needs a CUDA device.*use int8 or int4"),
         (A100, {"quantization": "fp8"}, "needs compute capability 8.9, this GPU has 8.0; use int8"),
         (H200, {"quantization": "int4", "dtype": "float16"}, "needs dtype bfloat16, not float16"),
-        (CPU, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' needs a CUDA device.*use auto"),
+        (CPU, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' needs a CUDA device.*use int8"),
+        (H200, {"kv_cache_dtype": "int8"}, "kv_cache_dtype='int8' is for the CPU.*use fp8"),
+        (CPU, {"kv_cache_dtype": "int8", "block_size": 24}, "block_size=24 must be a multiple of 16"),
     ],
 )
 def test_what_a_device_cannot_do_is_refused_with_a_way_out(

@@ -9,7 +9,7 @@ import torch
 from kernels.cpu.native_ops import NativeOps
 from tests.kernels import reference
 from tests.kernels.cpu.conftest import require_library
-from tests.kernels.paged import make_batch
+from tests.kernels.paged import make_batch, to_int8
 
 DTYPES = [torch.float32, torch.bfloat16]
 MIXED = [(1, 40), (63, 63), (1, 100), (5, 33), (20, 100), (1, 1), (5, 5), (17, 17), (70, 170)]
@@ -23,13 +23,15 @@ def test_a_group_may_be_larger_than_a_piece_of_work(native: NativeOps) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chunks", [[1] * 200, [13] * 15 + [5], [150, 50], [64, 64, 64, 8]])
 def test_a_prompt_in_chunks_gives_the_same_bits(
-    ops: NativeOps, chunks: list[int], dtype: torch.dtype, window: int | None
+    ops: NativeOps, chunks: list[int], dtype: torch.dtype, is_int8: bool, window: int | None
 ) -> None:
     """Decode, verification and chunks of any length are the same computation, row by row."""
     whole = make_batch([(200, 200)], dtype=dtype, head_dim=60)
+    whole = to_int8(whole, ops) if is_int8 else whole
     sinks = torch.linspace(-1, 3, whole.q.shape[1])
     options: dict[str, Any] = {"scale": 0.3, "sliding_window": window, "soft_cap": 2.0, "sinks": sinks}
     expected = ops.paged_attention(*whole.tensors, **options)
@@ -42,9 +44,13 @@ def test_a_prompt_in_chunks_gives_the_same_bits(
     assert torch.equal(torch.cat(parts), expected)
 
 
+@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_request_in_a_batch_gives_the_bits_it_gives_alone(ops: NativeOps, dtype: torch.dtype) -> None:
+def test_a_request_in_a_batch_gives_the_bits_it_gives_alone(
+    ops: NativeOps, dtype: torch.dtype, is_int8: bool
+) -> None:
     batch = make_batch(MIXED, dtype=dtype)
+    batch = to_int8(batch, ops) if is_int8 else batch
     together = ops.paged_attention(*batch.tensors, scale=0.3)
     bounds = batch.query_start_loc.tolist()
     for request, (query_len, _) in enumerate(MIXED):
@@ -61,9 +67,11 @@ def test_a_request_in_a_batch_gives_the_bits_it_gives_alone(ops: NativeOps, dtyp
         assert torch.equal(alone, together[rows])
 
 
+@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 3, 8])
-def test_the_number_of_threads_does_not_matter(native: NativeOps, num_threads: int) -> None:
+def test_the_number_of_threads_does_not_matter(native: NativeOps, num_threads: int, is_int8: bool) -> None:
     batch = make_batch(MIXED)
+    batch = to_int8(batch, native) if is_int8 else batch
     other = NativeOps(require_library(), num_threads)
     expected = native.paged_attention(*batch.tensors, scale=0.3)
     assert torch.equal(other.paged_attention(*batch.tensors, scale=0.3), expected)

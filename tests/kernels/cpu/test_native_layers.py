@@ -58,10 +58,10 @@ def load_pair(
     return expected, model
 
 
-def run_mixed(model: DecoderModel) -> dict[str, Tensor]:
+def run_mixed(model: DecoderModel, kv_dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Prefill in part, then one step of decode, a chunk, a fresh prompt and drafts; all logits of each request."""
     prompts = {name: make_prompt(length, seed) for seed, (name, length) in enumerate(LENGTHS.items())}
-    driver = Driver(model)
+    driver = Driver(model, kv_dtype=kv_dtype)
     first = driver.step({name: prompts[name][:count] for name, count in FIRST.items()})
     second = driver.step({name: prompts[name][FIRST.get(name, 0) :] for name in prompts})
     return {name: torch.cat([*([first[name]] if name in first else []), second[name]]) for name in prompts}
@@ -117,17 +117,18 @@ def test_logits_of_a_bfloat16_model_are_not_rounded_to_it() -> None:
     torch.testing.assert_close(logits.double(), expected, atol=3e-5, rtol=3e-5)
 
 
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", ["llama-biased", "qwen3-layer-types"])
 def test_one_call_gives_the_bits_of_the_single_ops(
-    variant: str, dtype: torch.dtype, quantization: Quantization | None
+    variant: str, dtype: torch.dtype, quantization: Quantization | None, kv_dtype: torch.dtype | None
 ) -> None:
     _, model = load_pair(variant, "native", dtype, quantization)
-    fused = run_mixed(model)
+    fused = run_mixed(model, kv_dtype)
     try:
         model.ops = dataclasses.replace(model.ops, run_layers=None)
-        single = run_mixed(model)
+        single = run_mixed(model, kv_dtype)
     finally:
         model.ops = make_ops()
     assert all(torch.equal(fused[name], single[name]) for name in fused)
@@ -136,14 +137,24 @@ def test_one_call_gives_the_bits_of_the_single_ops(
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 def test_logits_are_the_same_bits_alone_and_in_a_batch_chunked_or_not(
-    architecture: str, dtype: torch.dtype, quantization: Quantization | None
+    kv_dtype: torch.dtype | None, architecture: str, dtype: torch.dtype, quantization: Quantization | None
 ) -> None:
     _, model = load_pair("qwen3", architecture, dtype, quantization)
-    together = run_mixed(model)
+    together = run_mixed(model, kv_dtype)
     for seed, (name, length) in enumerate(LENGTHS.items()):
         prompt = make_prompt(length, seed)
-        assert torch.equal(Driver(model).step({"alone": prompt})["alone"], together[name])
+        alone = Driver(model, kv_dtype=kv_dtype).step({"alone": prompt})["alone"]
+        assert torch.equal(alone, together[name])
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3"])
+def test_logits_over_an_int8_cache_point_where_transformers_do(variant: str) -> None:
+    expected, model = load_pair(variant)
+    actual = run_mixed(model, torch.int8)
+    for name, logits in compute_all(expected).items():
+        assert torch.cosine_similarity(actual[name], logits, dim=-1).min() > 0.998
 
 
 def test_a_new_cache_or_new_weights_are_noticed() -> None:

@@ -231,6 +231,6 @@ def test_what_changes_from_step_to_step_compiles_nothing_new(kernel: object, nam
 
 def test_ops_are_made_for_the_dtypes_that_kernels_take() -> None:
     ops = make_ops(torch.device("cuda"), torch.bfloat16)
-    assert (ops.name, ops.is_graph_safe, ops.takes_fp8_cache) == ("triton", True, True)
+    assert (ops.name, ops.is_graph_safe, ops.cache_dtypes) == ("triton", True, (torch.float8_e4m3fn,))
     with pytest.raises(ValueError, match=r"dtype must be float32, float16 or bfloat16, not torch\.int8"):
         make_ops(torch.device("cuda"), torch.int8)
