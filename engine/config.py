@@ -116,7 +116,7 @@ class EngineConfig:
     kv_cache_dtype: KVCacheDtype = field(
         default="auto",
         metadata={
-            "help": "auto: the model's dtype; int8: half of bfloat16's memory, by native ops on CPU; fp8: the same on CUDA"
+            "help": "auto: the model's dtype; int8: half of bfloat16's memory, on CPU; fp8: the same on CUDA"
         },
     )
     enable_native_ops: bool = field(
