@@ -12,7 +12,7 @@ from engine.lora.loader import Adapter, load_adapter
 from engine.model import load_model
 from kernels.cpu import make_native_ops
 from tests.engine.lora.peft_adapters import KINDS, PeftTwin
-from tests.engine.model.drive import FAMILIES, Driver, make_prompt
+from tests.engine.model.drive import FAMILIES, HYBRIDS, Driver, make_prompt
 from tests.kernels.cpu.conftest import require_library
 
 # PEFT calls deprecated functions of transformers.
@@ -32,13 +32,25 @@ def read_adapter(twin: PeftTwin, kind: str, model: Any) -> Adapter:
     return load_adapter(AdapterFiles.read(twin.folder / kind), model, max_rank=8)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Their layers with states have matrices of their own.
+HYBRID_KINDS: dict[str, dict[str, Any]] = {
+    kind: {
+        "r": 3,
+        "target_modules": ["in_proj", "in_proj_qkv", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj"],
+    }
+    | options
+    for kind, options in {"lora": {}, "dora": {"use_dora": True}}.items()
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES | HYBRIDS)
 def test_logits_of_a_mixed_batch_are_those_of_peft(family: str, tmp_path: Path) -> None:
-    twin = PeftTwin(family, tmp_path, **VARIANTS.get(family, {}))
+    kinds = HYBRID_KINDS if family in HYBRIDS else KINDS
+    twin = PeftTwin(family, tmp_path, kinds, **VARIANTS.get(family, {}))
     model = load_model(twin.checkpoint)
-    prompts = {kind: make_prompt(9 + 5 * at, at) for at, kind in enumerate(KINDS)} | {"base": make_prompt(21)}
+    prompts = {kind: make_prompt(9 + 5 * at, at) for at, kind in enumerate(kinds)} | {"base": make_prompt(21)}
     expected = {kind: twin.compute(ids, None if kind == "base" else kind) for kind, ids in prompts.items()}
-    adapters = {kind: read_adapter(twin, kind, model) for kind in KINDS}
+    adapters = {kind: read_adapter(twin, kind, model) for kind in kinds}
     for ops in (None, make_native_ops(require_library(), 2)):
         if ops is not None:
             for _ in model.repack(ops):

@@ -29,9 +29,10 @@ FAMILIES |= {"cohere2": "Cohere2", "seed_oss": "SeedOss", "starcoder2": "Starcod
 FAMILIES |= {"granitemoehybrid": "GraniteMoeHybrid"}
 FAMILIES |= {"qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral", "gpt_oss": "GptOss"}
 FAMILIES |= {"glm4_moe": "Glm4Moe", "minimax_m2": "MiniMaxM2", "olmoe": "Olmoe", "granitemoe": "GraniteMoe"}
-FAMILIES |= {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe", "bamba": "Bamba"}
-FAMILIES |= {"granite4h": "GraniteMoeHybrid", "granite4h_moe": "GraniteMoeHybrid"}
-FAMILIES |= {"qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
+# Those with state layers.
+HYBRIDS = {"qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "bamba": "Bamba"}
+HYBRIDS |= {"granite4h": "GraniteMoeHybrid", "granite4h_moe": "GraniteMoeHybrid"}
+HYBRIDS |= {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"}
 _QWEN = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
 _LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
 _CONV: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"], "head_dim": 12}
@@ -73,7 +74,7 @@ VOCAB_SIZE = 131
 
 def make_transformers_model(family: str, **overrides: Any) -> PreTrainedModel:
     """Return a tiny float32 model of the family with lively random weights, biases and norms included."""
-    prefix = FAMILIES[family]
+    prefix = (FAMILIES | HYBRIDS)[family]
     shape: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 80}
     shape |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     shape |= {"max_position_embeddings": 1024, "pad_token_id": 0} | EXPERTS.get(family, {}) | overrides

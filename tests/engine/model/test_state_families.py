@@ -13,11 +13,17 @@ from engine.model import DecoderModel, load_model, read_model_config
 from engine.model.report import inspect_model
 from engine.model.weight_memory import count_parameters
 from kernels.cpu import make_native_ops
-from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+from tests.engine.model.drive import (
+    HYBRIDS,
+    Driver,
+    compute_expected,
+    make_prompt,
+    make_transformers_model,
+    save,
+)
 from tests.kernels.cpu.conftest import require_library
 
 META = torch.device("meta")
-FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "granite4h", "granite4h_moe", "bamba")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("is_native", [False, True], ids=["torch", "native"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", HYBRIDS)
 def test_logits_of_prefill_chunks_and_decode(
     family: str, is_native: bool, folders: Callable[[str], Path]
 ) -> None:
