@@ -97,7 +97,7 @@ class BlockTransfers:
         if self._saves:
             transfer.num_saved = num_blocks
         if not request.is_finished:
-            load.blocks = self._reserve(request, transfer, num_blocks)
+            load.blocks = self._reserve(request, num_blocks)
         if not load.blocks:
             return self._settle(load)
         self._loads[message.transfer_id] = load
@@ -117,6 +117,8 @@ class BlockTransfers:
                 pool.note_change(block.key, True)
             else:
                 self._tier.give_back(block.slot)
+        if not all(message.is_loaded) and load.request.transfer is not None:
+            load.request.transfer.num_saved = 0  # save the damaged ones again
         return self._settle(load)
 
     def save(self, request: Request) -> None:
@@ -125,10 +127,8 @@ class BlockTransfers:
         num_full = request.num_committed_blocks
         if not self._saves or transfer is None or transfer.num_saved >= num_full:
             return
-        units, size = (
-            self._list_units(request, num_full * self._kv_cache.block_size),
-            self._kv_cache.num_groups,
-        )
+        size = self._kv_cache.num_groups
+        units = self._list_units(request, num_full * self._kv_cache.block_size)
         for place in range(transfer.num_saved, num_full):
             for group in range(size):
                 block_id = request.block_ids[place * size + group]
@@ -144,7 +144,7 @@ class BlockTransfers:
 
     def forget(self, request: Request) -> None:
         """Remove a failed request's blocks from the store: their values may have caused the failure."""
-        if self._saves and request.transfer is not None:
+        if request.transfer is not None:
             units = self._list_units(request, len(request.block_hashes) * self._kv_cache.block_size)
             keys = [key for group in range(self._kv_cache.num_groups) for key in list_keys(units, group)]
             self._orders.append(DiscardUnits(keys))
@@ -204,7 +204,7 @@ class BlockTransfers:
         self._loads[self._num_transfers] = _Load(request)
         self._orders.append(MatchBlocks(self._num_transfers, self._list_units(request, num_full * size)))
 
-    def _reserve(self, request: Request, transfer: RequestTransfer, num_blocks: int) -> list[BlockCopy]:
+    def _reserve(self, request: Request, num_blocks: int) -> list[BlockCopy]:
         """Reserve slots for the blocks of this prefix that neither the cache nor the tier has."""
         pool = self._kv_cache.pool
         found: list[BlockCopy] = []

@@ -95,6 +95,7 @@ class MappedStore:
             np.copyto(part, self._content[at : at + part.nbytes])
             at += part.nbytes
         if compute_checksum(key, parts) != checksum:
+            self._write_entry(index, b"", 0, 0)  # so that it is saved again
             return False
         _LAST_USE.pack_into(self._map, _PAGE_BYTES + index * _ENTRY.size + _LAST_USE_AT, time.time_ns())
         return True

@@ -124,6 +124,8 @@ def test_a_flipped_byte_in_a_file_is_a_miss(tmp_path: Path) -> None:
         file.write(bytes((content[at] ^ 4,)))
     found = store.start_load_kv([make_empty(key) for key, _ in units])
     assert [number for number, is_found in enumerate(found) if not is_found] == [7]
+    store.save_kv(units)
+    assert all(store.start_load_kv([make_empty(key) for key, _ in units]))
     store.shutdown()
 
 
