@@ -14,8 +14,7 @@ from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .limits import GrammarLimits
 from .output_check import OutputCheck
 from .plan import PlanEntry
-from .reasoning import Reasoning
-from .spec import GrammarSpec
+from .spec import GrammarSpec, Reasoning
 from .spec_reader import read_spec
 from .tags.parameters import list_raw
 from .tags.tool_calls import ToolStyle, list_tool_styles, make_forced_tags, make_tool_tags

@@ -27,8 +27,7 @@ from .limits import GrammarLimits
 from .match.closing_tokens import ClosingTokens
 from .match.reasoning import GatedMatcher, ReasoningTables
 from .plan import PlanEntry
-from .reasoning import Reasoning
-from .spec import GrammarSpec
+from .spec import GrammarSpec, Reasoning
 from .tags.checked import CheckedVocabulary
 from .tags.compile import TagCompiler
 from .vocabulary import Vocabulary

@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args
 from .csv_table import describe_table
 from .engines.lark import check_lark
 from .errors import InvalidGrammar, naming
-from .reasoning import Reasoning
 from .regex.text import ends_in_escape
 from .schema.dialect import check_well_formed
 from .tags.structural_tag import describe_tags, list_leaves, name_place
@@ -27,6 +26,27 @@ PROPERTY_ORDERS = get_args(PropertyOrder)
 BACKENDS = ("llguidance", "xgrammar", "outlines_core")
 MAX_SPEC_BYTES = 256 * 1024
 MAX_NESTING_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """How reasoning stands before what a grammar describes.
+
+    Attributes:
+        start: what begins it; None where the prompt has begun it.
+        end: what ends it.
+        allows_breaks: up to two line feeds may stand between it and the grammar's text.
+    """
+
+    start: str | None
+    end: str
+    allows_breaks: bool
+
+    def __post_init__(self) -> None:
+        if self.start == "" or not self.end:
+            raise InvalidGrammar(
+                f"the marks of reasoning are not empty: start={self.start!r}, end={self.end!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +219,6 @@ def parse_json(text: str, kind: str) -> Any:
     check_size(text, kind)
     try:
         return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_twice)
-    except json.JSONDecodeError as error:
-        raise InvalidGrammar(f"the {NAMES.get(kind, kind)} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise InvalidGrammar(
             f"the {NAMES.get(kind, kind)} is nested deeper than {MAX_NESTING_DEPTH} levels"

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import ROW_FILLER, Matcher
 from ..bitmask import clear_bits
-from ..reasoning import Reasoning
+from ..spec import Reasoning
 from ..vocabulary import Vocabulary, make_mask
 
 MAX_NUM_BREAKS = 2

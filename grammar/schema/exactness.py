@@ -138,13 +138,10 @@ def has_inexact_value(node: Node, value: Any, around: Surroundings) -> Reason:
 
 def needs_long_escape(node: Node, value: Any, around: Surroundings) -> Reason:
     """With open names only short escapes are written, because `\\u0061` could repeat a listed `a`."""
-    if not around.has_open_names:
-        return None
-    return LONG_ESCAPE_REASON if has_long_escape(value) else None
+    return LONG_ESCAPE_REASON if around.has_open_names and has_long_escape(value) else None
 
 
 def needs_long_escape_in_pattern(node: Node, value: Any, around: Surroundings) -> Reason:
-    """As `needs_long_escape`, for patterns."""
     return LONG_ESCAPE_REASON if around.has_open_names and is_long_escaped(value) else None
 
 
@@ -173,19 +170,14 @@ def is_format_checked(node: Node, value: Any, around: Surroundings) -> Reason:
     return f"the format {value} is checked where the string ends" if value in CHECKED_FORMATS else None
 
 
-_TOKEN_BY_TOKEN = "not enforced token by token"
+_NEVER_ENFORCED = (
+    *("not", "if", "contains", "uniqueItems", "dependencies", "dependentRequired", "dependentSchemas"),
+)
 _UNEVALUATED = "only enforced without $ref, allOf, anyOf and the like in the same schema"
 ROWS = (
-    Row("not", always(f"exclusion is {_TOKEN_BY_TOKEN}")),
-    Row("if", always(f"conditional schemas are {_TOKEN_BY_TOKEN}")),
-    Row("contains", always(f"counting matching items is {_TOKEN_BY_TOKEN}")),
-    Row("uniqueItems", always(f"distinct items are {_TOKEN_BY_TOKEN}")),
-    Row("dependencies", always(f"demands that depend on another property are {_TOKEN_BY_TOKEN}")),
-    Row("dependentRequired", always(f"demands that depend on another property are {_TOKEN_BY_TOKEN}")),
-    Row("dependentSchemas", always(f"demands that depend on another property are {_TOKEN_BY_TOKEN}")),
+    *(Row(keyword, always("not enforced token by token")) for keyword in _NEVER_ENFORCED),
     Row("propertyNames", always("only a single pattern without other property keywords is enforced")),
-    Row("unevaluatedItems", always(_UNEVALUATED)),
-    Row("unevaluatedProperties", always(_UNEVALUATED)),
+    *(Row(keyword, always(_UNEVALUATED)) for keyword in ("unevaluatedItems", "unevaluatedProperties")),
     *(Row(keyword, is_bound_inexact) for keyword in (*NUMERIC_BOUNDS, "multipleOf")),
     Row("exclusiveMinimum", lets_bound_through),
     Row("exclusiveMaximum", lets_bound_through),
