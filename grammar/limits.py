@@ -11,6 +11,10 @@ class GrammarLimits:
     # A lexer state of llguidance takes 1 to 2 kB. The matchers of one grammar share theirs, so this caps a grammar at
     # about 40 MB.
     max_lexer_states: int = 20_000
+    # Of all grammars in use: a new one gets at most an eighth of what is left, but no fewer than `min_lexer_states`,
+    # which are enough for each of 133 schemas of MaskBench.
+    max_total_lexer_states: int = 400_000
+    min_lexer_states: int = 2_000
     step_lexer_fuel: int = 200_000  # llguidance's unit, about 14,000 a millisecond
     initial_lexer_fuel: int = 1_000_000  # about 50,000 a millisecond
     # An object takes four for each optional property before the first that is required.

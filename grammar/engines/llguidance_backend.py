@@ -6,6 +6,7 @@ a millisecond, and its limits bound a hostile grammar from the inside.
 
 import json
 import re
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -45,6 +46,15 @@ class Complaint(Exception):
     """An error of llguidance about a grammar."""
 
 
+class LexerShare:
+    """The lexer states that one grammar may make; it lives as long as the grammar or a matcher of it."""
+
+    __slots__ = ("__weakref__", "num_states")
+
+    def __init__(self, num_states: int) -> None:
+        self.num_states = num_states
+
+
 class _TokenizerAdapter:
     """A vocabulary in the form LLTokenizer asks for."""
 
@@ -80,14 +90,27 @@ class LLGuidanceBackend:
         # The engine writes here and nothing reads it, so compiles in several threads may share it.
         self._scratch = np.empty(vocabulary.num_words, np.int32)
         self._limits = limits
+        self._shares: weakref.WeakSet[LexerShare] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def _make_share(self, num_more: int) -> LexerShare:
+        limits = self._limits
+        with self._lock:
+            left = limits.max_total_lexer_states - sum(share.num_states for share in self._shares)
+            wanted = min(limits.max_lexer_states + num_more, left // 8)
+            share = LexerShare(max(wanted, min(limits.min_lexer_states, limits.max_lexer_states)))
+            self._shares.add(share)
+        return share
 
     def compile(self, spec: GrammarSpec) -> Program:
         """Compile a Lark grammar, an XML tree or a regular language."""
         grammar = make_grammar(spec)
-        matcher = self._make_matcher(grammar, self._limits.max_gbnf_items if spec.kind == "ebnf" else None)
+        share = self._make_share(0)
+        max_items = self._limits.max_gbnf_items if spec.kind == "ebnf" else None
+        matcher = self._make_matcher(grammar, share.num_states, max_items)
         if matcher.is_error():
             self._refuse(spec, matcher.get_error())
-        return self._finish(matcher, grammar)
+        return self._finish(matcher, grammar, share)
 
     def compile_json(self, grammar: str, num_quotable: int = 0) -> Program:
         """Compile what llguidance_json.py writes.
@@ -98,10 +121,11 @@ class LLGuidanceBackend:
         Raises:
             Complaint: llguidance does not take it.
         """
-        matcher = self._make_matcher(grammar, num_quotable=num_quotable)
+        share = self._make_share(num_quotable // 4)
+        matcher = self._make_matcher(grammar, share.num_states, num_quotable=num_quotable)
         if matcher.is_error():
             raise Complaint(matcher.get_error())
-        return self._finish(matcher, grammar)
+        return self._finish(matcher, grammar, share)
 
     def find_complaint(self, grammar: str) -> str:
         """Return llguidance's complaint about a grammar, "" when it has none."""
@@ -121,25 +145,29 @@ class LLGuidanceBackend:
         matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         return matcher.is_error()
 
-    def _finish(self, matcher: LLMatcher, grammar: str) -> Program:
+    def _finish(self, matcher: LLMatcher, grammar: str, share: LexerShare) -> Program:
         # The lexer states of the first mask are made once, here: copies share them.
         matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         if matcher.is_error():
             raise InvalidGrammar(f"the grammar allows no first token: {matcher.get_error()}")
         # llguidance reports no size; its lexer and productions take a small multiple of the text.
         size = 64 * 1024 + 32 * len(grammar)
-        return Program(lambda: LLGuidanceMatcher(matcher.deep_copy(), self), size, grammar)
+        return Program(lambda: LLGuidanceMatcher(matcher.deep_copy(), self, share), size, grammar)
 
-    def _make_matcher(self, grammar: str, max_items: int | None = None, num_quotable: int = 0) -> LLMatcher:
+    def _make_matcher(
+        self, grammar: str, num_states: int | None = None, max_items: int | None = None, num_quotable: int = 0
+    ) -> LLMatcher:
         """Return a matcher at the start of a grammar, in its error state if llguidance does not take it.
 
         Args:
+            num_states: bound on the states of its lexer.
             max_items: bound on the work of one mask, llguidance's own by default.
+            num_quotable: the characters of a source in it.
         """
         bounds = LLParserLimits(
             initial_lexer_fuel=self._limits.initial_lexer_fuel + 40 * num_quotable,
             step_lexer_fuel=self._limits.step_lexer_fuel + 20 * num_quotable,
-            max_lexer_states=self._limits.max_lexer_states + num_quotable // 4,
+            max_lexer_states=num_states or self._limits.max_lexer_states,
             max_grammar_size=self._limits.max_grammar_size,
             max_items_in_row=self._limits.max_items_in_row,
             step_max_items=max_items,
@@ -196,10 +224,11 @@ def make_pattern(spec: GrammarSpec) -> str:
 class LLGuidanceMatcher(Matcher):
     """Grammar state of one request in llguidance."""
 
-    def __init__(self, engine: LLMatcher, backend: LLGuidanceBackend) -> None:
+    def __init__(self, engine: LLMatcher, backend: LLGuidanceBackend, share: LexerShare) -> None:
         super().__init__(backend.vocabulary)
         self.engine = engine
         self.filler = backend.filler
+        self._share = share
         # A token that is not allowed was taken in a call for many; such an error is no limit.
         self.is_broken = False
 

@@ -3,12 +3,20 @@
 import gc
 import json
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
-from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec, UnsupportedGrammar
+from grammar import (
+    GrammarCompiler,
+    GrammarError,
+    GrammarLimits,
+    GrammarSpec,
+    UnsupportedGrammar,
+    allocate_bitmask,
+)
 from grammar.engines import xgrammar_backend
 from grammar.schema.emit import Emitter
 from grammar.schema.reader import read_schema
@@ -233,3 +241,23 @@ def test_a_grammar_that_takes_too_much_memory_is_refused():
     compiler = GrammarCompiler(make_byte_vocabulary(), limits, num_threads=1)
     with pytest.raises(UnsupportedGrammar, match="out of memory"):
         compiler.compile(GrammarSpec.ebnf(SLOW, "xgrammar"))
+
+
+def test_grammars_in_use_share_the_states_of_lexers():
+    """The first grammars get what they may have; others get less, until those are dropped."""
+    limits = GrammarLimits(max_lexer_states=400, max_total_lexer_states=1600, min_lexer_states=10)
+    compiler = GrammarCompiler(make_merged_vocabulary(), limits, num_threads=1)
+
+    def count_states(number):
+        compiled = compiler.compile(GrammarSpec.regex(f"{number}.*a.{{20}}"))
+        matcher = compiled.matcher()
+        bitmask = allocate_bitmask(1, compiler.vocabulary.size)
+        for token_id in [*str(number).encode(), *(b"ab" * 400)]:
+            if matcher.error is not None or not matcher.accept_token(token_id):
+                break
+            matcher.fill_next_token_bitmask(bitmask)
+        return matcher, int(re.search(r"too many states: \d+ >= (\d+)", matcher.error)[1])
+
+    kept = [count_states(number) for number in range(12)]
+    found = [num_states for _, num_states in kept]
+    assert found == sorted(found, reverse=True) and found[0] == 200 and found[-1] >= 10 and sum(found) < 1600
