@@ -55,8 +55,8 @@ class GrammarCompiler:
         num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
         llguidance = LLGuidanceBackend(vocabulary, limits, num_threads)
-        self._checked = CheckedVocabulary(vocabulary, limits)
-        self._tags = TagCompiler(llguidance, self._compile_leaf, self._checked, limits.max_tags_s)
+        checked = CheckedVocabulary(vocabulary, limits)
+        self._tags = TagCompiler(llguidance, self._compile_leaf, checked, limits.max_tags_s)
         self._llguidance = llguidance
         self._outlines = OutlinesBackend(vocabulary, limits)
         self._xgrammar = XGrammarBackend(vocabulary, limits)
@@ -146,7 +146,7 @@ class GrammarCompiler:
         """Compile a JSON Schema in a structural tag, with llguidance or for it."""
         if spec.backend not in (None, "llguidance"):
             raise UnsupportedGrammar("", spec.kind, "only llguidance compiles a part of a structural tag")
-        return compile_json_schema(spec, engine, lambda: self._checked.closing)
+        return compile_json_schema(spec, engine, lambda: self._closing)
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

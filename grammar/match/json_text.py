@@ -130,15 +130,13 @@ def _step(state: State, byte: int, reader: _Reader, check: CheckValue) -> State 
     mode = state.mode
     if mode is Mode.STRING or mode is Mode.NAME:
         if state.is_escaped:
-            return State(mode, state.frame, state.start, state.place, state.position)
+            return state._replace(is_escaped=False)
         if byte == 0x5C:
-            return State(mode, state.frame, state.start, state.place, state.position, is_escaped=True)
+            return state._replace(is_escaped=True)
         return _end_string(state, reader, check) if byte == 0x22 else state
     if mode is Mode.LITERAL:
         if state.num_left > 1:
-            return State(
-                mode, state.frame, state.start, state.place, state.position, False, state.num_left - 1
-            )
+            return state._replace(num_left=state.num_left - 1)
         return after(state.frame, state.position)
     if mode is Mode.NUMBER:
         if byte in _NUMBER:

@@ -4,9 +4,8 @@ The grammar has the weakened schema of such a value. A marker token, which no te
 so that llguidance reports where one begins. From there on a ResidualMatcher follows the value to its end.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,24 +14,10 @@ from ..bitmask import clear_beyond, clear_bits, is_set
 from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
 from ..limits import GrammarLimits
 from ..match.checks import ResidualChecks
-from ..match.closing_tokens import ClosingTokens
 from ..match.residual import ResidualMatcher
 from ..vocabulary import Vocabulary
 
 _OPENERS = b"{["
-
-
-class Opening(NamedTuple):
-    """A token in which a value begins and part of it is completed.
-
-    Attributes:
-        head: the text before the value.
-        value: the beginning of the value in the token.
-    """
-
-    token_id: int
-    head: bytes
-    value: bytes
 
 
 class CheckedVocabulary:
@@ -65,29 +50,21 @@ class CheckedVocabulary:
         return LLGuidanceBackend(self.extended, self._limits, num_threads=1)
 
     @cached_property
-    def closing(self) -> ClosingTokens:
-        return ClosingTokens(self.extended)
+    def openings(self) -> dict[tuple[bytes, bytes], list[tuple[int, bytes]]]:
+        """Text before a value and its bracket -> the tokens in which it begins and a part of it may be complete.
 
-    @cached_property
-    def openings(self) -> dict[tuple[bytes, bytes], list[Opening]]:
-        """Tokens in which a value begins, by what stands before it and by its bracket."""
-        found: dict[tuple[bytes, bytes], list[Opening]] = {}
-        for opening in list_openings(self.vocabulary.token_bytes):
-            found.setdefault((opening.head, opening.value[:1]), []).append(opening)
+        Each token stands with the beginning of the value.
+        """
+        found: dict[tuple[bytes, bytes], list[tuple[int, bytes]]] = {}
+        for token_id, data in enumerate(self.vocabulary.token_bytes):
+            for at in [at for at, byte in enumerate(data) if byte in _OPENERS and b"\xff" not in data]:
+                value = data[at:]
+                if any(sign in value for sign in (b"}", b"]", b",")) or value.count(b'"') > 1:
+                    found.setdefault((data[:at], value[:1]), []).append((token_id, value))
         return found
 
     def spell(self, data: bytes) -> list[int]:
         return [self.byte_ids[byte] for byte in data]
-
-
-def list_openings(token_bytes: Sequence[bytes]) -> Iterator[Opening]:
-    """Yield the tokens in which a value may begin and a part of it may be complete."""
-    for token_id, data in enumerate(token_bytes):
-        for at, byte in enumerate(data):
-            value = data[at:]
-            is_ended = any(sign in value for sign in (b"}", b"]", b",")) or value.count(b'"') > 1
-            if byte in _OPENERS and is_ended and b"\xff" not in data:
-                yield Opening(token_id, data[:at], value)
 
 
 class CheckedMatcher(Matcher):
@@ -158,17 +135,6 @@ class CheckedMatcher(Matcher):
                 return number
         return None
 
-    def clear_violations(self, words: np.ndarray) -> None:
-        """Clear the tokens of a row of the extended vocabulary that would complete a value that fails a check."""
-        if self._checker is not None:
-            self._checker.write_row(words)
-        for (head, opener), openings in self._tables.openings.items():
-            allowed = [each for each in openings if is_set(words, each.token_id)]
-            number = self._ask(head, opener) if allowed else None
-            if number is not None:
-                wrong = [each.token_id for each in allowed if self._begin(number, each.value) is None]
-                clear_bits(words, wrong)
-
     def _take_back(self, num_tokens: int) -> None:
         for _ in range(num_tokens):
             self._checker = self._history.pop()
@@ -183,9 +149,16 @@ class CheckedMatcher(Matcher):
         return self.inner.is_completed()
 
     def write_row(self, words: np.ndarray) -> None:
-        tables, num_words = self._tables, len(words)
+        tables = self._tables
         extended = np.zeros((1, tables.extended.num_words), np.int32)
         self.inner.fill_next_token_bitmask(extended)
-        self.clear_violations(extended[0])
-        words[:] = extended[0, :num_words]
+        words[:] = extended[0, : len(words)]
         clear_beyond(words, tables.vocabulary.size)
+        if self._checker is not None:
+            self._checker.write_row(words)
+        for (head, opener), openings in tables.openings.items():
+            allowed = [(token_id, value) for token_id, value in openings if is_set(words, token_id)]
+            number = self._ask(head, opener) if allowed else None
+            if number is not None:
+                wrong = [token_id for token_id, value in allowed if self._begin(number, value) is None]
+                clear_bits(words, wrong)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar
-from tests.grammar.vocabularies import accepts, allowed_tokens, check_mask, check_refusal, check_texts, walk
+from tests.grammar.vocabularies import accepts, allowed_tokens, check_refusal, check_texts, walk
 
 SOURCE = 'The "old" house\n\tof é-tudes, C:\\dir  (ab_c 12.5)\u0001 naïve 日本語 x\u0301y.\x7f  '
 GROUNDED = {"type": "string", "x-grounded": True}
@@ -89,26 +89,6 @@ def test_every_walk_ends_with_parts_of_the_source(merged_compiler, whitespace):
         assert all(is_quotation(tag, SOURCE, least=4) for tag in record["tags"])
         num_parts += len(record["tags"])
     assert num_parts > 20
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "{", '{"name": ', '{"name": "', '{"name": "\\', '{"name": "\\"old\\'),
-        *('{"name": "C:\\', '{"name": "é', '{"name": "of \xc3', '{"name": "", "note": '),
-        *(
-            f'{{"name": "12", "note": null, "tags": [{end}'
-            for end in ('"naïv', '"house", "', '"house"], "free": "')
-        ),
-    ],
-)
-def test_mask_and_matcher_agree_on_every_token(merged_compiler, text):
-    vocabulary = merged_compiler.vocabulary
-    matcher = merged_compiler.compile(GrammarSpec.json_schema(RECORD, source=SOURCE)).matcher()
-    data = text.encode("latin-1") if text.endswith("\xc3") else text.encode()
-    for byte in data:
-        assert matcher.accept_token(byte), text
-    assert check_mask(matcher, vocabulary)
 
 
 def test_quotations_and_residual_checks_work_together(byte_compiler):
