@@ -66,3 +66,15 @@ def join_scalars(parts: list[Json], types: list[str]) -> Node:
     skipped = APPLIED | CONTAINER_KEYWORDS
     kept = [{keyword: value for keyword, value in part.items() if keyword not in skipped} for part in parts]
     return Node("", {"type": types, "allOf": [Node("", part) for part in kept if part]})
+
+
+def make_listed(value: Any) -> Node:
+    """Return a node that only this value satisfies."""
+    if isinstance(value, dict) and value:
+        properties = {name: make_listed(each) for name, each in value.items()}
+        closed = {"type": "object", "properties": properties, "required": list(value)}
+        return Node("", {**closed, "additionalProperties": False})
+    if isinstance(value, list) and value:
+        items = [make_listed(each) for each in value]
+        return Node("", {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)})
+    return Node("", {"enum": [value]})

@@ -10,7 +10,13 @@ import json
 import re
 import unicodedata
 from bisect import bisect_left
-from itertools import accumulate
+from itertools import accumulate, chain
+
+from ..errors import UnsupportedGrammar
+from .keywords import TYPES_OF_KEYWORD
+from .node import Node, iterate_nodes
+from .property_order import read_types
+from .rules import GROUNDED, types_of
 
 # Han, kana, Thai, Lao, Tibetan, Myanmar, Khmer: a border is on either side of each character.
 _UNSPACED = re.compile(
@@ -19,6 +25,10 @@ _UNSPACED = re.compile(
 )
 # A character as JSON spells it, and one that is not white space.
 _CHARACTER, _VISIBLE = r"(?:[^\\]|\\.)", r"(?:[^\\\s]|\\[^tnrf])"
+
+# Keywords allowed on a grounded string; with any others, no quotation might be valid.
+_BESIDE = frozenset([GROUNDED, "type", "minLength", "maxLength", "$ref", "allOf", "anyOf", "oneOf"])
+Nodes = frozenset[Node]
 
 
 class Source:
@@ -81,3 +91,28 @@ def write_quotation(least: int, most: int | None) -> str:
     if least or most is not None:
         parts.append(f"/{_CHARACTER}{{{least},{'' if most is None else most}}}/")
     return rf'"\"" ({" & ".join(parts)}) "\""'
+
+
+def check_neighbours(nodes: Nodes) -> None:
+    """Refuse keywords beside a grounded string for which no quotation might be valid."""
+    for node in nodes:
+        for keyword in node.keywords:
+            if keyword not in _BESIDE and "string" in TYPES_OF_KEYWORD.get(keyword, ("string",)):
+                raise UnsupportedGrammar(node.pointer, keyword, f"it may leave no quotation for {GROUNDED}")
+
+
+def check_ways(ways: list[Nodes]) -> None:
+    """Refuse grounded strings in one of several alternatives that take values of the same type."""
+    for kind in ("string", "object", "array"):
+        fitting = [way for way in ways if all(takes(node, kind) for node in way)]
+        for node in iterate_nodes(chain.from_iterable(fitting)) if len(fitting) > 1 else ():
+            if GROUNDED in node.keywords:
+                raise UnsupportedGrammar(
+                    node.pointer, GROUNDED, "an alternative takes the same value without it"
+                )
+
+
+def takes(node: Node, kind: str) -> bool:
+    """Return whether the types and values of a node leave values of a type."""
+    values = node.get("enum", [node.keywords["const"]] if "const" in node.keywords else None)
+    return kind in read_types(node) and (values is None or any(kind in types_of(value) for value in values))

@@ -11,17 +11,16 @@ A value is described by the nodes that apply to it. `allOf` and references add n
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import chain
 from typing import Any, NamedTuple
 
 from llguidance import regex_to_lark
 
-from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..errors import InvalidGrammar
 from ..regex.text import escape
 from .count_guides import make, make_validator
 from .emit import Json, Read
 from .keywords import TYPES_OF_KEYWORD
-from .node import Node, Schema, find_element, find_member, iterate_nodes
+from .node import Node, Schema, find_element, find_member
 from .property_order import (
     APPLIED,
     CONTAINER_KEYWORDS,
@@ -31,10 +30,11 @@ from .property_order import (
     fixes_order,
     is_ordered,
     join_scalars,
+    make_listed,
     read_types,
 )
-from .quotations import Source, write_quotation
-from .rules import GROUNDED, types_of
+from .quotations import Source, check_neighbours, check_ways, write_quotation
+from .rules import GROUNDED
 
 # Bits of a rule's number, less one. Names beyond may be repeated, which changes no verdict.
 MAX_NUM_BITS = 63
@@ -46,8 +46,6 @@ _SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _WRITTEN_HERE = frozenset(
     ["properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems"]
 )
-# Keywords allowed on a grounded string; with any others, no quotation might be valid.
-_BESIDE = frozenset([GROUNDED, "type", "minLength", "maxLength", "$ref", "allOf", "anyOf", "oneOf"])
 _NEVER = 'NEVER: "a" & ~"a"'
 Nodes = frozenset[Node]
 
@@ -270,22 +268,9 @@ class RuleWriter:
         yield from [leaf] if leaf is not None else []
         for value in fine:
             if is_ordered(value):
-                yield self._write_value(frozenset([self._add_value(value)])) or self._never()
-
-    def _add_value(self, value: Any) -> Node:
-        """Return a node that only this value satisfies."""
-        if isinstance(value, dict) and value:
-            properties = {name: self._add_value(each) for name, each in value.items()}
-            closed = {"type": "object", "properties": properties, "required": list(value)}
-            node = Node("", {**closed, "additionalProperties": False})
-        elif isinstance(value, list) and value:
-            items = [self._add_value(each) for each in value]
-            node = Node("", {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)})
-        else:
-            node = Node("", {"enum": [value]})
-        if is_ordered(value):
-            self._ordered.add(node)
-        return node
+                node = make_listed(value)
+                self._ordered |= find_ordered(node, self._read, self._needs_rules)
+                yield self._write_value(frozenset([node])) or self._never()
 
     def _write_object(self, parts: list[tuple[Node, Json]]) -> Iterable[str]:
         required = dict.fromkeys(name for _, keywords in parts for name in keywords.get("required", ()))
@@ -414,31 +399,6 @@ class RuleWriter:
             tail = f"{lead}{places[number]}{self._gap} {tail}"
             tail = tail if number < least else f"({tail})?"
         yield f'"["{self._gap} {tail} "]"'
-
-
-def check_neighbours(nodes: Nodes) -> None:
-    """Refuse keywords beside a grounded string for which no quotation might be valid."""
-    for node in nodes:
-        for keyword in node.keywords:
-            if keyword not in _BESIDE and "string" in TYPES_OF_KEYWORD.get(keyword, ("string",)):
-                raise UnsupportedGrammar(node.pointer, keyword, f"it may leave no quotation for {GROUNDED}")
-
-
-def check_ways(ways: list[Nodes]) -> None:
-    """Refuse grounded strings in one of several alternatives that take values of the same type."""
-    for kind in ("string", "object", "array"):
-        fitting = [way for way in ways if all(takes(node, kind) for node in way)]
-        for node in iterate_nodes(chain.from_iterable(fitting)) if len(fitting) > 1 else ():
-            if GROUNDED in node.keywords:
-                raise UnsupportedGrammar(
-                    node.pointer, GROUNDED, "an alternative takes the same value without it"
-                )
-
-
-def takes(node: Node, kind: str) -> bool:
-    """Return whether the types and values of a node leave values of a type."""
-    values = node.get("enum", [node.keywords["const"]] if "const" in node.keywords else None)
-    return kind in read_types(node) and (values is None or any(kind in types_of(value) for value in values))
 
 
 def sort_nodes(nodes: Iterable[Node]) -> list[Node]:
