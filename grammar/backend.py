@@ -238,7 +238,7 @@ class Backend(Protocol):
         """The name a request may ask for."""
 
     def compile(self, spec: GrammarSpec) -> Program:
-        """Compile or raise GrammarError; never returns a program looser than the spec."""
+        """Compile or raise GrammarError; a program accepts nothing that the spec forbids."""
 
 
 @dataclass(frozen=True, slots=True)

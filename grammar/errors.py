@@ -1,4 +1,4 @@
-"""What can go wrong with a grammar, as exceptions whose messages a user can act on.
+"""The exceptions for grammars that cannot be used; their messages say what to change.
 
 GrammarError(ValueError)      the grammar cannot be used
 +-- InvalidGrammar            it is malformed; the message says where

@@ -11,8 +11,8 @@ class GrammarLimits:
     # A lexer state of llguidance takes 1 to 2 kB. The matchers of one grammar share theirs, so this caps a grammar at
     # about 40 MB.
     max_lexer_states: int = 20_000
-    # Of all grammars in use: a new one gets at most an eighth of what is left, but no fewer than `min_lexer_states`,
-    # which are enough for each of 133 schemas of MaskBench.
+    # All grammars in use together: a new one gets at most an eighth of what is left, but no fewer than
+    # `min_lexer_states`, which are enough for each of 133 schemas of MaskBench.
     max_total_lexer_states: int = 400_000
     min_lexer_states: int = 2_000
     step_lexer_fuel: int = 200_000  # llguidance's unit, about 14,000 a millisecond

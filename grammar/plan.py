@@ -12,7 +12,7 @@ GROUNDING = "grounding"
 
 
 class PlanEntry(NamedTuple):
-    """Who enforces one keyword of a grammar.
+    """One keyword of a grammar, and the part of this package that enforces it.
 
     Attributes:
         pointer: JSON pointer to the schema that holds the keyword, "" for the root and for other kinds.

@@ -30,11 +30,11 @@ MAX_NESTING_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How reasoning stands before what a grammar describes.
+    """The reasoning before the text that a grammar describes.
 
     Attributes:
-        start: what begins it; None where the prompt has begun it.
-        end: what ends it.
+        start: the mark that begins it; None where the prompt has begun it.
+        end: the mark that ends it.
         allows_breaks: up to two line feeds may stand between it and the grammar's text.
     """
 

@@ -34,7 +34,7 @@ STRINGS = (Mode.STRING, Mode.NAME)
 
 @dataclass(slots=True)
 class OpenString:
-    """What is known of the string that is open, from mask to mask.
+    """Facts about the string that is open, kept from mask to mask.
 
     Attributes:
         start: offset of its opening quote.

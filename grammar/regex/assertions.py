@@ -40,7 +40,7 @@ def remove_assertions(pattern: str) -> str:
 def list_look_aheads(pattern: str) -> list[str]:
     """Return patterns for the look-aheads behind the `^` of a pattern without alternatives: every match has them all.
 
-    Of negative ones, for those against one character.
+    Negative look-aheads are used if they exclude one character.
     """
     if not pattern.startswith("^"):
         return []

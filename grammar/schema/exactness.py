@@ -33,7 +33,7 @@ LONG_ESCAPED = frozenset(map(chr, {*range(0x20), 0x7F} - set(map(ord, "\b\f\n\r\
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the rows need to know about the whole document.
+    """Facts about the whole document that the rows need.
 
     Attributes:
         nodes: all its nodes.
@@ -59,7 +59,7 @@ class Surroundings:
 
     @cached_property
     def num_remainders(self) -> int:
-        """How many states all steps of `multipleOf` take together, alone or where schemas meet."""
+        """The number of states that all steps of `multipleOf` take together, alone or where schemas meet."""
         steps = {
             Fraction(str(step)) for node in self.nodes if 0 < (step := node.get("multipleOf", 0)) < math.inf
         }

@@ -1,4 +1,4 @@
-"""Where in an instance the residual keywords of a schema apply, whatever else the instance holds."""
+"""The places in an instance at which residual keywords of a schema apply, whatever else it holds."""
 
 import itertools
 import json

@@ -43,7 +43,7 @@ _CONTRADICTING = (
 
 
 class Refusal(NamedTuple):
-    """What an engine refused: the node, if known, and its keyword."""
+    """A keyword that an engine refused, with its node if that is known."""
 
     node: Node | None
     keyword: str

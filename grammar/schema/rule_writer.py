@@ -61,7 +61,7 @@ class TooWide(Exception):
 
 
 class Impossible(NamedTuple):
-    """What cannot be satisfied: nodes, and schemas as JSON."""
+    """Nodes, and schemas as JSON, that nothing satisfies."""
 
     nodes: Nodes
     texts: frozenset[str]

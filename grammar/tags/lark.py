@@ -18,7 +18,7 @@ ANY_CHARACTER = "(?s:.)"
 
 
 class Value(NamedTuple):
-    """How a leaf is called, and where it begins and ends.
+    """A leaf in the rules: its name, and where it begins and ends.
 
     Attributes:
         text: what the rules write for it.

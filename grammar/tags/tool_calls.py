@@ -1,4 +1,4 @@
-"""How models write tool calls, as structural tags: only the tools that exist, with arguments that fit their schemas.
+"""The tool calls of models as structural tags: only the tools that exist, with arguments that fit their schemas.
 
 Each style is a row of TOOL_STYLES, named as vLLM names its parser. The sources are the models' chat templates.
 """
@@ -19,7 +19,7 @@ Tools = Sequence[tuple[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    """How one family of models writes tool calls.
+    """The form in which one family of models writes tool calls.
 
     Attributes:
         openings: what may stand before the first call; "" where a call begins with its head.

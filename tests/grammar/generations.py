@@ -28,7 +28,7 @@ SAMPLINGS = ("greedy", "temperature 1")
 
 @dataclass(slots=True)
 class Counts:
-    """How generations ended.
+    """Counts of the ways in which generations ended.
 
     Attributes:
         ends: sampling -> how they ended -> how many.

@@ -25,7 +25,7 @@ OUTCOMES = (RIGHT, STRICT, REFUSED, LOOSE)
 
 
 class Outcome(NamedTuple):
-    """How one test came out."""
+    """The result of one test."""
 
     keyword: str
     description: str

@@ -111,7 +111,7 @@ def test_elements_may_contain_themselves_and_what_may_be_nothing_may_be_repeated
 @SETTINGS
 @given(text=st.text(max_size=12), attribute=st.text(max_size=12))
 def test_any_text_survives_its_escapes(byte_compiler, text, attribute):
-    """What ElementTree writes is accepted exactly where XML can carry it and no equal spelling is another one."""
+    """Output of ElementTree is accepted exactly where XML can carry it and no equal spelling is another one."""
     node = ElementTree.Element("a", {"b": attribute})
     node.text = text
     written = ElementTree.tostring(node, "unicode", short_empty_elements=False)
