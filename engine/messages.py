@@ -247,7 +247,7 @@ class BlockMove(msgspec.Struct, frozen=True):
 
     block_id: int
     slot: int
-    key: bytes
+    key: bytes  # empty: only empty the slot
     is_load: bool  # from the slot to the block
 
 

@@ -123,18 +123,21 @@ class HostStore:
         return found
 
     def move(self, moves: Sequence[BlockMove]) -> None:
-        """Copy blocks in this order."""
+        """Copy blocks in this order, and empty the slots of those without a key."""
         stores = [move for move in moves if not move.is_load]
         for move in stores:
             self.open_slot(move.slot)
-        is_async = not self._is_file
+        copies, is_async = [move for move in moves if move.key], not self._is_file
         if self._ranks is None:
-            self._copier.copy(self._slots, moves, None, is_async)
+            self._copier.copy(self._slots, copies, None, is_async)
         else:
-            with self._ranks.exchange(MoveBlocks(list(moves))) as comm:
-                self._copier.copy(self._slots, moves, comm, is_async)
+            with self._ranks.exchange(MoveBlocks(copies)) as comm:
+                self._copier.copy(self._slots, copies, comm, is_async)
         for move in stores:
-            self.close_slot(move.slot, move.key)
+            if move.key:
+                self.close_slot(move.slot, move.key)
+            else:
+                self.open_slot(move.slot)
         if self._copier.device.type == "cuda":
             self._copied = torch.cuda.Event()
             self._copied.record()

@@ -45,16 +45,6 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._slots)
 
-    @property
-    def num_reserved(self) -> int:
-        """Number of pinned slots; used by tests."""
-        return len(self._pinned)
-
-    @property
-    def num_free(self) -> int:
-        """Number of free slots; used by tests."""
-        return len(self._free)
-
     def find(self, key: bytes) -> int | None:
         """Return the slot of a block."""
         return self._slots.get(key)
@@ -128,6 +118,9 @@ class HostTier:
         """Drop blocks."""
         for key in keys:
             if (slot := self._slots.pop(key, None)) is not None:
+                # The next core must not find it in the memory.
+                self._busy[slot] += 1
+                self._moves.append(BlockMove(0, slot, b"", is_load=False))
                 if slot in self._pinned:
                     self._forgotten.add(slot)
                 else:

@@ -30,7 +30,9 @@ class Memory:
         assert not saves
         self.manager.tier.end_step(0)
         for move in moves:
-            if move.is_load:
+            if not move.key:
+                self.slots.pop(move.slot, None)
+            elif move.is_load:
                 self.blocks[move.block_id] = self.slots[move.slot]
             else:
                 self.slots[move.slot] = self.blocks[move.block_id]
