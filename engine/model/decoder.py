@@ -38,7 +38,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
-_STATE_LAYERS: dict[str, type[GatedDeltaNet | Mamba2 | ShortConv]] = {
+STATE_LAYERS: dict[str, type[GatedDeltaNet | Mamba2 | ShortConv]] = {
     "delta": GatedDeltaNet,
     "mamba": Mamba2,
     "conv": ShortConv,
@@ -77,7 +77,7 @@ class DecoderLayer(nn.Module):
         if spec.state is None:
             self.attention = Attention(spec, rope_index, dtype, device, sharding, group)
         else:
-            self.attention = _STATE_LAYERS[spec.state.kind](spec, dtype, device)
+            self.attention = STATE_LAYERS[spec.state.kind](spec, dtype, device)
         self.attention_norm = make_norm() if placement in ("post", "sandwich") else None
         self.mlp_input_norm = make_norm() if placement in ("pre", "sandwich") else None
         make_mlp = MLP if spec.moe is None else MoE

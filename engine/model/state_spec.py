@@ -40,29 +40,6 @@ class StateSpec:
         """Channels of the convolution."""
         return self.num_conv_channels or 2 * self.key_width + self.value_width
 
-    def count_matrix_numbers(self, hidden_size: int) -> int:
-        """Return the number of elements in the projections."""
-        if self.kind == "conv":
-            return 4 * hidden_size * hidden_size
-        # In: the convolution's channels, a gate, step sizes and for the delta rule betas; out: the values.
-        per_head = 2 if self.kind == "delta" else 1
-        return hidden_size * (self.num_channels + 2 * self.value_width + per_head * self.num_heads)
-
-    def count_parameters(self, hidden_size: int) -> int:
-        """Return the number of parameters of the layer."""
-        norm = {"delta": self.value_size, "mamba": self.value_width, "conv": 0}[self.kind]
-        small = (2 + (self.kind == "mamba")) * self.num_heads + norm
-        conv = (self.conv_width + self.conv_bias) * self.num_channels
-        biases = 0
-        if self.projection_bias:
-            inputs = (
-                3 * hidden_size
-                if self.kind == "conv"
-                else self.num_channels + self.value_width + self.num_heads
-            )
-            biases = inputs + hidden_size
-        return self.count_matrix_numbers(hidden_size) + small + conv + biases
-
     @property
     def cache_spec(self) -> StateCacheSpec:
         """The layer's state."""

@@ -15,7 +15,9 @@ import torch
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.model.config import ModelConfig
+from engine.model.decoder import STATE_LAYERS
 from engine.model.implementation import TransformersConfig
+from engine.model.layer_spec import LayerSpec
 from kernels.cpu.weights import estimate_int4_bytes, estimate_packed_bytes
 from kernels.int4 import GROUP_SIZE
 from kernels.ops import Quantization
@@ -41,8 +43,8 @@ def count_parameters(config: ModelConfig) -> int:
     moes = [spec.moe for spec in config.layer_specs if spec.moe is not None]
     rest = sum(moe.count_parameters(hidden) - moe.count_matrix_numbers(hidden) for moe in moes)
     rest += (config.num_hidden_layers - len(moes)) * mlp_biases
-    states = [spec.state for spec in config.layer_specs if spec.state is not None]
-    rest += sum(state.count_parameters(hidden) - state.count_matrix_numbers(hidden) for state in states)
+    states = [spec for spec in config.layer_specs if spec.state is not None]
+    rest += sum(total - matrices for total, matrices in map(_count_state_layer, states))
     rest += (config.num_hidden_layers - len(states)) * (biases + head_norms)
     layers = config.num_hidden_layers * norms + _count_matrix_numbers(config) + rest
     return layers + hidden * num_tables * config.vocab_size + norm_size
@@ -54,8 +56,7 @@ def _count_matrix_numbers(config: ModelConfig) -> int:
     num_heads += 2 * config.num_key_value_heads
     attention = config.hidden_size * num_heads * config.head_dim
     mixers = sum(
-        attention if spec.state is None else spec.state.count_matrix_numbers(config.hidden_size)
-        for spec in config.layer_specs
+        attention if spec.state is None else _count_state_layer(spec)[1] for spec in config.layer_specs
     )
     mlp_width = (2 + config.style.is_gated) * config.intermediate_size
     moes = [spec.moe for spec in config.layer_specs]
@@ -64,6 +65,14 @@ def _count_matrix_numbers(config: ModelConfig) -> int:
         for moe in moes
     )
     return mixers + blocks
+
+
+def _count_state_layer(spec: LayerSpec) -> tuple[int, int]:
+    """Return the number of parameters of a layer with a state, without its norms, and those in its matrices."""
+    assert spec.state is not None, "the layer has a state"
+    layer = STATE_LAYERS[spec.state.kind](spec, torch.float32, torch.device("meta"))
+    sizes = {name: parameter.numel() for name, parameter in layer.named_parameters()}
+    return sum(sizes.values()), sizes["in_proj.weight"] + sizes["out_proj.weight"]
 
 
 def estimate_head_copy(

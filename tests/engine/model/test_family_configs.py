@@ -19,7 +19,8 @@ SMOLLM3, PHI4_MINI, GEMMA2, GEMMA3 = (
     PUBLISHED[name] for name in ("smollm3", "phi4_mini", "gemma2", "gemma3")
 )
 COHERE2, EXAONE4, GRANITE4 = (PUBLISHED[name] for name in ("cohere2", "exaone4", "granite4"))
-GEMMA3_4B, STARCODER2 = PUBLISHED["gemma3_4b"], PUBLISHED["starcoder2"]
+GEMMA3_4B, STARCODER2, QWEN3_6 = (PUBLISHED[name] for name in ("gemma3_4b", "starcoder2", "qwen3_6_27b"))
+QWEN3_6_TEXT = QWEN3_6["text_config"]
 
 
 def parse(base: dict[str, Any], **overrides: Any) -> ModelConfig:
@@ -51,6 +52,10 @@ def test_published_configs_are_read() -> None:
     assert [rope is None for rope in cohere2.layer_ropes] == [False, False, False, True] * 8
     exaone4 = parse(EXAONE4)
     assert exaone4.sliding_windows == (4096, 4096, 4096, None) * 16 and exaone4.max_model_len == 131072
+    qwen3_6 = parse(QWEN3_6)
+    assert [state is None for state in qwen3_6.layer_states] == [False, False, False, True] * 16
+    assert sum(state.cache_spec.num_bytes for state in qwen3_6.layer_states if state) > 48 * 48 * 2**16
+    assert (qwen3_6.rope.rotary_dim(qwen3_6.head_dim), qwen3_6.weight_renames[0][0]) == (64, "model.")
     starcoder2 = parse(STARCODER2)
     assert starcoder2.mlp_bias and starcoder2.tie_word_embeddings
 
@@ -72,6 +77,10 @@ def test_published_configs_are_read() -> None:
         (GRANITE4, {"layer_types": ["mamba"] * 40}, "at least one attention layer"),
         (GRANITE4, {"layer_types": ["attention", "mamba"] * 20, "mamba_d_conv": 7}, "mamba_d_conv=7"),
         (GRANITE4, {"normalization_function": "layernorm"}, "normalization_function='layernorm'"),
+        (QWEN3_6_TEXT, {"linear_num_value_heads": 40}, "linear_num_value_heads=40"),
+        (QWEN3_6_TEXT, {"attn_output_gate": False}, "attn_output_gate=False"),
+        (QWEN3_6_TEXT, {"output_gate_type": "sigmoid"}, "output_gate_type='sigmoid'"),
+        (QWEN3_6_TEXT, {"layer_types": ["linear_attention"] * 64}, "at least one attention layer"),
         (COHERE2, {"use_qk_norm": True}, "use_qk_norm=True"),
         (COHERE2, {"use_parallel_block": False}, "use_parallel_block=False"),
         (COHERE2, {"order_of_interleaved_layers": "global_first"}, "order_of_interleaved_layers"),
