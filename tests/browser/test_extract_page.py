@@ -31,6 +31,8 @@ def test_a_pasted_invoice_becomes_a_valid_record_that_lights_up_with_its_evidenc
     row = site.page.get_by_role("row").filter(has=site.page.get_by_role("textbox", name="vendor"))
     site.wait_for(lambda: "lit" in str(row.get_attribute("class")))
     site.wait_for(lambda: "lit" not in str(mark.get_attribute("class")))
+    site.go_to("Table")
+    site.page.get_by_role("cell", name="INV-2041").wait_for()
 
 
 def test_verbatim_texts_are_copied_from_the_source(site: Site) -> None:

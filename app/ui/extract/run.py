@@ -28,6 +28,7 @@ from app.ui.extract.record_view import (
     render_fields,
     render_figures,
     render_source,
+    render_table,
     render_verdict,
 )
 from app.ui.pacing import pace
@@ -35,10 +36,17 @@ from app.ui.stops import Stops
 from engine import Engine
 
 # The outputs of a run, in order.
-PARTS = ("badge", "fields", "record", "figures", "marked", "tabs", "run", "stop", "shown")
+PARTS = ("badge", "fields", "record", "table", "figures", "marked", "tabs", "run", "stop", "shown")
 IDLE: dict[str, Any] = {"run": gr.update(interactive=True), "stop": gr.update(visible=False)}
 BUSY: dict[str, Any] = {"run": gr.update(interactive=False), "stop": gr.update(visible=True)}
-EMPTIED: dict[str, Any] = {"fields": EMPTY, "record": "", "figures": "", "marked": NO_SOURCE, "shown": None}
+EMPTIED: dict[str, Any] = {
+    "fields": EMPTY,
+    "record": "",
+    "table": EMPTY,
+    "figures": "",
+    "marked": NO_SOURCE,
+    "shown": None,
+}
 NUM_SAMPLES = 3
 STOPPED = render_badge("cut", "stopped", "the record is not complete")
 
@@ -145,58 +153,58 @@ class ExtractRun:
         self.stops.ask(str(request.session_hash))
 
     def edit(self, shown: Shown | None, data: gr.EventData) -> Update:
-        """Apply a correction at once: update JSON and checked record, but not the fields.
+        """Apply a correction at once: update JSON, table and checked record, but not the fields.
 
         Every event carries all edits since the fields were drawn; a value changed back is not an edit.
         Therefore the record of the fields is kept too, beside the edited one.
         """
         if shown is None:
-            return tuple(gr.skip() for _ in range(3))
+            return tuple(gr.skip() for _ in range(4))
         try:
             edited = correct(shown, data._data.get("edits") or {})
         except EditError:
-            return tuple(gr.skip() for _ in range(3))
-        _, record, marked = views(edited, {})
+            return tuple(gr.skip() for _ in range(4))
+        _, record, table, marked = views(edited, {})
         # Do not update the verdict: the click that stores the record also ends an edit, and its verdict must stay.
-        return record, marked, (shown, edited)
+        return record, table, marked, (shown, edited)
 
     def change_items(self, shown: Shown | None, verified: Verified | None, data: gr.EventData) -> Update:
         """Add or remove a list item, after applying the edits so far."""
         if shown is None:
-            return tuple(gr.skip() for _ in range(5))
+            return tuple(gr.skip() for _ in range(6))
         try:
             edited = correct(shown, data._data.get("edits") or {})
             record = change_items(edited.result.record, str(data._data["pointer"]), data._data["action"])
         except EditError as error:
             badge = render_badge("bad", "not changed", f"{error}.")
-            return (badge, *(gr.skip() for _ in range(4)))
+            return (badge, *(gr.skip() for _ in range(5)))
         result = make_again(edited.schema, edited.text, edited.result, record)
         # Pointers of other items have changed, so it is no longer known which values were edited.
         edited = replace(edited, result=result, by_hand=frozenset())
         before = (verified or {}).get(edited.key)
-        fields, text, marked = views(edited, compare(record, before["record"]) if before else {})
-        return render_verdict(result), fields, text, marked, edited
+        fields, text, table, marked = views(edited, compare(record, before["record"]) if before else {})
+        return render_verdict(result), fields, text, table, marked, edited
 
     def keep(self, shown: Shown | None, data: gr.EventData) -> Update:
         """Apply corrections, validate the record, and store it in the browser for comparison."""
         if shown is None:
-            return tuple(gr.skip() for _ in range(6))
+            return tuple(gr.skip() for _ in range(7))
         try:
             edited = correct(shown, data._data.get("edits") or {})
         except EditError as error:
             problem = Explanation("This record cannot be kept.", f"{error}.", "Run the extraction again.")
-            return (problem.as_html(), *(gr.skip() for _ in range(5)))
+            return (problem.as_html(), *(gr.skip() for _ in range(6)))
         if not edited.result.valid:
             badge = render_badge(
                 "bad", "not kept", f"{'; '.join(edited.result.errors)}. Correct it and keep it again."
             )
-            return (badge, *(gr.skip() for _ in range(5)))
+            return (badge, *(gr.skip() for _ in range(6)))
         added: Verified = {edited.key: {"record": edited.result.record, "time": time.time()}}
         badge = render_badge(
             "good", "verified", "kept in this browser; later runs on this text are compared with it"
         )
-        fields, record, marked = views(edited, {})
-        return badge, fields, record, marked, edited, added
+        fields, record, table, marked = views(edited, {})
+        return badge, fields, record, table, marked, edited, added
 
 
 def add_example(shown: Shown | None, typed: tuple[Shown, Shown] | None, examples: str | None) -> str:
@@ -221,13 +229,14 @@ def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:
     return replace(shown, result=result, by_hand=shown.by_hand | set(edits))
 
 
-def views(shown: Shown, changes: Mapping[str, Change]) -> tuple[str, str, str]:
-    """Return fields, JSON and marked source of a result."""
+def views(shown: Shown, changes: Mapping[str, Change]) -> tuple[str, str, str, str]:
+    """Return fields, JSON, table and marked source of a result."""
     result = shown.result
     text = json.dumps(result.record, indent=2, ensure_ascii=False) if result.valid else result.raw
     return (
         render_fields(result.leaves, result, changes, shown.by_hand),
         text,
+        render_table(result.record) or EMPTY,
         render_source(result.leaves, result.evidence, shown.text),
     )
 
@@ -236,11 +245,12 @@ def show(shown: Shown, verified: Verified) -> Update:
     """Show a finished extraction."""
     before = verified.get(shown.key)
     changes = compare(shown.result.record, before["record"]) if before else {}
-    fields, record, marked = views(shown, changes)
+    fields, record, table, marked = views(shown, changes)
     return update(
         badge=render_verdict(shown.result),
         fields=fields,
         record=record,
+        table=table,
         figures=render_figures(shown.result),
         marked=marked,
         tabs=gr.update(selected="evidence"),
@@ -266,7 +276,7 @@ def update(**values: Any) -> Update:
 
 
 # Hide results of an earlier text: all but the tabs and the buttons.
-NO_RESULT = ("", EMPTY, "", "", NO_SOURCE, None)
+NO_RESULT = ("", EMPTY, "", EMPTY, "", NO_SOURCE, None)
 
 
 def refuse(problem: Explanation) -> Update:

@@ -60,7 +60,7 @@ class ExtractTab(ExtractRun):
                 with gr.Row():
                     run = gr.Button("Extract", variant="primary", elem_id="run", min_width=120)
                     stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=80)
-                badge, fields, record, figures = self._build_results()
+                badge, fields, record, table, figures = self._build_results()
         # The record of the fields, and the record with the edits since.
         state, typed = gr.State(None), gr.State(None)
         # As an input, everything stored in the browser; as an output, one more record.
@@ -68,20 +68,22 @@ class ExtractTab(ExtractRun):
             {}, html_template="", apply_default_css=False, elem_id="verified",
             js_on_load=read_script("kept") + read_script("verified"),
         )  # fmt: skip
-        outputs = [badge, fields, record, figures, source.marked, source.tabs, run, stop, state]
+        outputs = [badge, fields, record, table, figures, source.marked, source.tabs, run, stop, state]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         inputs = [source.text, schema.code, schema.problem, *settings, verified]
         run.click(self.run, inputs, outputs, js=read_kept("readVerified"), **quiet)
         stop.click(self.stop, None, None, queue=False, **quiet)
-        kept = [badge, fields, record, source.marked, state, verified]
+        kept = [badge, fields, record, table, source.marked, state, verified]
         fields.keep(self.keep, state, kept, queue=False, **quiet)
-        fields.edit(self.edit, state, [record, source.marked, typed], queue=False, **quiet)
-        changed = [badge, fields, record, source.marked, state]
+        fields.edit(self.edit, state, [record, table, source.marked, typed], queue=False, **quiet)
+        changed = [badge, fields, record, table, source.marked, state]
         fields.items(
             self.change_items, [state, verified], changed, js=read_kept("readVerified"), queue=False, **quiet
         )
         add.click(add_example, [state, typed, settings[-1]], settings[-1], queue=False, **quiet)
-        self._connect_source(source, schema, [badge, fields, record, figures, source.marked, state], quiet)
+        self._connect_source(
+            source, schema, [badge, fields, record, table, figures, source.marked, state], quiet
+        )
         self.reviewed = [*outputs, source.text, *schema.views]
         return schema
 
@@ -136,7 +138,7 @@ class ExtractTab(ExtractRun):
                 add = gr.Button("Add the record that is shown", size="sm")
         return [with_limits, is_verbatim, is_careful, instructions, examples], add
 
-    def _build_results(self) -> tuple[gr.HTML, gr.HTML, gr.Code, gr.HTML]:
+    def _build_results(self) -> tuple[gr.HTML, gr.HTML, gr.Code, gr.HTML, gr.HTML]:
         badge = gr.HTML("", elem_id="verdict")
         with gr.Tabs(elem_classes="result-tabs"):
             with gr.Tab("Fields"):
@@ -148,9 +150,11 @@ class ExtractTab(ExtractRun):
                     "", language="json", label="Record as JSON", show_label=False, lines=18, max_lines=26,
                     interactive=False, wrap_lines=True,
                 )  # fmt: skip
+            with gr.Tab("Table"):
+                table = gr.HTML(EMPTY, elem_id="table", apply_default_css=False)
         figures = gr.HTML("", elem_id="figures")
         gr.HTML(render_calibration(self.engine), elem_id="calibration", apply_default_css=False)
-        return badge, fields, record, figures
+        return badge, fields, record, table, figures
 
     def _connect_source(
         self,

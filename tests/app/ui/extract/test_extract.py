@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 REQUEST: Any = SimpleNamespace(session_hash="abc")
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}'
-PARTS = ("badge", "fields", "record", "figures", "marked", "tabs", "run", "stop", "shown")
+PARTS = ("badge", "fields", "record", "table", "figures", "marked", "tabs", "run", "stop", "shown")
 
 
 def make_tab(samples: dict[str, Path] | None = None, **options: Any) -> tuple[ExtractTab, FakeEngine]:
@@ -69,12 +69,12 @@ def edit(**edits: str) -> Any:
     return SimpleNamespace(_data={"edits": {f"/{name}": text for name, text in edits.items()}})
 
 
-async def test_a_run_ends_in_badge_fields_json_and_marked_source() -> None:
+async def test_a_run_ends_in_badge_fields_json_table_and_marked_source() -> None:
     tab, _ = make_tab()
     last = (await run(tab))[-1]
     assert "fits the schema" in last.badge and "Ada" in last.fields and "<mark" in last.marked
     assert last.record == '{\n  "name": "Ada",\n  "age": 36\n}' and "added limits" in last.figures
-    assert last.tabs["selected"] == "evidence"
+    assert "<td>36</td>" in last.table and last.tabs["selected"] == "evidence"
     assert last.run["interactive"] is True and last.stop["visible"] is False
 
 
@@ -133,7 +133,7 @@ async def test_stop_reports_an_incomplete_record() -> None:
     await anext(updates)
     tab.stop(REQUEST)
     last = [update async for update in updates][-1]
-    assert ">stopped<" in last[0] and last[6]["interactive"] is True and engine.requests[0].is_aborted
+    assert ">stopped<" in last[0] and last[7]["interactive"] is True and engine.requests[0].is_aborted
 
 
 async def test_closing_the_tab_aborts_the_request() -> None:
@@ -202,12 +202,13 @@ async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     path = tmp_path / "person_1.txt"
     path.write_text("Ada")
     tab, _ = make_tab({"person 1": path})
-    text, _, *results, name, form, schema, verdict, _ = await tab.pick_sample(
+    text, _, *results, name, form, schema, code, verdict, _ = await tab.pick_sample(
         SimpleNamespace(value="person 1"), REQUEST
     )
     assert tuple(results) == NO_RESULT
     assert (text, name, schema) == ("Ada", "person", SCHEMA)
-    assert form["value"]["fields"][0]["name"] == "name" and "schema keywords are enforced" in verdict
+    assert form["value"]["fields"][0]["name"] == "name" and "class Record" in code
+    assert "schema keywords are enforced" in verdict
 
 
 async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_path: Path) -> None:
@@ -221,12 +222,12 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     await wait_until(lambda: len(engine.requests) == 1)
     text, _, problem, *kept = await tab.open_file(str(bad), REQUEST)
     assert text == gr.skip() and "not UTF-8" in problem and "Open a text file" in problem
-    assert kept == [gr.skip()] * 5 and not engine.requests[0].is_aborted
+    assert kept == [gr.skip()] * 6 and not engine.requests[0].is_aborted
     text, _, *results = await tab.open_file(str(good), REQUEST)
     assert text == "Bob" and tuple(results) == NO_RESULT and engine.requests[0].is_aborted
     # The run before writes nothing beside the new text; only its buttons change back.
     *page, run_button, stop, shown = (await running)[-1]
-    assert [*page, shown] == [gr.skip()] * 7
+    assert [*page, shown] == [gr.skip()] * 8
     assert run_button["interactive"] is True and stop["visible"] is False
 
 

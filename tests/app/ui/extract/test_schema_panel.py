@@ -50,7 +50,7 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     last = [
         update async for update in tab.run("Ada", SCHEMA, problem, True, False, False, "", "", None, request)
     ][-1]
-    assert last[0] == shown and last[6]["interactive"] is True
+    assert last[0] == shown and last[7]["interactive"] is True
     batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
     (last,) = [
         update async for update in batch.run_all(request, "text", AS_IN_EXTRACT, SCHEMA, problem, False)
