@@ -134,7 +134,7 @@ class Driver:
             # In int8, scales of such bytes are NaN.
             k_cache.view(torch.uint8).fill_(0xFF)
             v_cache.view(torch.uint8).fill_(0xFF)
-        self.state_caches = allocate_states(model.state_specs(), 8, torch.device("cpu"))
+        self.state_caches = allocate_states(model.state_specs(), 16, torch.device("cpu"))
         for cache in (each for pair in self.state_caches for each in pair):
             cache.fill_(torch.nan)
         self.state_slots: dict[str, int] = {}

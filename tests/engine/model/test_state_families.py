@@ -94,3 +94,17 @@ def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path)
     assert isinstance(ours, DecoderModel)
     prompt = make_prompt(50)
     assert_near(Driver(ours).step({"a": prompt})["a"], compute_expected(model, prompt))
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_native_bits_do_not_depend_on_batch_or_chunks(family: str, folders: Callable[[str], Path]) -> None:
+    model = load_model(folders(family), ops=make_native_ops(require_library(), 2))
+    assert isinstance(model, DecoderModel)
+    prompt = make_prompt(90)
+    alone = Driver(model).step({"a": prompt})["a"]
+    driver, parts, done = Driver(model), [], 0
+    for number, count in enumerate((1, 40, 3, 1, 17, 28)):
+        neighbours = {f"b{number}": make_prompt(1 + 7 * number, number), "c": make_prompt(1, number)}
+        parts.append(driver.step(neighbours | {"a": prompt[done : done + count]})["a"])
+        done += count
+    assert torch.equal(torch.cat(parts), alone)
