@@ -95,7 +95,8 @@ class EngineConfig:
     dtype: Dtype = field(
         default="auto",
         metadata={
-            "help": "dtype of the weights; auto: float32 on CPU, the checkpoint's dtype on CUDA. With bfloat16 on CPU "
+            "help": "dtype of the weights; auto: the checkpoint's dtype on CUDA; on CPU bfloat16 if the checkpoint, "
+            "the native ops and the processor have it, from 100 million parameters, else float32; with bfloat16 "
             "the start waits for the native ops; without them an output may depend on the batch"
         },
     )

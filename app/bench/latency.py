@@ -151,6 +151,7 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
     roofs: list[Roofline] = []
     try:
         worker = ours.llm.resolved.worker
+        config = replace(config, dtype=worker.dtype)
         runners += [make_peer(name, config, worker.num_threads) for name in arguments.peer]
         num_rounds = arguments.num_iters_warmup + arguments.num_iters
         with tqdm(total=num_rounds, unit="round", leave=False) as bar:

@@ -5,6 +5,7 @@ probe_device ─▶ DeviceFacts ─▶ choose_worker_config ─▶ WorkerConfig 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -15,15 +16,23 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model import ModelConfig
+from engine.model.implementation import TransformersConfig
+from engine.model.weight_memory import count_parameters
 from engine.resolved_config import WorkerConfig
+from kernels.cpu import NativeBuild
+from kernels.cpu.build import read_cpu_flags
 from kernels.ops import INT8_SLOTS
 from kernels.triton_support import MIN_CAPABILITY, find_triton_gap
+
+logger = logging.getLogger("troupe.worker")
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # Minimum compute capability of NVIDIA GPUs.
 _WITH_BFLOAT16 = (8, 0)
 _WITH_INT4 = (8, 0)
 _WITH_FP8 = (8, 9)
+# On CPU, bfloat16 waits for the native ops; a smaller model is loaded long before a compiler has finished.
+_MIN_PARAMETERS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,9 @@ class DeviceFacts:
     capability: tuple[int, int] = (0, 0)  # compute capability of a CUDA device
     triton_gap: str = ""  # why triton cannot be used; empty if it can
     num_cores: int = 1
+    bfloat16_gap: str = (
+        ""  # why native ops cannot compute in bfloat16 at full speed; empty if they can, or on CUDA
+    )
     idle_gpu: str = ""  # why this machine's GPU cannot be used; empty if it can, or there is none
 
 
@@ -50,7 +62,16 @@ def probe_device(device: str) -> DeviceFacts:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     capability = torch.cuda.get_device_capability() if kind == "cuda" else (0, 0)
     idle_gpu = "" if has_cuda or device == "cpu" else _explain_idle_gpu(NVIDIA_DRIVER)
-    return DeviceFacts(kind, capability, find_triton_gap(), cores, idle_gpu)
+    bfloat16_gap = _find_bfloat16_gap() if kind == "cpu" else ""
+    return DeviceFacts(kind, capability, find_triton_gap(), cores, bfloat16_gap, idle_gpu)
+
+
+def _find_bfloat16_gap() -> str:
+    if "avx512_bf16" not in read_cpu_flags():
+        # Native ops would widen it to float32: as slow, and less exact.
+        return "this processor has no bfloat16 products (avx512_bf16)"
+    gap = NativeBuild().find_gap()
+    return gap and f"no native ops: {gap}"
 
 
 def _explain_idle_gpu(driver: Path) -> str:
@@ -119,12 +140,33 @@ def _choose_dtype(
     if config.dtype != "auto":
         return config.dtype
     if facts.kind == "cpu":
-        # In bfloat16 the same seed might not give the same text in every batch.
-        return "float32"
+        why = _explain_float32(config, model_config, facts)
+        dtype = "float32" if why else "bfloat16"
+        logger.info("dtype %s: %s", dtype, why or "that of the checkpoint, and native ops compute in it")
+        return dtype
     if model_config.dtype == "bfloat16" and not has_bfloat16:
         notices.append("float16 instead of the checkpoint's bfloat16, which this GPU does not support")
         return "float16"
     return model_config.dtype
+
+
+def _explain_float32(config: EngineConfig, model_config: ModelConfig, facts: DeviceFacts) -> str:
+    """Return why a model runs in float32 on the CPU; empty if bfloat16 is better.
+
+    In bfloat16, native ops give the same text for the same seed in every batch; torch's ops do not.
+    """
+    if model_config.dtype != "bfloat16":
+        return f"the checkpoint is in {model_config.dtype}"
+    if not config.enable_native_ops or config.attention_backend == "sdpa":
+        return "native ops are off"
+    has_other_layers = isinstance(model_config, TransformersConfig) or any(
+        spec.state is not None for spec in model_config.layer_specs
+    )
+    if has_other_layers or model_config.weight_format is not None:
+        return "native ops do not run all of its layers, or its weights are quantized"
+    if count_parameters(model_config) < _MIN_PARAMETERS:
+        return f"a model of fewer than {_MIN_PARAMETERS:,} parameters starts before the native ops are built"
+    return facts.bfloat16_gap
 
 
 def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]) -> str:

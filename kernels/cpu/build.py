@@ -72,6 +72,14 @@ class NativeBuild:
         """Whether the status is final."""
         return self._is_done.is_set()
 
+    def find_gap(self) -> str:
+        """Return why this machine cannot have the library; empty if it can."""
+        try:
+            self._prepare()
+        except (BuildError, OSError) as error:
+            return str(error)
+        return ""
+
     def start(self, builds: bool = True) -> None:
         """Load the library from the cache, or start building it in the background.
 

@@ -1,5 +1,6 @@
 """Choices for a device: dtype, attention, quantization; refusals name an alternative."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 
 from engine import ConfigError, EngineConfig
 from engine.model import ModelConfig, RopeConfig
+from engine.model.formats.quant_config import WeightFormat
 from engine.worker import device_choice
 from engine.worker.device_choice import DeviceFacts, choose_worker_config, probe_device
+from kernels.cpu import NativeBuild
 
 CPU = DeviceFacts("cpu", num_cores=2)
 T4 = DeviceFacts("cuda", (7, 5))
@@ -106,3 +109,41 @@ def test_a_gpu_that_torch_cannot_use_is_explained(tmp_path: Path, monkeypatch: p
     assert probe_device("cpu").idle_gpu == ""
     monkeypatch.setattr(device_choice, "NVIDIA_DRIVER", tmp_path / "none")
     assert probe_device("auto").idle_gpu == ""
+
+
+WIDE = replace(MODEL, vocab_size=2_000_000, hidden_size=64)  # 130 million parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "settings", "expected", "why"),
+    [
+        (WIDE, {}, {}, "bfloat16", "that of the checkpoint"),
+        (MODEL, {}, {}, "float32", "fewer than 100,000,000 parameters"),
+        (WIDE, {"bfloat16_gap": "no products"}, {}, "float32", "no products"),
+        (WIDE, {}, {"enable_native_ops": False}, "float32", "native ops are off"),
+        (WIDE, {}, {"attention_backend": "sdpa"}, "float32", "native ops are off"),
+        (replace(WIDE, dtype="float16"), {}, {}, "float32", "the checkpoint is in float16"),
+        (replace(WIDE, weight_format=WeightFormat("gguf")), {}, {}, "float32", "weights are quantized"),
+    ],
+)
+def test_a_cpu_takes_bfloat16_where_native_ops_compute_in_it(
+    model: ModelConfig,
+    changes: dict[str, Any],
+    settings: dict[str, Any],
+    expected: str,
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="troupe.worker")
+    worker, notices = choose_worker_config(EngineConfig(**settings), model, replace(CPU, **changes))
+    assert (worker.dtype, notices) == (expected, [])
+    assert f"dtype {expected}: " in caplog.text
+    assert why in caplog.text
+
+
+def test_a_processor_without_products_of_bfloat16_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_choice, "read_cpu_flags", lambda: frozenset({"avx2"}))
+    assert probe_device("cpu").bfloat16_gap == "this processor has no bfloat16 products (avx512_bf16)"
+    monkeypatch.setattr(device_choice, "read_cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(NativeBuild, "find_gap", lambda build: "no C++ compiler found")
+    assert probe_device("cpu").bfloat16_gap == "no native ops: no C++ compiler found"
