@@ -70,7 +70,7 @@ def read_model_config(config: EngineConfig) -> dict[str, Any]:
 
 
 def bytes_per_value(config: EngineConfig) -> int:
-    """Return the size of a weight; "auto" is float32 on CPU."""
+    """Return the size of a weight of the dtype in use."""
     return 2 if config.dtype in ("bfloat16", "float16") else 4
 
 
