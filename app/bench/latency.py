@@ -18,7 +18,6 @@ from app.bench.runners import PEERS, Runner, TroupeRunner, make_peer, shared_wei
 from app.bench.settings import (
     add_engine_flags,
     as_settings,
-    bytes_per_value,
     engine_settings,
     fit,
     read_model_config,
@@ -151,7 +150,6 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
     roofs: list[Roofline] = []
     try:
         worker = ours.llm.resolved.worker
-        config = replace(config, dtype=worker.dtype)
         runners += [make_peer(name, config, worker.num_threads) for name in arguments.peer]
         num_rounds = arguments.num_iters_warmup + arguments.num_iters
         with tqdm(total=num_rounds, unit="round", leave=False) as bar:
@@ -165,14 +163,15 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
     finally:
         for runner in runners:
             runner.close()
-    bound = make_bound(roofs, model, arguments, config)
+    weight_bytes = _QUANTIZED_BYTES.get(config.quantization) or DTYPES[worker.dtype].itemsize
+    bound = make_bound(roofs, model, arguments, weight_bytes)
     print("\n".join(report(cells, num, bound)))
     figures: dict[str, Any] = {"cells": [describe(cell) for cell in cells]}
     return figures if bound is None else figures | {"bound_step_ms": bound[0] * 1000, "roofline": bound[1]}
 
 
 def make_bound(
-    roofs: list[Roofline], model: dict[str, Any], arguments: argparse.Namespace, config: EngineConfig
+    roofs: list[Roofline], model: dict[str, Any], arguments: argparse.Namespace, weight_bytes: float
 ) -> tuple[float, str] | None:
     """Seconds of a decode step at best, by the best of the measured roofs, and that roof in words."""
     if not roofs:
@@ -180,8 +179,7 @@ def make_bound(
     best = max(roofs, key=lambda roof: roof.all_threads)
     context = arguments.input_len + arguments.output_len // 2
     footprint = Footprint.from_config(model)
-    size = _QUANTIZED_BYTES.get(config.quantization) or bytes_per_value(config)
-    return best.step_time(footprint, arguments.batch_size, context, size), best.describe()
+    return best.step_time(footprint, arguments.batch_size, context, weight_bytes), best.describe()
 
 
 def report(cells: list[Cell], batch_size: int, bound: tuple[float, str] | None) -> Iterator[str]:

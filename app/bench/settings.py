@@ -69,11 +69,6 @@ def read_model_config(config: EngineConfig) -> dict[str, Any]:
     return found
 
 
-def bytes_per_value(config: EngineConfig) -> int:
-    """Return the size of a weight of the dtype in use."""
-    return 2 if config.dtype in ("bfloat16", "float16") else 4
-
-
 def fit(config: EngineConfig, num_requests: int, num_tokens: int, longest: int) -> EngineConfig:
     """Make queue and cache large enough for the work, unless the user set them."""
     changes: dict[str, Any] = {"max_num_waiting": max(config.max_num_waiting, num_requests)}
