@@ -11,6 +11,10 @@ from app.api.fields import check_extra_fields, check_names
 
 MAX_IDS = 1024
 MAX_MESSAGES = 4096
+MESSAGES_HELP = (
+    "role and content: a text or parts, {type: text, text} and, of users to a model that sees images, "
+    "{type: image_url, image_url: {url: data:image/png;base64,...}}; PNG, JPEG or WebP up to 16 megapixels"
+)
 MAX_PROMPTS = 128
 MAX_TOOLS = 128
 
@@ -207,7 +211,9 @@ class GenerationFields(Fields):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_HELP)
+    ]
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None

@@ -70,6 +70,7 @@ class Extractor:
         lora_request: the adapter that reads; None: the base model.
         num_samples: how many records are generated and voted on; the first is greedy.
         recheck: whether flagged fields are read once more, on their own.
+        images: files with pages of the document, for a model that sees images.
     """
 
     engine: Engine
@@ -83,6 +84,7 @@ class Extractor:
     num_samples: int = 1
     lora_request: LoRARequest | None = None
     recheck: bool = False
+    images: tuple[bytes, ...] = ()
 
     async def stream(
         self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
@@ -210,7 +212,7 @@ class Extractor:
         return bounds, GrammarSpec.json_schema(marked, "spaced", self.backend, source, order)
 
     async def _encode(self, schema: Schema, text: str) -> list[int]:
-        messages = make_messages(schema, text, self.instructions, self.examples)
+        messages = make_messages(schema, text, self.instructions, self.examples, self.images)
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise InvalidRequest("extraction needs a tokenizer; start the engine without skip_tokenizer_init")
@@ -219,7 +221,8 @@ class Extractor:
             prompt_ids = await self.engine.render_chat(messages, enable_thinking=False)
             tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
             if tail.rstrip().endswith(OPEN):
-                prompt_ids = [*prompt_ids, *tokenizer.encode(f"\n{CLOSE}\n\n", add_special_tokens=False)]
+                # In place: a prompt with images is more than its ids.
+                prompt_ids += tokenizer.encode(f"\n{CLOSE}\n\n", add_special_tokens=False)
             return prompt_ids
         return await self.engine.encode(make_plain_prompt(messages))
 
@@ -253,7 +256,8 @@ class Extractor:
             seen, errors = Scan(), (f"{TOO_LARGE}: {completion.text}",)
         record = record if record is not None else seen.value
         confidence = self._confidence(completion, seen.leaves)
-        evidence = find_evidence(seen.leaves, text)
+        # Values of an image stand in no text.
+        evidence = find_evidence(seen.leaves, text) if text.strip() or not self.images else {}
         checks = run_checks(schema, record)
         return ExtractionResult(
             source=source,

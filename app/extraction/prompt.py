@@ -24,22 +24,36 @@ class Example:
 
 
 def make_messages(
-    schema: Schema, text: str, instructions: str = "", examples: Sequence[Example] = ()
-) -> list[dict[str, str]]:
-    """The chat messages for one document: instructions follow the system prompt, examples are turns of their own."""
+    schema: Schema,
+    text: str,
+    instructions: str = "",
+    examples: Sequence[Example] = (),
+    images: Sequence[bytes] = (),
+) -> list[dict[str, Any]]:
+    """The chat messages for one document: instructions follow the system prompt, examples are turns of their own.
+
+    Args:
+        images: pages of the document, as files; they precede its text.
+    """
     shown = {keyword: value for keyword, value in schema.items() if keyword not in FILE_KEYWORDS}
     minified = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
     system = "\n\n".join(filter(None, (SYSTEM_PROMPT, instructions.strip())))
-    messages = [{"role": "system", "content": system}]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
     for example in examples:
         messages += [
             {"role": "user", "content": f"Schema:\n{minified}\n\nDocument:\n{example.text}"},
             {"role": "assistant", "content": json.dumps(example.record, ensure_ascii=False)},
         ]
-    return [*messages, {"role": "user", "content": f"Schema:\n{minified}\n\nDocument:\n{text}"}]
+    asked: Any = f"Schema:\n{minified}\n\nDocument:\n"
+    if images:
+        shown_images = [{"type": "image", "image": image} for image in images]
+        asked = [{"type": "text", "text": asked}, *shown_images, {"type": "text", "text": text}]
+    else:
+        asked += text
+    return [*messages, {"role": "user", "content": asked}]
 
 
-def make_plain_prompt(messages: list[dict[str, str]]) -> str:
+def make_plain_prompt(messages: list[dict[str, Any]]) -> str:
     """The same request as one text, for models without a chat template."""
     return "\n\n".join(message["content"] for message in messages) + "\n\nJSON:\n"
 

@@ -1,9 +1,10 @@
 """Gaps between the tokens of 16 text streams, quiet and while 8 images of 8 megapixels arrive, in turns.
 
-python -m tests.engine.measure_images
+python -m tests.engine.measure_images [max_num_batched_tokens]
 """
 
 import asyncio
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -37,10 +38,12 @@ async def look(engine: Engine, picture: bytes) -> None:
         pass
 
 
-async def measure(folder: Path) -> None:
+async def measure(folder: Path, num_tokens: int | None) -> None:
     pictures = [to_bytes(make_picture((3264, 2448), seed), "JPEG") for seed in range(NUM_IMAGES * NUM_TURNS)]
     gaps: dict[str, list[float]] = {"quiet": [], "images": []}
-    async with Engine(EngineConfig(model=str(folder), num_blocks=2048)) as engine:
+    async with Engine(
+        EngineConfig(model=str(folder), num_blocks=2048, max_num_batched_tokens=num_tokens)
+    ) as engine:
         await look(engine, to_bytes(make_picture((64, 64), 99)))
         for turn in range(NUM_TURNS):
             for name, found in gaps.items():
@@ -60,4 +63,5 @@ async def measure(folder: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
-        asyncio.run(measure(make_smolvlm_folder(Path(name), vision=VISION, text=TEXT, tile=512)))
+        made = make_smolvlm_folder(Path(name), vision=VISION, text=TEXT, tile=512, scale=4)
+        asyncio.run(measure(made, int(sys.argv[1]) if sys.argv[1:] else None))

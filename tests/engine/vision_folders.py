@@ -53,6 +53,7 @@ def make_smolvlm_folder(
     vision: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None,
     tile: int = 32,
+    scale: int = 2,
 ) -> Path:
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     specials = ["<image>", "<fake_token_around_image>", "<global-img>", *tiles]
@@ -60,7 +61,7 @@ def make_smolvlm_folder(
     fields = {
         "vision_config": SMALL_VISION | {"image_size": 32, "patch_size": 8} | (vision or {}),
         "text_config": SMALL_TEXT | {"model_type": "llama"} | (text or {}),
-        "scale_factor": 2,
+        "scale_factor": scale,
         "image_token_id": token_id,
     }
     _write_model(folder, model_type, fields)

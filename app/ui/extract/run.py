@@ -62,11 +62,13 @@ class Shown:
     text: str
     schema: Schema
     by_hand: frozenset[str] = frozenset()
+    image_hash: str = ""
 
     @property
     def key(self) -> str:
         """Return the storage key of a verified record: equal for equal text and schema."""
-        both = json.dumps([self.schema, self.text], sort_keys=True, ensure_ascii=False)
+        source = [self.text, self.image_hash] if self.image_hash else self.text
+        both = json.dumps([self.schema, source], sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(both.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
@@ -91,9 +93,10 @@ class ExtractRun:
         examples: str,
         verified: Verified | None,
         request: gr.Request,
+        image: bytes | None = None,
     ) -> AsyncGenerator[Update, None]:
         """Extract one record and show it while it is written."""
-        if not text.strip():
+        if not text.strip() and image is None:
             problem = Explanation(
                 "There is no text yet.", "", "Paste a text, open a file or pick an example."
             )
@@ -124,7 +127,9 @@ class ExtractRun:
                 examples=shots,
                 num_samples=NUM_SAMPLES if is_careful else 1,
                 recheck=is_careful,
+                images=() if image is None else (image,),
             )
+            image_hash = "" if image is None else hashlib.sha256(image).hexdigest()
             with self.stops.running(session) as flag:
                 # A separate cache salt, so that one visitor's text never shows in another's cache timings.
                 stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
@@ -132,7 +137,8 @@ class ExtractRun:
                 async with aclosing(pace(stream, self.interval_s)) as parts:
                     async for part in parts:
                         if isinstance(part, ExtractionResult):
-                            yield show(Shown(part, text, checked.schema), verified or {})
+                            shown = Shown(part, text, checked.schema, image_hash=image_hash)
+                            yield show(shown, verified or {})
                             return
                         yield progress(part)
                         if flag.asked:

@@ -12,7 +12,8 @@ import gradio as gr
 
 from app.extraction import Limits
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
-from app.extraction.sources import read_text
+from app.extraction.sources import read_bytes, read_text
+from app.ui.chat.attachments import IMAGE_TYPES, MAX_IMAGE_BYTES, is_image
 from app.ui.examples import Examples
 from app.ui.explain import Explanation
 from app.ui.extract.record_view import EMPTY, NO_SOURCE
@@ -24,6 +25,7 @@ from app.ui.scripts import read_kept, read_script
 from engine import Engine
 
 MAX_TEXT_BYTES = 2**20
+NO_IMAGE = (None, gr.update(visible=False), None)
 FILE_TYPES = ["text", ".md", ".eml", ".csv", ".log", ".html", ".xml", ".pdf"]
 
 
@@ -35,6 +37,9 @@ class _Source:
     text: gr.Textbox
     marked: gr.HTML
     upload: gr.UploadButton
+    image: gr.Image  # shows what `content` holds
+    image_tab: gr.Tab
+    content: gr.State  # bytes of the image; None: there is none
     sample: gr.Dropdown | None
 
 
@@ -70,7 +75,8 @@ class ExtractTab(ExtractRun):
         )  # fmt: skip
         outputs = [badge, fields, record, table, figures, source.marked, source.tabs, run, stop, state]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        inputs = [source.text, schema.code, schema.problem, *settings, verified]
+        inputs = [source.text, schema.code, schema.problem, *settings, verified, source.content]
+        demo.load(self.offer_files, None, source.upload, queue=False, **quiet)
         run.click(self.run, inputs, outputs, js=read_kept("readVerified"), **quiet)
         stop.click(self.stop, None, None, queue=False, **quiet)
         kept = [badge, fields, record, table, source.marked, state, verified]
@@ -108,7 +114,15 @@ class ExtractTab(ExtractRun):
                 )  # fmt: skip
             with gr.Tab("Evidence", id="evidence"):
                 marked = gr.HTML(NO_SOURCE, elem_id="evidence", apply_default_css=False, js_on_load=None)
-        return _Source(tabs, text, marked, upload, sample)
+            with gr.Tab("Image", id="image", visible=False) as image_tab:
+                image = gr.Image(
+                    show_label=False,
+                    interactive=False,
+                    buttons=["fullscreen"],
+                    elem_id="source-image",
+                    height=420,
+                )
+        return _Source(tabs, text, marked, upload, image, image_tab, gr.State(None), sample)
 
     def _build_settings(self) -> tuple[list[gr.components.Component], gr.Button]:
         limits = Limits()
@@ -164,11 +178,13 @@ class ExtractTab(ExtractRun):
         quiet: dict[str, Any],
     ) -> None:
         opened = [source.text, source.tabs, *results]
-        source.upload.upload(self.open_file, source.upload, opened, queue=False, **quiet)
+        shown = [source.image, source.image_tab, source.content]
+        shows = source.upload.upload(self.show_image, source.upload, shown, queue=False, **quiet)
+        shows.then(self.open_file, source.upload, opened, queue=False, **quiet)
         if source.sample is not None:
             source.sample.select(
                 self.pick_sample, None, [*opened, schema.chooser, *schema.views], queue=False, **quiet
-            )
+            ).then(lambda: NO_IMAGE, None, shown, queue=False, **quiet)
 
     async def pick_sample(self, data: gr.SelectData, request: gr.Request) -> tuple[Any, ...]:
         """Show an example text with its schema, in place of text and record."""
@@ -180,17 +196,34 @@ class ExtractTab(ExtractRun):
         )
         return text, to_text, *NO_RESULT, schema or gr.skip(), *views
 
+    def offer_files(self) -> Any:
+        """Offer photographs if the model sees images, which is known when the engine has started."""
+        return gr.update(file_types=FILE_TYPES + IMAGE_TYPES) if self.engine.sees_images else gr.skip()
+
     async def open_file(self, path: str, request: gr.Request) -> tuple[Any, ...]:
         """Show the text of an uploaded file in place of text and record; or, as the verdict, why it cannot be read."""
+        is_photo = self.engine.sees_images and is_image(path)
         try:
-            text = await read_apart(read_text, Path(path), MAX_TEXT_BYTES)
+            text = "" if is_photo else await read_apart(read_text, Path(path), MAX_TEXT_BYTES)
+            if is_photo:
+                await read_apart(read_bytes, Path(path), Path(path).name, MAX_IMAGE_BYTES)
         except ValueError as error:
             problem = Explanation(
                 "This file cannot be read.", f"{error}.", "Open a text file or a PDF with text in it."
             )
             return gr.skip(), gr.skip(), problem.as_html(), *(gr.skip() for _ in NO_RESULT[1:])
         await self.stops.end(str(request.session_hash))
-        return text, gr.update(selected="text"), *NO_RESULT
+        return text, gr.update(selected="image" if is_photo else "text"), *NO_RESULT
+
+    async def show_image(self, path: str) -> tuple[Any, ...]:
+        """Show an uploaded image and keep its content; any other file takes its place."""
+        if not self.engine.sees_images or not is_image(path):
+            return NO_IMAGE
+        try:
+            content = await read_apart(read_bytes, Path(path), Path(path).name, MAX_IMAGE_BYTES)
+        except ValueError:  # `open_file` explains it
+            return NO_IMAGE
+        return path, gr.update(visible=True), content
 
 
 logger = logging.getLogger("troupe.ui")
