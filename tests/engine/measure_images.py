@@ -1,4 +1,5 @@
-"""Gaps between the tokens of 16 text streams, quiet and while 8 images of 8 megapixels arrive, in turns.
+"""Gaps between the tokens of 16 text streams: quiet, while 8 images of 8 megapixels arrive, and, for comparison, while
+8 texts of as many tokens arrive; in turns.
 
 python -m tests.engine.measure_images [max_num_batched_tokens]
 """
@@ -14,7 +15,7 @@ import numpy as np
 from engine import Engine, EngineConfig, SamplingParams
 from tests.engine.vision_folders import make_picture, make_smolvlm_folder, to_bytes
 
-NUM_STREAMS, NUM_IMAGES, NUM_TOKENS, NUM_TURNS = 16, 8, 300, 2
+NUM_STREAMS, NUM_IMAGES, NUM_TOKENS, NUM_TURNS = 16, 8, 600, 2
 VISION = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 3}
 VISION |= {"image_size": 512, "patch_size": 16}
 TEXT = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 6}
@@ -31,34 +32,47 @@ async def stream(engine: Engine, number: int, gaps: list[float]) -> None:
         last = now
 
 
-async def look(engine: Engine, picture: bytes) -> None:
+async def look(engine: Engine, picture: bytes) -> int:
     parts = [{"type": "image", "image": picture}, {"type": "text", "text": "What is it?"}]
     prompt = await engine.render_chat([{"role": "user", "content": parts}])
     async for _ in engine.generate(prompt, SamplingParams(max_tokens=8, ignore_eos=True)):
         pass
+    return len(prompt)
+
+
+async def read(engine: Engine, num_tokens: int, token_id: int) -> None:
+    async for _ in engine.generate([token_id] * num_tokens, SamplingParams(max_tokens=8, ignore_eos=True)):
+        pass
 
 
 async def measure(folder: Path, num_tokens: int | None) -> None:
-    pictures = [to_bytes(make_picture((3264, 2448), seed), "JPEG") for seed in range(NUM_IMAGES * NUM_TURNS)]
-    gaps: dict[str, list[float]] = {"quiet": [], "images": []}
+    pictures = [
+        to_bytes(make_picture((3264, 2448), seed), "JPEG") for seed in range(NUM_IMAGES * NUM_TURNS + 1)
+    ]
+    gaps: dict[str, list[float]] = {"quiet": [], "images": [], "texts": []}
     async with Engine(
         EngineConfig(model=str(folder), num_blocks=2048, max_num_batched_tokens=num_tokens)
     ) as engine:
-        await look(engine, to_bytes(make_picture((64, 64), 99)))
+        length = await look(engine, pictures[-1])
         for turn in range(NUM_TURNS):
             for name, found in gaps.items():
                 streams = [stream(engine, number, found) for number in range(NUM_STREAMS)]
-                shown = pictures[turn * NUM_IMAGES : (turn + 1) * NUM_IMAGES] if name == "images" else []
+                shown = pictures[turn * NUM_IMAGES : (turn + 1) * NUM_IMAGES]
                 running = asyncio.gather(*streams)
-                looking = asyncio.gather(*(look(engine, each) for each in shown))
+                if name == "images":
+                    await asyncio.gather(*(look(engine, each) for each in shown))
+                elif name == "texts":
+                    await asyncio.gather(
+                        *(read(engine, length, 2 + turn * 8 + at) for at in range(NUM_IMAGES))
+                    )
                 await running
-                await looking
     p99 = {name: float(np.percentile(found, 99)) for name, found in gaps.items()}
     median = {name: float(np.median(found)) for name, found in gaps.items()}
-    print(f"p99 of the gaps: quiet {p99['quiet'] * 1e3:.1f} ms, with images {p99['images'] * 1e3:.1f} ms")
-    print(
-        f"ratio of p99 {p99['images'] / p99['quiet']:.2f}, of medians {median['images'] / median['quiet']:.2f}"
-    )
+    for name in gaps:
+        ratios = (
+            f"{p99[name] / p99['quiet']:.2f} of quiet, median {median[name] / median['quiet']:.2f} of quiet"
+        )
+        print(f"{name}: p99 of the gaps {p99[name] * 1e3:.1f} ms, {ratios}")
 
 
 if __name__ == "__main__":

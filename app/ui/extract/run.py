@@ -91,9 +91,9 @@ class ExtractRun:
         is_careful: bool,
         instructions: str,
         examples: str,
+        image: bytes | None,
         verified: Verified | None,
         request: gr.Request,
-        image: bytes | None = None,
     ) -> AsyncGenerator[Update, None]:
         """Extract one record and show it while it is written."""
         if not text.strip() and image is None:
@@ -259,7 +259,7 @@ def show(shown: Shown, verified: Verified) -> Update:
         table=table,
         figures=render_figures(shown.result),
         marked=marked,
-        tabs=gr.update(selected="evidence"),
+        tabs=gr.update(selected="image" if shown.image_hash else "evidence"),
         shown=shown,
         **IDLE,
     )

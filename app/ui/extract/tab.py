@@ -75,7 +75,7 @@ class ExtractTab(ExtractRun):
         )  # fmt: skip
         outputs = [badge, fields, record, table, figures, source.marked, source.tabs, run, stop, state]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        inputs = [source.text, schema.code, schema.problem, *settings, verified, source.content]
+        inputs = [source.text, schema.code, schema.problem, *settings, source.content, verified]
         demo.load(self.offer_files, None, source.upload, queue=False, **quiet)
         run.click(self.run, inputs, outputs, js=read_kept("readVerified"), **quiet)
         stop.click(self.stop, None, None, queue=False, **quiet)

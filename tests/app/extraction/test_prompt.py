@@ -22,3 +22,9 @@ def test_bookkeeping_of_the_schema_file_is_left_out() -> None:
 def test_a_model_without_template_gets_one_text() -> None:
     prompt = make_plain_prompt(make_messages(SCHEMA, "text"))
     assert prompt.startswith(SYSTEM_PROMPT) and prompt.endswith("JSON:\n")
+
+
+def test_images_stand_before_the_text_of_a_document() -> None:
+    (_, asked) = make_messages({"type": "object"}, "page 1", images=[b"png"])
+    assert [part["type"] for part in asked["content"]] == ["text", "image", "text"]
+    assert asked["content"][0]["text"].endswith("Document:\n") and asked["content"][2]["text"] == "page 1"

@@ -43,7 +43,7 @@ async def run(
     updates = [
         update
         async for update in tab.run(
-            text, schema, problem, limits, verbatim, False, "", None, verified, REQUEST
+            text, schema, problem, limits, verbatim, False, "", None, None, verified, REQUEST
         )
     ]
     return [SimpleNamespace(**dict(zip(PARTS, update, strict=True))) for update in updates]
@@ -54,7 +54,7 @@ async def test_instructions_and_careful_reading_reach_the_engine() -> None:
     _ = [
         each
         async for each in tab.run(
-            "Ada, 36", SCHEMA, None, True, False, True, "Ages in years.", EXAMPLE, None, REQUEST
+            "Ada, 36", SCHEMA, None, True, False, True, "Ages in years.", EXAMPLE, None, None, REQUEST
         )
     ]
     assert "Ages in years." in engine.requests[0].prompt and "Bob, 5" in engine.requests[0].prompt
@@ -128,7 +128,7 @@ async def test_a_full_queue_is_explained() -> None:
 
 async def test_stop_reports_an_incomplete_record() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, None, REQUEST)
     await anext(updates)
     await anext(updates)
     tab.stop(REQUEST)
@@ -138,7 +138,7 @@ async def test_stop_reports_an_incomplete_record() -> None:
 
 async def test_closing_the_tab_aborts_the_request() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, None, REQUEST)
     await anext(updates)
     await anext(updates)
     await updates.aclose()
@@ -149,7 +149,7 @@ async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, False, "", "", None, REQUEST):
+        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, False, "", "", None, None, REQUEST):
             updates.append(dict(zip(PARTS, update, strict=True)))
     last = updates[-1]
     assert "inside the app" in last["badge"] and "ZeroDivisionError" in last["badge"]
@@ -216,7 +216,7 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     good.write_text("Bob")
     bad.write_bytes(b"\xff")
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, None, REQUEST)
     await anext(updates)
     running = asyncio.create_task(collect(updates))
     await wait_until(lambda: len(engine.requests) == 1)
@@ -245,7 +245,7 @@ async def test_what_is_kept_is_one_record_with_its_time() -> None:
 @pytest.mark.parametrize("line", ["no", "[]", '{"text": 5, "record": {}}', '{"text": "x"}'])
 async def test_an_example_that_is_none_is_named_by_its_line(line: str) -> None:
     tab, engine = make_tab()
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", f"{EXAMPLE}\n{line}", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", f"{EXAMPLE}\n{line}", None, None, REQUEST)
     (refused,) = [update async for update in updates]
     assert "Line 2" in refused[0] and engine.requests == []
 
