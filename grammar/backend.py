@@ -246,8 +246,13 @@ class CompiledGrammar:
     """A grammar ready for use: who enforces what, and a source of matchers."""
 
     backend: str
-    plan: tuple[PlanEntry, ...]
+    find_plan: Callable[[], tuple[PlanEntry, ...]]
     program: Program
+
+    @property
+    def plan(self) -> tuple[PlanEntry, ...]:
+        """The enforcer of each keyword, worked out when it is asked for."""
+        return self.find_plan()
 
     def matcher(self) -> Matcher:
         """Return a matcher at the start of the grammar."""

@@ -177,7 +177,8 @@ class GrammarCompiler:
 
 
 def compile_with(backend: Backend, spec: GrammarSpec) -> CompiledGrammar:
-    return CompiledGrammar(backend.name, (PlanEntry("", spec.kind, backend.name),), backend.compile(spec))
+    entry = PlanEntry("", spec.kind, backend.name)
+    return CompiledGrammar(backend.name, lambda: (entry,), backend.compile(spec))
 
 
 def check_first_mask(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
@@ -222,7 +223,5 @@ class GrammarCache:
 
 
 def cost_bytes(spec: GrammarSpec, compiled: CompiledGrammar) -> int:
-    """Return what an entry holds: the program, the spec's text and the plan."""
-    return (
-        compiled.program.size_bytes + 2 * (len(spec.text) + len(spec.source or "")) + 200 * len(compiled.plan)
-    )
+    """Return the memory of an entry: the program, the spec's text, and the nodes for the plan."""
+    return compiled.program.size_bytes + 20 * len(spec.text) + 2 * len(spec.source or "")

@@ -85,12 +85,11 @@ def compile_json_schema(
             raise UnsupportedGrammar(gap.node.pointer, gap.node.written_name(gap.keyword), gap.reason)
     weakening = Weakening(gaps, around)
     program: Program = SchemaCompiler(spec, node, weakening, around, engine, source).compile()
-    plan = make_plan(around.nodes, weakening, engine.name)
     if source is not None:
         refuse_conditions(weakening.dropped)
     if weakening.dropped:
         program = add_checks(program, spec.document, PlaceMap(node, weakening.dropped), find_tokens())
-    return CompiledGrammar(engine.name, plan, program)
+    return CompiledGrammar(engine.name, lambda: make_plan(around.nodes, weakening, engine.name), program)
 
 
 @dataclass(slots=True)

@@ -49,10 +49,13 @@ class Complaint(Exception):
 class LexerShare:
     """The lexer states that one grammar may make; it lives as long as the grammar or a matcher of it."""
 
-    __slots__ = ("__weakref__", "num_states")
-
-    def __init__(self, num_states: int) -> None:
+    def __init__(self, num_states: int, granted: dict[int, int]) -> None:
         self.num_states = num_states
+        self._granted = granted
+        granted[id(self)] = num_states
+
+    def __del__(self) -> None:
+        self._granted.pop(id(self), None)
 
 
 class _TokenizerAdapter:
@@ -90,17 +93,17 @@ class LLGuidanceBackend:
         # The engine writes here and nothing reads it, so compiles in several threads may share it.
         self._scratch = np.empty(vocabulary.num_words, np.int32)
         self._limits = limits
-        self._shares: weakref.WeakSet[LexerShare] = weakref.WeakSet()
+        # The states of each share that is alive.
+        self._granted: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def _make_share(self, num_more: int) -> LexerShare:
         limits = self._limits
         with self._lock:
-            left = limits.max_total_lexer_states - sum(share.num_states for share in self._shares)
+            left = limits.max_total_lexer_states - sum(self._granted.copy().values())
             wanted = min(limits.max_lexer_states + num_more, left // 8)
-            share = LexerShare(max(wanted, min(limits.min_lexer_states, limits.max_lexer_states)))
-            self._shares.add(share)
-        return share
+            least = min(limits.min_lexer_states, limits.max_lexer_states)
+            return LexerShare(max(wanted, least), self._granted)
 
     def compile(self, spec: GrammarSpec) -> Program:
         """Compile a Lark grammar, an XML tree or a regular language."""
