@@ -46,13 +46,8 @@ class StateSnapshots:
         self._num_held = 0
 
     @property
-    def num_cached(self) -> int:
-        """Number of snapshots in the prefix cache."""
-        return len(self._cached)
-
-    @property
     def num_used(self) -> int:
-        """Slots that are cached or held; for tests, with `num_slots`."""
+        """Slots that are cached or held; used by tests."""
         return self.num_slots - len(self._free)
 
     def find(self, hashes: Sequence[bytes]) -> int:
