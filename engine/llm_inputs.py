@@ -54,7 +54,7 @@ def list_prompts(prompts: Any) -> list[Prompt]:
         )
     listed = list(prompts)
     if listed and all(isinstance(item, int | np.integer) for item in listed):
-        return [listed]
+        return [prompts if isinstance(prompts, list) else listed]  # a list of ids may have images
     return listed
 
 

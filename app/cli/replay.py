@@ -88,7 +88,7 @@ async def compute_again(request: RecordedRequest, model: str) -> RequestOutput:
         if replica.fingerprint != request.fingerprint:
             print("troupe: weights, dtype or kernels differ from those of the journal", file=sys.stderr)
         stream = engine.generate(
-            {"prompt_token_ids": message.prompt_token_ids},
+            {"prompt_token_ids": request.prompt},
             params,
             message.request_id,
             cache_salt=message.cache_salt,

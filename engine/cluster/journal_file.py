@@ -23,6 +23,7 @@ import msgspec
 from engine.codec import decode, encode
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.input.images.intake import ImagePrompt
 from engine.messages import AddRequest
 from engine.outputs import FinishReason
 
@@ -184,6 +185,16 @@ class RecordedRequest:
     time: float
     message: AddRequest
     ends: dict[int, Ended]  # by handle
+
+    @property
+    def prompt(self) -> list[int]:
+        """The token ids of the prompt, with its images if there are any."""
+        message = self.message
+        return (
+            ImagePrompt(message.prompt_token_ids, message.images)
+            if message.images
+            else message.prompt_token_ids
+        )
 
 
 def read_journal(path: str) -> list[RecordedRequest]:

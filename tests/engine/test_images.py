@@ -11,7 +11,16 @@ import torch
 import transformers
 from PIL import Image
 
-from engine import LLM, Engine, EngineConfig, EngineError, InvalidRequest, RequestOutput, SamplingParams
+from engine import (
+    LLM,
+    Engine,
+    EngineConfig,
+    EngineError,
+    InvalidRequest,
+    RequestOutput,
+    SamplingParams,
+    read_journal,
+)
 from engine.model.vision.encoder import ImageEncoder
 from tests.engine.vision_folders import (
     SIZES,
@@ -248,3 +257,13 @@ async def test_an_encoder_that_fails_ends_its_request_only(
             _ = [output async for output in engine.generate(prompt, GREEDY)]
         prompt = await engine.render_chat(CHATS["none"])
         assert [output async for output in engine.generate(prompt, GREEDY)][-1].finished
+
+
+def test_a_journal_replays_an_answer_about_an_image(smolvlm: Path, tmp_path: Path) -> None:
+    seeded = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
+    with LLM(str(smolvlm), journal=str(tmp_path / "journal")) as llm:
+        (expected,) = llm.chat(CHATS["two"], seeded, use_tqdm=False)
+    (recorded,) = read_journal(str(tmp_path / "journal"))
+    with LLM(str(smolvlm)) as llm:
+        (found,) = llm.generate(recorded.prompt, seeded, use_tqdm=False)
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
