@@ -16,94 +16,31 @@ PICTURE = make_picture((120, 80))
 FILES = {kind: to_bytes(PICTURE, kind) for kind in ("PNG", "JPEG", "WEBP")}
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><image href="file:///etc/passwd"/></svg>'
 SIDES = [
-    (10_000, 10_000),
-    (65_535, 65_535),
-    (2**31 - 1, 2**31 - 1),
-    (2**24 + 1, 1),
-    (0, 5),
-    (5, 0),
-    (4097, 4097),
+    (10_000, 10_000), (65_535, 65_535), (2**31 - 1, 2**31 - 1), (2**24 + 1, 1), (0, 5), (5, 0), (4097, 4097),
     (900, 4),
-]
+]  # fmt: skip
 URLS = [
-    *(
-        "http://127.0.0.1/a.png",
-        "http://localhost/a.png",
-        "https://localhost:8443/a.png",
-        "http://[::1]/a.png",
-    ),
-    *("http://0.0.0.0/a.png", "http://10.0.0.1/a", "http://192.168.1.1/a", "http://172.16.0.1/a"),
-    *(
-        "http://169.254.169.254/latest/meta-data",
-        "http://2130706433/",
-        "http://0x7f000001/",
-        "http://0177.0.0.1/",
-    ),
-    *("http://[::ffff:127.0.0.1]/a", "http://[64:ff9b::7f00:1]/", "http://[fe80::1]/", "http://[fd00::1]/"),
-    *(
-        "http://127.1/",
-        "http://evil.example/a.png",
-        "http://allowed.invalid/a.png",
-        "http://allowed.invalid.evil/",
-    ),
-    *(
-        "http://allowed.invalid@127.0.0.1/",
-        "http://user:key@localhost/",
-        "http://localhost:0/",
-        "http://localhost:99999/",
-    ),
-    *("http://", "http:///a.png", "http://[", "//localhost/a.png", "localhost/a.png", "file:///etc/passwd"),
-    *(
-        "file://localhost/etc/passwd",
-        "ftp://localhost/a.png",
-        "gopher://localhost/",
-        "javascript:alert(1)",
-        "about:blank",
-    ),
-    *(
-        "/etc/passwd",
-        "",
-        " ",
-        "x",
-        "data:",
-        "data:,x",
-        "data:image/png,abc",
-        "data:image/png;base64",
-        "data:;base64,!!!",
-    ),
-    *(
-        "data:image/png;base64,",
-        "data:image/png;base64,AAAA",
-        "data:image/png;base64,A",
-        "data:text/html;base64,PGI+",
-    ),
-    *(
-        "data:image/png;base64,%%%",
-        "data:image/png;base64,é",
-        "http://локалхост/",
-        "http://localhost\n.evil/",
-        "blob:x",
-    ),
-]
+    "http://127.0.0.1/a.png", "http://localhost/a.png", "https://localhost:8443/a.png", "http://[::1]/a.png",
+    "http://0.0.0.0/a.png", "http://10.0.0.1/a", "http://192.168.1.1/a", "http://172.16.0.1/a",
+    "http://169.254.169.254/latest/meta-data", "http://2130706433/", "http://0x7f000001/", "http://0177.0.0.1/",
+    "http://[::ffff:127.0.0.1]/a", "http://[64:ff9b::7f00:1]/", "http://[fe80::1]/", "http://[fd00::1]/",
+    "http://127.1/", "http://evil.example/a.png", "http://allowed.invalid/a.png", "http://allowed.invalid.evil/",
+    "http://allowed.invalid@127.0.0.1/", "http://user:key@localhost/", "http://localhost:0/",
+    "http://localhost:99999/", "http://", "http:///a.png", "http://[", "//localhost/a.png", "localhost/a.png",
+    "file:///etc/passwd", "file://localhost/etc/passwd", "ftp://localhost/a.png", "gopher://localhost/",
+    "javascript:alert(1)", "about:blank", "/etc/passwd", "", " ", "x", "data:", "data:,x", "data:image/png,abc",
+    "data:image/png;base64", "data:;base64,!!!", "data:image/png;base64,", "data:image/png;base64,AAAA",
+    "data:image/png;base64,A", "data:text/html;base64,PGI+", "data:image/png;base64,%%%", "data:image/png;base64,é",
+    "http://локалхост/", "http://localhost\n.evil/", "blob:x",
+]  # fmt: skip
 SHAPES: list[Any] = [
-    *({"type": "image_url"}, {"type": "image_url", "image_url": None}, {"type": "image_url", "image_url": 5}),
-    *({"type": "image_url", "image_url": []}, {"type": "image_url", "image_url": {}}, {"type": "image"}),
-    *({"type": "image_url", "image_url": {"url": 5}}, {"type": "image_url", "image_url": {"url": ["x"]}}),
-    *(
-        {"type": "input_image"},
-        {"type": "input_image", "file_id": "f"},
-        {"type": "image_pil", "image_pil": "x"},
-    ),
+    {"type": "image_url"}, {"type": "image_url", "image_url": None}, {"type": "image_url", "image_url": 5},
+    {"type": "image_url", "image_url": []}, {"type": "image_url", "image_url": {}}, {"type": "image"},
+    {"type": "image_url", "image_url": {"url": 5}}, {"type": "image_url", "image_url": {"url": ["x"]}},
+    {"type": "input_image"}, {"type": "input_image", "file_id": "f"}, {"type": "image_pil", "image_pil": "x"},
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "huge"}},
-    *(
-        {"type": "input_audio"},
-        {"type": "video_url", "video_url": {"url": "x"}},
-        {"type": ["image_url"]},
-        5,
-        None,
-        [],
-    ),
-]
+    {"type": "input_audio"}, {"type": "video_url", "video_url": {"url": "x"}}, {"type": ["image_url"]}, 5, None, [],
+]  # fmt: skip
 
 
 def list_hostile() -> Iterator[tuple[str, Any]]:

@@ -20,6 +20,7 @@ from engine.input.images.decode import refuse
 Source = str | bytes | Image.Image
 MAX_BYTES = 32 * 2**20  # of one image file
 TIMEOUT_S = 10.0
+_PART_CHARS = 2**18  # of base64, a multiple of 4
 _NAT64 = ipaddress.ip_network("64:ff9b::/32")  # gateways to IPv4
 _DATA_URL = re.compile(r"data:(image/[a-z+.-]+)?(;[a-z-]+=[^;,]*)*;base64,", re.IGNORECASE)
 _TYPES = ("image_url", "input_image", "image", "image_pil")
@@ -55,7 +56,9 @@ def decode_base64(text: str) -> bytes:
     if len(text) > MAX_BYTES * 4 // 3 + 4:
         raise refuse(f"an image file may have at most {MAX_BYTES} bytes")
     try:
-        return base64.b64decode(text, validate=True)
+        # In parts, so that other threads get the interpreter in between.
+        parts = (text[start : start + _PART_CHARS] for start in range(0, len(text), _PART_CHARS))
+        return b"".join(base64.b64decode(part, validate=True) for part in parts)
     except (binascii.Error, ValueError) as error:
         raise refuse(f"the image is not valid base64: {error}") from error
 
@@ -85,7 +88,7 @@ class MediaReader:
         if isinstance(source, bytes):
             return source
         if (found := _DATA_URL.match(source)) is not None:
-            return decode_base64(source[found.end() :])
+            return await asyncio.to_thread(decode_base64, source[found.end() :])
         try:
             parts = urlsplit(source)
             host, port = (parts.hostname or "").rstrip("."), parts.port
