@@ -2,7 +2,7 @@
 
     kernels.torch.make_ops         torch alone, on CPU and CUDA
     kernels.triton.make_ops        Triton kernels on CUDA
-    kernels.cpu.make_ops           the native extension on CPU, once it is built
+    kernels.cpu.make_native_ops    the native extension on CPU, once it is built
 
 Letters in shapes: T tokens, R requests, H query heads, KV key heads, D head size, M model size, I inner size.
 Tensors are on the device of the ops; results are contiguous, of the dtype of the input; sums are float32.

@@ -80,12 +80,8 @@ class NativeBuild:
             return str(error)
         return ""
 
-    def start(self, builds: bool = True) -> None:
-        """Load the library from the cache, or start building it in the background.
-
-        Args:
-            builds: False: use the cache only.
-        """
+    def start(self) -> None:
+        """Load the library from the cache, or start building it in the background."""
         if self._thread is not None:
             return
         try:
@@ -94,8 +90,6 @@ class NativeBuild:
             if _is_file(target):
                 self._load(target)
                 return
-            if not builds:
-                raise BuildError("nothing built yet")
         except (BuildError, OSError) as error:
             self._finish(f"not available: {error}")
             return

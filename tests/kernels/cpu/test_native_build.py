@@ -1,15 +1,12 @@
 """Building the native library: from the cache, in the background, and what is said when it cannot be."""
 
-import logging
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from kernels import cpu
 from kernels.cpu import NativeBuild, build
 from tests.kernels.cpu.conftest import load_library, require_library
 
@@ -136,14 +133,6 @@ def test_builds_at_the_same_time_compile_once(tmp_path: Path, only_compiler: Pat
     assert calls.read_text() == "x\n"
 
 
-def test_looking_into_the_cache_alone_builds_nothing(tmp_path: Path, only_compiler: Path) -> None:
-    make_compiler(only_compiler, "exit 1")
-    looked = NativeBuild(tmp_path / "cache")
-    looked.start(builds=False)
-    assert looked.is_done
-    assert looked.status == "not available: nothing built yet"
-
-
 def test_it_starts_once_and_waits_without_a_limit_or_with_one(tmp_path: Path, only_compiler: Path) -> None:
     gate = tmp_path / "gate"
     make_compiler(only_compiler, f"while [ ! -e {gate} ]; do /bin/sleep 0.01; done; exit 1")
@@ -158,27 +147,11 @@ def test_it_starts_once_and_waits_without_a_limit_or_with_one(tmp_path: Path, on
     assert started.status.startswith("not available: the compiler failed")
 
 
-def test_make_ops_returns_none_where_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "troupe.kernels"):
-        assert cpu.make_ops(torch.device("cpu"), torch.float16) is None
-        assert cpu.make_ops(torch.device("cuda"), torch.float32) is None
-    assert "not torch.float16" in caplog.text
-
-
-def test_make_ops_builds_and_says_for_what(caplog: pytest.LogCaptureFixture) -> None:
-    require_library()
-    with caplog.at_level(logging.INFO, "troupe.kernels"):
-        ops = cpu.make_ops(torch.device("cpu"), torch.bfloat16)
-    assert ops is not None
-    assert ops.name == "native"
-    assert "native ops: ready (AVX" in caplog.text
-
-
 def test_a_process_may_end_while_a_pool_waits() -> None:
     require_library()
     program = (
-        "import torch; from kernels.cpu import make_ops\n"
-        "ops = make_ops(torch.device('cpu'), torch.float32, 4)\n"
+        "import torch; from kernels.cpu import NativeBuild, make_native_ops\n"
+        "build = NativeBuild(); build.start(); ops = make_native_ops(build.wait(), 4)\n"
         "print(float(ops.rms_norm(torch.ones(100, 1000), torch.ones(1000), 0.0).sum()))"
     )
     root = Path(__file__).resolve().parents[3]
