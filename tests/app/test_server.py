@@ -26,7 +26,6 @@ import aiohttp
 import pytest
 
 import app.server
-from app import garbage
 from app.cli.serve import set_up_logging
 from app.config import AppConfig, UsageError
 from app.front_door import Loading
@@ -313,7 +312,7 @@ def test_the_loading_page_names_the_model_and_lets_no_markup_in(tmp_path: Path) 
 
 @pytest.fixture
 def own_garbage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(garbage, "LOOK_S", 0.001)
+    monkeypatch.setattr(app.server, "LOOK_S", 0.001)
     before = gc.get_threshold()
     gc.freeze()  # ignore the objects of other tests
     gc.enable()  # a server whose start failed in this process has left it off
@@ -324,7 +323,7 @@ def own_garbage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def watch(num_running: int) -> None:
     engine: Any = SimpleNamespace(stats=lambda: EngineStats(num_running=num_running))
-    task = asyncio.create_task(garbage.collect_when_idle(engine))
+    task = asyncio.create_task(app.server.collect_when_idle(engine))
     await asyncio.sleep(0.1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -348,7 +347,7 @@ def make_old_garbage(num_collections: int) -> Any:
 
 @pytest.mark.parametrize(
     ("num_running", "num_collections", "is_collected"),
-    [(0, garbage.DUE + 1, True), (1, garbage.DUE + 1, False), (0, 2, False)],
+    [(0, app.server.DUE + 1, True), (1, app.server.DUE + 1, False), (0, 2, False)],
     ids=["idle", "busy", "nothing to do"],
 )
 @pytest.mark.usefixtures("own_garbage")
@@ -365,7 +364,7 @@ async def test_old_garbage_goes_when_the_engine_is_idle(
 async def test_under_endless_load_python_collects_by_itself_later() -> None:
     await watch(1)
     assert gc.isenabled()
-    assert gc.get_threshold()[2] == garbage.OVERDUE
+    assert gc.get_threshold()[2] == app.server.OVERDUE
 
 
 def wait_for_rest(pid: int) -> None:
