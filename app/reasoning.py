@@ -1,10 +1,10 @@
 """Models that reason before they answer: which chat templates are theirs, and where the reasoning ends.
 
-the prompt ends in <think>          the output begins inside the reasoning (DeepSeek R1, QwQ)
-the template supports reasoning     the output may begin with it (Qwen 3), unless enable_thinking is false
+the prompt ends in <think>              the output begins inside the reasoning (DeepSeek R1, QwQ)
+the template supports reasoning         the output may begin with it (Qwen 3), unless enable_thinking is false
 the prompt ends in </think>, or
-the template does not support it    there is no reasoning, and <think> is ordinary text
-the template has channels           the output is a reasoning message and a final one (gpt-oss)
+the template does not support it        there is no reasoning, and <think> is ordinary text
+the prompt ends in <|start|>assistant   the output is messages with channels: analysis, then final (gpt-oss)
 
 The API, the chat and the extraction use this. A grammar begins after the end of the reasoning
 (grammar/match/reasoning.py).
@@ -31,7 +31,11 @@ TAIL_TOKENS = 24
 # the names under which chat templates have their switch
 SWITCHES = ("enable_thinking", "thinking")
 FINAL = "<|channel|>final<|message|>"
-CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|return|start)\|>|\Z)", re.DOTALL)
+ASSISTANT = "<|start|>assistant"
+CHANNEL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>(\w+)[^<]*(?:<\|constrain\|>\w+)?<\|message\|>")
+HEADS = ("<|start|>", "<|channel|>")  # what a message begins with
+MAX_HEAD_CHARS = 200
+END_OF_MESSAGE = re.compile(r"<\|(?:end|return|call)\|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +46,18 @@ class Thinking:
         is_open: the prompt ends inside the reasoning; otherwise the output may begin it.
         keeps_breaks: line breaks after the reasoning belong to the content.
         is_shown: whether the reply includes reasoning.
-        has_channels: reasoning and content are messages with channels; see `split_channels`.
+        has_channels: reasoning and content are messages with channels; see `ChannelSplitter`.
     """
 
     is_open: bool
     keeps_breaks: bool = False
     is_shown: bool = True
     has_channels: bool = False
+
+    @property
+    def end(self) -> str:
+        """The mark that ends the reasoning."""
+        return FINAL if self.has_channels else CLOSE
 
 
 def knows_thoughts(render: Callable[..., str]) -> bool:
@@ -89,29 +98,16 @@ def find_thinking(
         return None
     if tail.endswith(OPEN):
         return Thinking(True)
+    if tail.endswith(ASSISTANT):
+        return Thinking(False, has_channels=True)
     is_off = any(options.get(name) is False for name in SWITCHES)
     return Thinking(False) if knows and not is_off else None
 
 
-def knows_channels(render: Callable[..., str]) -> bool:
-    """Return whether a chat template writes an answer as a message of the final channel."""
-    user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
-    return FINAL in _try(render, [user, answer, user])
-
-
-def split_channels(text: str) -> tuple[str, str, bool]:
-    """Return the reasoning of an output with channels, its content, and whether the reasoning has ended."""
-    found = CHANNEL.findall(text)
-    thought = "\n\n".join(body for channel, body in found if channel == "analysis")
-    content = "".join(body for channel, body in found if channel != "analysis")
-    return thought, content if found else text, not found or found[-1][0] != "analysis"
-
-
 def gate_grammar(spec: GrammarSpec, thinking: Thinking, allows_breaks: bool = False) -> GrammarSpec:
     """Return the grammar of an answer that follows the reasoning."""
-    if thinking.has_channels:
-        return replace(spec, reasoning=Reasoning(None, FINAL, allows_breaks))
-    return replace(spec, reasoning=Reasoning(None if thinking.is_open else OPEN, CLOSE, allows_breaks))
+    begin = None if thinking.is_open or thinking.has_channels else OPEN
+    return replace(spec, reasoning=Reasoning(begin, thinking.end, allows_breaks))
 
 
 def _try(render: Callable[..., str], messages: Sequence[Json], **options: Any) -> str:
@@ -202,9 +198,70 @@ class ThoughtSplitter:
         return thought
 
 
-def read_thought(thinking: Thinking, text: str) -> tuple[ThoughtSplitter, str]:
+class ChannelSplitter:
+    """Splits one output of messages with channels: `analysis` is reasoning, all others are content.
+
+    Attributes:
+        has_thought: whether the output contains reasoning, complete or not.
+        is_closed: whether the reasoning has ended.
+    """
+
+    def __init__(self) -> None:
+        self.has_thought = self.is_closed = False
+        self._held = ""
+        self._is_head = True  # the beginning of a message is being read
+        self._is_thought = False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Return further reasoning and further content."""
+        self._held += text
+        found: tuple[list[str], list[str]] = ([], [])
+        while self._held:
+            if self._is_head and not self._take_head(found):
+                break
+            end = END_OF_MESSAGE.search(self._held)
+            if end is None:
+                num_held = max(overlap(self._held, mark) for mark in ("<|end|>", "<|return|>", "<|call|>"))
+                at = len(self._held) - num_held
+                found[not self._is_thought].append(self._held[:at])
+                self._held = self._held[at:]
+                break
+            found[not self._is_thought].append(self._held[: end.start()])
+            self._held, self._is_head = self._held[end.end() :], True
+        return "".join(found[0]), "".join(found[1])
+
+    def close(self) -> tuple[str, str]:
+        """Return the withheld text; the beginning of a message is no content."""
+        held, self._held = self._held, ""
+        if self._is_head and held.startswith(HEADS):
+            return "", ""
+        return (held, "") if self._is_thought else ("", held)
+
+    def _take_head(self, found: tuple[list[str], list[str]]) -> bool:
+        """Read the beginning of a message, unless more text is needed."""
+        head = CHANNEL.match(self._held)
+        is_begun = self._held.startswith(HEADS) or any(mark.startswith(self._held) for mark in HEADS)
+        if head is None and is_begun and len(self._held) < MAX_HEAD_CHARS:
+            return False
+        self._is_head = False
+        self._is_thought = head is not None and head[1] == "analysis"
+        if head is not None:
+            self._held = self._held[head.end() :]
+        if self._is_thought and self.has_thought:
+            found[0].append("\n\n")
+        self.has_thought |= self._is_thought
+        self.is_closed = self.has_thought and not self._is_thought
+        return True
+
+
+def make_splitter(thinking: Thinking) -> ThoughtSplitter | ChannelSplitter:
+    """Return the splitter of one output."""
+    return ChannelSplitter() if thinking.has_channels else ThoughtSplitter(thinking)
+
+
+def read_thought(thinking: Thinking, text: str) -> tuple[ThoughtSplitter | ChannelSplitter, str]:
     """Split a complete output: the part it ended in, and its content."""
-    splitter = ThoughtSplitter(thinking)
+    splitter = make_splitter(thinking)
     _, words = splitter.feed(text)
     return splitter, words + splitter.close()[1]
 

@@ -79,6 +79,8 @@ async def prepare(
     }
     prompt = await context.engine.render_chat(messages, **options, **await show_tools(tools, context))
     thinking = await read_thinking(body, prompt, messages, options, context)
+    if thinking is not None and thinking.has_channels and tools is not None and tools.spec is None:
+        thinking = None  # the parser of the calls reads the channels
     wanted = constraint
     if thinking is not None:
         constraint, thinking, sampling = make_room(thinking, constraint, sampling, context)
@@ -115,7 +117,7 @@ def make_room(
     if constraint is not None:
         constraint, thinking = think_first(constraint, thinking)
         sampling = replace(sampling, grammar=constraint.spec)
-    if context.hides_thoughts:
+    if context.hides_thoughts or thinking.has_channels:
         sampling = replace(sampling, skip_special_tokens=False)
     return constraint, thinking, sampling
 

@@ -8,7 +8,7 @@ from typing import Any
 from app.api.constraint import Constraint
 from app.api.tools.calls import ToolParser, make_parser
 from app.api.tools.use import ToolUse
-from app.reasoning import Thinking, ThoughtSplitter, gate_grammar
+from app.reasoning import Thinking, gate_grammar, make_splitter
 
 Json = dict[str, Any]
 
@@ -18,7 +18,7 @@ class ThoughtParser:
 
     def __init__(self, thinking: Thinking, inner: ToolParser | None) -> None:
         self._is_shown = thinking.is_shown
-        self._splitter = ThoughtSplitter(thinking)
+        self._splitter = make_splitter(thinking)
         self._inner = inner
 
     @property

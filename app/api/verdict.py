@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from app.reasoning import CLOSE, Thinking, read_thought
+from app.reasoning import Thinking, read_thought
 from engine import CompletionOutput
 from grammar import GrammarError, GrammarSpec, OutputCheck
 
@@ -82,16 +82,18 @@ class Judge:
         if self._thinking is not None:
             splitter, words = read_thought(self._thinking, text)
             if splitter.has_thought:
-                num_reasoning = self._count(token_ids) if splitter.is_closed else len(token_ids)
+                num_reasoning = (
+                    self._count(token_ids, self._thinking.end) if splitter.is_closed else len(token_ids)
+                )
         is_valid = None if self._check is None else self._check(words)
         if is_valid and finish_reason != "stop":
             is_valid = False  # a truncated text is never valid
         return Verdict(is_valid, num_reasoning)
 
-    def _count(self, token_ids: list[int]) -> int:
+    def _count(self, token_ids: list[int], mark: str) -> int:
         """Return the number of tokens up to the end of the reasoning."""
         ends = range(len(token_ids) + 1)
-        return bisect_left(ends, True, key=lambda end: CLOSE in self._decode(token_ids[:end]))
+        return bisect_left(ends, True, key=lambda end: mark in self._decode(token_ids[:end]))
 
 
 def check_output(spec: GrammarSpec, text: str) -> bool | None:

@@ -26,7 +26,7 @@ from app.extraction.refine import Recheck, plan_recheck, vote, weigh
 from app.extraction.result import ExtractionResult, PartialExtraction
 from app.extraction.review import put_values
 from app.extraction.verbatim import GROUNDED, list_spellings, mark_grounded
-from app.reasoning import CLOSE, OPEN, TAIL_TOKENS
+from app.reasoning import ASSISTANT, CLOSE, FINAL, OPEN, TAIL_TOKENS
 from engine import (
     CompletionOutput,
     Engine,
@@ -217,12 +217,14 @@ class Extractor:
         if tokenizer is None:
             raise InvalidRequest("extraction needs a tokenizer; start the engine without skip_tokenizer_init")
         if tokenizer.has_chat_template:
-            # A record needs no reasoning: the template's switch turns it off, or the reasoning that it opens is closed.
+            # A record needs no reasoning: the template's switch turns it off, the reasoning that it opens is closed,
+            # or the final message is begun.
             prompt_ids = await self.engine.render_chat(messages, enable_thinking=False)
             tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
-            if tail.rstrip().endswith(OPEN):
+            ends = {OPEN: f"\n{CLOSE}\n\n", ASSISTANT: FINAL}
+            for end in (text for mark, text in ends.items() if tail.rstrip().endswith(mark)):
                 # In place: a prompt with images is more than its ids.
-                prompt_ids += tokenizer.encode(f"\n{CLOSE}\n\n", add_special_tokens=False)
+                prompt_ids += tokenizer.encode(end, add_special_tokens=False)
             return prompt_ids
         return await self.engine.encode(make_plain_prompt(messages))
 

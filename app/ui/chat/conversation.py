@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.reasoning import Thinking, ThoughtSplitter, split_channels
+from app.reasoning import Thinking, make_splitter
 from app.ui.explain import Explanation
 
 Message = dict[str, Any]
@@ -46,21 +46,16 @@ def answer_message(text: str) -> Message:
 
 def answer_messages(text: str, thinking: Thinking | None = None) -> list[Message]:
     """Return an answer, with its reasoning in a separate message that is folded when complete."""
-    if thinking is not None and thinking.has_channels:
-        thought, content, is_closed = split_channels(text)
-        has_thought = bool(thought)
-    else:
-        # A model may begin with reasoning even if its template does not support it.
-        splitter = ThoughtSplitter(thinking or Thinking(is_open=False))
-        thought, content = map("".join, zip(splitter.feed(text), splitter.close(), strict=True))
-        has_thought, is_closed = splitter.has_thought, splitter.is_closed
-    if not has_thought:
+    # A model may begin with reasoning even if its template does not support it.
+    splitter = make_splitter(thinking or Thinking(is_open=False))
+    thought, content = map("".join, zip(splitter.feed(text), splitter.close(), strict=True))
+    if not splitter.has_thought:
         return [answer_message(content)]
     # Bold, so that the style sheet can distinguish it from a line of figures.
-    title = "**Reasoning**" if is_closed else "**Reasoning …**"
-    folded = {"title": title, "id": REASONING_ID, "status": "done" if is_closed else "pending"}
+    title = "**Reasoning**" if splitter.is_closed else "**Reasoning …**"
+    folded = {"title": title, "id": REASONING_ID, "status": "done" if splitter.is_closed else "pending"}
     reasoning = {"role": "assistant", "content": thought.strip(), "metadata": folded}
-    return [reasoning, answer_message(content.lstrip())] if is_closed else [reasoning]
+    return [reasoning, answer_message(content.lstrip())] if splitter.is_closed else [reasoning]
 
 
 def figures_message(line: str, turn_id: str = "") -> Message:

@@ -19,10 +19,8 @@ import gradio as gr
 
 from app.reasoning import (
     TAIL_TOKENS,
-    Thinking,
     find_thinking,
     gate_grammar,
-    knows_channels,
     knows_thoughts,
 )
 from app.ui.chat.answers import Answer, Answers
@@ -103,11 +101,6 @@ class ChatRun:
     def knows_reasoning(self) -> bool:
         """Return whether the model's chat template supports reasoning."""
         return self.engine.tokenizer is not None and knows_thoughts(self.engine.tokenizer.apply_chat_template)
-
-    @cached_property
-    def has_channels(self) -> bool:
-        """Return whether the model answers in messages with channels."""
-        return self.engine.tokenizer is not None and knows_channels(self.engine.tokenizer.apply_chat_template)
 
     async def send(
         self, typed: Mapping[str, Any], history: History, request: gr.Request, *rest: Any
@@ -261,8 +254,6 @@ class ChatRun:
             knows = await asyncio.to_thread(lambda: self.knows_reasoning)
             tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
             answer.thinking = find_thinking(knows, tail, messages, {"add_generation_prompt": True})
-            if await asyncio.to_thread(lambda: self.has_channels):
-                answer.thinking = Thinking(is_open=False, has_channels=True)
         else:
             prompt_ids = await self.engine.encode("\n\n".join(m["content"] for m in messages) + "\n\n")
         params = make_sampling_params(settings, len(prompt_ids), self.engine.resolved.max_model_len)

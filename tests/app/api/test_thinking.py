@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from app.reasoning import Thinking, ThoughtSplitter, find_thinking
+from app.reasoning import Thinking, find_thinking, make_splitter
 from grammar import Reasoning
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer
@@ -21,6 +21,8 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 THOUGHT = "Let me see.\n\nOne or two?"
 RECORD = '{"a": 2}'
+ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL_MESSAGE = "<|start|>assistant<|channel|>final<|message|>"
 
 
 @dataclass
@@ -63,6 +65,30 @@ async def test_reasoning_is_separated_from_the_content(start: Start, opens: bool
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == THOUGHT
     assert "".join(delta.get("content", "") for delta in deltas) == "Two.\n"
     assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_thought}
+
+
+class ChannelTokenizer(FakeTokenizer):
+    """A template whose prompts end as those of gpt-oss."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        return super().apply_chat_template(messages, **kwargs) + "<|start|>assistant"
+
+
+async def test_the_analysis_channel_is_reasoning_and_a_grammar_begins_in_the_final_one(start: Start) -> None:
+    text = f"{ANALYSIS}{THOUGHT}<|end|>{FINAL_MESSAGE}{RECORD}"
+    server = await start(FakeEngine(reply=lambda _: text, record=text, tokenizer=ChannelTokenizer()))
+    status, reply = await server.chat(response_format=FORMAT)
+    assert status == 200, reply
+    message = message_of(reply)
+    assert (message["reasoning_content"], message["content"]) == (THOUGHT, RECORD)
+    assert reply["structured"]["valid"] is True
+    num_thought = text.index(RECORD)
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == num_thought
+    params = server.engine.requests[-1].params
+    assert params.skip_special_tokens is False
+    assert params.grammar.reasoning == Reasoning(None, "<|channel|>final<|message|>", True)
+    _, reply = await server.chat()
+    assert message_of(reply)["content"] == RECORD
 
 
 async def test_reasoning_that_is_switched_off_is_absent(start: Start) -> None:
@@ -181,14 +207,22 @@ async def test_old_reasoning_reaches_the_template(start: Start) -> None:
         (False, False, "<thi", "", "<thi"),
         (False, False, "<think>", "", ""),
         (False, False, "<think></think>", "", ""),
+        (None, False, f"{ANALYSIS}So < it.<|end|>{FINAL_MESSAGE}Two.<|return|>", "So < it.", "Two."),
+        (None, False, f"{ANALYSIS}a<|end|><|start|>assistant{ANALYSIS}b", "a\n\nb", ""),
+        (None, False, f"{ANALYSIS}a<|end|><|start|>assist", "a", ""),
+        (None, False, "<|channel|>final<|message|>a<|en", "", "a<|en"),
+        (None, False, "<|x|>plain", "", "<|x|>plain"),
+        (None, False, "<|channel|>" + "x" * 300, "", "<|channel|>" + "x" * 300),
     ],
 )
 def test_any_cut_into_deltas_gives_the_same(
-    is_open: bool, keeps_breaks: bool, text: str, thought: str, words: str
+    is_open: bool | None, keeps_breaks: bool, text: str, thought: str, words: str
 ) -> None:
+    """None stands for an output with channels."""
+    thinking = Thinking(bool(is_open), keeps_breaks, has_channels=is_open is None)
     draw = random.Random(5)
     for _ in range(60):
-        splitter = ThoughtSplitter(Thinking(is_open, keeps_breaks))
+        splitter = make_splitter(thinking)
         cuts = sorted(draw.choices(range(len(text) + 1), k=draw.randint(0, 8)))
         pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         told = [*map(splitter.feed, pieces), splitter.close()]
