@@ -55,7 +55,7 @@ class Check:
 
 
 def run_checks(schema: Schema, record: Any) -> tuple[Check, ...]:
-    """The checks of a schema, or those that its property names suggest, on a record.
+    """Run the checks of a schema, or those that its property names suggest, on a record.
 
     A check that misses a value is left out.
 
@@ -69,7 +69,7 @@ def run_checks(schema: Schema, record: Any) -> tuple[Check, ...]:
 
 
 def read_checks(schema: Schema) -> list[dict[str, Any]] | None:
-    """The schema's own checks, None where it has none.
+    """Return the schema's own checks; None without any.
 
     Raises:
         InvalidGrammar: they are malformed.
@@ -115,7 +115,7 @@ def _run(check: dict[str, Any], record: Any) -> Check | None:
         ]
     (place, total), found = totals[0], math.fsum(parts)
     cents = CENT * max(1, len(parts))
-    # Taxes may stand between the lines and the total where nobody has said that they are equal.
+    # Taxes may stand between the lines and the total, unless the schema requires them to be equal.
     holds = found - cents <= total <= (1 + check.get("slack", 0.0)) * found + cents
     message = (
         f"{_name(place)} is {total:g}, {'the' if holds else 'but the'} lines come to {round(found, 2):g}"
@@ -139,7 +139,7 @@ def _run_order(places: Sequence[str], record: Any) -> Check | None:
 
 
 def _find(record: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """(JSON pointer, value) of every scalar at a place."""
+    """Return (JSON pointer, value) of every scalar at a place."""
     found: list[tuple[str, Any]] = [("", record)]
     for step in split_pointer(place):
         inner: list[tuple[str, Any]] = []
@@ -162,7 +162,7 @@ def _name(pointer: str) -> str:
 
 
 def _suggest(record: Any, pointer: str) -> Iterator[dict[str, Any]]:
-    """Checks that the names of an object's properties suggest."""
+    """Return the checks that the names of an object's properties suggest."""
     if not isinstance(record, dict):
         return
     names = {name: [word.lower() for word in WORDS.findall(name)] for name in record}
@@ -184,7 +184,7 @@ def _suggest(record: Any, pointer: str) -> Iterator[dict[str, Any]]:
 
 
 def _is_pair(first: list[str], second: list[str], pair: tuple[str, str]) -> bool:
-    """Whether two names differ in nothing but the two words of a pair."""
+    """Return whether two names differ only by the two words of a pair."""
     swapped = [pair[1] if word == pair[0] else word for word in first]
     return pair[0] in first and swapped == second
 

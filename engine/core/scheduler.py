@@ -206,12 +206,12 @@ class Scheduler:
         return counts
 
     def _find_waiting(self, slots: np.ndarray) -> np.ndarray:
-        """Return which requests draft and wait for their last token, or for the grammar thread."""
+        """Return which requests draft and wait for their last token or for the grammar thread."""
         waits = self.table.waits[slots]
         return (waits == 2) | ((waits == 1) & (self.table.num_in_flight[slots] > 0))
 
     def _must_wait(self) -> bool:
-        """Whether so many requests wait that a step of the others would rather split the batch than fill a gap."""
+        """Return whether so many requests wait for drafts that a step without them would split the batch."""
         slots = self.state.batch.slots
         is_waiting = self._find_waiting(slots)
         has_news_coming = self.num_open_steps > 0 or bool((self.table.waits[slots] == 2).any())

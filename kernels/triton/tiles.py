@@ -1,4 +1,4 @@
-"""Tile choices of the attention kernels: one JSON table a device, the nearest entry where none fits exactly.
+"""Tile choices of the attention kernels: one JSON table for each device; without an exact entry the nearest is used.
 
 `tiles/<device name>.json` is what the tuner wrote for a device, `tiles/sm_<xy>.json` what holds for its generation.
 """
@@ -20,7 +20,7 @@ Kind = Literal["short", "long"]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How one attention kernel is cut and run."""
+    """Tile sizes and launch settings of one attention kernel."""
 
     block_m: int  # rows (queries times heads of a group); a minimum for short queries
     block_n: int  # keys
@@ -30,7 +30,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tile, and what it was chosen for."""
+    """A tile and the layer that it was chosen for."""
 
     kind: Kind
     itemsize: int  # bytes of an element of the cache
@@ -38,13 +38,13 @@ class Entry:
     tile: Tile
 
     def distance(self, itemsize: int, head_dim: int) -> tuple[float, float]:
-        """How far this entry is from a layer; the size of an element counts before that of a head."""
+        """Return the distance of this entry from a layer; the size of an element counts before that of a head."""
         return abs(math.log2(self.itemsize / itemsize)), abs(math.log2(self.head_dim / head_dim))
 
 
 @dataclass(frozen=True, slots=True)
 class TileTable:
-    """The choices for one device."""
+    """The tiles of one device."""
 
     name: str
     min_split: int  # keys of a context before it is split
@@ -75,7 +75,7 @@ def write_table(table: TileTable, path: Path) -> None:
 
 
 def name_device(name: str) -> str:
-    """Turn a device's name into that of its table."""
+    """Return the name of the table of a device."""
     return "".join(each if each.isalnum() else "_" for each in name)
 
 

@@ -1,4 +1,4 @@
-"""Grammar masks applied to logits as they come, 32 tokens a word."""
+"""Applies grammar masks to logits; a word of a mask has 32 tokens."""
 
 from __future__ import annotations
 

@@ -1,0 +1,73 @@
+"""TextPart: the text part of checkpoints that contain more, such as an image encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.model.vision.spec import VisionKind
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A model for texts and images, whose text part is one of the families."""
+
+    inert: frozenset[str]  # keys of the other parts
+    ignored_weights: tuple[str, ...]
+    prefix: str = "language_model."  # of the names of all weights
+    renames: tuple[tuple[str, str], ...] = ()  # parts of names, ours and the checkpoint's
+    architecture: str = ""  # of the text part; "": as its config says
+    text_inert: frozenset[str] = frozenset()  # keys of the text part without influence
+    vision: VisionKind | None = None  # None: images are not supported
+
+
+_IMAGE_WEIGHTS = ("vision_tower.", "multi_modal_projector.")
+_IDEFICS3 = TextPart(
+    frozenset(["vision_config", "scale_factor", "vocab_size", "use_reentrant_checkpointing"]),
+    ("model.vision_model.", "model.connector."),
+    prefix="",
+    renames=(("model.", "model.text_model."),),
+    architecture="LlamaForCausalLM",
+    text_inert=frozenset(
+        ["perceiver_config", "pixel_shuffle_factor", "qk_layer_norms", "use_resampler", "rope_interleaved"]
+    ),
+    vision="idefics3",
+)
+_QWEN3_VL = TextPart(
+    frozenset(["vision_config"]),
+    ("model.visual.",),
+    prefix="",
+    renames=(("model.", "model.language_model."),),
+    architecture="Qwen3VLForConditionalGeneration",
+    vision="qwen3_vl",
+)
+TEXT_PARTS: dict[str, TextPart] = {
+    "qwen3_vl": _QWEN3_VL,
+    "idefics3": _IDEFICS3,
+    "smolvlm": _IDEFICS3,
+    "gemma3": TextPart(
+        frozenset(
+            [
+                *("vision_config", "mm_tokens_per_image", "image_token_index"),
+                *("boi_token_index", "eoi_token_index"),
+            ]
+        ),
+        _IMAGE_WEIGHTS,
+    ),
+    "mistral3": TextPart(
+        frozenset(
+            [
+                *("vision_config", "image_token_index", "multimodal_projector_bias", "projector_hidden_act"),
+                *("spatial_merge_size", "vision_feature_layer"),
+            ]
+        ),
+        _IMAGE_WEIGHTS,
+    ),
+} | dict.fromkeys(
+    ("qwen3_5", "qwen3_5_moe"),
+    TextPart(
+        frozenset(["vision_config"]),
+        ("model.visual.", "mtp."),
+        prefix="",
+        renames=(("model.", "model.language_model."),),
+    ),
+)
