@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.model.config_reader import ConfigReader
@@ -106,6 +107,17 @@ def _read_qwen3_5_moe(reader: ConfigReader) -> dict[str, Any]:
     return _read_qwen3_5(reader) | read_qwen2_moe(reader)
 
 
+_LFM2 = Family(
+    "lfm2",
+    LayerStyle(qk_norm="head"),
+    qkv_bias=False,
+    output_bias=False,
+    eps_key="norm_eps",
+    defaults=_LFM2_DEFAULTS,
+    inert=_LFM2_INERT,
+    state_layers=("conv",),
+    read_fields=_read_lfm2,
+)
 HYBRID_FAMILIES: dict[str, Family] = {
     "GraniteMoeHybridForCausalLM": Family(
         "granitemoehybrid",
@@ -125,28 +137,8 @@ HYBRID_FAMILIES: dict[str, Family] = {
         inert=TRAINING_KEYS | _MAMBA_INERT,
         read_fields=_read_bamba,
     ),
-    "Lfm2ForCausalLM": Family(
-        "lfm2",
-        LayerStyle(qk_norm="head"),
-        qkv_bias=False,
-        output_bias=False,
-        eps_key="norm_eps",
-        defaults=_LFM2_DEFAULTS,
-        inert=_LFM2_INERT,
-        state_layers=("conv",),
-        read_fields=_read_lfm2,
-    ),
-    "Lfm2MoeForCausalLM": Family(
-        "lfm2_moe",
-        LayerStyle(qk_norm="head"),
-        qkv_bias=False,
-        output_bias=False,
-        eps_key="norm_eps",
-        defaults=_LFM2_DEFAULTS,
-        inert=_LFM2_INERT,
-        state_layers=("conv",),
-        read_fields=_read_lfm2_moe,
-    ),
+    "Lfm2ForCausalLM": _LFM2,
+    "Lfm2MoeForCausalLM": replace(_LFM2, model_type="lfm2_moe", read_fields=_read_lfm2_moe),
     "Qwen3NextForCausalLM": Family(
         "qwen3_next",
         _QWEN_STYLE,
