@@ -55,7 +55,9 @@ async def test_a_thread_that_dies_changes_no_text(
 ) -> None:
     original = getattr(owner, method)
 
-    def leave(*_: object) -> None:
+    def leave(*arguments: Any) -> Any:
+        if method == "execute" and not arguments[1].is_gated.any():
+            return original(*arguments)  # a step before the request with the grammar was accepted
         monkeypatch.setattr(owner, method, original)
         raise SystemExit
 
