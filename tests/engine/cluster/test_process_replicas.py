@@ -82,8 +82,8 @@ async def test_a_stopped_core_is_noticed_and_its_requests_go_on(make_config: Mak
         (held,) = [each.index for each in engine.describe_replicas() if each.num_requests]
         send_signal(engine, held, signal.SIGSTOP)
         start = time.monotonic()
-        await wait_until(lambda: engine.stats().num_resumed == 1, within_s=10)
-        assert time.monotonic() - start < 5
+        await wait_until(lambda: engine.stats().num_resumed == 1, within_s=20)
+        assert time.monotonic() - start < 8
         *_, last = [output async for output in stream]
     assert last.outputs[0].token_ids == whole.outputs[0].token_ids
 

@@ -98,10 +98,10 @@ def test_a_value_that_changes_arithmetic_is_refused(
 
 def test_a_checkpoint_that_no_code_fits_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(EXAONE4 | {"mtp_heads": 2, "clip_qkv": 8.0}))
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(ConfigError, match=r"does not support: clip_qkv=8\.0, mtp_heads=2"):
         load_model(tmp_path)
-    assert time.perf_counter() - start < 1
+    assert time.thread_time() - start < 1
 
 
 def test_longrope_takes_long_factors_where_the_context_may_be_long() -> None:
