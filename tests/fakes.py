@@ -69,10 +69,15 @@ class FakeTokenizer:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        lines = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
+        lines = "".join(f"<{message['role']}>{_join(message['content'])}\n" for message in messages)
         if self.knows_tools:
             lines = "".join(f"<tool>{tool['function']['name']}\n" for tool in tools or ()) + lines
         return lines.rstrip("\n") if continue_final_message else lines + "<assistant>" * add_generation_prompt
+
+
+def _join(content: Any) -> Any:
+    """A content as text, with <image> for each of its images."""
+    return "".join(part.get("text", "<image>") for part in content) if isinstance(content, list) else content
 
 
 @dataclass(frozen=True)

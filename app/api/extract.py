@@ -1,4 +1,4 @@
-"""POST /v1/extract: texts, files or rows of a table in, checked records with confidence, evidence and flags out.
+"""POST /v1/extract: texts, images, files or rows in, checked records with confidence, evidence and flags out.
 
 The body is JSON, or multipart/form-data with a file and the same fields as text. One text is answered with one JSON
 object, or with server-sent events if `stream` is true. Several rows are answered as JSONL, a line for each record in
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -41,6 +42,7 @@ from app.extraction import (
 from app.extraction.batch import extract_source
 from app.extraction.cases import ASSETS
 from app.extraction.chunks import stream_whole
+from app.extraction.pdf import MAX_IMAGES
 from app.extraction.sources import TEXT_COLUMN, Row, UnreadableSource, make_table, read_rows, spell
 
 router = APIRouter()
@@ -51,7 +53,7 @@ MAX_EXAMPLES = 32
 MAX_SAMPLES = 5
 PARTIAL_INTERVAL_S = 0.05
 # Parts of a form that hold JSON rather than text.
-JSON_PARTS = ("examples", "options", "rows", "stream")
+JSON_PARTS = ("examples", "images", "options", "rows", "stream")
 
 
 class ExampleFields(Options):
@@ -83,13 +85,16 @@ class ExtractOptions(Options):
 
 
 class ExtractRequest(Fields):
-    """POST /v1/extract. Give either text or rows, or a file in a form."""
+    """POST /v1/extract. Give text or images or both, or rows, or a file in a form."""
 
     model: str | None = None
     schema_: dict[str, Any] | str = Field(
         alias="schema", description="a JSON Schema, or the name of a ready-made one"
     )
     text: str | None = None
+    images: Annotated[list[str], Field(min_length=1, max_length=MAX_IMAGES)] | None = Field(
+        default=None, description="data: URLs of the document's pages, for a model that sees images"
+    )
     rows: Annotated[list[dict[str, Any] | str], Field(min_length=1, max_length=MAX_ROWS)] | None = None
     column: str | None = Field(default=None, description="column of the rows that holds the texts")
     instructions: str = ""
@@ -111,8 +116,9 @@ class ExtractRequest(Fields):
     @model_validator(mode="after")
     def check_source(self) -> Self:
         """Refuse two sources."""
-        if self.text is not None and self.rows is not None:
-            raise ApiError(400, "give either text or rows", "text", "invalid_value")
+        for name in ("text", "images"):
+            if getattr(self, name) is not None and self.rows is not None:
+                raise ApiError(400, f"give either {name} or rows", name, "invalid_value")
         return self
 
 
@@ -131,7 +137,7 @@ BODY = {
                         "file": {
                             "type": "string",
                             "format": "binary",
-                            "description": "text, PDF, CSV or JSONL",
+                            "description": "text, PDF, image, CSV or JSONL",
                         },
                         **{name: {"type": "string"} for name in ("schema", "text", "column", "instructions")},
                         **{name: {"type": "string", "description": "JSON"} for name in JSON_PARTS},
@@ -146,7 +152,7 @@ BODY = {
 @router.post("/v1/extract", openapi_extra=BODY, response_model=None, responses=STREAMED)
 async def extract(request: Request, context: Context) -> Response:
     """Extract a record, with the confidence and the evidence of each value, the values to check, and the checks."""
-    body, sources = await read_request(request)
+    body, sources = await read_request(request, context.engine.sees_images)
     model = context.check_model(body.model)
     context.require_ready()
     schema = read_schema(body.schema_)
@@ -161,7 +167,7 @@ async def extract(request: Request, context: Context) -> Response:
     source = sources[0]
     if source.error is not None:
         raise ApiError(400, source.error, "file", "unreadable_file")
-    if not source.text.strip():
+    if source.is_empty:
         raise ApiError(400, "text is empty: there is nothing to extract", "text", "invalid_value")
     if body.stream:
         return EventStream(
@@ -195,7 +201,8 @@ async def send_parts(
 ) -> None:
     """Send the record while it grows, then the result."""
     sent = 0.0
-    parts = stream_whole(extractor, schema, source.text, source=source.name, cache_salt=salt)
+    reader = replace(extractor, images=source.images)
+    parts = stream_whole(reader, schema, source.text, source=source.name, cache_salt=salt)
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, ExtractionResult):
@@ -253,8 +260,8 @@ def read_schema(given: dict[str, Any] | str) -> Schema:
     return schema
 
 
-async def read_request(request: Request) -> tuple[ExtractRequest, list[Source]]:
-    """Return the fields of a JSON body or a form, and the texts to read.
+async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequest, list[Source]]:
+    """Return the fields of a JSON body or a form, and the documents to read.
 
     Raises:
         ApiError: 400 for a body that is neither, a wrong field, or a file that cannot be read.
@@ -271,16 +278,17 @@ async def read_request(request: Request) -> tuple[ExtractRequest, list[Source]]:
                 }
                 file = form.get("file")
                 if isinstance(file, UploadFile):
-                    rows = await _read_file(file)
+                    rows = await _read_file(file, sees_images)
         body = ExtractRequest.model_validate(given)
     except ValidationError as error:
         raise describe_fields(error.errors()) from error
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
-    if sum((bool(rows), body.text is not None, body.rows is not None)) != 1:
-        raise ApiError(400, "give one of text, rows, and a file in a form", "text", "invalid_value")
-    if body.text is not None:
-        return body, [Source("", body.text)]
+    is_inline = body.text is not None or body.images is not None
+    if sum((bool(rows), is_inline, body.rows is not None)) != 1:
+        raise ApiError(400, "give one of text or images, rows, and a file in a form", "text", "invalid_value")
+    if is_inline:
+        return body, [Source("", body.text or "", images=tuple(body.images or ()))]
     for number, row in enumerate(body.rows or (), 1):
         cells = (
             {TEXT_COLUMN: row} if isinstance(row, str) else {name: spell(cell) for name, cell in row.items()}
@@ -302,7 +310,7 @@ def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:
     return [row.pick(column or table.pick_text_column() or TEXT_COLUMN) for row in rows]
 
 
-async def _read_file(file: UploadFile) -> list[Row]:
+async def _read_file(file: UploadFile, sees_images: bool) -> list[Row]:
     name = Path(file.filename or "file.txt").name or "file.txt"
     data = await file.read()
 
@@ -310,7 +318,7 @@ async def _read_file(file: UploadFile) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"file{Path(name).suffix}"
             path.write_bytes(data)
-            return read_rows(path, name)
+            return read_rows(path, name, with_images=sees_images)
 
     try:
         return await asyncio.to_thread(read)

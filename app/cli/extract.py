@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="texts, PDFs, or tables (CSV, JSONL: a record a row); - reads stdin",
+        help="texts, PDFs, images, or tables (CSV, JSONL: a record a row); - reads stdin",
     )
     parser.add_argument(
         "--column",
@@ -175,6 +175,8 @@ async def extract(
         print(f"added limits: {added}; --no-limits adds none", file=sys.stderr)
     async with local_engine(given) as engine:
         extractor = Extractor(engine, **options)
+        if not engine.sees_images:  # pages of a PDF beside its text
+            sources = [replace(each, images=()) if each.text.strip() else each for each in sources]
         with output.open() as write:
             async for record in extract_records(extractor, schema, sources):
                 number += 1
@@ -219,16 +221,15 @@ def read_sources(path: str, column: str | None = None) -> list[Source]:
     if path == "-":
         return [Source(path, read_text(path))]
     try:
-        rows = read_rows(Path(path), path)
+        rows = read_rows(Path(path), path, with_images=True)
     except UnreadableSource as error:
         raise UsageError(str(error)) from error
     if Path(path).suffix.lower() not in TABLE_TYPES:
-        return [row.pick(TEXT_COLUMN) for row in rows]
+        column = TEXT_COLUMN
     table = make_table(rows)
     if column is not None and table.columns and column not in table.columns:
         raise UsageError(f"--column {column}: {path} has the columns {', '.join(table.columns)}")
-    picked = column or table.pick_text_column() or TEXT_COLUMN
-    return [row.pick(picked) for row in table.rows]
+    return table.list_sources(column)
 
 
 def read_text(path: str) -> str:

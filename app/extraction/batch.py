@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from app.concurrency import gather_bounded, run_in_order
@@ -13,7 +15,7 @@ from app.extraction.chunks import extract_whole
 from app.extraction.extractor import ExtractionResult, Extractor
 from app.extraction.prompt import Example, Schema
 from app.extraction.schema_check import SchemaChecker
-from app.extraction.sources import Source, UnreadableSource
+from app.extraction.sources import Source, UnreadableSource, make_table, read_rows
 from engine import LLM, Engine, EngineDead, EngineError
 from grammar import GrammarError
 
@@ -61,9 +63,10 @@ async def extract_source(
     try:
         if source.error is not None:
             raise UnreadableSource(source.error)
-        if not text.strip():
+        if source.is_empty:
             raise UnreadableSource("the text is empty: there is nothing to extract")
-        result = await extract_whole(extractor, schema, text, source=name, cache_salt=cache_salt)
+        reader = replace(extractor, images=source.images)
+        result = await extract_whole(reader, schema, text, source=name, cache_salt=cache_salt)
         record = source.add_pages(result.to_json())
     except EngineDead:
         raise
@@ -80,25 +83,36 @@ async def extract_source(
 def extract(
     llm: LLM,
     schema: Schema,
-    texts: Sequence[str],
+    documents: Sequence[str | Path | Source],
     *,
     instructions: str = "",
     examples: Sequence[Example] = (),
     **options: Any,
 ) -> list[ExtractionResult]:
-    """Extract a record from each text, in the order of the texts.
+    """Extract a record from each document, in order.
 
     Args:
+        documents: texts, and paths of files: texts, PDFs, tables (a record per row), and images if the model sees them.
         options: further fields of Extractor, such as ground, num_samples and recheck.
 
     Raises:
         GrammarError: the schema is malformed or cannot be enforced exactly.
-        InvalidRequest: a text cannot be read.
+        InvalidRequest: a document cannot be extracted from.
+        UnreadableSource: a file cannot be read, or a document is empty.
     """
 
     async def read_all(engine: Engine) -> list[ExtractionResult]:
         extractor = Extractor(engine, instructions=instructions, examples=tuple(examples), **options)
-        works = (extract_whole(extractor, schema, text) for text in texts)
-        return await gather_bounded(works, MAX_CONCURRENT)
+        sources = [each for given in documents for each in _list_sources(given, engine.sees_images)]
+        works = (extract_source(extractor, schema, source, raises=True) for source in sources)
+        return [result for _, result in await gather_bounded(works, MAX_CONCURRENT) if result is not None]
 
     return llm.run(read_all)
+
+
+def _list_sources(given: str | Path | Source, sees_images: bool) -> list[Source]:
+    if isinstance(given, Source):
+        return [given]
+    if isinstance(given, str):
+        return [Source("", given)]
+    return make_table(read_rows(given, with_images=sees_images)).list_sources()

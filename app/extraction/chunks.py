@@ -83,7 +83,8 @@ async def stream_whole(
                 yield part
         return
     except TextTooLong:
-        pass
+        if extractor.images:  # which belong to no part of the text
+            raise
     async with aclosing(extract_long(extractor, schema, text, source=source, cache_salt=cache_salt)) as steps:
         async for step in steps:
             yield step

@@ -48,6 +48,10 @@ MAX_RECHECKS = 2
 RETRY_S = 0.5  # seconds between two attempts while the queue is full
 TOO_LARGE = "a number is larger than a double holds"
 VERBATIM = "a verbatim text (option ground)"
+VERBATIM_IMAGES = (
+    "verbatim texts must be parts of a text, and an image has none: switch it off or send text only"
+)
+NOT_REREAD = "flagged fields are not read again, because images have no text to find them in"
 WITHOUT_LIMITS = "with the added limits nothing satisfies the schema: read without them"
 ADVICE = "; raise or switch off the limit"
 
@@ -70,7 +74,7 @@ class Extractor:
         lora_request: the adapter that reads; None: the base model.
         num_samples: how many records are generated and voted on; the first is greedy.
         recheck: whether flagged fields are read once more, on their own.
-        images: files with pages of the document, for a model that sees images.
+        images: pages of the document as files or URLs, for a model that sees images.
     """
 
     engine: Engine
@@ -84,7 +88,7 @@ class Extractor:
     num_samples: int = 1
     lora_request: LoRARequest | None = None
     recheck: bool = False
-    images: tuple[bytes, ...] = ()
+    images: tuple[bytes | str, ...] = ()
 
     async def stream(
         self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
@@ -97,9 +101,11 @@ class Extractor:
             EngineError: the engine refused or lost the request.
         """
         read_checks(schema)  # validated before anything runs
+        if self.images and self.ground:
+            raise InvalidRequest(VERBATIM_IMAGES, "images")
         prompt_ids = await self._encode(schema, text)
         max_tokens = self._fit(len(prompt_ids))
-        notes: tuple[str, ...] = ()
+        notes: tuple[str, ...] = (NOT_REREAD,) if self.images and self.recheck else ()
         for limits in (self.limits, None):
             # In a thread, because finding quotations in a text takes a while.
             bounds, grammar = await asyncio.to_thread(self._make_grammar, schema, text, limits)
@@ -118,7 +124,7 @@ class Extractor:
                 # Errors come before the first token. The user's schema is the cause only if nothing was added to it.
                 if not bounds.added:
                     raise _name_option(error) from error
-            notes = (WITHOUT_LIMITS,)
+            notes += (WITHOUT_LIMITS,)
 
     async def _refine(
         self,
@@ -140,7 +146,7 @@ class Extractor:
             ]
             values, confidence = vote(result, [sample for sample in samples if sample is not None])
             result = change_values(schema, text, result, values, confidence)
-        if self.recheck and result.valid:
+        if self.recheck and result.valid and not self.images:
             again = replace(self, num_samples=1, recheck=False, examples=(), ground=True)
             for _ in range(MAX_RECHECKS):
                 plan = plan_recheck(schema, text, result)
@@ -212,6 +218,8 @@ class Extractor:
         return bounds, GrammarSpec.json_schema(marked, "spaced", self.backend, source, order)
 
     async def _encode(self, schema: Schema, text: str) -> list[int]:
+        if self.images and not self.engine.sees_images:
+            raise InvalidRequest(f"the model {self.model_name} does not see images: send text only", "images")
         messages = make_messages(schema, text, self.instructions, self.examples, self.images)
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
@@ -219,23 +227,31 @@ class Extractor:
         if tokenizer.has_chat_template:
             # A record needs no reasoning: the template's switch turns it off, the reasoning that it opens is closed,
             # or the final message is begun.
-            prompt_ids = await self.engine.render_chat(messages, enable_thinking=False)
+            try:
+                prompt_ids = await self.engine.render_chat(messages, enable_thinking=False)
+            except InvalidRequest as error:
+                raise InvalidRequest(str(error), "images" if self.images else error.param) from error
             tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
             ends = {OPEN: f"\n{CLOSE}\n\n", ASSISTANT: FINAL}
             for end in (text for mark, text in ends.items() if tail.rstrip().endswith(mark)):
                 # In place: a prompt with images is more than its ids.
                 prompt_ids += tokenizer.encode(end, add_special_tokens=False)
             return prompt_ids
+        if self.images:
+            raise InvalidRequest("a model without a chat template has no place for images", "images")
         return await self.engine.encode(make_plain_prompt(messages))
 
     def _fit(self, num_prompt_tokens: int) -> int:
         limit = self.engine.resolved.max_model_len
         room = limit - num_prompt_tokens
         if room < MIN_OUTPUT_TOKENS:
+            what, advice = "text and schema", "shorten the text by about"
+            if self.images:
+                what, advice = "text, images and schema", "send fewer images or less text, by about"
             raise TextTooLong(
-                f"text and schema are {num_prompt_tokens:,} tokens, but the model takes {limit:,} together with the "
-                f"record, which needs at least {MIN_OUTPUT_TOKENS}: shorten the text by about "
-                f"{MIN_OUTPUT_TOKENS - room:,} tokens or split it",
+                f"{what} are {num_prompt_tokens:,} tokens, but the model takes {limit:,} together with the "
+                f"record, which needs at least {MIN_OUTPUT_TOKENS}: {advice} "
+                f"{MIN_OUTPUT_TOKENS - room:,} tokens, or split it",
                 "text",
             )
         return min(self.max_tokens, room)
@@ -258,8 +274,7 @@ class Extractor:
             seen, errors = Scan(), (f"{TOO_LARGE}: {completion.text}",)
         record = record if record is not None else seen.value
         confidence = self._confidence(completion, seen.leaves)
-        # Values of an image stand in no text.
-        evidence = find_evidence(seen.leaves, text) if text.strip() or not self.images else {}
+        evidence = find_evidence(seen.leaves, text)
         checks = run_checks(schema, record)
         return ExtractionResult(
             source=source,

@@ -69,7 +69,12 @@ Span = tuple[int, int]
 
 
 def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
-    """Return the evidence of every string and number by JSON pointer. true, false, null and "" are left out."""
+    """Return the evidence of every string and number by JSON pointer. true, false, null and "" are left out.
+
+    An empty source, of a document that is an image, is no evidence for or against a value.
+    """
+    if not source.strip():
+        return {}
     finder = _Finder(source)
     known: dict[tuple[type, Scalar], tuple[Match, list[Span]]] = {}
     found: dict[str, Evidence] = {}

@@ -7,7 +7,6 @@ import io
 import json
 import math
 import re
-import subprocess
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -17,16 +16,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from app.extraction.pdf import UnreadableSource, read_pdf
 from engine import is_unicode
 
 MAX_FILE_BYTES = 64 * 2**20
-MAX_PDF_PAGES = 500
-MAX_PDF_SECONDS = 60
-PDF_READER = Path(__file__).with_name("pdf_text.py")
 # csv refuses longer cells by default, and long texts are what this is for.
 MAX_CELL_CHARS = MAX_FILE_BYTES
 PAGE_BREAK = "\n\n"
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
+IMAGE_TYPES = (".png", ".jpg", ".jpeg", ".webp")
 TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
 # Names that a column of texts often has, best first; otherwise the column with the longest texts is taken.
 TEXT_NAMES = ("text", "content", "body", "document", "message", "description")
@@ -37,25 +35,37 @@ QUOTED = re.compile(r'"[^"]*"')
 NUM_SNIFFED = 20_000  # characters used to detect the delimiter
 
 
-class UnreadableSource(ValueError):
-    """A file that gives no rows; the message names it and says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One text to extract from; `others` is what stood beside it in its table, `error` why there is no text."""
+    """One document to extract from: a text, images, or both.
+
+    Attributes:
+        others: the other cells of its row.
+        error: why it cannot be read.
+        page_starts: offsets of a PDF's pages in the text.
+        images: files or URLs, for a model that sees images.
+    """
 
     name: str
     text: str
     others: dict[str, str] = field(default_factory=dict)
     error: str | None = None
-    page_starts: tuple[int, ...] = ()  # offsets of a PDF's pages in the text
+    page_starts: tuple[int, ...] = ()
+    images: tuple[bytes | str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.text.strip() and not self.images
+
+    def find_page(self, offset: int) -> int:
+        """Return the page, counted from 1, at an offset of the text; 0 if it is not a PDF's."""
+        return bisect_right(self.page_starts, offset)
 
     def add_pages(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record of this source with the page, counted from 1, of each place in a PDF."""
         for found in record["evidence"].values() if self.page_starts else ():
             if found["match"] != "none":
-                found["page"] = bisect_right(self.page_starts, found["start"])
+                found["page"] = self.find_page(found["start"])
         return record
 
 
@@ -67,6 +77,7 @@ class Row:
     cells: dict[str, str] = field(default_factory=dict)
     error: str | None = None
     page_starts: tuple[int, ...] = ()
+    images: tuple[bytes, ...] = ()  # of the text column
 
     def pick(self, column: str) -> Source:
         """Return the column's text. The file name is omitted because the source's name already has it."""
@@ -75,7 +86,9 @@ class Row:
         text, error = self.cells.get(column, ""), self.error
         if others and error is None and not text.strip():
             error = f"the column {column!r} is empty in this row"
-        return Source(self.name, text, others, error, self.page_starts if column == TEXT_COLUMN else ())
+        if column != TEXT_COLUMN:
+            return Source(self.name, text, others, error)
+        return Source(self.name, text, others, error, self.page_starts, self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +135,11 @@ class Table:
         sample = self.rows[:50]
         return max(self.columns, key=lambda column: sum(len(row.cells.get(column, "")) for row in sample))
 
+    def list_sources(self, column: str | None = None) -> list[Source]:
+        """The documents in a column; by default, in the one that most likely holds the texts."""
+        picked = column or self.pick_text_column() or TEXT_COLUMN
+        return [row.pick(picked) for row in self.rows]
+
 
 def read_file(path: Path, limits: TableLimits = UNLIMITED) -> Table:
     """The rows of one file; one that cannot be read is one row with its error."""
@@ -138,8 +156,13 @@ def make_table(rows: Sequence[Row]) -> Table:
     return Table(tuple(rows), tuple(columns), sum(len(row.cells) for row in rows), num_chars)
 
 
-def read_rows(path: Path, name: str | None = None, limits: TableLimits = UNLIMITED) -> list[Row]:
+def read_rows(
+    path: Path, name: str | None = None, limits: TableLimits = UNLIMITED, with_images: bool = False
+) -> list[Row]:
     """The rows of one file, which goes by `name` or else by its own.
+
+    Args:
+        with_images: images are documents too, and so are pages of a PDF without text.
 
     Raises:
         UnreadableSource: it is too large, not what its name says, or empty.
@@ -147,9 +170,14 @@ def read_rows(path: Path, name: str | None = None, limits: TableLimits = UNLIMIT
     name, suffix = name or path.name, path.suffix.lower()
     data = read_bytes(path, name, MAX_FILE_BYTES)
     if suffix == ".pdf":
-        pages = read_pdf_pages(data, name)
+        pages, images = read_pdf(data, name, with_images)
         starts = (0, *accumulate(len(page) + len(PAGE_BREAK) for page in pages[:-1]))
-        return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: PAGE_BREAK.join(pages)}, page_starts=starts)]
+        cells = {FILE_COLUMN: name, TEXT_COLUMN: PAGE_BREAK.join(pages)}
+        return [Row(name, cells, page_starts=starts, images=images)]
+    if suffix in IMAGE_TYPES:
+        if not with_images:
+            raise UnreadableSource(f"{name} is an image, which this model does not see")
+        return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: ""}, images=(data,))]
     text = decode(data, name)
     if suffix in TABLE_TYPES:
         return (_read_csv if suffix in (".csv", ".tsv") else _read_jsonl)(text, name, limits)
@@ -163,7 +191,7 @@ def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
         UnreadableSource: it is too large or no text.
     """
     if path.suffix.lower() == ".pdf":
-        return PAGE_BREAK.join(read_pdf_pages(read_bytes(path, path.name, MAX_FILE_BYTES), path.name))
+        return PAGE_BREAK.join(read_pdf(read_bytes(path, path.name, MAX_FILE_BYTES), path.name)[0])
     return decode(read_bytes(path, path.name, max_bytes), path.name)
 
 
@@ -194,46 +222,6 @@ def decode(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         raise UnreadableSource(f"{name} is not UTF-8 text: {error.reason} at byte {error.start:,}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_pdf_pages(data: bytes, name: str) -> list[str]:
-    """The text of each page of a PDF. It is read in a process of its own.
-
-    Raises:
-        UnreadableSource: the file is broken, locked, too long, too slow, or holds pictures only.
-    """
-    limits = (MAX_PDF_PAGES, MAX_FILE_BYTES, 2 * int(MAX_PDF_SECONDS) + 1)
-    try:
-        # -P: the other files in the reader's folder must not hide modules of the standard library.
-        child = subprocess.run(
-            [sys.executable, "-P", PDF_READER, *map(str, limits)],
-            input=data,
-            capture_output=True,
-            timeout=MAX_PDF_SECONDS,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UnreadableSource(
-            f"{name} takes longer than {MAX_PDF_SECONDS} s to read; split it or save it as text"
-        ) from error
-    if child.returncode:
-        lines = child.stderr.decode(errors="replace").splitlines() or [f"exit code {child.returncode}"]
-        raise UnreadableSource(f"{name} cannot be read as PDF: {lines[-1].partition(': ')[2] or lines[-1]}")
-    found = json.loads(child.stdout)
-    if "refused" in found:
-        raise UnreadableSource(f"{name} {found['refused']}")
-    pages = [_mend_pairs(page.strip()) for page in found["pages"]]
-    if not any(pages):
-        raise UnreadableSource(
-            f"{name} has no text in it (scanned pages are pictures); run it through OCR first"
-        )
-    return pages
-
-
-def _mend_pairs(text: str) -> str:
-    """The same text with surrogate pairs joined that a PDF's font gave half by half; a lone half becomes U+FFFD."""
-    if is_unicode(text):
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _read_csv(text: str, name: str, limits: TableLimits) -> list[Row]:

@@ -46,7 +46,8 @@ import aiohttp
 
 async def main():
     headers = {{"Authorization": "Bearer {api_key}"}}
-    body = {{"schema": "contact", "text": "Ada Lovelace, ada@example.com"}}  # or a JSON Schema
+    # schema: a name or a JSON Schema; beside or instead of text, "images": [data: URLs] if the model sees them
+    body = {{"schema": "contact", "text": "Ada Lovelace, ada@example.com"}}
     async with aiohttp.ClientSession(headers=headers) as session:
         async with session.post("{base_url}/extract", json=body) as answer:
             found = await answer.json()

@@ -12,6 +12,7 @@ import pytest
 
 from app.cli.main import main
 from engine import EngineDead, RequestOutput
+from tests.engine.vision_folders import make_picture
 from tests.fakes import FakeEngine
 
 PROPERTIES = {"name": {"type": "string"}, "age": {"type": "integer"}}
@@ -58,6 +59,18 @@ def test_a_file_gives_one_json_line_and_an_empty_one_no_record(fake_local: FakeE
     assert (good["source"], good["record"], good["valid"]) == ("good.txt", {"name": "Ada", "age": 36}, True)
     assert (empty["record"], empty["error"]) == (None, "the text is empty: there is nothing to extract")
     assert "[2/2]" in printed.err
+
+
+def test_images_and_scans_are_documents_or_fail_alone(fake_local: FakeEngine, capsys: Any) -> None:
+    make_picture((60, 40)).save("scan.pdf")
+    make_picture((60, 40)).save("photo.jpg")
+    fake_local.sees_images = True
+    assert extract("scan.pdf", "photo.jpg") == 0
+    assert all("<image>" in each.prompt for each in fake_local.requests)
+    fake_local.sees_images = False
+    assert extract("scan.pdf", "good.txt") == 1
+    scan, good = map(json.loads, capsys.readouterr().out.splitlines()[2:])
+    assert scan["error"] == "the model fake does not see images: send text only" and good["valid"]
 
 
 @pytest.mark.parametrize(("flags", "beside"), [([], {"id": "7", "note": "x"}), (["--column", "note"], None)])

@@ -1,6 +1,8 @@
 """Images through the API: a tiny model that sees them, and everything that must be refused."""
 
 import base64
+import io
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest_asyncio
 from app.config import AppConfig
 from engine import Engine, EngineConfig, InvalidRequest
 from engine.input.images.source import MediaReader
-from tests.app.api.harness import Server, run_server
+from tests.app.api.harness import Server, events, run_server
 from tests.engine.vision_folders import make_picture, make_smolvlm_folder, to_bytes
 from tests.fakes import FakeEngine
 from tests.hostile_images import list_hostile, make_part
@@ -95,6 +97,46 @@ async def test_a_text_model_refuses_images() -> None:
         status, reply = await ask(server, TEXT, make_part(PNG))
     assert status == 400 and reply["error"]["param"] == "messages"
     assert reply["error"]["message"].startswith("messages[0].content[1]: only text parts are supported")
+
+
+PAID = {"type": "object", "properties": {"paid": {"type": "boolean"}}, "required": ["paid"]}
+
+
+async def test_a_record_is_extracted_from_an_image_in_json_or_a_form(seeing: Server) -> None:
+    url = make_part(PNG)["image_url"]["url"]
+    status, whole = await seeing.post("/v1/extract", {"schema": PAID, "images": [url]})
+    assert status == 200 and whole["valid"] and whole["usage"]["prompt_tokens"] > 30, whole
+    assert whole["evidence"] == {}
+    sink = io.BytesIO()
+    make_picture((60, 40)).save(sink, "PDF")
+    for name, content in (("a.png", PNG), ("a.pdf", sink.getvalue())):
+        form = aiohttp.FormData({"schema": json.dumps(PAID)})
+        form.add_field("file", content, filename=name)
+        async with seeing.client.post(f"{seeing.url}/v1/extract", data=form) as reply:
+            found = await reply.json()
+        assert found["source"] == name and found["valid"], found
+    assert found["usage"]["prompt_tokens"] >= whole["usage"]["prompt_tokens"]
+    *_, last = events(await seeing.stream("/v1/extract", {"schema": PAID, "images": [url], "text": "Paid."}))
+    assert last["valid"] and last["usage"]["prompt_tokens"] > whole["usage"]["prompt_tokens"]
+
+
+async def test_images_that_cannot_be_extracted_from_are_refused(seeing: Server) -> None:
+    good, bad = (make_part(each)["image_url"]["url"] for each in (PNG, PNG[:90]))
+    for change, told in (
+        ({"images": [bad]}, "cannot be decoded"),
+        ({"images": ["file:///etc/passwd"]}, "must be a data: URL"),
+        ({"images": []}, "images"),
+        ({"images": [good] * 33}, "images"),
+        ({"images": [good], "rows": ["x"]}, "either images or rows"),
+        ({"images": [good], "options": {"verbatim": True}}, "verbatim texts must be parts of a text"),
+    ):
+        status, reply = await seeing.post("/v1/extract", {"schema": PAID} | change)
+        assert status == 400 and reply["error"]["param"] == "images", reply
+        assert told in reply["error"]["message"]
+    async with run_server(FakeEngine(), AppConfig()) as server:
+        status, reply = await server.post("/v1/extract", {"schema": PAID, "images": [good]})
+    assert status == 400 and reply["error"]["param"] == "images"
+    assert reply["error"]["message"] == "the model fake does not see images: send text only"
 
 
 async def test_the_web_is_read_without_redirects_and_with_a_limit() -> None:

@@ -8,18 +8,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pypdf
 import pytest
+from PIL import Image
 
-from app.extraction import sources
+from app.extraction import pdf, sources
+from app.extraction.pdf import read_pdf, render_page
 from app.extraction.pdf_text import read_pages
 from app.extraction.sources import (
     Table,
     UnreadableSource,
     make_table,
     read_file,
-    read_pdf_pages,
     read_rows,
 )
+from tests.engine.vision_folders import make_picture
 
 
 def write(folder: Path, name: str, content: str | bytes) -> Path:
@@ -177,6 +181,62 @@ def test_a_scanned_pdf_is_told_from_a_broken_one(tmp_path: Path) -> None:
         read_rows(write(tmp_path, "a.pdf", make_pdf("")))
 
 
+def make_scan(num_pages: int, text: str = "") -> bytes:
+    """A PDF with a page of text, then pictures, then a blank page."""
+    whole = pypdf.PdfWriter(io.BytesIO(make_pdf(text))) if text else pypdf.PdfWriter()
+    for number in range(num_pages):
+        sink = io.BytesIO()
+        make_picture((60, 40), number).save(sink, "PDF")
+        whole.append(sink)
+    whole.add_blank_page(200, 200)
+    sink = io.BytesIO()
+    whole.write(sink)
+    return sink.getvalue()
+
+
+def test_pages_without_text_are_images_if_wanted_and_blank_pages_are_not(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.pdf", make_scan(2, "Hello there"))
+    (row,) = read_rows(path, with_images=True)
+    found = row.pick("text")
+    assert found.text.strip() == "Hello there" and len(found.images) == 2
+    for data, number in zip(found.images, range(2), strict=True):
+        shown = np.asarray(Image.open(io.BytesIO(data)).resize((60, 40)), float)
+        assert np.abs(shown - np.asarray(make_picture((60, 40), number), float)).mean() < 8
+    assert read_rows(path)[0].pick("text").images == ()
+
+
+def test_pages_as_images_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "MAX_IMAGES", 1)
+    with pytest.raises(UnreadableSource, match=r"a\.pdf has more than 1 pages without text: split it"):
+        read_pdf(make_scan(2), "a.pdf", with_images=True)
+    writer = pypdf.PdfWriter(io.BytesIO(make_scan(1)))
+    writer.pages[0].scale_to(14_400, 14_400)
+    sink = io.BytesIO()
+    writer.write(sink)
+    (image,) = read_pdf(sink.getvalue(), "b.pdf", with_images=True)[1]
+    width, height = Image.open(io.BytesIO(image)).size
+    assert 2**20 < width * height <= 2**21 + width + height
+
+
+def test_a_photo_is_a_document_for_a_model_that_sees_it(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.PNG", b"pixels")
+    (row,) = read_rows(path, with_images=True)
+    assert (row.pick("text").text, row.pick("text").images) == ("", (b"pixels",))
+    with pytest.raises(UnreadableSource, match=r"a\.PNG is an image, which this model does not see"):
+        read_rows(path)
+
+
+def test_a_quote_is_highlighted_where_it_stands_on_a_page(tmp_path: Path) -> None:
+    data = make_pdf("to be or not to be")
+    first, second, none = (
+        np.asarray(Image.open(io.BytesIO(render_page(data, "a.pdf", 0, *quote))), float)
+        for quote in (("to  be", ""), ("to be", "to be or not "), ("", ""))
+    )
+    marked = [np.abs(page - none).sum((0, 2)) > 2000 for page in (first, second)]
+    columns = [np.flatnonzero(each) for each in marked]
+    assert 20 < len(columns[0]) < 120 and columns[0].max() < columns[1].min()
+
+
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_FILE_BYTES", 3)
     with pytest.raises(UnreadableSource, match=r"a\.txt is larger than"):
@@ -219,13 +279,13 @@ def test_a_damaged_pdf_is_told_as_such(tmp_path: Path, old: bytes, new: bytes, r
 
 def test_a_pdf_that_never_ends_is_refused_and_the_next_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "MAX_PDF_SECONDS", 0.5)
+        patch.setattr(pdf, "MAX_PDF_SECONDS", 0.5)
         with pytest.raises(UnreadableSource, match=r"a\.pdf takes longer than 0\.5 s to read"):
-            read_pdf_pages(make_pdf(") Tj (" * 500_000), "a.pdf")
-    monkeypatch.setattr(sources, "MAX_PDF_PAGES", 1)
-    assert read_pdf_pages(make_pdf("Hello"), "b.pdf") == ["Hello"]
+            read_pdf(make_pdf(") Tj (" * 500_000), "a.pdf")
+    monkeypatch.setattr(pdf, "MAX_PDF_PAGES", 1)
+    assert read_pdf(make_pdf("Hello"), "b.pdf")[0] == ["Hello"]
     with pytest.raises(UnreadableSource, match=r"c\.pdf has 2 pages; at most 1 are read: split it"):
-        read_pdf_pages(make_pdf("Hello", num_pages=2), "c.pdf")
+        read_pdf(make_pdf("Hello", num_pages=2), "c.pdf")
 
 
 def test_the_text_of_a_pdf_is_limited() -> None:
@@ -238,7 +298,7 @@ def test_the_text_of_a_pdf_is_limited() -> None:
 
 
 def test_halves_of_a_character_in_a_pdf_are_joined_and_a_lone_one_is_marked() -> None:
-    (text,) = read_pdf_pages(make_pdf("ab a", characters="<61> <D83D> <62> <DE00>"), "a.pdf")
+    (text,) = read_pdf(make_pdf("ab a", characters="<61> <D83D> <62> <DE00>"), "a.pdf")[0]
     assert text == "\U0001f600 \ufffd"
 
 
