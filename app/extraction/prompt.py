@@ -28,12 +28,12 @@ def make_messages(
     text: str,
     instructions: str = "",
     examples: Sequence[Example] = (),
-    images: Sequence[bytes] = (),
+    images: Sequence[bytes | str] = (),
 ) -> list[dict[str, Any]]:
     """The chat messages for one document: instructions follow the system prompt, examples are turns of their own.
 
     Args:
-        images: pages of the document, as files; they precede its text.
+        images: pages of the document, as files or URLs; they precede its text.
     """
     shown = {keyword: value for keyword, value in schema.items() if keyword not in FILE_KEYWORDS}
     minified = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
