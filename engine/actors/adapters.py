@@ -17,6 +17,7 @@ from engine.messages import (
     PinAdapter,
     UnpinAdapter,
 )
+from engine.parallel.comm import RankLost
 from engine.worker.executor import AdapterMemory
 
 logger = logging.getLogger("troupe.engine")
@@ -54,6 +55,8 @@ class AdapterActor(ThreadActor[AdapterInbox]):
             self._memory.load(ref, pins)
         except EngineError as error:
             return str(error)
+        except RankLost:
+            raise  # ends the core; its requests continue in another one
         except Exception as error:  # the border of the load: a file of somebody else must not end the core
             logger.error("adapter %r in %r could not be loaded", ref.name, ref.path, exc_info=error)
             return f"adapter {ref.name!r} could not be loaded: {error!r}"

@@ -11,6 +11,7 @@ from engine.lora.loader import Adapter, load_adapter
 from engine.messages import AdapterRef
 from engine.model.linear import Linear
 from engine.model.protocol import Model
+from engine.parallel.adapters import PeerAdapters
 
 logger = logging.getLogger("troupe.worker")
 
@@ -20,13 +21,17 @@ class AdapterStore:
 
     Args:
         max_rank: largest rank of an adapter.
-        max_bytes: memory of all adapters.
+        max_bytes: memory of all adapters, on this rank.
+        peers: the other ranks, which have the same adapters.
     """
 
-    def __init__(self, model: Model, max_rank: int, max_bytes: int) -> None:
+    def __init__(
+        self, model: Model, max_rank: int, max_bytes: int, peers: PeerAdapters | None = None
+    ) -> None:
         self._model = model
         self._max_rank = max_rank
         self._max_bytes = max_bytes
+        self._peers = peers
         self._lock = Lock()
         self._adapters: dict[str, Adapter] = {}  # the least recently used first
         self._pinned: set[str] = set()
@@ -55,7 +60,8 @@ class AdapterStore:
                 f"the files of adapter {ref.name!r} in {ref.path!r} have changed since it was loaded; load it again",
                 "lora_path",
             )
-        adapter = load_adapter(files, self._model, self._max_rank)
+        peer = None if self._peers is None else self._peers.open(files)
+        adapter = load_adapter(files, self._model, self._max_rank, peer)
         if adapter.num_bytes > self._max_bytes:
             raise InvalidRequest(
                 f"adapter {ref.name!r} takes {adapter.num_bytes / 2**20:.0f} MiB; max_cpu_loras and max_lora_rank "
@@ -64,8 +70,11 @@ class AdapterStore:
             )
         if self._model.embed_tokens.device.type == "cpu":
             adapter.bind(self._model)
+        if peer is not None:
+            peer.finish()
         with self._lock:
             self._keep(ref.digest, adapter, pins)
+        self._free_unused()
 
     def find(self, digest: str) -> Adapter:
         """Return a pinned adapter."""
@@ -92,6 +101,11 @@ class AdapterStore:
         with self._lock:
             if digest not in self._pinned:
                 self._adapters.pop(digest, None)
+        self._free_unused()
+
+    def _free_unused(self) -> None:
+        if self._peers is not None:
+            self._peers.free_unused()
 
     def _keep(self, digest: str, adapter: Adapter, pins: bool) -> None:
         """Add the most recently used adapter, and evict others while they take too much memory."""

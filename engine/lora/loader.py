@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from engine.errors import InvalidRequest
 from engine.lora.adapter_config import AdapterConfig, read_adapter_config
 from engine.lora.adapter_files import AdapterFiles
-from engine.model.adapters import BoundAdapter, EmbeddingChange, MatrixPart
-from engine.model.linear import Linear
+from engine.model.adapters import AdapterHandle, BoundAdapter, EmbeddingChange, MatrixPart
+from engine.model.linear import Linear, sum_squares
 from engine.model.protocol import Model
+from engine.parallel.comm import fold
 from kernels import Ops
-from kernels.lora import LoraMatrix, LoraPart
+from kernels.lora import LoraMatrix, LoraPart, PackedLora
 
 Moved = TypeVar("Moved", LoraMatrix, LoraPart, EmbeddingChange)
 _PREFIX = "base_model.model."
@@ -33,25 +34,27 @@ _KINDS = {
 class Adapter:
     """An adapter in memory, for one model."""
 
-    matrices: dict[nn.Module, LoraMatrix] = field(default_factory=dict)
+    matrices: dict[Linear, LoraMatrix] = field(default_factory=dict)
     saved: dict[nn.Module, Tensor] = field(default_factory=dict)
     embedding: EmbeddingChange | None = None
     bound: BoundAdapter | None = None
+    handle: AdapterHandle | None = None  # None: there is one rank
 
     def bind(self, model: Model) -> BoundAdapter:
         """Return the adapter for the model's current ops."""
         ops: Ops = model.ops
         if self.bound is None or self.bound.ops is not ops:
             device = model.embed_tokens.device
-            matrices = {
-                linear: ops.pack_lora(_move(matrix, device)) for linear, matrix in self.matrices.items()
+            matrices: dict[nn.Module, PackedLora] = {
+                linear: linear.pack_lora(ops, _move(matrix, device))
+                for linear, matrix in self.matrices.items()
             }
             saved = {
                 linear: ops.pack_linear(each.to(device), None, None) for linear, each in self.saved.items()
             }
             layers = model.list_lora_layers(matrices)
             embedding = None if self.embedding is None else _move(self.embedding, device)
-            self.bound = BoundAdapter(ops, matrices, layers, saved, embedding, model.lm_head)
+            self.bound = BoundAdapter(ops, matrices, layers, saved, embedding, model.lm_head, self.handle)
         return self.bound
 
     @property
@@ -63,8 +66,25 @@ class Adapter:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def load_adapter(files: AdapterFiles, model: Model, max_rank: int) -> Adapter:
+class AdapterPeers(Protocol):
+    """The other ranks, while rank 0 loads one adapter."""
+
+    handle: AdapterHandle
+
+    def measure(self, module: str, tensors: dict[str, Tensor]) -> list[Tensor]:
+        """Return each rank's result of `AdapterBuilder.measure`."""
+
+    def put(self, module: str, tensors: dict[str, Tensor]) -> None:
+        """Add a module to the adapter of each rank."""
+
+
+def load_adapter(
+    files: AdapterFiles, model: Model, max_rank: int, peers: AdapterPeers | None = None
+) -> Adapter:
     """Make an adapter from its files.
+
+    Args:
+        peers: the other ranks, which get each module after it has been checked here.
 
     Raises:
         InvalidRequest: a setting or a tensor is not supported, is missing, or does not fit the model.
@@ -74,9 +94,11 @@ def load_adapter(files: AdapterFiles, model: Model, max_rank: int) -> Adapter:
     for stored, tensor in files.parse_weights().items():
         module, kind = _split_name(stored)
         modules[module][kind] = tensor
-    builder = _Builder(config, model, max_rank)
+    builder = AdapterBuilder(config, model, max_rank, peers)
     for module, tensors in sorted(modules.items()):
         builder.add(module, tensors)
+        if peers is not None:
+            peers.put(module, tensors)
     return builder.finish()
 
 
@@ -102,19 +124,26 @@ def _split_name(stored: str) -> tuple[str, str]:
     raise InvalidRequest(f"tensor {stored} of the adapter is not supported", "lora_path")
 
 
-class _Builder:
-    """Collects the changes of an adapter, module by module."""
+class AdapterBuilder:
+    """Collects the changes of an adapter, module by module, and keeps the rank's part of each.
 
-    def __init__(self, config: AdapterConfig, model: Model, max_rank: int) -> None:
+    Args:
+        peers: on rank 0 of several, the others.
+    """
+
+    def __init__(
+        self, config: AdapterConfig, model: Model, max_rank: int, peers: AdapterPeers | None = None
+    ) -> None:
         self._config = config
         self._model = model
         self._max_rank = max_rank
-        self._adapter = Adapter()
+        self._peers = peers
+        self._adapter = Adapter(handle=None if peers is None else peers.handle)
         # By layer: the part of its matrix, rows of A, and the change.
         self._parts: dict[Linear, list[tuple[Tensor, LoraPart]]] = defaultdict(list)
 
     def add(self, module: str, tensors: dict[str, Tensor]) -> None:
-        """Take in the tensors of one module, by kind."""
+        """Take in the whole tensors of one module, by kind. Leaves what other ranks need in the dictionary."""
         part = self._model.matrix_parts.get(module)
         if module != _EMBEDDING and part is None:
             raise InvalidRequest(
@@ -125,6 +154,8 @@ class _Builder:
             self._take_saved(module, tensors)
             return
         self._check_base(module, tensors.pop("base", None))
+        # On other ranks than 0, the length of each row of a matrix whose columns are divided.
+        norm = tensors.pop("norm", None)
         optional = {"magnitude": self._config.has_magnitude, "bias": self._config.has_bias}
         wanted = {"A", "B", *(kind for kind, is_there in optional.items() if is_there)}
         if missing := sorted(wanted - tensors.keys()):
@@ -136,7 +167,14 @@ class _Builder:
         if part is None:
             self._change_embedding(tensors)
         else:
-            self._change_matrix(module, part, tensors)
+            self._change_matrix(module, part, tensors, norm)
+
+    def measure(self, module: str, tensors: dict[str, Tensor]) -> Tensor:
+        """Return the squared length of each row of a changed matrix, as far as this rank has its columns."""
+        part = self._model.matrix_parts[module]
+        assert isinstance(part.linear, Linear) and part.shard is not None, "its columns are divided"
+        rows, scale = slice(part.start, part.start + part.num_rows), self._config.compute_scale(module)
+        return part.linear.measure_rows(rows, part.shard.take(tensors["A"]), tensors["B"], scale)
 
     def finish(self) -> Adapter:
         """Stack the parts of each matrix."""
@@ -149,22 +187,34 @@ class _Builder:
             raise InvalidRequest("the adapter changes nothing", "lora_path")
         return adapter
 
-    def _change_matrix(self, module: str, part: MatrixPart, tensors: dict[str, Tensor]) -> None:
-        linear = part.linear
+    def _change_matrix(
+        self, module: str, part: MatrixPart, tensors: dict[str, Tensor], norm: Tensor | None
+    ) -> None:
+        linear, shard = part.linear, part.shard
         assert isinstance(linear, Linear)
-        shape = (part.num_rows, linear.in_features)
+        shape = torch.Size((part.num_rows, linear.in_features))
+        if shard is not None:
+            shape = shard.find_shape(shape)
         a, b = self._check_ranks(module, tensors["A"], tensors["B"], shape)
-        order = part.order
         vectors = {
             kind: _check_vector(module, kind, tensors.get(kind), len(b)) for kind in ("bias", "magnitude")
         }
-        if order is not None:
-            b = b.index_select(0, order)
-            vectors = {kind: each if each is None else each[order] for kind, each in vectors.items()}
+        if shard is not None and shard.dim == 1:
+            a = shard.take(a)
+        else:
+            b = _pick_rows(part, b)
+            vectors = {
+                kind: each if each is None else _pick_rows(part, each) for kind, each in vectors.items()
+            }
         scale, factor, offset = self._config.compute_scale(module), None, None
         if (magnitude := vectors["magnitude"]) is not None:
             rows = slice(part.start, part.start + part.num_rows)
-            norm = _measure_rows(linear.unpack()[rows].cpu(), a, b, scale)
+            if norm is None:
+                squares = linear.measure_rows(rows, a, b, scale)
+                if self._peers is not None and shard is not None and shard.dim == 1:
+                    squares = fold([squares, *self._peers.measure(module, tensors)])
+                    tensors["norm"] = squares.sqrt()  # for the other ranks
+                norm = squares.sqrt()
             factor = magnitude / norm
             if linear.bias is not None:  # it is not scaled
                 offset = (1 - factor) * linear.bias[rows].cpu().float()
@@ -184,7 +234,7 @@ class _Builder:
                 raise InvalidRequest(
                     "use_dora: the model scales its embedding, which does not work", "lora_path"
                 )
-            factor = magnitude / _measure_rows(table.detach().cpu().t(), a, b, scale)
+            factor = magnitude / sum_squares(table.detach().cpu().t(), a, b, scale).sqrt()
         change = (self._store(a.t().contiguous()), (b.float() * scale).to(self._model.dtype), factor)
         self._adapter.embedding = EmbeddingChange(None, *change)
 
@@ -202,10 +252,11 @@ class _Builder:
         if module == _EMBEDDING:
             self._adapter.embedding = EmbeddingChange(self._cast(weight))
         else:
-            self._adapter.saved[self._model.lm_head] = self._cast(weight)
+            head = self._model.matrix_parts["lm_head"]
+            self._adapter.saved[self._model.lm_head] = self._cast(_pick_rows(head, weight))
 
     def _check_base(self, module: str, weight: Tensor | None) -> None:
-        """Accept a copy of the base model's embedding, which PEFT saves beside its adapter."""
+        """Accept a copy of the base model's embedding, which PEFT saves beside its adapter. A rank checks its rows."""
         if weight is None:
             return
         table = self._model.embed_tokens
@@ -213,12 +264,15 @@ class _Builder:
             raise InvalidRequest(f"tensor {_PREFIX}{module}.base_layer.weight is not supported", "lora_path")
         base = table.detach().cpu() if module == _EMBEDDING else self._model.lm_head.unpack().cpu()
         # A quantized matrix differs a little; a trained or resized one much more.
-        is_same = weight.shape == base.shape and (weight - base).norm() <= 0.2 * base.norm()
+        is_same = weight.shape == table.shape
+        if is_same and module == "lm_head":
+            weight = _pick_rows(self._model.matrix_parts[module], weight)
+        is_same = is_same and bool((weight - base).norm() <= 0.2 * base.norm())
         if not is_same:
             raise InvalidRequest(f"the adapter was trained on another {module} than the model's", "lora_path")
 
     def _check_ranks(
-        self, module: str, a: Tensor, b: Tensor, shape: tuple[int, int]
+        self, module: str, a: Tensor, b: Tensor, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """Check A [rank, in] and B [out, rank] of a module with a matrix of `shape` [out, in]."""
         rank = self._config.find_rank(module)
@@ -240,9 +294,10 @@ class _Builder:
         return tensor.to(self._model.dtype).contiguous()
 
 
-def _measure_rows(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Return the length of each row of the changed matrix, float32."""
-    return torch.linalg.vector_norm(weight.float() + scale * (b.float() @ a.float()), dim=1)
+def _pick_rows(part: MatrixPart, tensor: Tensor) -> Tensor:
+    """Return the rank's rows of a tensor of all rows, as they are stored."""
+    rows = tensor if part.shard is None else part.shard.take(tensor)
+    return rows if part.order is None else rows.index_select(0, part.order)
 
 
 def _check_shape(module: str, kind: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

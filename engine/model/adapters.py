@@ -6,6 +6,7 @@ rows of the base model cost nothing, and a row's result does not depend on the o
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.model.shard import Shard
 from kernels import Ops
 from kernels.lora import LoraLayers, LoraSegment, LoraStep, PackedLora
 from kernels.ops import PackedWeight
@@ -27,6 +29,7 @@ class MatrixPart:
     start: int
     num_rows: int
     order: Tensor | None  # the checkpoint's row of each stored row; None: as it is
+    shard: Shard | None = None  # the rank's part of the checkpoint's matrix, before the order
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,17 @@ class EmbeddingChange:
 
 
 @dataclass(eq=False, slots=True)
+class AdapterHandle:
+    """The number by which other ranks know an adapter. They free it when nothing on rank 0 refers to it any more."""
+
+    number: int
+    freed: deque[int]  # receives the number
+
+    def __del__(self) -> None:
+        self.freed.append(self.number)
+
+
+@dataclass(eq=False, slots=True)
 class BoundAdapter:
     """An adapter in the layout of the ops that the model uses."""
 
@@ -60,6 +74,7 @@ class BoundAdapter:
     saved: dict[nn.Module, PackedWeight]  # whole matrices in place of the model's
     embedding: EmbeddingChange | None
     head: nn.Module
+    handle: AdapterHandle | None  # None: there is one rank
 
     @property
     def changes_head(self) -> bool:
@@ -84,15 +99,20 @@ class StepAdapters:
 
     def change(self, linear: nn.Module, x: Tensor, y: Tensor) -> None:
         """Change the result y of a layer on x, in place, in the rows whose adapter changes this layer."""
-        found = []
         for adapter, start, end in self.segments:
-            if (matrix := adapter.matrices.get(linear)) is not None:
-                found.append(LoraSegment(matrix, start, end))
-            elif (weight := adapter.saved.get(linear)) is not None:
+            if (weight := adapter.saved.get(linear)) is not None:
                 rows = self.rows[start:end]
                 y.index_copy_(0, rows, self.ops.linear(x.index_select(0, rows), weight, None, y.dtype))
-        if found:
+        if found := self.find(linear):
             self.ops.add_lora(y, x, self.rows, found)
+
+    def find(self, linear: nn.Module) -> list[LoraSegment]:
+        """Return the changes of a layer, each with its rows."""
+        return [
+            LoraSegment(matrix, start, end)
+            for adapter, start, end in self.segments
+            if (matrix := adapter.matrices.get(linear)) is not None
+        ]
 
     def embed(self, token_ids: Tensor, embedded: Tensor) -> None:
         """Change the embeddings of the step's tokens in place."""

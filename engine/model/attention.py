@@ -13,9 +13,9 @@ from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.rope import Rotation, order_pairs
 from engine.model.row_linear import make_row_linear
-from engine.model.shard import Shard, ShardedTarget
+from engine.model.shard import Shard
 from engine.model.sharding import ONE_RANK, Sharding
-from engine.model.weight_targets import Targets, WeightTarget, add_prefix
+from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, add_prefix
 from kernels import Ops
 from kernels.ops import KVCache, Plan
 from kernels.torch.elementwise import compute_sigmoid

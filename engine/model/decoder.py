@@ -27,7 +27,7 @@ from engine.model.shard import Shard
 from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.short_conv import ShortConv
 from engine.model.vision.step_images import StepImages
-from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
+from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, WeightTargets, add_prefix
 from kernels import LayerWeights, Ops
 from kernels.lora import LoraLayers, PackedLora
 from kernels.ops import KVCache, Quantization
@@ -203,13 +203,14 @@ class DecoderModel(nn.Module):
         self._embedding_multiplier = float(torch.tensor(config.embedding_multiplier, dtype=dtype))
         self._vocab_parts = sharding.vocab_parts(config.vocab_size)
         start, length = self._vocab_parts[sharding.rank]
+        self._head_shard = Shard(0, config.vocab_size, ((start, length),)) if sharding.size > 1 else None
         self.lm_head = Linear(
             config.hidden_size,
             length,
             bias=False,
             dtype=dtype,
             device=device,
-            shards={"": Shard(0, config.vocab_size, ((start, length),))} if sharding.size > 1 else None,
+            shards=None if self._head_shard is None else {"": self._head_shard},
             shared=self.embed_tokens[start : start + length] if config.tie_word_embeddings else None,
         )
         # Whether ops that run whole layers can run these: they know one rotation, one group and Llama's arithmetic.
@@ -406,9 +407,11 @@ class DecoderModel(nn.Module):
         """Return the matrices that adapters may change."""
         prefix, parts = self.config.weight_prefix, {}
         for name, target in self.weight_targets().targets.items():
-            if isinstance(target, WeightTarget) and target.part is not None:
-                parts[name.removeprefix(prefix).removesuffix(".weight")] = target.part
-        parts.setdefault("lm_head", MatrixPart(self.lm_head, 0, self.config.vocab_size, None))
+            memory = target.target if isinstance(target, ShardedTarget) else target
+            if isinstance(memory, WeightTarget) and memory.part is not None:
+                parts[name.removeprefix(prefix).removesuffix(".weight")] = memory.part
+        head = MatrixPart(self.lm_head, 0, self.lm_head.out_features, None, self._head_shard)
+        parts.setdefault("lm_head", head)
         return parts
 
     def _list_weights(self, ops: Ops) -> list[LayerWeights]:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.formats.encoded import EncodedTensor
-from engine.model.shard import Shard, ShardedTarget
-from engine.model.weight_targets import Target, Targets, WeightTarget
+from engine.model.shard import Shard
+from engine.model.weight_targets import ShardedTarget, Target, Targets, WeightTarget
 from kernels import Ops
 from kernels.int4 import GroupedInt4, round_int4, stack
+from kernels.lora import LoraMatrix, PackedLora
 from kernels.ops import Multiply, PackedWeight, Quantization
 from kernels.torch.linear import linear
 
@@ -98,6 +99,14 @@ class Linear(nn.Module):
         assert self._unpack is not None, "these ops cannot unpack a matrix"
         return self._unpack(self.packed)
 
+    def measure_rows(self, rows: slice, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        """Return the squared lengths of rows of W + scale b a, as far as this rank has them, float32."""
+        return sum_squares(self.unpack()[rows].cpu(), a, b, scale)
+
+    def pack_lora(self, ops: Ops, matrix: LoraMatrix) -> PackedLora:
+        """Convert an adapter's change of the matrix to the layout of the ops."""
+        return ops.pack_lora(matrix)
+
     def keep(self, part: str, tensor: EncodedTensor) -> None:
         """Take a part of the matrix in 4-bit codes instead of its values."""
         self._encoded[part] = tensor
@@ -138,16 +147,22 @@ class Linear(nn.Module):
             prefix, order = f"{part}." if part else "", self._orders.get(part)
             memory = self.weight[row : row + rows]
             keep = partial(self.keep, part) if order is None else None
-            matrix_part = MatrixPart(self, row, rows, order)
+            shard = self._shards.get(part)
+            matrix_part = MatrixPart(self, row, rows, order, shard)
             weight = WeightTarget(memory, order=order, keep=keep, part=matrix_part)
             found: dict[str, Target] = {f"{prefix}weight": weight}
             if self.bias is not None:
                 found[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], order=order)
-            if (shard := self._shards.get(part)) is not None:
+            if shard is not None:
                 found = {name: ShardedTarget(target, shard) for name, target in found.items()}
             targets |= found
             row += rows
         return targets
+
+
+def sum_squares(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Return the squared length of each row of weight + scale b a, float32."""
+    return (weight.float() + scale * (b.float() @ a.float())).square_().sum(dim=1)
 
 
 def pack_linears(module: nn.Module, ops: Ops) -> None:

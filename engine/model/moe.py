@@ -14,9 +14,9 @@ from engine.model.linear import Linear, make_parameter
 from engine.model.mlp import MLP
 from engine.model.moe_spec import MoESpec
 from engine.model.mxfp4 import Mxfp4Experts
-from engine.model.shard import Shard, ShardedTarget, SkippedTarget
+from engine.model.shard import Shard
 from engine.model.sharding import Sharding
-from engine.model.weight_targets import Targets, WeightTarget, add_prefix
+from engine.model.weight_targets import ShardedTarget, SkippedTarget, Targets, WeightTarget, add_prefix
 from kernels import Ops
 from kernels.ops import ExpertWeights, PackedExperts, Quantization
 from kernels.torch.elementwise import compute_sigmoid

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
-from engine.model.adapters import StepAdapters
-from engine.model.linear import Linear
-from engine.model.shard import Shard, ShardedTarget
+from engine.model.adapters import MatrixPart, StepAdapters
+from engine.model.linear import Linear, sum_squares
+from engine.model.shard import Shard
 from engine.model.sharding import Sharding
-from engine.model.weight_targets import Targets
+from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget
 from engine.parallel.comm import fold
 from kernels import Ops
 from kernels.int4 import GROUP_SIZE
+from kernels.lora import LoraMatrix, LoraSegment, PackedLora
 from kernels.ops import Multiply, PackedWeight, Quantization
+
+
+@dataclass(frozen=True, slots=True)
+class RowLora:
+    """An adapter's change: x A^T is computed in slices as x W^T is. Then every rank multiplies the sum by all of B."""
+
+    a: list[PackedWeight]  # columns of each slice
+    b: PackedLora  # with an identity as A
 
 
 class RowLinear(Linear):
     """y = x W^T + b; this rank has a part of x and the same columns of W.
 
-    The columns are multiplied in slices. Their float32 results are added as `fold` does, over all ranks.
+    The columns are multiplied in slices. Their float32 results are added as `fold` does, over all ranks. Those of
+    adapters are exchanged together with those of the base model.
 
     Args:
         in_features: of all ranks together.
@@ -40,21 +52,65 @@ class RowLinear(Linear):
         self._shard = Shard(1, in_features, (sharding.part(in_features),))
         self._slices: list[tuple[int, int, PackedWeight]] = []  # (first input, end, packed columns)
         self._multiply: Multiply | None = None
+        self._dtype = dtype
 
     def forward(
         self, x: Tensor, out_dtype: torch.dtype | None = None, adapters: StepAdapters | None = None
     ) -> Tensor:
-        multiply = self._multiply
-        assert adapters is None, "EngineConfig refuses adapters of several ranks"
-        assert multiply is not None, "weights are packed before the first step"
-        total = fold(
-            [multiply(x[:, start:end], columns, None, torch.float32) for start, end, columns in self._slices]
-        )
-        if self._sharding.comm is not None:
-            total = self._sharding.comm.sum(total)
+        changes = [] if adapters is None else adapters.find(self)
+        parts = [self._multiply_slices(x, [columns for _, _, columns in self._slices])]
+        for lora, first, last in changes:
+            assert adapters is not None, "there are changes"
+            parts.append(self._multiply_slices(x.index_select(0, adapters.rows[first:last]), lora.a))
+        total, *lows = self._sum(parts)
         if self.bias is not None:
             total += self.bias
+        for (lora, first, last), low in zip(changes, lows, strict=True):
+            assert adapters is not None, "there are changes"
+            spread = low.new_zeros(len(x), low.shape[1])
+            spread[adapters.rows[first:last]] = low
+            adapters.ops.add_lora(total, spread, adapters.rows, [LoraSegment(lora.b, first, last)])
         return total.to(out_dtype or x.dtype)
+
+    def _multiply_slices(self, x: Tensor, slices: list[PackedWeight]) -> Tensor:
+        """Return the float32 sum of this rank's slices."""
+        multiply = self._multiply
+        assert multiply is not None, "weights are packed before the first step"
+        return fold(
+            [
+                multiply(x[:, start:end], columns, None, torch.float32)
+                for (start, end, _), columns in zip(self._slices, slices, strict=True)
+            ]
+        )
+
+    def _sum(self, parts: list[Tensor]) -> list[Tensor]:
+        """Return the sums over all ranks, in one exchange."""
+        comm = self._sharding.comm
+        if comm is None:
+            return parts
+        if len(parts) == 1:
+            return [comm.sum(parts[0])]
+        flat = comm.sum(torch.cat([part.flatten() for part in parts]))
+        pieces = flat.split([part.numel() for part in parts])
+        return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
+
+    def measure_rows(self, rows: slice, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        """As `Linear.measure_rows`, slice by slice."""
+        weight = self.unpack()[rows].cpu()
+        ends = [(start, end) for start, end, _ in self._slices]
+        return fold([sum_squares(weight[:, start:end], a[:, start:end], b, scale) for start, end in ends])
+
+    def pack_lora(self, ops: Ops, matrix: LoraMatrix) -> RowLora:
+        """As `Linear.pack_lora`."""
+        a, (part,) = matrix.a.to(self._dtype), matrix.parts
+        slices = [ops.pack_linear(a[:, start:end].contiguous(), None, None) for start, end, _ in self._slices]
+        identity = torch.eye(len(a), dtype=part.b.dtype, device=a.device)
+        return RowLora(slices, ops.pack_lora(replace(matrix, a=identity)))
+
+    def unpack(self) -> Tensor:
+        """As `Linear.unpack`."""
+        assert self._unpack is not None, "these ops cannot unpack a matrix"
+        return torch.cat([self._unpack(columns) for _, _, columns in self._slices], dim=1)
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:
         """As `Linear.pack`."""
@@ -64,9 +120,7 @@ class RowLinear(Linear):
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
         """As `Linear.repack`."""
-        assert old.unpack_linear is not None, f"weights packed by {old.name} cannot be unpacked"
-        weight = torch.cat([old.unpack_linear(columns) for _, _, columns in self._slices], dim=1)
-        self._pack_slices(weight, new, quantization)
+        self._pack_slices(self.unpack(), new, quantization)
 
     def _pack_slices(self, weight: Tensor, ops: Ops, quantization: Quantization | None) -> None:
         num_inputs = weight.shape[1]
@@ -80,12 +134,15 @@ class RowLinear(Linear):
             )
             for start in range(0, num_inputs, width)
         ]
-        self._multiply = ops.linear
+        self._multiply, self._unpack = ops.linear, ops.unpack_linear
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor."""
-        targets = super().weight_targets()
-        targets["weight"] = ShardedTarget(targets["weight"], self._shard)
+        assert self.weight is not None, "weights are loaded before they are packed"
+        part = MatrixPart(self, 0, self.out_features, None, self._shard)
+        targets: Targets = {"weight": ShardedTarget(WeightTarget(self.weight, part=part), self._shard)}
+        if self.bias is not None:
+            targets["bias"] = WeightTarget(self.bias)
         return targets
 
 

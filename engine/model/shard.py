@@ -1,4 +1,4 @@
-"""Shard: the part of one checkpoint tensor that a rank holds, and the targets that take only this part."""
+"""Shard: the part of one checkpoint tensor that a rank holds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from engine.model.weight_targets import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,37 +21,6 @@ class Shard:
         parts = [tensor.narrow(self.dim, start, length) for start, length in self.ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
-
-@dataclass(frozen=True, slots=True)
-class ShardedTarget:
-    """Takes a tensor of the checkpoint and copies the rank's part of it to another target."""
-
-    target: Target
-    shard: Shard
-
-    @property
-    def shape(self) -> torch.Size:
-        """Required shape of the checkpoint's tensor."""
-        shape = list(self.target.shape)
-        shape[self.shard.dim] = self.shard.size
-        return torch.Size(shape)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """As the target."""
-        return self.target.dtype
-
-    def copy(self, tensor: Tensor) -> None:
-        """Write the rank's part into memory."""
-        self.target.copy(self.shard.take(tensor))
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedTarget:
-    """A tensor of the checkpoint that another rank holds."""
-
-    shape: torch.Size
-    dtype: torch.dtype | None = None
-
-    def copy(self, tensor: Tensor) -> None:
-        """Do nothing."""
+    def find_shape(self, part: torch.Size) -> torch.Size:
+        """Return the shape of the whole tensor, given that of this part."""
+        return torch.Size((*part[: self.dim], self.size, *part[self.dim + 1 :]))

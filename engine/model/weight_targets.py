@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.model.adapters import MatrixPart
 from engine.model.formats.encoded import EncodedTensor
+from engine.model.shard import Shard
 
 
 class Target(Protocol):
@@ -59,6 +60,39 @@ class WeightTarget:
         if self.offset:
             tensor = tensor.float() + self.offset
         self.memory.copy_(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedTarget:
+    """Takes a tensor of the checkpoint and copies the rank's part of it to another target."""
+
+    target: Target
+    shard: Shard
+
+    @property
+    def shape(self) -> torch.Size:
+        """Required shape of the checkpoint's tensor."""
+        return self.shard.find_shape(self.target.shape)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """As the target."""
+        return self.target.dtype
+
+    def copy(self, tensor: Tensor) -> None:
+        """Write the rank's part into memory."""
+        self.target.copy(self.shard.take(tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedTarget:
+    """A tensor of the checkpoint that another rank holds."""
+
+    shape: torch.Size
+    dtype: torch.dtype | None = None
+
+    def copy(self, tensor: Tensor) -> None:
+        """Do nothing."""
 
 
 Targets = dict[str, Target]  # by the name in the checkpoint

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import Any
 
 import msgspec
 
@@ -45,6 +46,9 @@ class Free(msgspec.Struct, frozen=True, tag=True):
     level: int
 
 
+Segment = tuple[int, int, int]  # an adapter's number, and the start and end of its rows in their list
+
+
 class Forward(msgspec.Struct, frozen=True, tag=True):
     """Run a step. Its integers follow as one broadcast tensor, see `pack_step`."""
 
@@ -52,12 +56,52 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     seq_lens: list[int]
     num_groups: int  # of layers, each with a block table
     num_columns: int  # of the block tables
+    adapters: list[Segment]
 
 
 class Logits(msgspec.Struct, frozen=True, tag=True):
-    """Compute the rank's logits of hidden states that follow as a broadcast tensor [num_rows, hidden size]."""
+    """Compute the rank's logits of hidden states.
+
+    They follow as a broadcast tensor [num_rows, hidden size], and the rows of adapters, if there are some, as integers.
+    """
 
     num_rows: int
+    adapters: list[Segment]
+
+
+class OpenAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Expect the modules of a new adapter."""
+
+    number: int
+    config: dict[str, Any]  # its adapter_config.json
+
+
+class MeasureModule(msgspec.Struct, frozen=True, tag=True):
+    """Reply with the squared lengths of the rows of a changed matrix, see `AdapterBuilder.measure`."""
+
+    number: int
+    module: str
+    tensors: bytes  # by kind, as safetensors
+
+
+class PutModule(msgspec.Struct, frozen=True, tag=True):
+    """Add a module to an adapter, see `AdapterBuilder.add`."""
+
+    number: int
+    module: str
+    tensors: bytes  # by kind, as safetensors
+
+
+class FinishAdapter(msgspec.Struct, frozen=True, tag=True):
+    """The adapter has all its modules; steps may name it."""
+
+    number: int
+
+
+class FreeAdapters(msgspec.Struct, frozen=True, tag=True):
+    """Free adapters that no step will name again."""
+
+    numbers: list[int]
 
 
 class SlotMap(msgspec.Struct, frozen=True, tag=True):
@@ -86,8 +130,15 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     is_config_error: bool
 
 
-Command = Start | Allocate | Free | Forward | Logits | SlotMap | MoveBlocks
-Reply = Loaded | Failed
+class Measured(msgspec.Struct, frozen=True, tag=True):
+    """Answers MeasureModule."""
+
+    squares: bytes  # one tensor, as safetensors
+
+
+AdapterCommand = OpenAdapter | MeasureModule | PutModule | FinishAdapter | FreeAdapters
+Command = Start | Allocate | Free | Forward | Logits | SlotMap | MoveBlocks | AdapterCommand
+Reply = Loaded | Failed | Measured
 _COMMANDS = msgspec.msgpack.Decoder(Command)
 _REPLIES = msgspec.msgpack.Decoder(Reply)
 

@@ -13,6 +13,7 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
 from engine.model.sharding import Sharding
 from engine.model.vision.step_images import StepImages
+from engine.parallel.adapters import list_segments
 from engine.parallel.commands import Forward, Logits
 from engine.parallel.ranks import Ranks
 from engine.parallel.step import pack_step
@@ -51,15 +52,21 @@ class LeaderDecoder(DecoderModel):
         metadata = attn_metadata
         num_groups, _, num_columns = metadata.block_tables.shape
         command = Forward(
-            list(metadata.query_lens_list), list(metadata.seq_lens_list), num_groups, num_columns
+            list(metadata.query_lens_list),
+            list(metadata.seq_lens_list),
+            num_groups,
+            num_columns,
+            list_segments(adapters),
         )
         with self._ranks.exchange(command) as comm:
-            comm.broadcast(pack_step(input_ids, positions, metadata))
-            return super().forward(input_ids, positions, kv_caches, metadata)
+            comm.broadcast(pack_step(input_ids, positions, metadata, adapters))
+            return super().forward(input_ids, positions, kv_caches, metadata, adapters)
 
     def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
         """As `DecoderModel.compute_logits`, on all ranks."""
         final = hidden[:, : self.config.hidden_size].contiguous()
-        with self._ranks.exchange(Logits(len(final))) as comm:
+        with self._ranks.exchange(Logits(len(final), list_segments(adapters))) as comm:
             comm.broadcast(final)
-            return super().compute_logits(final)
+            if adapters is not None:
+                comm.broadcast(adapters.rows)
+            return super().compute_logits(final, adapters)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from engine.errors import ConfigError
 from engine.model import read_model_config
 from engine.model.decoder import DecoderModel
+from engine.parallel.adapters import RankAdapters
 from engine.parallel.comm import Comm, RankLost, TorchComm
 from engine.parallel.commands import (
     Allocate,
@@ -30,7 +31,7 @@ from engine.parallel.commands import (
 )
 from engine.parallel.load import load_shard
 from engine.parallel.shared_memory import SharedMemoryComm
-from engine.parallel.step import count_integers, unpack_step
+from engine.parallel.step import count_rows, list_sizes, unpack_step
 from engine.transfer.slot_copier import SlotCopier
 from engine.worker.device import open_device
 from engine.worker.kv_cache import allocate_kv_cache, choose_kv_dtype
@@ -51,6 +52,7 @@ class Follower:
         self._model: DecoderModel = load_shard(
             start.config, start.worker, config, self._device, start.rank, self._comm
         )
+        self._adapters = RankAdapters(self._model, start.config.max_lora_rank)
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._slots: torch.Tensor
         self._copier: SlotCopier
@@ -67,11 +69,8 @@ class Follower:
             match receive_command(connection):
                 case Forward() as forward:
                     self._run(forward)
-                case Logits(num_rows=num_rows):
-                    size, dtype = self._model.config.hidden_size, self._model.dtype
-                    hidden = torch.empty(num_rows, size, dtype=dtype, device=self._device)
-                    self._comm.broadcast(hidden)
-                    self._model.compute_logits(hidden)
+                case Logits() as logits:
+                    self._compute_logits(logits)
                 case Allocate() as command:
                     self._allocate(command)
                 case SlotMap() as slots:
@@ -84,18 +83,28 @@ class Follower:
                     self._copier = SlotCopier([], [])
                     if level == 1 and self._device.type != "cpu":
                         move_tensors(list_tensors(self._model), torch.device("cpu"))
+                        self._adapters.unbind()
                 case Start():
                     raise AssertionError("a rank is started once")
+                case command:
+                    if (reply := self._adapters.handle(command)) is not None:
+                        send(connection, reply)
 
     def _run(self, command: Forward) -> None:
-        num_groups, num_columns = command.num_groups, command.num_columns
-        count = count_integers(command.query_lens, num_groups, num_columns)
-        flat = torch.empty(count, dtype=torch.int64, device=self._device)
+        flat = torch.empty(sum(list_sizes(command)), dtype=torch.int64, device=self._device)
         self._comm.broadcast(flat)
-        ids, positions, metadata = unpack_step(
-            flat, command.query_lens, command.seq_lens, num_groups, num_columns
-        )
-        self._model(ids, positions, self._kv_caches, metadata)
+        ids, positions, metadata, rows = unpack_step(flat, command)
+        adapters = self._adapters.find(command.adapters, rows)
+        self._model(ids, positions, self._kv_caches, metadata, adapters)
+
+    def _compute_logits(self, command: Logits) -> None:
+        size, dtype = self._model.config.hidden_size, self._model.dtype
+        hidden = torch.empty(command.num_rows, size, dtype=dtype, device=self._device)
+        self._comm.broadcast(hidden)
+        rows = torch.empty(count_rows(command.adapters), dtype=torch.int64, device=self._device)
+        if command.adapters:
+            self._comm.broadcast(rows)
+        self._model.compute_logits(hidden, self._adapters.find(command.adapters, rows))
 
     def _allocate(self, command: Allocate) -> None:
         if self._device.type != "cpu":

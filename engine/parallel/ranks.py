@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from engine.parallel.commands import (
     Command,
     Failed,
     Free,
+    Reply,
     SlotMap,
     Start,
     receive_reply,
@@ -47,6 +49,7 @@ class Ranks:
         self.is_broken = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
+        self._lock = Lock()  # of sending
         self.comm = self._start(config, worker, size)
 
     def wait_loaded(self) -> None:
@@ -56,23 +59,45 @@ class Ranks:
             ConfigError: a rank could not load it.
             RankLost: a rank ended.
         """
-        for connection in self._connections:
-            reply = receive_reply(connection)
+        for reply in self._receive():
             if isinstance(reply, Failed):
                 raise (ConfigError if reply.is_config_error else RankLost)(reply.message)
 
     def allocate(self, cache: CacheConfig, max_model_len: int) -> None:
         """Allocate the KV cache on the other ranks."""
-        self._send(Allocate(cache.num_blocks, cache.block_size, max_model_len))
+        self.send(Allocate(cache.num_blocks, cache.block_size, max_model_len))
 
     def open_slots(self, slots: SlotMap) -> None:
         """Let the other ranks map slots for blocks."""
-        self._send(slots)
+        self.send(slots)
 
     def free(self, level: int) -> None:
         """Free the KV cache on the other ranks, and for a sleep of level 1 their device's weights."""
         if not self.is_broken:
-            self._send(Free(level))
+            self.send(Free(level))
+
+    def send(self, command: Command) -> None:
+        """Send a command to the other ranks. Any thread may call it.
+
+        Raises:
+            RankLost: a rank has ended.
+        """
+        try:
+            with self._lock:
+                for connection in self._connections:
+                    send(connection, command)
+        except RankLost:
+            self.is_broken = True
+            raise
+
+    def ask(self, command: Command) -> list[Reply]:
+        """Send a command and return the other ranks' replies. Only the thread that loads adapters calls it.
+
+        Raises:
+            RankLost: a rank has ended.
+        """
+        self.send(command)
+        return self._receive()
 
     @contextmanager
     def exchange(self, command: Command) -> Iterator[Comm]:
@@ -84,7 +109,7 @@ class Ranks:
         if self.is_broken:
             raise RankLost("a rank of this model has ended")
         self.is_broken = True  # unless the block ends
-        self._send(command)
+        self.send(command)
         yield self.comm
         self.is_broken = False
 
@@ -126,6 +151,13 @@ class Ranks:
                 os.close(descriptor)  # else the end of a rank would not be seen
         return SharedMemoryComm(0, size, memory, sending[0], receiving[0])
 
+    def _receive(self) -> list[Reply]:
+        try:
+            return [receive_reply(connection) for connection in self._connections]
+        except RankLost:
+            self.is_broken = True
+            raise
+
     def _launch(self, start: Start, descriptors: list[int]) -> None:
         ours, theirs = socket.socketpair()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -140,14 +172,6 @@ class Ranks:
         self._processes.append(process)
         self._connections.append(ours)
         send(ours, start)
-
-    def _send(self, command: Command) -> None:
-        try:
-            for connection in self._connections:
-                send(connection, command)
-        except RankLost:
-            self.is_broken = True
-            raise
 
 
 def _choose_device(start: Start) -> dict[str, str]:

@@ -5,35 +5,47 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
+from engine.parallel.commands import Forward, Segment
 
 
-def pack_step(input_ids: Tensor, positions: Tensor, metadata: AttnMetadata) -> Tensor:
+def pack_step(
+    input_ids: Tensor, positions: Tensor, metadata: AttnMetadata, adapters: StepAdapters | None
+) -> Tensor:
     """Return all integers of a step, [N] int64."""
     parts = (input_ids, positions, metadata.slot_mapping.reshape(-1), metadata.block_tables.reshape(-1))
-    return torch.cat([*parts, metadata.query_start_loc, metadata.seq_lens])
+    rows = [] if adapters is None else [adapters.rows]
+    return torch.cat([*parts, metadata.query_start_loc, metadata.seq_lens, *rows])
 
 
-def count_integers(query_lens: list[int], num_groups: int, num_columns: int) -> int:
-    """Return the length of the tensor of `pack_step`."""
-    num_rows = len(query_lens)
-    return (2 + num_groups) * sum(query_lens) + num_groups * num_rows * num_columns + 2 * num_rows + 1
+def list_sizes(step: Forward) -> list[int]:
+    """Return the lengths of the parts of the tensor of `pack_step`."""
+    num_tokens, num_rows = sum(step.query_lens), len(step.query_lens)
+    sizes = [
+        num_tokens,
+        num_tokens,
+        step.num_groups * num_tokens,
+        step.num_groups * num_rows * step.num_columns,
+    ]
+    return [*sizes, num_rows + 1, num_rows, count_rows(step.adapters)]
 
 
-def unpack_step(
-    flat: Tensor, query_lens: list[int], seq_lens: list[int], num_groups: int, num_columns: int
-) -> tuple[Tensor, Tensor, AttnMetadata]:
-    """Return the step's input ids, positions and metadata."""
-    num_tokens, num_rows = sum(query_lens), len(query_lens)
-    num_entries = num_groups * num_rows * num_columns
-    sizes = [num_tokens, num_tokens, num_groups * num_tokens, num_entries, num_rows + 1, num_rows]
-    input_ids, positions, slots, tables, starts, ends = flat.split(sizes)
+def count_rows(adapters: list[Segment]) -> int:
+    """Return the number of rows that use adapters."""
+    return adapters[-1][2] if adapters else 0
+
+
+def unpack_step(flat: Tensor, step: Forward) -> tuple[Tensor, Tensor, AttnMetadata, Tensor]:
+    """Return the step's input ids, positions, metadata, and rows that use adapters."""
+    num_tokens, num_rows = sum(step.query_lens), len(step.query_lens)
+    input_ids, positions, slots, tables, starts, ends, rows = flat.split(list_sizes(step))
     metadata = AttnMetadata(
-        slot_mapping=slots.view(num_groups, num_tokens),
-        block_tables=tables.view(num_groups, num_rows, num_columns).int(),
+        slot_mapping=slots.view(step.num_groups, num_tokens),
+        block_tables=tables.view(step.num_groups, num_rows, step.num_columns).int(),
         query_start_loc=starts.int(),
         seq_lens=ends.int(),
-        query_lens_list=query_lens,
-        seq_lens_list=seq_lens,
+        query_lens_list=step.query_lens,
+        seq_lens_list=step.seq_lens,
     )
-    return input_ids, positions, metadata
+    return input_ids, positions, metadata, rows

@@ -52,7 +52,9 @@ class CacheSizer:
             native: may replace them with native ops later.
         """
         config = self.config
-        kept_bytes = self.adapter_bytes + (0 if native is None else native.estimate_move(self.model))
+        # On a CPU all ranks use the same memory.
+        kept_bytes = self.adapter_bytes * config.tensor_parallel_size
+        kept_bytes += 0 if native is None else native.estimate_move(self.model)
 
         def estimate_scratch(shape: StepShape) -> int:
             of_now = 0 if ops.estimate_scratch is None else ops.estimate_scratch(shape)

@@ -15,6 +15,7 @@ from engine.model.decoder import DecoderModel
 from engine.model.loader import BuildDecoder
 from engine.model.sharding import Sharding, check_shardable
 from engine.model.vision.encoder import ImageEncoder
+from engine.parallel.adapters import PeerAdapters
 from engine.parallel.leader import LeaderDecoder
 from engine.parallel.load import limit_ops
 from engine.parallel.ranks import Ranks
@@ -144,7 +145,9 @@ class LoadedModel:
             raise ConfigError(
                 "enable_lora: adapters need a model of our decoder, not one on transformers' code"
             )
-        return AdapterStore(self.model, self._config.max_lora_rank, self.count_adapter_bytes(on_host=True))
+        peers = None if self.ranks is None else PeerAdapters(self.ranks)
+        max_bytes = self.count_adapter_bytes(on_host=True)
+        return AdapterStore(self.model, self._config.max_lora_rank, max_bytes, peers)
 
     def _load_drafter(self) -> tuple[Drafter | None, NativeSwap | None]:
         speculative = self._config.read_speculative()
