@@ -31,6 +31,7 @@ class CacheConfig:
     num_host_blocks: int = 0  # blocks that the host keeps after they were evicted
     has_states: bool = False  # whether layers keep a state per request
     num_snapshots: int = 0  # of states, in the prefix cache
+    num_draft_states: int = 0  # states that can be kept of drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +108,20 @@ def resolve_config(
     notices = []
     groups = group_layers(kv_specs)
     max_num_seqs, max_num_batched_tokens = config.find_step_limits(worker.device)
-    num_snapshots = 0
+    num_snapshots = num_draft_states = 0
     if state_bytes:
         wanted, room = max_num_seqs, free_bytes // 2 // state_bytes
-        max_num_seqs, num_snapshots = _share_states(room, max_num_seqs, config.enable_prefix_caching)
+        if (speculative := config.read_speculative()) is not None:
+            num_draft_states = min(speculative.num_speculative_tokens * max_num_seqs, room // 4)
+        max_num_seqs, num_snapshots = _share_states(
+            room - num_draft_states, max_num_seqs, config.enable_prefix_caching
+        )
         if max_num_seqs < wanted:
             notices.append(
                 f"max_num_seqs lowered from {wanted} to {max_num_seqs}: the state of a request takes "
                 f"{state_bytes / 2**20:.1f} MiB; raise memory_share for more"
             )
-        free_bytes -= (max_num_seqs + num_snapshots) * state_bytes
+        free_bytes -= (max_num_seqs + num_snapshots + num_draft_states) * state_bytes
     num_blocks = config.num_blocks or free_bytes // bytes_per_block
     if config.num_blocks is None and config.memory_share is None:
         # A GPU holds millions of blocks of a tiny model, and creating them takes seconds at every start.
@@ -164,6 +169,7 @@ def resolve_config(
         num_host_blocks=config.host_bytes // (bytes_per_block * config.tensor_parallel_size),
         has_states=state_bytes > 0,
         num_snapshots=num_snapshots,
+        num_draft_states=num_draft_states,
     )
     transfer = config.read_kv_transfer()
     kv_role = "" if transfer is None else transfer.kv_role

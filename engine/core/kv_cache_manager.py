@@ -26,6 +26,7 @@ import numpy as np
 
 from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_image_keys, list_keys
 from engine.core.block_pool import NULL_BLOCK, BlockPool, name_slot
+from engine.core.draft_states import DraftStates
 from engine.core.request import Request
 from engine.core.state_snapshots import StateSnapshots
 from engine.messages import StateSave
@@ -56,6 +57,10 @@ class KVCacheManager:
         self.states: StateSnapshots | None = None  # for models with states
         if config.has_states and config.enable_prefix_caching:
             self.states = StateSnapshots(config.num_snapshots, self.block_size, end_ids)
+        self.draft_states: DraftStates | None = None  # None: drafts need none
+        if config.has_states:
+            slots = range(config.num_snapshots, config.num_snapshots + config.num_draft_states)
+            self.draft_states = DraftStates(slots, self.block_size, self.states)
         self._last_hashed: Request | None = None
         self._last_admitted: Request | None = None  # of those with states
         self.num_queried_tokens = 0
@@ -188,6 +193,7 @@ class KVCacheManager:
         if self.states is None:
             return []
         saves = []
+        self.states.open_step()
         is_due = (starts % self.block_size == 0) | (ends - starts > 1)
         for index in np.flatnonzero(is_due).tolist():
             request, start, end = requests[index], int(starts[index]), int(ends[index])

@@ -39,6 +39,7 @@ from engine.messages import (
     FillMasks,
     FindDrafts,
     NewTokens,
+    StateSave,
     StepDone,
     StepPlan,
 )
@@ -322,9 +323,13 @@ class Scheduler:
         found = drafts.plan(ready, int(counts.sum()), int(is_last.sum()), budget)
         for request in ready:
             draft = found.get(request.slot)
-            if draft is not None and self._reserve(
+            if draft is None or not self._reserve(
                 request, request.num_tokens + len(draft.token_ids), changes
             ):
+                continue
+            states = self.kv_cache.draft_states
+            draft = draft if states is None else states.take(draft)
+            if draft is not None:
                 changes.drafts[request.slot] = draft
                 table.num_scheduled[request.slot] += len(draft.token_ids)
         return sum(len(draft.token_ids) for draft in changes.drafts.values())
@@ -390,7 +395,7 @@ class Scheduler:
             if drafts
             else NO_DRAFTS,
             num_wanted=num_wanted,
-            saves=self.kv_cache.plan_saves(batch.requests, starts, ends),
+            saves=self._plan_saves(batch, starts, ends, changes),
             block_moves=moves,
             block_saves=saves,
         )
@@ -404,6 +409,17 @@ class Scheduler:
         )
         self.state.num_steps += 1
         return plan
+
+    def _plan_saves(
+        self, batch: Batch, starts: np.ndarray, ends: np.ndarray, changes: StepChanges
+    ) -> list[StateSave]:
+        """Return which states to keep: for the prefix cache, and of drafts."""
+        saves = self.kv_cache.plan_saves(batch.requests, starts, ends)
+        if changes.drafts and (states := self.kv_cache.draft_states) is not None:
+            for request, start in zip(batch.requests, starts.tolist(), strict=True):
+                if request.slot in changes.drafts:
+                    saves += states.list_saves(request.row, start, changes.drafts[request.slot])
+        return saves
 
     def _take_moves(self) -> tuple[list[BlockMove], list[BlockMove]]:
         """Return the copies between blocks and host memory before and after the next step."""
@@ -427,6 +443,9 @@ class Scheduler:
             if step.gated:  # rows that ended before their mask arrived
                 step.take_back_samples(self.table, step.gated)
             self._steps.remove(step)
+            if self.kv_cache.draft_states is not None:
+                for draft in step.drafts.values():
+                    self.kv_cache.draft_states.free(draft)
         return news
 
     def order_drafts(self) -> FindDrafts | None:
@@ -460,6 +479,8 @@ class Scheduler:
                     (at + 1 for at, token_id in enumerate(token_ids) if token_id in request.stop_ids), count
                 )
                 drafts.settle(request, draft, min(kept, count - 1))
+                if self.kv_cache.draft_states is not None:
+                    self.kv_cache.draft_states.settle(request, draft, count - 1)
 
     def _take_drafts(self, drafts: DraftPlanner, step: StepRecord, done: StepDone) -> None:
         """Take the device's drafts, and ask for forced tokens after those of this message."""

@@ -8,7 +8,8 @@ the last block border before
 
 so that the next turn of a chat finds one. Turns end with a stop token of the model. The worker owns the memory; a slot
 is either free, held by a running request, or cached under a block hash. Cached slots are evicted least recently used
-first. Steps run in the order in which they are planned, so a slot may be reused as soon as it is evicted.
+first. Steps run in the order in which they are planned, so a slot may be reused in the next step. Rows of one step run
+at the same time, so a slot that one of them writes is kept until the step is planned.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class StateSnapshots:
         self._cached: dict[bytes, int] = {}  # least recently used first
         self._open: dict[int, RequestStates] = {}  # by handle of the request
         self._num_held = 0
+        self._written: set[int] = set()  # slots of the step that is being planned
 
     @property
     def num_used(self) -> int:
@@ -73,6 +75,10 @@ class StateSnapshots:
             return -1
         return self._touch(request.block_hashes[num_cached // size - 1])
 
+    def open_step(self) -> None:
+        """Start to plan the next step."""
+        self._written.clear()
+
     def plan(self, request: Request, start: int, end: int) -> list[tuple[int, int]]:
         """Return (position, slot) of the snapshots to write while the request runs its tokens [start, end)."""
         states = self._open[request.handle]
@@ -84,16 +90,20 @@ class StateSnapshots:
                 self._touch(key)
             elif position >= start and (slot := self._take()) is not None:
                 self._cached[key] = slot
+                self._written.add(slot)
                 found.append((position, slot))
-        if start >= states.first_rolling and start % self._block_size == 0:
-            # Running requests hold at most half of the slots, so that prompts stay cached.
-            if states.slot < 0 and 2 * self._num_held < self.num_slots and (slot := self._take()) is not None:
-                states.slot = slot
-                self._num_held += 1
-            if states.slot >= 0:
-                states.position = start
-                found.append((start, states.slot))
+        if start >= states.first_rolling and start % self._block_size == 0 and self._hold(states):
+            states.position = start
+            found.append((start, states.slot))
         return found
+
+    def move_on(self, request: Request, position: int, slot: int) -> int:
+        """Make a slot with the state at `position` the snapshot of a running request. Returns the slot it replaces."""
+        states = self._open.get(request.handle)  # None: it was preempted or failed
+        if states is None or not self._hold(states):
+            return slot
+        states.position, states.slot, slot = position, slot, states.slot
+        return slot
 
     def close(self, request: Request, num_blocks: int) -> None:
         """Cache the snapshot of a request that ends or is preempted, if it lies in its first `num_blocks` blocks."""
@@ -116,6 +126,13 @@ class StateSnapshots:
         """Remove all cached snapshots."""
         self.forget(list(self._cached))
 
+    def _hold(self, states: RequestStates) -> bool:
+        """Give a running request a slot of its own. All hold half of the slots at most, so that prompts stay cached."""
+        if states.slot < 0 and 2 * self._num_held < self.num_slots and (slot := self._take()) is not None:
+            states.slot = slot
+            self._num_held += 1
+        return states.slot >= 0
+
     def _touch(self, key: bytes) -> int:
         """Make a cached snapshot the most recently used one. Returns its slot."""
         slot = self._cached[key] = self._cached.pop(key)
@@ -125,6 +142,5 @@ class StateSnapshots:
         """Return a free slot, or the least recently used cached one; None if all are held."""
         if self._free:
             return self._free.pop()
-        if not self._cached:
-            return None
-        return self._cached.pop(next(iter(self._cached)))
+        oldest = next((key for key, slot in self._cached.items() if slot not in self._written), None)
+        return None if oldest is None else self._cached.pop(oldest)

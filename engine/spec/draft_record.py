@@ -21,6 +21,7 @@ class Draft(NamedTuple):
     source: str
     token_ids: Sequence[int]
     rate: float  # estimated probability that each token is right, if those before it are
+    states: list[int] | None = None  # slots for the states before each draft; None: the model has none
 
 
 class SourceRecord:

@@ -193,7 +193,8 @@ class ModelRunner:
         if self._images is not None:
             model_input = self._images.mark(model_input, rows, starts, counts)
         if self._states is not None:
-            model_input = self._states.mark(model_input, rows, starts, counts, plan.saves)
+            has_drafts = plan.num_samples[live] > 1
+            model_input = self._states.mark(model_input, rows, starts, counts, plan.saves, has_drafts)
         # `_forward` is not set to the bound `run_model`: the reference cycle would keep device memory alive.
         forward = self.run_model if self._forward is None or model_input.images is not None else self._forward
         hidden = forward(model_input)
@@ -261,6 +262,8 @@ class ModelRunner:
         done = launched.finish(arrays)
         self._last_end = time.perf_counter()
         runs, drafter = launched.runs, self._drafter
+        if self._states is not None and runs.has_drafts:
+            self._states.settle(runs.rows, runs.ends - runs.counts + done.counts)
         if drafter is None or not len(runs.rows):
             return done
         self._settle(drafter, runs, done.counts)
@@ -306,6 +309,8 @@ class ModelRunner:
                 self._adapters.remove(row)
             if self._images is not None:
                 self._images.remove(row)
+            if self._states is not None:
+                self._states.remove(row)
         self.batch.apply(plan)
         if self._drafter is not None:
             self._drafter.take_plan(plan)

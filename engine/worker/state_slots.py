@@ -1,10 +1,11 @@
 """StateSlots: the states of rows and the snapshots of the prefix cache, for models with state layers.
 
     slots    [0, max_num_seqs)    [max_num_seqs, ...)
-             one of each row      snapshots
+             one of each row      snapshots, and states of drafts
 
 A run that passes a position where a snapshot is kept is cut there into segments: the first writes its state to the
-snapshot, the next one continues from it.
+snapshot, the next one continues from it. A run with drafts keeps the state before each draft in the same way; when the
+drafts are verified, the state after the last accepted one is copied to the row.
 """
 
 from __future__ import annotations
@@ -40,10 +41,6 @@ def check_states(config: EngineConfig, model_config: ModelConfig) -> None:
         raise ConfigError(f"kv_offload_gb={config.kv_offload_gb}: {why}; use 0")
     if config.kv_transfer_config is not None:
         raise ConfigError(f"kv_transfer_config: {why}; remove it")
-    if config.kv_transfer_config is not None:
-        raise ConfigError(f"kv_transfer_config={config.kv_transfer_config!r}: {why}; remove it")
-    if config.speculative_config is not None:
-        raise ConfigError(f"speculative_config: {why}, because drafts cannot be taken back; remove it")
 
 
 def allocate_states(
@@ -69,6 +66,7 @@ class StateSlots:
     def __init__(self, caches: Sequence[StateCache], num_rows: int) -> None:
         self._tensors = [tensor for cache in caches for tensor in cache]
         self._num_rows = num_rows
+        self._drafted: dict[int, dict[int, int]] = {}  # row with drafts in flight -> position -> slot
 
     def load(self, new_rows: Sequence[NewRow]) -> None:
         """Copy the snapshots that new rows start from."""
@@ -86,11 +84,29 @@ class StateSlots:
         starts: np.ndarray,
         counts: np.ndarray,
         saves: Sequence[StateSave],
+        has_drafts: np.ndarray,
     ) -> ModelInput:
         """Return the step's input with its segments; `saves` of rows that do not run are ignored."""
         kept = [(save.row, save.position, self._num_rows + save.slot) for save in saves]
+        self._drafted |= {row: {} for row in rows[has_drafts].tolist()}
+        for row, position, slot in kept:
+            if row in self._drafted:
+                self._drafted[row][position] = slot
         segments = cut_runs(rows, starts, counts, kept)
         return replace(step, attn_metadata=replace(step.attn_metadata, states=segments))
+
+    def settle(self, rows: np.ndarray, positions: np.ndarray) -> None:
+        """Give rows whose drafts are verified the state before the token at `positions`, the next to compute."""
+        pairs = []
+        for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
+            slot = self._drafted.pop(row, {}).get(position)  # None: all were right, so the row has it
+            if slot is not None:
+                pairs.append((slot, row))
+        self._copy(pairs)
+
+    def remove(self, row: int) -> None:
+        """Forget a row, which another request takes over."""
+        self._drafted.pop(row, None)
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy slots: (from, to)."""

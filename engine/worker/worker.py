@@ -326,7 +326,8 @@ class Worker:
 
     def _run_largest_steps(self, resolved: ResolvedConfig) -> None:
         """Run the largest steps and the first recordings on a cache of one block, then free their memory."""
-        self.resolved = replace(resolved, cache=replace(resolved.cache, num_blocks=1, num_snapshots=0))
+        cache = replace(resolved.cache, num_blocks=1, num_snapshots=0, num_draft_states=0)
+        self.resolved = replace(resolved, cache=cache)
         try:
             self._make_caches()
             self.reset()
@@ -341,7 +342,8 @@ class Worker:
         if self.loaded.ranks is not None:
             self.loaded.ranks.allocate(self.resolved.cache, self.resolved.max_model_len)
         self.kv_caches = self._allocate(self.model.kv_specs())
-        num_slots = self.resolved.scheduler.max_num_seqs + self.resolved.cache.num_snapshots
+        cache = self.resolved.cache
+        num_slots = self.resolved.scheduler.max_num_seqs + cache.num_snapshots + cache.num_draft_states
         self._state_caches = allocate_states(self.model.state_specs(), num_slots, self.device)
         self._draft_caches = self._allocate(self.loaded.draft_specs)
         self._open_host_store()

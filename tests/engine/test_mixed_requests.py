@@ -1,15 +1,14 @@
 """200 requests of every kind side by side: drafts and interruptions change none of their texts."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from engine import Engine, EngineConfig
-from engine.core.request import Request
 from engine.spec.draft_planner import DraftPlanner
-from tests.engine.mixed_requests import TIGHT, Completion, make_mixed_requests, run_mixed
+from tests.engine.mixed_requests import TIGHT, Completion, Oracle, make_mixed_requests, run_mixed
 
 MakeConfig = Callable[..., EngineConfig]
 
@@ -28,30 +27,6 @@ async def find_answers(
             answers["plain"] = await run_mixed(engine, make_mixed_requests())
             assert engine.stats().num_preemptions > 0
     return answers["plain"]
-
-
-class Oracle:
-    """Knows how requests go on, and says so rightly, wrongly, or rightly for two tokens only."""
-
-    name = "oracle"
-
-    def __init__(self, answers: list[list[Completion]]) -> None:
-        self.answers = answers
-        self.chance = random.Random(5)
-        self.num_drafted = 0
-
-    def propose(self, request: Request, limit: int) -> Sequence[int]:
-        number = int(request.request_id)
-        index = 0 if request.seed == number else 1  # the seed of each request is its number
-        done = request.num_output_tokens
-        right = self.answers[number][index].token_ids[done : done + 5]
-        wrong = [self.chance.randrange(5, 400) for _ in range(4)]
-        drafts = self.chance.choice([right, wrong, right[:2] + wrong, []])[:limit]
-        self.num_drafted += len(drafts)
-        return drafts
-
-    def forget(self, request: Request) -> None:
-        """Nothing is kept."""
 
 
 async def test_drafts_change_no_text(

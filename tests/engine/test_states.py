@@ -1,6 +1,7 @@
 """Models with state layers through the engine: texts, prefix hits and refusals."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ from tokenizers import Tokenizer
 
 from engine import LLM, Engine, EngineConfig, RequestOutput, SamplingParams
 from engine.errors import ConfigError
-from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed
+from engine.spec.draft_planner import DraftPlanner
+from tests.engine.mixed_requests import TIGHT, Oracle, make_mixed_requests, run_mixed
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
 from tests.engine.tokenizer_folders import make_byte_level_folder
 
 END = 0  # ends the turns of a chat
 SETTINGS: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "memory_share": 0.01}
+LOOKUP = {"method": ["ngram", "suffix"], "prompt_lookup_min": 1, "adaptive": False}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def read_tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "lfm2_moe", "granite4h"])
-def test_texts_do_not_depend_on_batch_chunks_cache_or_preemption(family: str, tmp_path: Path) -> None:
+def test_texts_do_not_depend_on_batch_chunks_cache_preemption_or_drafts(family: str, tmp_path: Path) -> None:
     folder = make_folder(family, tmp_path)
     prompts = [make_prompt(length) for length in (3, 16, 70, 75, 100)]
     params = [
@@ -48,10 +51,17 @@ def test_texts_do_not_depend_on_batch_chunks_cache_or_preemption(family: str, tm
         runs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(3)]
         assert llm.stats().num_preemptions > 0
         assert llm.stats().prefix_cache_hits > 0
-    assert [read_tokens(run) for run in runs] == [read_tokens(alone)] * 3
+    with LLM(str(folder), num_blocks=16, speculative_config=LOOKUP, **small) as llm:
+        runs += [llm.generate(prompts, params, use_tqdm=False) for _ in range(3)]
+        counts = llm.stats().drafts.values()  # "suffix" knows the texts from the second run on
+        num_accepted = sum(sum(each.accepted_per_position) for each in counts)
+        assert 50 < num_accepted < sum(each.num_draft_tokens for each in counts)
+    assert [read_tokens(run) for run in runs] == [read_tokens(alone)] * 6
 
 
-async def test_mixed_requests_do_not_depend_on_preemption_masks_or_resuming(tmp_path: Path) -> None:
+async def test_mixed_requests_do_not_depend_on_preemption_masks_resuming_or_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Grammars, whose rows wait for masks, `n` > 1, penalties, priorities; then all go on from half of their tokens."""
     folder = make_byte_level_folder(tmp_path)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -72,6 +82,28 @@ async def test_mixed_requests_do_not_depend_on_preemption_masks_or_resuming(tmp_
     for completions, found, half in zip(expected, rest, halves, strict=True):
         tokens = [start + each.token_ids for start, each in zip(half, found, strict=True)]
         assert tokens == [each.token_ids for each in completions]
+    oracle = Oracle(expected)
+    monkeypatch.setattr("engine.engine_core.DraftPlanner", partial(DraftPlanner, proposers=[oracle]))
+    drafting = settings | TIGHT | {"num_blocks": 50, "speculative_config": LOOKUP}
+    async with Engine(EngineConfig(str(folder), **drafting)) as engine:
+        assert await run_mixed(engine, requests) == expected
+        counts = engine.stats().drafts
+    # Forced texts come from the grammars.
+    assert {name for name, each in counts.items() if any(each.accepted_per_position)} == {"oracle", "forced"}
+
+
+def test_drafts_of_a_model_change_no_text(folder: Path, tmp_path: Path) -> None:
+    drafter = save(make_transformers_model("qwen3"), tmp_path)
+    prompts = [make_prompt(length) for length in (3, 40, 70)]
+    params = [SamplingParams(temperature=n % 2, seed=n, max_tokens=60, ignore_eos=True) for n in range(3)]
+    config = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 3, "adaptive": False}
+    found = []
+    for drafts in (None, config):
+        with LLM(str(folder), num_blocks=60, speculative_config=drafts, **SETTINGS) as llm:
+            found.append(read_tokens(llm.generate(prompts, params, use_tqdm=False)))
+            num_drafted = [each.num_draft_tokens for each in llm.stats().drafts.values()]
+    assert found[0] == found[1]
+    assert num_drafted[0] > 100
 
 
 async def test_an_aborted_request_leaves_its_slots(folder: Path) -> None:
@@ -146,7 +178,6 @@ def test_an_answer_that_was_edited_continues_from_the_end_of_the_question(llm: L
         {"tensor_parallel_size": 2},
         {"kv_offload_gb": 1.0},
         {"kv_transfer_config": '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}'},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     ],
     ids=str,
 )

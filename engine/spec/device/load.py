@@ -46,6 +46,11 @@ def _load_draft_model(
     path: str, target: Model, ops: Ops, device: torch.device, is_greedy: bool
 ) -> DraftModel:
     model = load_model(path, dtype=target.dtype, device=device, ops=ops)
+    if model.state_specs():
+        raise ConfigError(
+            f"speculative_config: model: {Path(path).name} has layers with a state per request, which a draft model "
+            "cannot have"
+        )
     if model.config.vocab_size != target.config.vocab_size:
         raise ConfigError(
             f"speculative_config: model: {Path(path).name} has a vocabulary of {model.config.vocab_size} tokens, the "

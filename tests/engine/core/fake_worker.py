@@ -96,13 +96,21 @@ class FakeWorker:
 
     Args:
         windows: of the groups of layers, the widest first. A next token depends on the first group.
+        has_states: whether rows also have a state.
     """
 
-    def __init__(self, block_size: int, windows: Sequence[int | None] = (None,)) -> None:
+    def __init__(
+        self, block_size: int, windows: Sequence[int | None] = (None,), has_states: bool = False
+    ) -> None:
         self.block_size = block_size
         self.windows = windows
         self.window = windows[0]
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (group, token)
+        self.has_states = has_states
+        # A state is the tokens before it: of each row, of each slot, and by row and position those before its drafts.
+        self.states: dict[int, list[int]] = {}
+        self.kept: dict[int, list[int]] = {}
+        self.drafted: dict[tuple[int, int], int] = {}
         self.tables: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.parked: dict[int, list[Sample]] = {}  # by step
@@ -117,6 +125,8 @@ class FakeWorker:
         live = [index for index, row in enumerate(plan.rows.tolist()) if row not in parked_rows]
         skipped = [index for index in range(len(plan.rows)) if index not in live]
         drafts = split_drafts(plan)
+        if self.has_states:
+            self._advance(plan, live, drafts)
         for index in live:
             self._write(plan, index, drafts[index])
         for index in live:  # a row may read what a later row of this step has written
@@ -151,6 +161,7 @@ class FakeWorker:
             del self.tables[row], self.tokens[row]
         for new in plan.new_rows:
             self.tables[new.row], self.tokens[new.row] = list(new.block_ids), new.token_ids.tolist()
+            self.states[new.row] = self.kept[new.snapshot] if new.snapshot >= 0 else []
             self.prompt_ends.pop(new.row, None)
             self.scored_rows.discard(new.row)
             if new.params.logprobs is not None:
@@ -160,10 +171,34 @@ class FakeWorker:
         for row, block_ids in plan.new_blocks:
             self.tables[row] += block_ids
 
+    def _advance(self, plan: StepPlan, live: list[int], drafts: list[list[int]]) -> None:
+        """Run the states through the step's tokens, and keep those that are saved."""
+        saved = {(save.row, save.position): save.slot for save in plan.saves}
+        assert len(set(saved.values())) == len(plan.saves), "two states in one slot"
+        for index, (row, start) in enumerate(zip(plan.rows.tolist(), plan.starts.tolist(), strict=True)):
+            tokens = self.tokens[row] + drafts[index]
+            end = start + int(plan.num_scheduled_tokens[index]) if index in live else start
+            assert index not in live or self.states[row] == tokens[:start], "the state of other tokens"
+            for position in range(start, max(end, start + 1)):
+                if (slot := saved.get((row, position))) is not None:
+                    self.kept[slot] = tokens[:position]
+                    if position > end - len(drafts[index]) - 1 and drafts[index]:
+                        self.drafted[row, position] = slot
+            if index in live:
+                self.states[row] = tokens[:end]
+
+    def _settle(self, sample: Sample) -> None:
+        """Take back the states of rejected drafts."""
+        position = len(self.tokens[sample.row]) - 1
+        if len(sample.kept) <= len(sample.draft_token_ids):
+            self.states[sample.row] = self.kept[self.drafted[sample.row, position]]
+
     def _answer(self, step_id: int, samples: list[Sample], is_last: bool = True, **more: Any) -> StepDone:
         for sample in samples:
             self.tokens[sample.row] += sample.kept
             self.num_kept_drafts += len(sample.kept) - 1
+            if self.has_states:
+                self._settle(sample)
         indices = make_array(sample.index for sample in samples)
         counts = make_array(len(sample.kept) for sample in samples)
         token_ids = make_array(token_id for sample in samples for token_id in sample.kept)

@@ -115,6 +115,7 @@ class SchedulerHarness:
 
     Args:
         narrower: windows of more groups of layers, below `window`. `num_blocks` grows with them.
+        num_states: slots for snapshots of states, and for states of drafts; 0: there are no states.
     """
 
     def __init__(
@@ -126,19 +127,23 @@ class SchedulerHarness:
         window: int | None = None,
         has_slow_masks: bool = False,
         narrower: Sequence[int] = (),
+        num_states: int = 0,
         **config: object,
     ) -> None:
         self.now = 0.0
         scheduler_config = make_scheduler_config(**config)
         max_chunk_len, more = scheduler_config.max_num_batched_tokens, [make_group(each) for each in narrower]
         num_blocks += sum(group.count_blocks(MAX_MODEL_LEN, max_chunk_len, block_size) for group in more)
-        cache = CacheConfig(num_blocks, block_size, caching, (make_group(window), *more), max_chunk_len)
-        self.kv_cache = KVCacheManager(cache)
+        cache = CacheConfig(
+            num_blocks, block_size, caching, (make_group(window), *more), max_chunk_len,
+            has_states=num_states > 0, num_snapshots=num_states, num_draft_states=num_states,
+        )  # fmt: skip
+        self.kv_cache = KVCacheManager(cache, end_ids=range(5))
         self.scheduler = Scheduler(
             scheduler_config, self.kv_cache, [EOS], lambda: self.now,
             make_drafts=None if proposer is None else make_planner([proposer], num_speculative_tokens=6),
         )  # fmt: skip
-        self.worker = FakeWorker(block_size, [window, *narrower])
+        self.worker = FakeWorker(block_size, [window, *narrower], num_states > 0)
         self.to_worker: deque[StepPlan | StepMasks] = deque()
         self.to_grammar: deque[FillMasks | FindDrafts] = deque()
         self.answers: deque[list[DraftTarget]] = deque()  # the grammar's answers to FindDrafts

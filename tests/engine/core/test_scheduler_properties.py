@@ -31,6 +31,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     caching=st.booleans(),
     windows=st.sampled_from([(None,), (None,), (1,), (4,), (9,), (30,), (None, 1), (None, 9), (30, 4, 4)]),
     longest=st.sampled_from([12, MAX_MODEL_LEN]),
+    num_states=st.sampled_from([0, 3, 12]),
     config=st.fixed_dictionaries(
         {
             "max_num_batched_tokens": st.sampled_from([5, 16, 64]),
@@ -42,6 +43,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
 )
 @example(  # a row shares a block that a row behind it writes in the same step
     seed=9751322, has_drafts=False, has_slow_masks=False, num_blocks=26, caching=True, windows=(4,), longest=12,
+    num_states=0,
     config={"max_num_batched_tokens": 5, "policy": "priority", "max_steps_in_flight": 1, "max_num_seqs": 4},
 )  # fmt: skip
 def test_any_order_of_events_keeps_blocks_and_tokens_right(
@@ -52,6 +54,7 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
     caching: bool,
     windows: tuple[int | None, *tuple[int, ...]],
     longest: int,
+    num_states: int,
     config: dict[str, object],
 ) -> None:
     chance = random.Random(seed)
@@ -59,7 +62,7 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
     proposer = RandomProposer(chance, window) if has_drafts else None
     house = SchedulerHarness(
         num_blocks, caching=caching, proposer=proposer, window=window, has_slow_masks=has_slow_masks,
-        narrower=narrower, **config,
+        narrower=narrower, num_states=num_states, **config,
     )  # fmt: skip
     stems = [chance.choices(range(90), k=40) for _ in range(2)]
     requests, expected, aborted = {}, {}, set()
@@ -72,6 +75,7 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
         stop = chance.choice(whole) if chance.random() < 0.3 else None
         if stop is not None:
             whole = whole[: whole.index(stop) + 1]
+        stems.append([*prompt, *whole])  # some prompts continue an answer
         num_before = chance.randrange(len(whole)) if chance.random() < 0.3 else 0
         expected[name] = whole[num_before:]
         requests[name] = make_request(
@@ -92,6 +96,8 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
     house.run(chance)
     house.check()
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
+    drafts = house.kv_cache.draft_states
+    assert (0 if drafts is None else drafts.num_free) == num_states
     assert {name: len(ends) for name, ends in house.ended.items()} == dict.fromkeys(requests, 1)
     for name, request in requests.items():
         got = house.outputs[name]
