@@ -138,7 +138,8 @@ class Scheduler:
         """Plan the next step. Returns None if there is no work or the maximum number of steps is in flight."""
         if self.num_open_steps >= self.config.max_steps_in_flight:
             return None
-        if self.drafts is not None:
+        self._is_drafting = False
+        if self.drafts is not None and self.drafts.num_requests:
             self._wake_drafts(self.drafts)
             self._is_drafting = bool(self.table.waits.any())
             if self._is_drafting and self._must_wait():
@@ -434,11 +435,12 @@ class Scheduler:
             self.kv_cache.tier.end_step(done.step_id)
         if self.state.transfers is not None:
             self.state.transfers.end_step(done.step_id)
-        if self.drafts is not None:
-            self._settle_drafts(self.drafts, step, done)
+        drafts = self.drafts if self.drafts is not None and self.drafts.num_requests else None
+        if drafts is not None:
+            self._settle_drafts(drafts, step, done)
         news = self._reader.read(step, done)
-        if self.drafts is not None:
-            self._take_drafts(self.drafts, step, done)
+        if drafts is not None:
+            self._take_drafts(drafts, step, done)
         if done.is_last:
             if step.gated:  # rows that ended before their mask arrived
                 step.take_back_samples(self.table, step.gated)

@@ -65,6 +65,7 @@ class DraftPlanner:
         proposers: Sequence[Proposer] | None = None,
     ) -> None:
         self.costs = costs or StepCosts(())
+        self.num_requests = 0  # open ones to which a source applies; without any, nothing needs to be called
         self._config = config
         self._table = table
         self._proposers = make_proposers(config) if proposers is None else proposers
@@ -91,6 +92,7 @@ class DraftPlanner:
         self._table.wake_at[request.slot] = NEVER
         if names:
             request.drafts = DraftRecord(tuple(names))
+            self.num_requests += 1
             if any(self._is_active(request.drafts, name, request.num_tokens) for name in names):
                 self._table.waits[request.slot] = 1
             else:
@@ -98,6 +100,7 @@ class DraftPlanner:
 
     def close(self, request: Request) -> None:
         """Forget a request that has ended."""
+        self.num_requests -= request.drafts is not None
         self._table.waits[request.slot] = 0
         for proposer in self._proposers:
             proposer.forget(request)
