@@ -379,6 +379,7 @@ class StepMasks(msgspec.Struct, frozen=True):
     counts: np.ndarray  # [M] int64, masks of the row: 1 + number of drafts
     bitmask: np.ndarray  # [sum of counts, ceil(V/32)] int32, bit 1 = allowed
     ended: list[int] = []  # indices of rows without a mask; nothing is sampled for them
+    time_s: float = 0.0  # duration of filling them
 
 
 class Sleep(msgspec.Struct, frozen=True):
@@ -396,10 +397,9 @@ class GrammarFailed(msgspec.Struct, frozen=True):
 
 
 class GrammarReport(msgspec.Struct, frozen=True):
-    """Result of filling masks, or of opening a matcher."""
+    """Matchers that failed, and answers about drafts."""
 
     failed: list[GrammarFailed]
-    fill_time_s: float | None = None
     drafts: list[DraftTarget] = []  # answers to FindDrafts
 
 
@@ -418,6 +418,7 @@ class StepDone(msgspec.Struct, frozen=True):
     time_s: float = 0.0  # duration of the step without proposing; 0: not measured
     draft_time_s: float = 0.0  # duration of proposing
     idle_s: float = 0.0  # how long the device had nothing to do before the step
+    mask_time_s: float = 0.0  # duration of filling the masks of these rows
     pooled: dict[int, np.ndarray] = {}  # by index, vectors [D] float32 of prompts that ended in this step
 
 

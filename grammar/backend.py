@@ -125,13 +125,6 @@ class Filler:
             check_bitmask(bitmask, matcher.vocabulary.num_words, [row])
             matcher.write_row(bitmask[row])
 
-    def accept(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool] | None:
-        """Advance matcher i by token i, in one native call; None where there is no such call.
-
-        Returns whether each token was allowed; a matcher whose token was not cannot be used any more.
-        """
-        return None
-
     def fill_drafts(
         self,
         matchers: Sequence[Any],

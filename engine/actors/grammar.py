@@ -19,6 +19,7 @@ from engine.messages import (
     DropMatchers,
     FillMasks,
     FindDrafts,
+    GrammarFailed,
     GrammarInbox,
     GrammarReport,
     NewTokens,
@@ -168,28 +169,33 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         while (message := self._queue.get()) is not None:
             match message:
                 case FillMasks():
-                    start = time.monotonic()
                     masks, failed, slow = self._manager.fill(message)
                     self._send_masks(masks)
-                    self.post(self._tell_scheduler, GrammarReport(failed, time.monotonic() - start))
+                    self._report(failed)
                     for each in slow:
                         self._mask_pool.submit(self._fill_slow, each)
                 case SlowMask():
                     masks, failed = self._manager.finish(message)
                     self._send_masks(masks)
-                    self.post(self._tell_scheduler, GrammarReport(failed, message.time_s))
+                    self._report(failed)
                 case FindDrafts():
                     answers, failed = self._manager.find_drafts(message, self._open_forced())
                     self.post(self._tell_scheduler, GrammarReport(failed, drafts=answers))
                 case OpenMatcher():
-                    if failed := self._manager.open(
-                        message.handle, message.matcher, message.generated_token_ids, message.make_matcher
-                    ):
-                        self.post(self._tell_scheduler, GrammarReport(failed))
+                    self._report(
+                        self._manager.open(
+                            message.handle, message.matcher, message.generated_token_ids, message.make_matcher
+                        )
+                    )
                 case DropMatchers(handles=handles):
                     self._manager.drop(handles)
                 case _:
                     assert_never(message)
+
+    def _report(self, failed: list[GrammarFailed]) -> None:
+        """Report failures. Without any the scheduler is not woken: a step's result follows its masks."""
+        if failed:
+            self.post(self._tell_scheduler, GrammarReport(failed))
 
     def _open_forced(self) -> ForcedDrafts:
         if self._forced is None:

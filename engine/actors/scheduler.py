@@ -69,6 +69,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
             case StepDone():
                 if self.scheduler.num_open_steps <= 1:
                     self._idle_since = time.monotonic()
+                if message.mask_time_s:
+                    self._mask_times_s.append(message.mask_time_s)
                 self._publish(self.scheduler.update(message))
             case AddRequest():
                 if message.params.grammar is not None:
@@ -76,12 +78,10 @@ class SchedulerActor(Actor[SchedulerInbox]):
                 self.scheduler.add(message)
             case AbortRequest(handles=handles, finish_reason=reason, error=error):
                 self._publish(self.scheduler.abort(handles, reason, error))
-            case GrammarReport(failed=failed, fill_time_s=fill_time_s, drafts=drafts):
+            case GrammarReport(failed=failed, drafts=drafts):
                 self.scheduler.take_answers(drafts)
                 for each in failed:
                     self._publish(self.scheduler.abort([each.handle], each.finish_reason, each.error))
-                if fill_time_s is not None:
-                    self._mask_times_s.append(fill_time_s)
             case DropAdapter(digest=digest):
                 self.scheduler.state.adapters.drop(digest)
             case BlocksMatched() | BlocksLoaded() | BlocksSaved():

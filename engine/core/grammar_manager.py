@@ -14,11 +14,12 @@ from engine.core.mask_pool import MaskPool
 from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
 from engine.outputs import FinishReason
 from engine.spec.forced import ForcedDrafts
-from grammar import Filler, GrammarError, Matcher, allocate_bitmask, fill_draft_bitmask, is_panic
+from grammar import GrammarError, Matcher, allocate_bitmask, fill_draft_bitmask, is_panic
 
 Problem = tuple[str, FinishReason]  # why a request cannot go on, and how it ends
 
-# A matcher whose masks take longer is slow: they are filled in another thread, so that other rows do not wait.
+# A matcher whose masks take more processor time is slow: they are filled in another thread, so that other rows do not
+# wait. The time by the clock would also count other work of a busy machine.
 SLOW_MASK_S = 0.005
 # After this many quick masks in a row a matcher is no longer slow.
 NUM_QUICK_MASKS = 16
@@ -36,16 +37,16 @@ class SlowMask:
     token_ids: list[int]  # to be accepted first
     bitmask: np.ndarray  # [1 + number of drafts, W]
     problem: Problem | None = None
-    time_s: float = 0.0
+    time_s: float = 0.0  # processor time
 
     def fill(self) -> None:
-        start = time.perf_counter()
+        start = time.thread_time()
         for token_id in self.token_ids:
             if (problem := accept(self.matcher, token_id)) is not None:
                 self.problem = problem
                 return
         self.problem = fill_rows([self.matcher], [self.target.draft_token_ids], self.bitmask).get(0)
-        self.time_s = time.perf_counter() - start
+        self.time_s = time.thread_time() - start
 
 
 class GrammarManager:
@@ -103,7 +104,7 @@ class GrammarManager:
             handle = target.handle
             answer = DraftTarget(handle, "", [])
             if handle in self._matchers and handle not in self._slow:
-                start = time.perf_counter()
+                start = time.thread_time()
                 try:
                     answer = forced.answer(self._matchers[handle], target)
                 except BaseException as error:
@@ -112,7 +113,7 @@ class GrammarManager:
                 if self._matchers[handle].error is not None:
                     answer = DraftTarget(handle, "", [])
                     self._make_again(handle)
-                if time.perf_counter() - start > SLOW_MASK_S:
+                if time.thread_time() - start > SLOW_MASK_S:
                     self._slow[handle] = 0
             answers.append(answer)
         return answers, failed
@@ -131,6 +132,7 @@ class GrammarManager:
         A matcher that fails ends only its own completion. Fill the SlowMasks in another thread, then pass each to
         `finish`.
         """
+        start = time.perf_counter()
         failed = self._accept(order.accepted)
         live = [target for target in order.targets if target.handle in self._matchers]
         slow = [self._make_slow(order.step_id, target) for target in live if target.handle in self._slow]
@@ -146,7 +148,8 @@ class GrammarManager:
             bitmask = bitmask[np.repeat(is_kept, counts)]
             indices, counts = indices[is_kept], counts[is_kept]
         gone = [target.index for target in order.targets if target.handle not in self._matchers]
-        return StepMasks(order.step_id, indices, counts, bitmask, [*order.ended, *gone]), failed, slow
+        time_s = time.perf_counter() - start
+        return StepMasks(order.step_id, indices, counts, bitmask, [*order.ended, *gone], time_s), failed, slow
 
     def finish(self, mask: SlowMask) -> tuple[StepMasks, list[GrammarFailed]]:
         """Return the masks of a SlowMask that has been filled."""
@@ -164,7 +167,7 @@ class GrammarManager:
         if self._slow[handle] >= NUM_QUICK_MASKS:
             del self._slow[handle]
         counts = np.array([len(mask.bitmask)], dtype=np.int64)
-        return StepMasks(mask.step_id, np.array([index], dtype=np.int64), counts, mask.bitmask), failed
+        return StepMasks(mask.step_id, np.array([index]), counts, mask.bitmask, [], mask.time_s), failed
 
     def _make_slow(self, step_id: int, target: MaskTarget) -> SlowMask:
         bitmask = allocate_bitmask(1 + len(target.draft_token_ids), self._vocab_size)
@@ -176,7 +179,9 @@ class GrammarManager:
         groups = [[target] for target in targets] if self._is_probing else [targets]
         failed, row, is_slow = [], 0, False
         for group in groups:
-            start = time.perf_counter()
+            # The masks of several rows may be filled by threads of the engine; one row's are not.
+            clock = time.thread_time if len(group) == 1 else time.perf_counter
+            start = clock()
             drafts = [target.draft_token_ids for target in group]
             num_rows = sum(1 + len(draft) for draft in drafts)
             matchers = [self._matchers[target.handle] for target in group]
@@ -186,7 +191,7 @@ class GrammarManager:
                     continue
                 failed.append(self._fail(group[at].handle, *problem))
             row += num_rows
-            is_slow = time.perf_counter() - start > SLOW_MASK_S
+            is_slow = clock() - start > SLOW_MASK_S
             if is_slow and len(group) == 1 and group[0].handle in self._matchers:
                 self._slow[group[0].handle] = 0
         self._is_probing = is_slow and len(groups) == 1 and len(targets) > 1
@@ -200,34 +205,18 @@ class GrammarManager:
         return not fill_rows([self._matchers[handle]], [[]], bitmask[:1])
 
     def _accept(self, tokens: Iterable[tuple[int, int]]) -> list[GrammarFailed]:
-        """Advance the matchers: those with one token by a native call for all, where their engine has one."""
-        quick: dict[int, list[int]] = {}
+        """Advance the matchers. Returns those that cannot accept their token."""
+        failed = []
         for handle, token_id in tokens:
             if handle in self._histories:
                 self._histories[handle][1].append(token_id)
             if handle in self._slow:
                 self._kept.setdefault(handle, []).append(token_id)
             elif handle in self._matchers:
-                quick.setdefault(handle, []).append(token_id)
-        groups: dict[Filler, list[int]] = {}
-        for handle, token_ids in quick.items():
-            if len(token_ids) == 1:
-                groups.setdefault(self._matchers[handle].filler, []).append(handle)
-        is_taken: dict[int, bool] = {}
-        for filler, handles in groups.items():
-            matchers = [self._matchers[handle] for handle in handles]
-            found = filler.accept(matchers, [quick[handle][0] for handle in handles])
-            is_taken.update(zip(handles, found, strict=True) if found is not None else ())
-        failed = []
-        for handle, token_ids in quick.items():
-            if not is_taken.get(handle) and (problem := self._accept_each(handle, token_ids)) is not None:
-                failed.append(self._fail(handle, *problem))
+                problem = accept(self._matchers[handle], token_id)
+                if problem is not None:
+                    failed.append(self._fail(handle, *problem))
         return failed
-
-    def _accept_each(self, handle: int, token_ids: list[int]) -> Problem | None:
-        """Advance one matcher; one that refused a token in a native call refuses it again and says why."""
-        problems = (accept(self._matchers[handle], token_id) for token_id in token_ids)
-        return next((problem for problem in problems if problem is not None), None)
 
     def _fail(self, handle: int, problem: str, finish_reason: FinishReason) -> GrammarFailed:
         self.drop([handle])

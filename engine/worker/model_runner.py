@@ -56,6 +56,7 @@ class LaunchedStep:
     prompt_logprobs: dict[int, SampledLogprobs] = field(default_factory=dict)  # by index in the step
     start_time: float = 0.0
     idle_s: float = 0.0
+    mask_time_s: float = 0.0
     pooled: dict[int, Tensor] = field(default_factory=dict)  # by index in the step
 
     def list_tensors(self) -> list[Tensor]:
@@ -82,6 +83,7 @@ class LaunchedStep:
             *(self.is_last, logprobs, prompt_logprobs, self.skipped),
             time_s=time.perf_counter() - self.start_time,
             idle_s=self.idle_s,
+            mask_time_s=self.mask_time_s,
             pooled={index: next(values) for index in self.pooled},
         )
 
@@ -218,13 +220,16 @@ class ModelRunner:
             self._keep(launched, runs, self._head.sample(last, runs.flat_rows, runs.positions))
             return launched
         logits = self.model.compute_logits(last, adapters)
+        if is_gated.all():
+            self._park(plan.step_id, ParkedRows(runs, logits, start_time))
+            if is_sampled.all() and not skipped and not launched.prompt_logprobs:
+                return None
+            launched.is_last = False
+            return launched
         if is_gated.any():
             is_parked = np.repeat(is_gated, runs.counts)
             parked_logits = self._select(logits, np.flatnonzero(is_parked))
             self._park(plan.step_id, ParkedRows(runs.select(is_gated), parked_logits, start_time))
-            has_nothing = is_gated.all() and is_sampled.all() and not skipped and not launched.prompt_logprobs
-            if has_nothing:
-                return None
             launched.is_last = False
             runs, logits = runs.select(~is_gated), self._select(logits, np.flatnonzero(~is_parked))
         self._sample(launched, runs, logits)
@@ -235,11 +240,16 @@ class ModelRunner:
         if parked is None:
             return None
         runs = parked.runs
+        launched = LaunchedStep(masks.step_id, start_time=parked.start_time, mask_time_s=masks.time_s)
+        if np.array_equal(masks.indices, runs.indices):
+            self._parked_rows.difference_update(runs.rows.tolist())
+            self._sample(launched, runs, parked.logits, masks.bitmask)
+            return launched
         is_ready, is_over = np.isin(runs.indices, masks.indices), np.isin(runs.indices, masks.ended)
         is_left = ~(is_ready | is_over)
         self._parked_rows.difference_update(runs.rows[~is_left].tolist())
-        launched = LaunchedStep(masks.step_id, is_last=not is_left.any(), start_time=parked.start_time)
         if is_left.any():
+            launched.is_last = False
             rest = self._select(parked.logits, np.flatnonzero(np.repeat(is_left, runs.counts)))
             self._parked[masks.step_id] = ParkedRows(runs.select(is_left), rest, parked.start_time)
         # Masks of skipped rows are unused: those rows are not parked.

@@ -6,6 +6,7 @@ a millisecond, and its limits bound a hostile grammar from the inside.
 
 import json
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ from ..xml.lark import make_xml_lark
 from .lark import explain_complaint
 from .llguidance_json import HEADER
 
-_REFUSED = "doesn't satisfy the grammar"
+FEW_ROWS = 16
 MAX_SHOWN = 80  # characters of a pattern in a message
 # Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
 # > is apart, since free text goes on with any character but the last one of its triggers.
@@ -232,13 +233,11 @@ class LLGuidanceMatcher(Matcher):
         self.engine = engine
         self.filler = backend.filler
         self._share = share
-        # A token that is not allowed was taken in a call for many; such an error is no limit.
-        self.is_broken = False
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
         """Why the engine gave up (a resource limit), or None."""
-        return self.engine.get_error() if self.engine.is_error() and not self.is_broken else None
+        return self.engine.get_error() if self.engine.is_error() else None
 
     def _take(self, token_id: int) -> bool:
         # Calling consume_token with a forbidden token would leave the engine in a permanent error state.
@@ -285,14 +284,16 @@ class LLGuidanceFiller(Filler):
     def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
         self._vocabulary = vocabulary
         self._executor = LLExecutor(num_threads)
+        # The executor fills in threads of its own. One alone gains nothing; waking several takes as long as some rows.
+        self._num_direct = FEW_ROWS if num_threads > 1 else sys.maxsize
         # The last bitmask, its address and its number of rows; an array in use is never moved.
         self._known: tuple[Callable[[], np.ndarray | None], int, int] = (lambda: None, 0, 0)
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
         address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
-        if len(matchers) == 1:
-            # Handing work to another thread costs more than one mask.
-            matchers[0].engine.unsafe_compute_mask_ptr(address + rows[0] * row_bytes, row_bytes)
+        if len(matchers) <= self._num_direct:
+            for matcher, row in zip(matchers, rows, strict=True):
+                matcher.engine.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
         else:
             pairs = [(matcher.engine, row) for matcher, row in zip(matchers, rows, strict=True)]
             self._executor.unsafe_compute_mask_ptr(pairs, address, row_bytes, len(bitmask))
@@ -300,19 +301,6 @@ class LLGuidanceFiller(Filler):
         for matcher, row in zip(matchers, rows, strict=True):
             if matcher.engine.is_error():
                 bitmask[row] = 0
-
-    def accept(self, matchers: Sequence[LLGuidanceMatcher], token_ids: Sequence[int]) -> list[bool]:
-        is_text = self._vocabulary.eos_set.isdisjoint(token_ids) and not any(
-            each.has_ended for each in matchers
-        )
-        if not is_text or min(token_ids) < 0 or max(token_ids) >= self._vocabulary.size:
-            return [each.accept_token(i) for each, i in zip(matchers, token_ids, strict=True)]
-        pairs = [(each.engine, token_id) for each, token_id in zip(matchers, token_ids, strict=True)]
-        found = self._executor.consume_token_par(pairs)
-        for each, is_taken in zip(matchers, found, strict=True):
-            each.num_text_tokens += is_taken
-            each.is_broken = not is_taken and _REFUSED in each.engine.get_error()
-        return found
 
     def fill_drafts(
         self,
