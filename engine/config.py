@@ -250,6 +250,13 @@ class EngineConfig:
             "tensor_parallel_size; slower"
         },
     )
+    enable_expert_parallel: bool = field(
+        default=False,
+        metadata={
+            "help": "ranks hold whole experts instead of a part of each: fewer, larger products, but uneven work where "
+            "a step has few tokens"
+        },
+    )
     data_parallel_size: int = field(
         default=1, metadata={"help": "number of replicas of the model; requests are distributed over them"}
     )

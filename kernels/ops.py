@@ -103,7 +103,14 @@ class Multiply(Protocol):
 
 
 class RunExperts(Protocol):
-    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, experts: PackedExperts) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        experts: PackedExperts,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """Return the weighted sum of each token's experts.
 
         A token's results are added in the order of its ids, in float32, and rounded once.
@@ -113,8 +120,9 @@ class RunExperts(Protocol):
             ids: [T, K] int64, the experts of each token.
             weights: [T, K] float32, factors of their results.
             experts: from `pack_experts`.
+            out_dtype: of the result, the dtype of x or float32; default: that of x.
 
-        Returns [T, M], dtype of x.
+        Returns [T, M].
         """
 
 

@@ -22,7 +22,7 @@ from engine.model.implementation import TransformersConfig, import_backend, read
 from engine.model.protocol import Model
 from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_memory import check_weight_memory
-from engine.model.weight_targets import Target, WeightTarget, WeightTargets
+from engine.model.weight_targets import SkippedTarget, Target, WeightTarget, WeightTargets
 from kernels import Ops
 from kernels.ops import Quantization
 
@@ -187,6 +187,8 @@ def _load_tensor(
         raise ConfigError(
             f"{source}: tensor {name} has shape {list(tensor.shape)}, its config says {list(target.shape)}"
         )
+    if isinstance(target, SkippedTarget):
+        return
     if isinstance(tensor, EncodedTensor):
         if keeps_codes and isinstance(target, WeightTarget) and target.keep is not None and tensor.has_int4:
             target.keep(tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,10 +13,11 @@ from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.mlp import MLP
 from engine.model.moe_spec import MoESpec
-from engine.model.mxfp4 import Mxfp4Experts
+from engine.model.mxfp4 import BLOCK_SIZE, Mxfp4Experts
 from engine.model.shard import Shard
 from engine.model.sharding import Sharding
 from engine.model.weight_targets import ShardedTarget, SkippedTarget, Targets, WeightTarget, add_prefix
+from engine.parallel.comm import Comm, fold
 from kernels import Ops
 from kernels.ops import ExpertWeights, PackedExperts, Quantization
 from kernels.torch.elementwise import compute_sigmoid
@@ -40,16 +41,24 @@ class ConvertedTarget:
 
 
 class Experts(nn.Module):
-    """The matrices of the rank's experts. The loader fills them; then they are packed for the ops."""
+    """The rank's part of a layer's experts. The loader fills the matrices; then they are packed for the ops.
+
+    A rank has a part of each expert's inner values, which is multiplied in slices as in `RowLinear`; or whole experts.
+    """
 
     def __init__(
         self, spec: MoESpec, hidden_size: int, dtype: torch.dtype, device: torch.device, sharding: Sharding
     ) -> None:
         super().__init__()
         self._spec = spec
-        self._comm = sharding.comm
-        self._first, self._num_experts = sharding.part(spec.num_experts)
-        num_experts, inner_size = self._num_experts, spec.inner_size
+        self._sharding = sharding
+        self._first, num_experts = 0, spec.num_experts
+        self._inner = sharding.part(spec.inner_size)
+        if sharding.has_whole_experts:
+            self._inner = (0, spec.inner_size)
+            ends = [0, *sharding.expert_ends(spec.num_experts)]
+            self._first, num_experts = ends[sharding.rank], ends[sharding.rank + 1] - ends[sharding.rank]
+        self._num_experts, (_, inner_size) = num_experts, self._inner
 
         def make(*shape: int) -> nn.Parameter:
             return make_parameter(*shape, dtype=dtype, device=device)
@@ -58,25 +67,36 @@ class Experts(nn.Module):
         self.down: nn.Parameter | None = make(num_experts, hidden_size, inner_size)
         self.gate_up_bias = make(num_experts, 2 * inner_size) if spec.has_bias else None
         self.down_bias = make(num_experts, hidden_size) if spec.has_bias else None
-        self._packed: PackedExperts = None
+        self._slices: list[PackedExperts] = []
 
     def forward(self, hidden: Tensor, ids: Tensor, weights: Tensor, ops: Ops) -> Tensor:
         """Map [T, M] to [T, M]; see `kernels.ops.RunExperts`."""
-        if self._comm is None:
-            return ops.run_experts(hidden, ids, weights, self._packed)
-        # Each rank computes what its experts say; adding zeros from the others changes no bit.
+        comm = self._sharding.comm
+        if comm is not None and self._sharding.has_whole_experts:
+            return self._run_whole(hidden, ids, weights, ops, comm)
+        if len(self._slices) == 1 and comm is None:
+            return ops.run_experts(hidden, ids, weights, self._slices[0])
+        total = fold([ops.run_experts(hidden, ids, weights, each, torch.float32) for each in self._slices])
+        return (total if comm is None else comm.sum(total)).to(hidden.dtype)
+
+    def _run_whole(self, hidden: Tensor, ids: Tensor, weights: Tensor, ops: Ops, comm: Comm) -> Tensor:
+        """Run the rank's experts, collect the results of all, and add them in the order of a token's ids."""
         num_tokens, top_k = ids.shape
-        own = ids.flatten() - self._first
-        pairs = ((own >= 0) & (own < self._num_experts)).nonzero().squeeze(1)
-        results = torch.zeros(num_tokens * top_k, hidden.shape[1], dtype=torch.float32, device=hidden.device)
-        if len(pairs):
-            ones = torch.ones(len(pairs), 1, device=hidden.device)
-            rows = ops.run_experts(hidden[pairs // top_k], own[pairs, None], ones, self._packed)
-            results[pairs] = rows.float()
-        results = self._comm.sum(results).view(num_tokens, top_k, -1)
-        total = torch.zeros_like(results[:, 0])
-        for slot, result in enumerate(results.unbind(1)):
-            total.addcmul_(result, weights[:, slot, None])
+        ends = torch.tensor(self._sharding.expert_ends(self._spec.num_experts), device=ids.device)
+        owners = torch.bucketize(ids.flatten(), ends, right=True)
+        order = owners.argsort(stable=True)  # pairs of token and expert, by rank
+        counts = owners.bincount(minlength=comm.size).tolist()
+        own = order.split(counts)[comm.rank]
+        rows = hidden.new_empty(0, hidden.shape[1], dtype=torch.float32)
+        if len(own):
+            experts = ids.flatten()[own, None] - self._first
+            ones = torch.ones(len(own), 1, device=hidden.device)
+            rows = ops.run_experts(hidden[own // top_k], experts, ones, self._slices[0], torch.float32)
+        collected = comm.collect(rows, counts)
+        places = order.argsort().view(num_tokens, top_k)
+        total = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        for slot in range(top_k):
+            total.addcmul_(collected[places[:, slot]], weights[:, slot, None])
         return total.to(hidden.dtype)
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:
@@ -86,15 +106,21 @@ class Experts(nn.Module):
             ValueError: the matrices do not allow this quantization.
         """
         assert self.gate_up is not None and self.down is not None, "experts are packed once, then repacked"
-        gate_up, down = self.gate_up.data, self.down.data
-        weights = ExpertWeights(gate_up, self.gate_up_bias, down, self.down_bias, self._spec.activation)
-        self._packed = ops.pack_experts(weights, quantization)
+        weights = ExpertWeights(
+            self.gate_up.data, self.gate_up_bias, self.down.data, self.down_bias, self._spec.activation
+        )
+        sharding, slices = self._sharding, iter([weights])
+        if (sharding.size > 1 or sharding.is_sliced) and not sharding.has_whole_experts:
+            num_slices = sharding.count_slices(self._inner[1], multiple=1)
+            slices = _cut_inner(weights, num_slices, num_slices * sharding.size)
+        self._slices = [ops.pack_experts(each, quantization) for each in slices]
         self.gate_up = self.down = None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
         """Convert the packed matrices to the layout of other ops."""
         assert old.unpack_experts is not None, f"experts packed by {old.name} cannot be unpacked"
-        self._packed = new.pack_experts(old.unpack_experts(self._packed), quantization)
+        for index, packed in enumerate(self._slices):
+            self._slices[index] = new.pack_experts(old.unpack_experts(packed), quantization)
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor of the experts."""
@@ -113,21 +139,54 @@ class Experts(nn.Module):
                 return self._shard(self._bias_targets() | _mxfp4_targets(self.gate_up, self.down))
 
     def _shard(self, targets: Targets) -> Targets:
-        """Return targets that take this rank's experts out of tensors of all experts."""
-        if self._comm is None:
+        """Return targets that take this rank's part out of tensors of all experts."""
+        if self._sharding.size == 1:
             return targets
-        shard = Shard(0, self._spec.num_experts, ((self._first, self._num_experts),))
-        return {name: ShardedTarget(target, shard) for name, target in targets.items()}
+        if self._sharding.has_whole_experts:
+            experts = Shard(0, self._spec.num_experts, ((self._first, self._num_experts),))
+            return {name: ShardedTarget(target, experts) for name, target in targets.items()}
+        shards = self._find_inner_shards()
+        return {
+            name: ShardedTarget(target, shards[name]) if name in shards else target
+            for name, target in targets.items()
+        }
+
+    def _find_inner_shards(self) -> dict[str, Shard]:
+        """Return the rank's part of each stacked tensor with a dimension of inner values."""
+        whole, (start, length) = self._spec.inner_size, self._inner
+        pairs = ((2 * start, 2 * length),)  # gate and up alternate
+        match self._spec.names.layout:
+            case "stacked":
+                gate_up, down = (f"{name}.weight" for name in self._spec.names.experts)
+                halves = ((start, length), (whole + start, length))
+                return {gate_up: Shard(1, 2 * whole, halves), down: Shard(2, whole, ((start, length),))}
+            case "interleaved":
+                matrices = {
+                    "experts.gate_up_proj": Shard(2, 2 * whole, pairs),
+                    "experts.down_proj": Shard(1, whole, ((start, length),)),
+                }
+            case _:
+                blocks = Shard(2, whole // BLOCK_SIZE, ((start // BLOCK_SIZE, length // BLOCK_SIZE),))
+                matrices = {}
+                for part in ("blocks", "scales"):
+                    matrices[f"experts.gate_up_proj_{part}"] = Shard(1, 2 * whole, pairs)
+                    matrices[f"experts.down_proj_{part}"] = blocks
+        return matrices | {"experts.gate_up_proj_bias": Shard(1, 2 * whole, pairs)}
 
     def _separate_targets(self, gate_up: Tensor, down: Tensor) -> Targets:
         gates, ups = gate_up.chunk(2, dim=1)
+        shards = [Shard(dim, self._spec.inner_size, (self._inner,)) for dim in (0, 0, 1)]
         targets: Targets = {}
         for expert in range(self._spec.num_experts):
             index = expert - self._first
-            for name, stacked in zip(self._spec.names.experts, (gates, ups, down), strict=True):
+            for name, stacked, shard in zip(
+                self._spec.names.experts, (gates, ups, down), shards, strict=True
+            ):
                 is_own = 0 <= index < self._num_experts
                 target = WeightTarget(stacked[index]) if is_own else SkippedTarget(stacked.shape[1:])
-                targets[f"experts.{expert}.{name}.weight"] = target
+                targets[f"experts.{expert}.{name}.weight"] = (
+                    ShardedTarget(target, shard) if is_own else target
+                )
         return targets
 
     def _bias_targets(self) -> Targets:
@@ -197,6 +256,27 @@ class MoE(nn.Module):
         if self.shared_gate is not None:
             targets |= add_prefix(f"{names.shared}_gate", self.shared_gate.weight_targets())
         return targets
+
+
+def _cut_inner(weights: ExpertWeights, num_slices: int, num_parts: int) -> Iterator[ExpertWeights]:
+    """Yield experts with slices of the inner values.
+
+    Args:
+        num_parts: number of slices on all ranks. Each has this share of the down bias, so that they add up to it.
+    """
+    gates, ups = (half.chunk(num_slices, 1) for half in weights.gate_up.chunk(2, 1))
+    biases = None
+    if weights.gate_up_bias is not None:
+        biases = [half.chunk(num_slices, 1) for half in weights.gate_up_bias.chunk(2, 1)]
+    down_bias = None if weights.down_bias is None else weights.down_bias / num_parts
+    for index, down in enumerate(weights.down.chunk(num_slices, 2)):
+        yield ExpertWeights(
+            torch.cat([gates[index], ups[index]], 1),
+            None if biases is None else torch.cat([half[index] for half in biases], 1),
+            down.contiguous(),
+            down_bias,
+            weights.activation,
+        )
 
 
 def _interleaved_targets(gate_up: Tensor, down: Tensor) -> Targets:

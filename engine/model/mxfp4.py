@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_BLOCK_SIZE = 32
+BLOCK_SIZE = 32
 _EXPONENT_BIAS = 127
 
 
@@ -39,11 +39,11 @@ class Mxfp4Experts:
 
     def __init__(self, shape: tuple[int, int, int], write: Callable[[int, Tensor], None]) -> None:
         num_experts, num_outputs, num_inputs = shape
-        scales = (num_experts, num_outputs, num_inputs // _BLOCK_SIZE)
+        scales = (num_experts, num_outputs, num_inputs // BLOCK_SIZE)
         self._write = write
         self._waiting: dict[str, Tensor] = {}
         self.targets = {
-            "blocks": EncodedTarget(self, "blocks", torch.Size((*scales, _BLOCK_SIZE // 2))),
+            "blocks": EncodedTarget(self, "blocks", torch.Size((*scales, BLOCK_SIZE // 2))),
             "scales": EncodedTarget(self, "scales", torch.Size(scales)),
         }
 

@@ -2,7 +2,7 @@
 
     queries, gate, up, output head    rows: each rank computes some heads, inner values or logits
     output projection, down           columns (inputs): each rank computes a part of every sum; `Comm.sum` adds them
-    experts                           each rank holds some of them whole
+    experts                           as the MLP, expert by expert; or each rank holds some of them whole
     all else                          each rank holds a copy
 
 Sums over ranks are computed as 8 slices of the inputs, folded in one tree. 1, 2, 4 and 8 ranks give the same bits.
@@ -27,12 +27,14 @@ class Sharding:
 
     Args:
         is_sliced: compute row-parallel sums in slices also on one rank, for the bits of several.
+        has_whole_experts: ranks hold whole experts instead of a part of each.
     """
 
     rank: int = 0
     size: int = 1
     comm: Comm | None = None  # None for one rank
     is_sliced: bool = False
+    has_whole_experts: bool = False
 
     def count(self, total: int) -> int:
         """Return a rank's share of a number that the ranks divide evenly."""
@@ -41,6 +43,10 @@ class Sharding:
     def part(self, total: int) -> tuple[int, int]:
         """Return (start, length) of the rank's part of a dimension that the ranks divide evenly."""
         return self.rank * self.count(total), self.count(total)
+
+    def expert_ends(self, num_experts: int) -> list[int]:
+        """Return the end of each rank's experts, where ranks hold whole ones; their numbers differ by at most one."""
+        return [num_experts * rank // self.size for rank in range(1, self.size + 1)]
 
     def kv_part(self, num_kv_heads: int) -> tuple[int, int]:
         """Return (first, number) of the rank's KV heads. With more ranks than KV heads, several ranks hold the same."""
@@ -78,7 +84,7 @@ class Sharding:
 ONE_RANK = Sharding()
 
 
-def check_shardable(config: ModelConfig, size: int) -> None:
+def check_shardable(config: ModelConfig, size: int, has_whole_experts: bool = False) -> None:
     """Check that `size` ranks can divide the model.
 
     Raises:
@@ -94,10 +100,20 @@ def check_shardable(config: ModelConfig, size: int) -> None:
         "attention heads": config.num_attention_heads,
         "inner values of the MLP": config.intermediate_size,
     }
+    if has_whole_experts and not any(spec.moe for spec in config.layer_specs):
+        raise ConfigError("enable_expert_parallel: the model has no experts")
     for spec in config.layer_specs:
-        if spec.moe is not None:
-            numbers["experts"] = spec.moe.num_experts
-            numbers |= {"inner values of the shared expert": spec.moe.shared_size}
+        if (moe := spec.moe) is None:
+            continue
+        numbers["inner values of the shared expert"] = moe.shared_size
+        if has_whole_experts and moe.num_experts < size:
+            raise ConfigError(f"{name} is more than the model's {moe.num_experts} experts")
+        if not has_whole_experts:
+            numbers["inner values of an expert (enable_expert_parallel divides none)"] = moe.inner_size
+            if moe.names.layout == "mxfp4":
+                numbers["blocks of 32 inner values (enable_expert_parallel divides none)"] = (
+                    moe.inner_size // 32
+                )
     for what, number in numbers.items():
         if number % size:
             raise ConfigError(f"{name} does not divide the model's {number} {what}")

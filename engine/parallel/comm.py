@@ -35,6 +35,14 @@ class Comm(Protocol):
             widths: columns of each rank.
         """
 
+    def collect(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return all ranks' rows, one rank after the other, on every rank.
+
+        Args:
+            part: [counts[rank], W] float32.
+            counts: rows of each rank.
+        """
+
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite the contiguous tensor with that of rank 0."""
 
@@ -79,6 +87,13 @@ class TorchComm:
         if parts is None:
             return None
         return torch.cat([each[:, :width] for each, width in zip(parts, widths, strict=True)], dim=1)
+
+    def collect(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        # As in `gather`.
+        padded = torch.nn.functional.pad(part, (0, 0, 0, max(counts) - len(part))).contiguous()
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        self._run(lambda: dist.all_gather(parts, padded))
+        return torch.cat([each[:count] for each, count in zip(parts, counts, strict=True)])
 
     def broadcast(self, tensor: Tensor) -> None:
         self._run(lambda: dist.broadcast(tensor, 0))

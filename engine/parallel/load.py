@@ -36,7 +36,12 @@ def load_shard(
         seed=worker.seed,
         ops=limit_ops(ops),
         quantization=None if worker.quantization == "none" else worker.quantization,
-        sharding=Sharding(rank, config.tensor_parallel_size, comm),
+        sharding=Sharding(
+            rank,
+            config.tensor_parallel_size,
+            comm,
+            has_whole_experts=config.enable_expert_parallel,
+        ),
     )
     assert isinstance(model, DecoderModel)
     return model

@@ -77,6 +77,22 @@ class SharedMemoryComm:
                     column += width
         return out
 
+    def collect(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        """As `Comm.collect`."""
+        width = part.shape[1]
+        out = torch.empty(sum(counts), width)
+        places = out.split(list(counts))
+        step = SLOT_BYTES // (4 * width)
+        for start in range(0, max(counts), step):
+            rows = part[start : start + step]
+            slots = self._next_slots(torch.float32, min(step, max(counts) - start) * width)
+            slots[self.rank, : rows.numel()].view(rows.shape).copy_(rows)
+            self._wait()
+            for slot, place in zip(slots, places, strict=True):
+                piece = place[start : start + step]
+                piece.copy_(slot[: piece.numel()].view(piece.shape))
+        return out
+
     def broadcast(self, tensor: Tensor) -> None:
         """As `Comm.broadcast`."""
         flat = tensor.view(-1)

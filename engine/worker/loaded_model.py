@@ -133,12 +133,14 @@ class LoadedModel:
         Raises:
             ConfigError: the ranks cannot divide the model.
         """
-        size = self._config.tensor_parallel_size
+        size, has_whole = self._config.tensor_parallel_size, self._config.enable_expert_parallel
         if size == 1:
-            return Sharding(is_sliced=self._config.batch_invariant_tp), DecoderModel
-        check_shardable(self._model_config, size)
+            is_sliced = self._config.batch_invariant_tp
+            return Sharding(is_sliced=is_sliced, has_whole_experts=has_whole), DecoderModel
+        check_shardable(self._model_config, size, has_whole)
         self.ranks = Ranks(self._config, self._worker_config, size)
-        return Sharding(0, size, self.ranks.comm), partial(LeaderDecoder, ranks=self.ranks)
+        sharding = Sharding(0, size, self.ranks.comm, has_whole_experts=has_whole)
+        return sharding, partial(LeaderDecoder, ranks=self.ranks)
 
     def _make_adapters(self) -> AdapterStore:
         if not self.model.matrix_parts:

@@ -318,9 +318,10 @@ class Worker:
         """Return the fingerprint, by default for the config's block size."""
         config = self._worker_config
         is_sliced = self.config.tensor_parallel_size > 1 or self.config.batch_invariant_tp
+        has_slices = (is_sliced, is_sliced and not self.config.enable_expert_parallel)  # of sums, of experts
         cache = replace(resolved.cache, block_size=block_size or resolved.cache.block_size)
         return compute_fingerprint(
-            self.model.weights_hash, f"{self.model_config} sliced={is_sliced}", config.dtype, config.quantization,
+            self.model.weights_hash, f"{self.model_config} {has_slices}", config.dtype, config.quantization,
             str(choose_kv_dtype(config)), cache,
         )  # fmt: skip
 

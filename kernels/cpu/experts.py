@@ -86,7 +86,13 @@ def _stack_biases(*parts: list[NativeWeight]) -> Tensor | None:
 
 
 def run_experts(
-    library: NativeLibrary, pool: ThreadPool, x: Tensor, ids: Tensor, weights: Tensor, experts: NativeExperts
+    library: NativeLibrary,
+    pool: ThreadPool,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    experts: NativeExperts,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Implement `kernels.ops.RunExperts`; equal bit for bit whatever the other tokens and the number of threads."""
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
@@ -94,7 +100,7 @@ def run_experts(
     assert x.shape == (num_tokens, experts.hidden_size), f"x is {list(x.shape)} for {num_tokens} tokens"
     assert ids.dtype == torch.int64, f"ids must be int64, not {ids.dtype}"
     assert weights.shape == ids.shape and weights.dtype == torch.float32, "a float32 weight per id"
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, dtype=out_dtype)
     library.experts(
         pool.handle,
         ctypes.byref(experts.struct),
@@ -105,5 +111,6 @@ def run_experts(
         num_tokens,
         top_k,
         out.data_ptr(),
+        DTYPES[out.dtype],
     )
     return out

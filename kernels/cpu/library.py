@@ -43,7 +43,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         None,
         [
             *(c_void_p, POINTER(ExpertsStruct), c_void_p, c_int32, c_void_p, c_void_p),
-            *(c_int64, c_int64, c_void_p),
+            *(c_int64, c_int64, c_void_p, c_int32),
         ],
     ),
     "attention": (

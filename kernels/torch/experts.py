@@ -51,13 +51,15 @@ def unpack_experts(packed: TorchExperts) -> ExpertWeights:
     )
 
 
-def run_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: TorchExperts) -> Tensor:
+def run_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, experts: TorchExperts, out_dtype: torch.dtype | None = None
+) -> Tensor:
     """Return the weighted sum of each token's experts; `kernels.ops.RunExperts` gives the shapes.
 
     It reads the number of rows per expert back from the device.
     """
     parts = zip(x.split(MAX_TOKENS), ids.split(MAX_TOKENS), weights.split(MAX_TOKENS), strict=True)
-    return torch.cat([_run_part(*part, experts) for part in parts])
+    return torch.cat([_run_part(*part, experts) for part in parts]).to(out_dtype or x.dtype)
 
 
 def estimate_scratch(num_tokens: int, top_k: int, hidden_size: int, inner_size: int, itemsize: int) -> int:
@@ -86,7 +88,7 @@ def _run_part(x: Tensor, ids: Tensor, weights: Tensor, experts: TorchExperts) ->
     total = torch.zeros(num_tokens, x.shape[1], dtype=torch.float32, device=x.device)
     for slot, result in enumerate(results.view(num_tokens, top_k, -1).unbind(1)):
         total.addcmul_(result, weights[:, slot, None])
-    return total.to(x.dtype)
+    return total
 
 
 def _run_expert(rows: Tensor, experts: TorchExperts, expert: int) -> Tensor:

@@ -188,12 +188,14 @@ def group_pairs(ids: Tensor, num_experts: int) -> Grouping:
     return Grouping(pairs, torch.where(expert < num_experts, expert, -1).int(), starts.int(), ends.int())
 
 
-def run_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: ExpertWeights) -> Tensor:
+def run_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, experts: ExpertWeights, out_dtype: torch.dtype | None = None
+) -> Tensor:
     """Implement `kernels.ops.RunExperts`; without reading a value back from the device."""
     _check(x, ids, weights, experts)
     num_tokens, top_k = ids.shape
     num_experts, size, inner_size = experts.down.shape
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, dtype=out_dtype)
     if not num_tokens:
         return out
     grouping = group_pairs(ids, num_experts)

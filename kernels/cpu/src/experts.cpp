@@ -3,8 +3,6 @@
 
 #include "experts.h"
 
-#include <type_traits>
-
 #include "products.h"
 
 namespace troupe {
@@ -182,10 +180,10 @@ void combine(
     });
 }
 
-template <class T>
+template <class T, class Out>
 void run_chunk(
     Pool* pool, const Experts& experts, const T* x, const int64_t* ids, const float* weights, int64_t tokens,
-    int64_t top_k, T* out) {
+    int64_t top_k, Out* out) {
     Grouping grouping(pool, ids, tokens * top_k, experts.num_experts);
     int64_t hidden = experts.gate->in_features, inner_size = experts.gate->out_features;
     size_t inner_bytes = (grouping.num_pairs * inner_size * sizeof(T) + 63) / 64 * 64;
@@ -210,20 +208,22 @@ void run_chunk(
 
 void run_experts(
     Pool* pool, const Experts& experts, const void* x, int32_t dtype, const int64_t* ids, const float* weights,
-    int64_t tokens, int64_t top_k, void* out) {
+    int64_t tokens, int64_t top_k, void* out, int32_t out_dtype) {
     int64_t hidden = experts.gate->in_features;
     for (int64_t first = 0; first < tokens; first += kMaxTokens) {
         int64_t count = tokens - first < kMaxTokens ? tokens - first : kMaxTokens;
         const int64_t* chunk_ids = ids + first * top_k;
         const float* chunk_weights = weights + first * top_k;
-        auto run = [&](auto* typed) {
-            auto* source = static_cast<const std::remove_pointer_t<decltype(typed)>*>(x) + first * hidden;
-            run_chunk(pool, experts, source, chunk_ids, chunk_weights, count, top_k, typed + first * hidden);
+        auto run = [&](auto* source, auto* target) {
+            int64_t offset = first * hidden;
+            run_chunk(pool, experts, source + offset, chunk_ids, chunk_weights, count, top_k, target + offset);
         };
-        if (dtype == kBFloat16)
-            run(static_cast<bf16*>(out));
+        if (dtype == kFloat32)
+            run(static_cast<const float*>(x), static_cast<float*>(out));
+        else if (out_dtype == kFloat32)
+            run(static_cast<const bf16*>(x), static_cast<float*>(out));
         else
-            run(static_cast<float*>(out));
+            run(static_cast<const bf16*>(x), static_cast<bf16*>(out));
     }
 }
 

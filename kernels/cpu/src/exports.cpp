@@ -76,9 +76,9 @@ EXPORT void troupe_lora(
 
 EXPORT void troupe_experts(
     Pool* pool, const Experts* experts, const void* x, int32_t dtype, const int64_t* ids, const float* weights,
-    int64_t tokens, int64_t top_k, void* out) {
+    int64_t tokens, int64_t top_k, void* out, int32_t out_dtype) {
     PoolLock lock(pool);
-    run_experts(pool, *experts, x, dtype, ids, weights, tokens, top_k, out);
+    run_experts(pool, *experts, x, dtype, ids, weights, tokens, top_k, out, out_dtype);
 }
 
 EXPORT void troupe_attention(

@@ -140,11 +140,9 @@ def test_layers_that_predict_several_tokens_are_not_loaded(tmp_path: Path) -> No
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("ops", ["torch", "native"])
-def test_mxfp4_experts_equal_the_decoded_ones(ops: str, tmp_path: Path) -> None:
-    """transformers computes with what its own decoder makes of the same blocks."""
-    expected = make_transformers_model("gpt_oss", hidden_size=64, intermediate_size=96)
-    file = save(expected, tmp_path) / "model.safetensors"
+def save_mxfp4(expected: PreTrainedModel, folder: Path) -> Path:
+    """Save a model with random experts in 4-bit blocks; it gets what transformers' own decoder makes of them."""
+    file = save(expected, folder) / "model.safetensors"
     tensors, generator = load_file(file), torch.Generator().manual_seed(0)
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         num_experts, num_inputs, num_outputs = tensors.pop(name).shape
@@ -155,9 +153,16 @@ def test_mxfp4_experts_equal_the_decoded_ones(ops: str, tmp_path: Path) -> None:
         decoded = convert_moe_packed_tensors(blocks, scales, dtype=FLOAT)
         expected.get_parameter(name).data.copy_(decoded)
     save_file(tensors, file)
-    config = tmp_path / "config.json"
+    config = folder / "config.json"
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": quantization}))
+    return folder
+
+
+@pytest.mark.parametrize("ops", ["torch", "native"])
+def test_mxfp4_experts_equal_the_decoded_ones(ops: str, tmp_path: Path) -> None:
+    expected = make_transformers_model("gpt_oss", hidden_size=64, intermediate_size=96)
+    save_mxfp4(expected, tmp_path)
     prompt = make_prompt(MAX_LEN)
     logits = Driver(load_model(tmp_path, ops=require_native(ops))).step({"a": prompt})["a"]
     assert_near(logits, compute_expected(expected, prompt))

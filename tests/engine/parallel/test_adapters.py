@@ -149,11 +149,12 @@ def test_other_ranks_free_an_adapter_when_rank_0_has_freed_it(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> PeftTwin:
-    """A model with a tokenizer, and its adapters."""
+    """A model with a tokenizer, experts, and adapters."""
     folder = tmp_path_factory.mktemp("twin")
     (folder / "base").mkdir()
     make_byte_level_folder(folder / "base")
-    return PeftTwin("qwen3", folder, vocab_size=423, eos_token_id=1, **EIGHTHS)
+    shape = EIGHTHS | {"vocab_size": 423, "num_key_value_heads": 1, "num_experts": 7}
+    return PeftTwin("qwen3_moe", folder, **shape | {"eos_token_id": 1})
 
 
 def make_engine(twin: PeftTwin, **changes: Any) -> Engine:
@@ -191,10 +192,11 @@ async def run_requests(engine: Engine, twin: PeftTwin) -> list[list[Completion]]
 
 
 async def test_mixed_requests_with_adapters_have_the_texts_of_one_rank(twin: PeftTwin) -> None:
-    async with make_engine(twin, batch_invariant_tp=True) as engine:
+    """Ranks hold whole experts, whose number they do not divide."""
+    async with make_engine(twin, batch_invariant_tp=True, enable_expert_parallel=True) as engine:
         expected = await run_requests(engine, twin)
     for size in (2, 4):
-        async with make_engine(twin, tensor_parallel_size=size) as engine:
+        async with make_engine(twin, tensor_parallel_size=size, enable_expert_parallel=True) as engine:
             assert await run_requests(engine, twin) == expected
             assert engine.stats().num_preemptions > 0
 

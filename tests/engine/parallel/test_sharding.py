@@ -20,6 +20,7 @@ from engine.parallel.load import limit_ops
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+from tests.engine.model.test_moe_families import save_mxfp4
 from tests.kernels.cpu.conftest import require_library
 
 EIGHTHS: dict[str, Any] = {
@@ -39,9 +40,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "no gate, biases": ("starcoder2", {"sliding_window": 20}),
     "interleaved heads, parallel MLP": ("cohere2", {"sliding_window": 20, "num_hidden_layers": 4}),
     "experts": ("qwen3_moe", {}),
+    "experts with other names": ("mixtral", {}),
     "stacked and shared experts": ("granitemoe", {}),
     "sinks and expert biases": ("gpt_oss", GPT_OSS),
 }  # fmt: skip
+# Some numbers of experts are not multiples of the number of ranks.
+WHOLE_EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 6},
+    "qwen3_moe": {"num_experts": 7},
+    "granitemoe": {"num_local_experts": 5},
+    "gpt_oss": GPT_OSS,
+}
 
 
 @contextmanager
@@ -57,16 +66,19 @@ def open_comms(size: int) -> Iterator[list[SharedMemoryComm]]:
             comm.close()
 
 
-def run_ranks(size: int, run: Callable[[Sharding], Any]) -> list[Any]:
+def run_ranks(size: int, run: Callable[[Sharding], Any], **changes: Any) -> list[Any]:
     """Return the result of each rank; the ranks are threads."""
     with open_comms(size) as comms, ThreadPoolExecutor(size) as threads:
-        return list(threads.map(run, [Sharding(rank, size, comm) for rank, comm in enumerate(comms)]))
+        shardings = [Sharding(rank, size, comm, **changes) for rank, comm in enumerate(comms)]
+        return list(threads.map(run, shardings))
 
 
-def compute_logits(folder: Path, quantization: Any, sharding: Sharding) -> Tensor:
+def compute_logits(
+    folder: Path, quantization: Any, sharding: Sharding, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """The logits of a prompt in two chunks beside another request, then of a decode."""
     ops = limit_ops(make_native_ops(require_library(), 1))
-    model = load_model(folder, quantization=quantization, ops=ops, sharding=sharding)
+    model = load_model(folder, dtype, quantization=quantization, ops=ops, sharding=sharding)
     assert isinstance(model, DecoderModel)
     driver, prompt = Driver(model), make_prompt(40)
     first = driver.step({"a": prompt[:25], "b": make_prompt(7, 1)})["a"]
@@ -86,26 +98,54 @@ def test_ranks_compute_the_logits_of_transformers_and_the_bits_of_one_rank(name:
         assert torch.equal(found, one), f"{size} ranks differ by {(found - one).abs().max()}"
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantized_ranks_have_the_bits_of_one_rank(quantization: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", WHOLE_EXPERTS)
+def test_ranks_with_whole_experts_have_the_bits_of_one_rank(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    source = make_transformers_model(family, **EIGHTHS | WHOLE_EXPERTS[family])
+    folder = save(source, tmp_path)
+    run = partial(compute_logits, folder, None, dtype=dtype)
+    one = run(Sharding(is_sliced=True, has_whole_experts=True))
+    if dtype == torch.float32:
+        torch.testing.assert_close(one, compute_expected(source, make_prompt(40)), atol=5e-5, rtol=0)
+    for size in (2, 4):
+        found = run_ranks(size, run, has_whole_experts=True)[0]
+        assert torch.equal(found, one), f"{size} ranks differ by {(found - one).abs().max()}"
+
+
+@pytest.mark.parametrize("has_whole_experts", [False, True])
+def test_ranks_read_their_part_of_4_bit_blocks(has_whole_experts: bool, tmp_path: Path) -> None:
+    source = make_transformers_model("gpt_oss", **EIGHTHS | GPT_OSS)
+    run = partial(compute_logits, save_mxfp4(source, tmp_path), None)
+    one = run(Sharding(is_sliced=True, has_whole_experts=has_whole_experts))
+    torch.testing.assert_close(one, compute_expected(source, make_prompt(40)), atol=5e-5, rtol=0)
+    assert torch.equal(run_ranks(4, run, has_whole_experts=has_whole_experts)[0], one)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "family"), [("int8", "llama"), ("int4", "llama"), ("int8", "qwen3_moe")]
+)
+def test_quantized_ranks_have_the_bits_of_one_rank(quantization: str, family: str, tmp_path: Path) -> None:
     shape = EIGHTHS | {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_hidden_layers": 2}
-    folder = save(make_transformers_model("llama", **shape), tmp_path)
+    shape |= {"moe_intermediate_size": 1024, "num_experts": 4} if family == "qwen3_moe" else {}
+    folder = save(make_transformers_model(family, **shape), tmp_path)
     one = compute_logits(folder, quantization, Sharding(is_sliced=True))
     assert torch.equal(run_ranks(2, partial(compute_logits, folder, quantization))[0], one)
 
 
 def test_each_rank_holds_its_part_of_every_divided_matrix(tmp_path: Path) -> None:
-    folder = save(make_transformers_model("qwen3", **EIGHTHS), tmp_path)
+    folder = save(make_transformers_model("qwen3_moe", **EIGHTHS), tmp_path)
 
     def count(sharding: Sharding) -> int:
-        model = DecoderModel(read_model_config(folder), torch.float32, torch.device("cpu"), None, sharding)
-        copied = model.embed_tokens.numel() + sum(
-            p.numel() for n, p in model.named_parameters() if "norm" in n
-        )
-        return sum(parameter.numel() for parameter in model.parameters()) - copied
+        model = DecoderModel(read_model_config(folder), torch.float32, torch.device("meta"), None, sharding)
+        copied = ("norm", "embed_tokens", "router")
+        return sum(p.numel() for n, p in model.named_parameters() if not any(part in n for part in copied))
 
     whole = count(Sharding())
-    assert run_ranks(2, count) == [pytest.approx(whole / 2, rel=0.01)] * 2
+    for has_whole_experts in (False, True):
+        counts = run_ranks(2, count, has_whole_experts=has_whole_experts)
+        assert counts == [pytest.approx(whole / 2, rel=0.01)] * 2
 
 
 @pytest.mark.parametrize(
@@ -117,7 +157,7 @@ def test_each_rank_holds_its_part_of_every_divided_matrix(tmp_path: Path) -> Non
             "6 attention heads",
         ),
         ("llama", {"intermediate_size": 90}, "90 inner values"),
-        ("qwen3_moe", {"num_experts": 6}, "6 experts"),
+        ("qwen3_moe", {"moe_intermediate_size": 22}, "22 inner values of an expert"),
         ("llama", {"hidden_size": 96, "num_key_value_heads": 6, "num_attention_heads": 12}, "6 KV heads"),
         ("olmo2", {}, "norms span all heads"),
     ],
@@ -128,6 +168,16 @@ def test_a_model_that_ranks_cannot_divide_is_refused(
     folder = save(make_transformers_model(family, **EIGHTHS | overrides), tmp_path)
     with pytest.raises(ConfigError, match=message):
         check_shardable(read_model_config(folder), 4)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"), [("qwen3_moe", "more than the model's 2 experts"), ("llama", "has no experts")]
+)
+def test_ranks_without_a_whole_expert_are_refused(family: str, message: str, tmp_path: Path) -> None:
+    overrides = EIGHTHS | ({} if family == "llama" else {"num_experts": 2, "num_experts_per_tok": 1})
+    folder = save(make_transformers_model(family, **overrides), tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        check_shardable(read_model_config(folder), 4, has_whole_experts=True)
 
 
 @pytest.mark.parametrize("size", [2, 4])
