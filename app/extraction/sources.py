@@ -25,6 +25,7 @@ MAX_CELL_CHARS = MAX_FILE_BYTES
 PAGE_BREAK = "\n\n"
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
 IMAGE_TYPES = (".png", ".jpg", ".jpeg", ".webp")
+MAX_IMAGE_BYTES = 24 * 2**20
 TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
 # Names that a column of texts often has, best first; otherwise the column with the longest texts is taken.
 TEXT_NAMES = ("text", "content", "body", "document", "message", "description")
@@ -168,7 +169,7 @@ def read_rows(
         UnreadableSource: it is too large, not what its name says, or empty.
     """
     name, suffix = name or path.name, path.suffix.lower()
-    data = read_bytes(path, name, MAX_FILE_BYTES)
+    data = read_bytes(path, name, MAX_IMAGE_BYTES if suffix in IMAGE_TYPES else MAX_FILE_BYTES)
     if suffix == ".pdf":
         pages, images = read_pdf(data, name, with_images)
         starts = (0, *accumulate(len(page) + len(PAGE_BREAK) for page in pages[:-1]))

@@ -32,6 +32,7 @@ from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
 from app.ui.extract.run import NUM_SAMPLES, Shown, show
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
+from app.ui.extract.tab import NO_FILE
 from app.ui.pacing import pace
 from app.ui.scripts import read_script
 from app.ui.stops import Flag, Stops
@@ -180,7 +181,7 @@ class BatchTab:
         text = batch.rows[index].pick(batch.column).text
         shown = Shown(batch.restore(index), text, batch.schema)
         views = SchemaPanel(self.examples).show(json.dumps(batch.schema, indent=2, ensure_ascii=False))
-        return (*show(shown, {}), text, *views, gr.update(selected="extract"))
+        return (*show(shown, {}), *NO_FILE, text, *views, gr.update(selected="extract"))
 
     async def run_all(
         self,

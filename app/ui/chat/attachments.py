@@ -9,15 +9,12 @@ from typing import Any
 
 from gradio.processing_utils import get_upload_folder
 
-from app.extraction.sources import UnreadableSource, read_text
+from app.extraction.sources import IMAGE_TYPES, MAX_IMAGE_BYTES, UnreadableSource, read_text
 from app.ui.files import read_apart
 from engine import InvalidRequest
 
 FILE_TYPES = ["text", ".md", ".csv", ".json", ".jsonl", ".log", ".html", ".xml", ".eml", ".py", ".pdf"]
-# Offered if the model sees images; on a phone they include the camera.
-IMAGE_TYPES = [".png", ".jpg", ".jpeg", ".webp"]
 MAX_BYTES = 4 * 2**20
-MAX_IMAGE_BYTES = 24 * 2**20
 
 
 async def add_attachments(text: str, paths: Iterable[str | Path]) -> str:

@@ -81,7 +81,7 @@ class ChatTab(ChatRun):
 
     def offer_files(self) -> Any:
         """Let the composer take images if the model sees them, which is known when the engine has started."""
-        return gr.update(file_types=FILE_TYPES + IMAGE_TYPES) if self.engine.sees_images else gr.skip()
+        return gr.update(file_types=[*FILE_TYPES, *IMAGE_TYPES]) if self.engine.sees_images else gr.skip()
 
     def build(self, demo: gr.Blocks) -> None:
         """Put the tab's components on the page and connect them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
@@ -52,12 +52,14 @@ def render_fields(
     result: ExtractionResult | None,
     changes: Mapping[str, Change] = NO_CHANGES,
     by_hand: frozenset[str] = frozenset(),
+    find_page: Callable[[Evidence], int] = lambda evidence: 0,
 ) -> str:
     """Return the table of values; with a result, also confidence, evidence and controls to edit and store it.
 
     Args:
         changes: differences from a verified record, by pointer; empty without one.
         by_hand: pointers of values that a person edited.
+        find_page: returns the page of the opened PDF that shows a value; 0: none.
     """
     rows = list(leaves)
     if not rows:
@@ -77,7 +79,10 @@ def render_fields(
         if result is None:
             body.append(_render_growing(number, leaf))
         else:
-            body.append(_render_row(number, leaf, result, changes.get(leaf.pointer), leaf.pointer in by_hand))
+            evidence = result.evidence.get(leaf.pointer)
+            page = 0 if evidence is None else find_page(evidence)
+            change, is_by_hand = changes.get(leaf.pointer), leaf.pointer in by_hand
+            body.append(_render_row(number, leaf, result, change, is_by_hand, page))
     body += [_render_missing(change) for change in changes.values() if change.kind == "missing"]
     head = (
         '<thead><tr><th scope="col">Field</th><th scope="col">Value</th><th scope="col" title="mean token '
@@ -131,15 +136,14 @@ def _render_growing(number: int, leaf: Leaf) -> str:
 
 
 def _render_row(
-    number: int, leaf: Leaf, result: ExtractionResult, change: Change | None, is_by_hand: bool
+    number: int, leaf: Leaf, result: ExtractionResult, change: Change | None, is_by_hand: bool, page: int
 ) -> str:
     shown = _spell(leaf)
     evidence, reasons = result.evidence.get(leaf.pointer), result.flags.get(leaf.pointer, ())
     small = []
     if evidence:
-        small.append(
-            f'<small class="match {evidence.match}">{MATCH_WORDS.get(evidence.match, evidence.match)}</small>'
-        )
+        where = MATCH_WORDS.get(evidence.match, evidence.match) + (f", page {page}" if page else "")
+        small.append(f'<small class="match {evidence.match}">{where}</small>')
     if change is not None and change.kind in ("changed", "new"):
         before = "not in it" if change.kind == "new" else json.dumps(change.verified, ensure_ascii=False)
         small.append(f'<small class="differs">verified: {html.escape(before)}</small>')
@@ -157,7 +161,8 @@ def _render_row(
         f'<tr data-field="{number}" class="{" ".join(classes)}" title="{why}">{_render_name(leaf)}'
         f'<td class="{_kind_of(leaf)}"><div class="cell">{items}<textarea class="value" rows="{num_lines}" '
         f'spellcheck="false" '
-        f'data-pointer="{html.escape(leaf.pointer, quote=True)}" aria-label="{show_path(leaf.path)}">'
+        f'data-pointer="{html.escape(leaf.pointer, quote=True)}" aria-label="{show_path(leaf.path)}"'
+        f"{' data-paged' * bool(page)}>"
         f"{html.escape(shown)}</textarea>{''.join(small)}</div></td>"
         f"<td>{_render_confidence(result.confidence.get(leaf.pointer), is_by_hand)}</td></tr>"
     )

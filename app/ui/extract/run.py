@@ -9,11 +9,12 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import gradio as gr
 
-from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction, Schema
+from app.extraction import Evidence, ExtractionResult, Extractor, Limits, PartialExtraction, Schema
 from app.extraction.chunks import PartsDone, stream_whole
 from app.extraction.extractor import make_again
 from app.extraction.json_spans import scan
@@ -21,6 +22,7 @@ from app.extraction.prompt import parse_examples
 from app.extraction.review import Change, EditError, apply_edits, change_items, compare
 from app.extraction.schema_check import SchemaChecker
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
+from app.ui.extract.pages import Opened, show_page
 from app.ui.extract.record_view import (
     EMPTY,
     NO_SOURCE,
@@ -36,7 +38,7 @@ from app.ui.stops import Stops
 from engine import Engine
 
 # The outputs of a run, in order.
-PARTS = ("badge", "fields", "record", "table", "figures", "marked", "tabs", "run", "stop", "shown")
+PARTS = ("badge", "fields", "record", "table", "figures", "marked", "tabs", "run", "stop", "shown", "page")
 IDLE: dict[str, Any] = {"run": gr.update(interactive=True), "stop": gr.update(visible=False)}
 BUSY: dict[str, Any] = {"run": gr.update(interactive=False), "stop": gr.update(visible=True)}
 EMPTIED: dict[str, Any] = {
@@ -62,14 +64,22 @@ class Shown:
     text: str
     schema: Schema
     by_hand: frozenset[str] = frozenset()
-    image_hash: str = ""
+    opened: Opened | None = None  # where the text or the images come from
 
     @property
     def key(self) -> str:
         """Return the storage key of a verified record: equal for equal text and schema."""
-        source = [self.text, self.image_hash] if self.image_hash else self.text
+        digest = self.opened.digest if self.opened else ""
+        source = [self.text, digest] if digest else self.text
         both = json.dumps([self.schema, source], sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(both.encode(errors="surrogatepass")).hexdigest()[:16]
+
+    def find_page(self, evidence: Evidence | None) -> int:
+        """Return the page of a value in the opened PDF; 0 if there is none, or the text was edited."""
+        if self.opened is None or evidence is None or evidence.match == "none":
+            return 0
+        source = self.opened.source
+        return source.find_page(evidence.start) if source.text == self.text else 0
 
 
 class ExtractRun:
@@ -91,12 +101,13 @@ class ExtractRun:
         is_careful: bool,
         instructions: str,
         examples: str,
-        image: bytes | None,
+        opened: Opened | None,
         verified: Verified | None,
         request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
         """Extract one record and show it while it is written."""
-        if not text.strip() and image is None:
+        images = () if opened is None else opened.source.images
+        if not text.strip() and not images:
             problem = Explanation(
                 "There is no text yet.", "", "Paste a text, open a file or pick an example."
             )
@@ -127,9 +138,8 @@ class ExtractRun:
                 examples=shots,
                 num_samples=NUM_SAMPLES if is_careful else 1,
                 recheck=is_careful,
-                images=() if image is None else (image,),
+                images=images,
             )
-            image_hash = "" if image is None else hashlib.sha256(image).hexdigest()
             with self.stops.running(session) as flag:
                 # A separate cache salt, so that one visitor's text never shows in another's cache timings.
                 stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
@@ -137,8 +147,10 @@ class ExtractRun:
                 async with aclosing(pace(stream, self.interval_s)) as parts:
                     async for part in parts:
                         if isinstance(part, ExtractionResult):
-                            shown = Shown(part, text, checked.schema, image_hash=image_hash)
+                            shown = Shown(part, text, checked.schema, opened=opened)
                             yield show(shown, verified or {})
+                            if (page := await self.show_first_page(shown)) is not None:
+                                yield update(page=page)
                             return
                         yield progress(part)
                         if flag.asked:
@@ -157,6 +169,30 @@ class ExtractRun:
     def stop(self, request: gr.Request) -> None:
         """End the running extraction."""
         self.stops.ask(str(request.session_hash))
+
+    async def show_first_page(self, shown: Shown) -> str | None:
+        """Return the first page that shows a value; None if no page does."""
+        found = [(shown.find_page(each), each.start, each) for each in shown.result.evidence.values()]
+        number, _, evidence = min(
+            filter(lambda each: each[0], found), default=(0, 0, None), key=itemgetter(0, 1)
+        )
+        return await show_page(shown.opened, number, evidence) if shown.opened and number else None
+
+    async def locate(self, shown: Shown | None, typed: tuple[Shown, Shown] | None, data: gr.EventData) -> Any:
+        """Show the page of the PDF where the value that has the focus is."""
+        if typed is not None and typed[0] is shown:
+            shown = typed[1]
+        evidence = shown.result.evidence.get(str(data._data["pointer"])) if shown else None
+        if shown is None or shown.opened is None or not (number := shown.find_page(evidence)):
+            return gr.skip()
+        return await show_page(shown.opened, number, evidence)
+
+    async def turn(self, opened: Opened | None, data: gr.EventData) -> Any:
+        """Show another page of the opened PDF."""
+        number = int(data._data["number"])
+        if opened is None or not 1 <= number <= len(opened.source.page_starts):
+            return gr.skip()
+        return await show_page(opened, number)
 
     def edit(self, shown: Shown | None, data: gr.EventData) -> Update:
         """Apply a correction at once: update JSON, table and checked record, but not the fields.
@@ -240,7 +276,7 @@ def views(shown: Shown, changes: Mapping[str, Change]) -> tuple[str, str, str, s
     result = shown.result
     text = json.dumps(result.record, indent=2, ensure_ascii=False) if result.valid else result.raw
     return (
-        render_fields(result.leaves, result, changes, shown.by_hand),
+        render_fields(result.leaves, result, changes, shown.by_hand, shown.find_page),
         text,
         render_table(result.record) or EMPTY,
         render_source(result.leaves, result.evidence, shown.text),
@@ -259,10 +295,17 @@ def show(shown: Shown, verified: Verified) -> Update:
         table=table,
         figures=render_figures(shown.result),
         marked=marked,
-        tabs=gr.update(selected="image" if shown.image_hash else "evidence"),
+        tabs=gr.update(selected=choose_tab(shown)),
         shown=shown,
         **IDLE,
     )
+
+
+def choose_tab(shown: Shown) -> str:
+    """Return the tab of the source that shows the evidence best."""
+    if shown.opened and shown.opened.source.images:
+        return "image" if shown.opened.is_photo else "page"
+    return "page" if any(map(shown.find_page, shown.result.evidence.values())) else "evidence"
 
 
 def progress(part: PartialExtraction | PartsDone | None) -> Update:
@@ -281,7 +324,7 @@ def update(**values: Any) -> Update:
     return tuple(values.get(name, gr.skip()) for name in PARTS)
 
 
-# Hide results of an earlier text: all but the tabs and the buttons.
+# Hide results of an earlier text: all but the page, the tabs and the buttons.
 NO_RESULT = ("", EMPTY, "", EMPTY, "", NO_SOURCE, None)
 
 

@@ -12,10 +12,10 @@ import gradio as gr
 
 from app.extraction import Limits
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
-from app.extraction.sources import read_bytes, read_text
-from app.ui.chat.attachments import IMAGE_TYPES, MAX_IMAGE_BYTES, is_image
+from app.extraction.sources import IMAGE_TYPES, UnreadableSource, read_text
 from app.ui.examples import Examples
 from app.ui.explain import Explanation
+from app.ui.extract.pages import open_path, show_page
 from app.ui.extract.record_view import EMPTY, NO_SOURCE
 from app.ui.extract.run import NO_RESULT, ExtractRun, add_example
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
@@ -24,8 +24,8 @@ from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import read_kept, read_script
 from engine import Engine
 
-MAX_TEXT_BYTES = 2**20
-NO_IMAGE = (None, gr.update(visible=False), None)
+# No opened file: image and its tab, page and its tab, file.
+NO_FILE = (None, gr.update(visible=False), "", gr.update(visible=False), None)
 FILE_TYPES = ["text", ".md", ".eml", ".csv", ".log", ".html", ".xml", ".pdf"]
 
 
@@ -37,10 +37,17 @@ class _Source:
     text: gr.Textbox
     marked: gr.HTML
     upload: gr.UploadButton
-    image: gr.Image  # shows what `content` holds
+    image: gr.Image  # of an opened photo
     image_tab: gr.Tab
-    content: gr.State  # bytes of the image; None: there is none
+    page: gr.HTML  # of an opened PDF
+    page_tab: gr.Tab
+    opened: gr.State  # Opened, or None
     sample: gr.Dropdown | None
+
+    @property
+    def file(self) -> list[gr.components.Component | gr.Tab]:
+        """Return the components that an opened file fills."""
+        return [self.image, self.image_tab, self.page, self.page_tab, self.opened]
 
 
 class ExtractTab(ExtractRun):
@@ -73,9 +80,10 @@ class ExtractTab(ExtractRun):
             {}, html_template="", apply_default_css=False, elem_id="verified",
             js_on_load=read_script("kept") + read_script("verified"),
         )  # fmt: skip
-        outputs = [badge, fields, record, table, figures, source.marked, source.tabs, run, stop, state]
+        results = [badge, fields, record, table, figures, source.marked]
+        outputs = [*results, source.tabs, run, stop, state, source.page]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        inputs = [source.text, schema.code, schema.problem, *settings, source.content, verified]
+        inputs = [source.text, schema.code, schema.problem, *settings, source.opened, verified]
         demo.load(self.offer_files, None, source.upload, queue=False, **quiet)
         run.click(self.run, inputs, outputs, js=read_kept("readVerified"), **quiet)
         stop.click(self.stop, None, None, queue=False, **quiet)
@@ -87,10 +95,11 @@ class ExtractTab(ExtractRun):
             self.change_items, [state, verified], changed, js=read_kept("readVerified"), queue=False, **quiet
         )
         add.click(add_example, [state, typed, settings[-1]], settings[-1], queue=False, **quiet)
-        self._connect_source(
-            source, schema, [badge, fields, record, table, figures, source.marked, state], quiet
-        )
-        self.reviewed = [*outputs, source.text, *schema.views]
+        self._connect_source(source, schema, [*results, state], quiet)
+        located = {"queue": False, "trigger_mode": "always_last", **quiet}
+        fields.locate(self.locate, [state, typed], source.page, **located)
+        source.page.turn(self.turn, source.opened, source.page, **located)
+        self.reviewed = [*outputs, *source.file, source.text, *schema.views]
         return schema
 
     def _build_source(self) -> _Source:
@@ -122,7 +131,9 @@ class ExtractTab(ExtractRun):
                     elem_id="source-image",
                     height=420,
                 )
-        return _Source(tabs, text, marked, upload, image, image_tab, gr.State(None), sample)
+            with gr.Tab("Page", id="page", visible=False) as page_tab:
+                page = gr.HTML("", elem_id="page", apply_default_css=False, js_on_load=read_script("page"))
+        return _Source(tabs, text, marked, upload, image, image_tab, page, page_tab, gr.State(None), sample)
 
     def _build_settings(self) -> tuple[list[gr.components.Component], gr.Button]:
         limits = Limits()
@@ -177,14 +188,12 @@ class ExtractTab(ExtractRun):
         results: list[gr.components.Component],
         quiet: dict[str, Any],
     ) -> None:
-        opened = [source.text, source.tabs, *results]
-        shown = [source.image, source.image_tab, source.content]
-        shows = source.upload.upload(self.show_image, source.upload, shown, queue=False, **quiet)
-        shows.then(self.open_file, source.upload, opened, queue=False, **quiet)
+        opened = [source.text, source.tabs, *results, *source.file]
+        source.upload.upload(self.open_file, source.upload, opened, queue=False, **quiet)
         if source.sample is not None:
             source.sample.select(
                 self.pick_sample, None, [*opened, schema.chooser, *schema.views], queue=False, **quiet
-            ).then(lambda: NO_IMAGE, None, shown, queue=False, **quiet)
+            )
 
     async def pick_sample(self, data: gr.SelectData, request: gr.Request) -> tuple[Any, ...]:
         """Show an example text with its schema, in place of text and record."""
@@ -194,36 +203,29 @@ class ExtractTab(ExtractRun):
         views = (
             self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(5))
         )
-        return text, to_text, *NO_RESULT, schema or gr.skip(), *views
+        return text, to_text, *NO_RESULT, *NO_FILE, schema or gr.skip(), *views
 
     def offer_files(self) -> Any:
         """Offer photographs if the model sees images, which is known when the engine has started."""
-        return gr.update(file_types=FILE_TYPES + IMAGE_TYPES) if self.engine.sees_images else gr.skip()
+        return gr.update(file_types=[*FILE_TYPES, *IMAGE_TYPES]) if self.engine.sees_images else gr.skip()
 
     async def open_file(self, path: str, request: gr.Request) -> tuple[Any, ...]:
-        """Show the text of an uploaded file in place of text and record; or, as the verdict, why it cannot be read."""
-        is_photo = self.engine.sees_images and is_image(path)
+        """Show an uploaded file in place of text and record; or, as the verdict, why it cannot be read."""
         try:
-            text = "" if is_photo else await read_apart(read_text, Path(path), MAX_TEXT_BYTES)
-            if is_photo:
-                await read_apart(read_bytes, Path(path), Path(path).name, MAX_IMAGE_BYTES)
-        except ValueError as error:
+            opened = await read_apart(open_path, Path(path), self.engine.sees_images)
+        except UnreadableSource as error:
             problem = Explanation(
                 "This file cannot be read.", f"{error}.", "Open a text file or a PDF with text in it."
             )
-            return gr.skip(), gr.skip(), problem.as_html(), *(gr.skip() for _ in NO_RESULT[1:])
+            kept = (gr.skip() for _ in (*NO_RESULT[1:], *NO_FILE))
+            return gr.skip(), gr.skip(), problem.as_html(), *kept
         await self.stops.end(str(request.session_hash))
-        return text, gr.update(selected="image" if is_photo else "text"), *NO_RESULT
-
-    async def show_image(self, path: str) -> tuple[Any, ...]:
-        """Show an uploaded image and keep its content; any other file takes its place."""
-        if not self.engine.sees_images or not is_image(path):
-            return NO_IMAGE
-        try:
-            content = await read_apart(read_bytes, Path(path), Path(path).name, MAX_IMAGE_BYTES)
-        except ValueError:  # `open_file` explains it
-            return NO_IMAGE
-        return path, gr.update(visible=True), content
+        text = opened.source.text
+        tab = "image" if opened.is_photo else "page" if opened.is_pdf and not text.strip() else "text"
+        page = await show_page(opened, 1) if opened.is_pdf else ""
+        tabs = [gr.update(visible=is_shown) for is_shown in (opened.is_photo, opened.is_pdf)]
+        shown = (path if opened.is_photo else None, tabs[0], page, tabs[1], opened)
+        return text, gr.update(selected=tab), *NO_RESULT, *shown
 
 
 logger = logging.getLogger("troupe.ui")

@@ -59,7 +59,11 @@ const readEdits = () => Object.fromEntries(all(".value").filter(isEdited).map((i
 
 // Copy text selected in the evidence to the field that was edited last.
 let lastInput = null;
-element.addEventListener("focusin", (event) => { if (event.target.matches?.(".value")) lastInput = event.target; });
+element.addEventListener("focusin", (event) => {
+  if (!event.target.matches?.(".value")) return;
+  lastInput = event.target;
+  if ("paged" in lastInput.dataset) trigger("locate", { pointer: lastInput.dataset.pointer });
+});
 if (area && !area.dataset.fills) {
   area.dataset.fills = "yes";
   area.addEventListener("mouseup", (event) => {

@@ -181,21 +181,25 @@ def test_a_scanned_pdf_is_told_from_a_broken_one(tmp_path: Path) -> None:
         read_rows(write(tmp_path, "a.pdf", make_pdf("")))
 
 
-def make_scan(num_pages: int, text: str = "") -> bytes:
-    """A PDF with a page of text, then pictures, then a blank page."""
-    whole = pypdf.PdfWriter(io.BytesIO(make_pdf(text))) if text else pypdf.PdfWriter()
-    for number in range(num_pages):
-        sink = io.BytesIO()
-        make_picture((60, 40), number).save(sink, "PDF")
-        whole.append(sink)
-    whole.add_blank_page(200, 200)
+def join_pdfs(*files: bytes) -> bytes:
+    whole = pypdf.PdfWriter()
+    for file in files:
+        whole.append(io.BytesIO(file))
     sink = io.BytesIO()
     whole.write(sink)
     return sink.getvalue()
 
 
+def make_scan(*numbers: int) -> bytes:
+    """A PDF with a picture on each page."""
+    sinks = [io.BytesIO() for _ in numbers]
+    for sink, number in zip(sinks, numbers, strict=True):
+        make_picture((60, 40), number).save(sink, "PDF")
+    return join_pdfs(*(sink.getvalue() for sink in sinks))
+
+
 def test_pages_without_text_are_images_if_wanted_and_blank_pages_are_not(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.pdf", make_scan(2, "Hello there"))
+    path = write(tmp_path, "a.pdf", join_pdfs(make_pdf("Hello there", num_pages=2), make_scan(0, 1)))
     (row,) = read_rows(path, with_images=True)
     found = row.pick("text")
     assert found.text.strip() == "Hello there" and len(found.images) == 2
@@ -208,8 +212,8 @@ def test_pages_without_text_are_images_if_wanted_and_blank_pages_are_not(tmp_pat
 def test_pages_as_images_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf, "MAX_IMAGES", 1)
     with pytest.raises(UnreadableSource, match=r"a\.pdf has more than 1 pages without text: split it"):
-        read_pdf(make_scan(2), "a.pdf", with_images=True)
-    writer = pypdf.PdfWriter(io.BytesIO(make_scan(1)))
+        read_pdf(make_scan(0, 1), "a.pdf", with_images=True)
+    writer = pypdf.PdfWriter(io.BytesIO(make_scan(0)))
     writer.pages[0].scale_to(14_400, 14_400)
     sink = io.BytesIO()
     writer.write(sink)

@@ -316,7 +316,7 @@ async def test_a_row_is_opened_for_review_and_doubtful_rows_are_run_again() -> N
     tab, engine = make_tab(record='{"name": "Ada", "age": 36}')
     await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
     opened = tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0}))
-    assert opened[10] == "Ada, 36" and opened[9].result.record == {"name": "Ada", "age": 36}
+    assert opened[16] == "Ada, 36" and opened[9].result.record == {"name": "Ada", "age": 36}
     assert opened[-1]["selected"] == "extract" and '<mark data-field="0"' in opened[5]
     with pytest.raises(gr.Error, match="not here any more"):
         tab.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))

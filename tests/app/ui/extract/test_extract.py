@@ -13,14 +13,16 @@ import pytest
 from app.extraction.extractor import make_again
 from app.ui.examples import Examples
 from app.ui.extract.run import NO_RESULT, Shown, add_example
-from app.ui.extract.tab import ExtractTab
+from app.ui.extract.tab import NO_FILE, ExtractTab
 from engine import EngineOverloaded
+from tests.app.extraction.test_sources import join_pdfs, make_pdf
+from tests.engine.vision_folders import make_picture
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
 REQUEST: Any = SimpleNamespace(session_hash="abc")
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}'
-PARTS = ("badge", "fields", "record", "table", "figures", "marked", "tabs", "run", "stop", "shown")
+PARTS = ("badge", "fields", "record", "table", "figures", "marked", "tabs", "run", "stop", "shown", "page")
 
 
 def make_tab(samples: dict[str, Path] | None = None, **options: Any) -> tuple[ExtractTab, FakeEngine]:
@@ -205,7 +207,7 @@ async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     text, _, *results, name, form, schema, code, verdict, _ = await tab.pick_sample(
         SimpleNamespace(value="person 1"), REQUEST
     )
-    assert tuple(results) == NO_RESULT
+    assert tuple(results) == (*NO_RESULT, *NO_FILE)
     assert (text, name, schema) == ("Ada", "person", SCHEMA)
     assert form["value"]["fields"][0]["name"] == "name" and "class Record" in code
     assert "schema keywords are enforced" in verdict
@@ -222,13 +224,47 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     await wait_until(lambda: len(engine.requests) == 1)
     text, _, problem, *kept = await tab.open_file(str(bad), REQUEST)
     assert text == gr.skip() and "not UTF-8" in problem and "Open a text file" in problem
-    assert kept == [gr.skip()] * 6 and not engine.requests[0].is_aborted
+    assert kept == [gr.skip()] * 11 and not engine.requests[0].is_aborted
     text, _, *results = await tab.open_file(str(good), REQUEST)
-    assert text == "Bob" and tuple(results) == NO_RESULT and engine.requests[0].is_aborted
+    assert text == "Bob" and tuple(results[:7]) == NO_RESULT and engine.requests[0].is_aborted
     # The run before writes nothing beside the new text; only its buttons change back.
-    *page, run_button, stop, shown = (await running)[-1]
-    assert [*page, shown] == [gr.skip()] * 8
+    *page, run_button, stop, shown, pdf_page = (await running)[-1]
+    assert [*page, shown, pdf_page] == [gr.skip()] * 9
     assert run_button["interactive"] is True and stop["visible"] is False
+
+
+async def test_a_pdf_shows_the_page_of_the_value_that_has_the_focus(tmp_path: Path) -> None:
+    path = tmp_path / "a.pdf"
+    path.write_bytes(join_pdfs(make_pdf("Ada"), make_pdf("Ada is 36")))
+    tab, _ = make_tab()
+    text, *_, page, page_tab, opened = await tab.open_file(str(path), REQUEST)
+    assert page_tab["visible"] and "Page 1 of 2" in page and 'data-number="2"' in page
+    first, second = [update async for update in run_opened(tab, text, opened)][-2:]
+    shown = first[9]
+    assert first[6]["selected"] == "page" and "verbatim, page 2" in first[1] and "Page 1 of 2" in second[10]
+    focused = SimpleNamespace(_data={"pointer": "/age"})
+    assert "Page 2 of 2" in await tab.locate(shown, None, focused)
+    assert "Page 2 of 2" in await tab.turn(opened, SimpleNamespace(_data={"number": 2}))
+    assert await tab.turn(opened, SimpleNamespace(_data={"number": 3})) == gr.skip()
+    # Offsets of an edited text are not those of the file.
+    (last,) = [update async for update in run_opened(tab, f"{text}.", opened)][-1:]
+    assert await tab.locate(last[9], None, focused) == gr.skip()
+
+
+async def test_a_scan_is_extracted_from_its_pages(tmp_path: Path) -> None:
+    make_picture((60, 40)).save(tmp_path / "scan.pdf")
+    tab, engine = make_tab(sees_images=True)
+    text, tabs, *_, page, _, opened = await tab.open_file(str(tmp_path / "scan.pdf"), REQUEST)
+    assert (text, tabs["selected"]) == ("", "page") and "Page 1 of 1" in page
+    last = [update async for update in run_opened(tab, text, opened)][-1]
+    assert "<image>" in engine.requests[0].prompt and last[6]["selected"] == "page"
+    assert "not in the text" not in last[1] and last[9].key != Shown(last[9].result, "", last[9].schema).key
+    engine.sees_images = False
+    assert "has no text in it" in (await tab.open_file(str(tmp_path / "scan.pdf"), REQUEST))[2]
+
+
+def run_opened(tab: ExtractTab, text: str, opened: Any) -> AsyncGenerator[Any, None]:
+    return tab.run(text, SCHEMA, None, True, False, False, "", "", opened, None, REQUEST)
 
 
 async def test_what_is_kept_is_one_record_with_its_time() -> None:

@@ -1,0 +1,80 @@
+"""The opened file: what the model gets of it, and the pages of a PDF as they are shown beside the record."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.extraction import Evidence, Source
+from app.extraction.pdf import UnreadableSource, render_page
+from app.extraction.sources import IMAGE_TYPES, MAX_FILE_BYTES, TEXT_COLUMN, read_bytes, read_rows, read_text
+from app.ui.files import read_apart
+
+MAX_TEXT_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A file that a person opened: a text, a photo or a PDF, by its suffix."""
+
+    path: Path
+    source: Source
+
+    @property
+    def digest(self) -> str:
+        """Return a hash of the images; "" without any."""
+        files = [each for each in self.source.images if isinstance(each, bytes)]
+        return hashlib.sha256(b"".join(files)).hexdigest() if files else ""
+
+    @property
+    def is_pdf(self) -> bool:
+        return self.path.suffix.lower() == ".pdf"
+
+    @property
+    def is_photo(self) -> bool:
+        return self.path.suffix.lower() in IMAGE_TYPES
+
+
+def open_path(path: Path, sees_images: bool) -> Opened:
+    """Read a file.
+
+    Raises:
+        UnreadableSource: it cannot be read, or the model does not see what it shows.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".pdf" or suffix in IMAGE_TYPES:
+        return Opened(path, read_rows(path, with_images=sees_images)[0].pick(TEXT_COLUMN))
+    # A table is one text here.
+    return Opened(path, Source(path.name, read_text(path, MAX_TEXT_BYTES)))
+
+
+async def show_page(opened: Opened, number: int, evidence: Evidence | None = None) -> str:
+    """Return a page of a PDF, counted from 1, as HTML, with the place of a value highlighted."""
+    quote = before = ""
+    if evidence is not None:
+        text = opened.source.text
+        start = opened.source.page_starts[number - 1]
+        quote, before = text[evidence.start : evidence.end], text[start : evidence.start]
+    try:
+        image = await read_apart(_render, opened.path, number - 1, quote, before)
+    except UnreadableSource as error:
+        return f'<div class="empty"><p>{html.escape(str(error))}.</p></div>'
+    count = len(opened.source.page_starts)
+    buttons = [
+        f'<button type="button" data-number="{to}" aria-label="{word} page"{"" if 1 <= to <= count else " disabled"}>'
+        f"{sign}</button>"
+        for to, word, sign in ((number - 1, "Previous", "‹"), (number + 1, "Next", "›"))
+    ]
+    data = base64.b64encode(image).decode()
+    name = f"Page {number} of {html.escape(opened.path.name, quote=True)}"
+    return (
+        f'<div class="page"><div class="turn">{buttons[0]}<span role="status">Page {number} of {count}</span>'
+        f'{buttons[1]}</div><img src="data:image/jpeg;base64,{data}" alt="{name}"></div>'
+    )
+
+
+def _render(path: Path, *place: object) -> bytes:
+    return render_page(read_bytes(path, path.name, MAX_FILE_BYTES), path.name, *place)  # type: ignore[arg-type]
