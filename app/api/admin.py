@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app import __version__
 from app.api.call import list_request_ids
 from app.api.context import ApiContext, context_of
-from app.api.errors import ApiError, scrub
+from app.api.errors import ApiError, BadRequest, scrub
 from app.api.gate import find_key, read_keys
 from app.api.models import describe_model
 from engine import EngineDead
@@ -72,8 +72,7 @@ def _check_query(request: Request) -> None:
     wrong = next((name for name in request.query_params if name not in known), None)
     if wrong is not None:
         told = f"known are {', '.join(known)}" if known else "this route has none"
-        message = f"{wrong[:80]} is not a known query parameter; {told}"
-        raise ApiError(400, message, wrong[:80], "unknown_field")
+        raise BadRequest(f"{wrong[:80]} is not a known query parameter; {told}", wrong[:80], "unknown_field")
 
 
 router = APIRouter()
@@ -124,8 +123,8 @@ async def sleep(
 async def wake_up(context: Context, tags: str | None = None) -> Sleeping:
     """End a sleep, or cancel one that still waits. Answers when the engine accepts requests."""
     if tags is not None:
-        raise ApiError(
-            400, "tags is not supported: weights and cache wake up together", "tags", "unsupported_field"
+        raise BadRequest(
+            "tags is not supported: weights and cache wake up together", "tags", "unsupported_field"
         )
     try:
         await context.engine.wake_up()
@@ -172,9 +171,7 @@ async def load_adapter(body: LoadAdapterBody, context: Context) -> dict[str, Any
     """Load an adapter from a folder within --lora-root, and serve it as a model of that name."""
     context.require_ready()
     if body.lora_name in context.served_names:
-        raise ApiError(
-            400, f"lora_name={body.lora_name!r} is a name of the model", "lora_name", "invalid_value"
-        )
+        raise BadRequest(f"lora_name={body.lora_name!r} is a name of the model", "lora_name")
     roots = context.engine.config.lora_root
     await context.engine.adapters.load(body.lora_name, body.lora_path, body.load_inplace, roots)
     return describe_model(context, body.lora_name)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from app.api import chat, completions
 from app.api.context import ApiContext
-from app.api.errors import ApiError, describe_fields, to_api_error
+from app.api.errors import ApiError, BadRequest, describe_fields, to_api_error
 from app.api.json_body import check_json
 from app.api.protocol import ChatRequest, CompletionRequest
 from app.api.responses import routes as responses
@@ -54,13 +54,13 @@ async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
         message = (
             f"{str(method)[:20]} {str(url)[:80]} is not possible in a batch; POST to {' or '.join(ROUTES)}"
         )
-        raise ApiError(400, message, "url", "invalid_value")
+        raise BadRequest(message, "url")
     if not isinstance(body, dict):
         message = "body is required: the request of this row, a JSON object"
-        raise ApiError(400, message, "body", "missing_field" if body is None else "invalid_value")
+        raise BadRequest(message, "body", "missing_field" if body is None else "invalid_value")
     check_json(body)
     if body.get("stream"):
-        raise ApiError(400, "stream is not possible in a batch", "stream", "invalid_value")
+        raise BadRequest("stream is not possible in a batch", "stream")
     while True:
         try:
             return await ROUTES[url](context, body, Visit(request_id))

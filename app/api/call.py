@@ -12,7 +12,7 @@ from functools import partial
 
 from app.api.constraint import Constraint
 from app.api.context import ApiContext
-from app.api.errors import ApiError, make_closing_error, make_failure, to_api_error
+from app.api.errors import BadRequest, make_closing_error, make_failure, to_api_error
 from app.api.protocol import MAX_PROMPTS, GenerationFields
 from app.api.thought_parser import make_reader
 from app.api.tools.calls import ToolParser, is_valid
@@ -102,7 +102,7 @@ class Call:
             if error.param != "grammar" or self.constraint is None:
                 raise
             # the engine reports a slow compile under its own parameter name; use this API's field
-            raise ApiError(400, str(error), self.constraint.param, "invalid_grammar") from error
+            raise BadRequest(str(error), self.constraint.param, "invalid_grammar") from error
         finally:
             self.context.open_requests.discard(request_id)
 

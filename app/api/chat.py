@@ -14,7 +14,7 @@ from app.api.call import Call, make_judge, make_reply_id
 from app.api.chunks import Chunks
 from app.api.constraint import Constraint, read_constraint
 from app.api.context import ApiContext, context_of
-from app.api.errors import ApiError
+from app.api.errors import BadRequest
 from app.api.messages import has_tool_messages, read_messages, read_template_kwargs, tell_plainly
 from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
@@ -68,10 +68,9 @@ async def prepare(
     messages = await show_calls(read_messages(body.messages, context.engine.sees_images), context)
     if body.add_special_tokens:
         message = "add_special_tokens is not supported here: the chat template writes them"
-        raise ApiError(400, message, "add_special_tokens", "unsupported_field")
+        raise BadRequest(message, "add_special_tokens", "unsupported_field")
     if body.continue_final_message and body.add_generation_prompt:
-        message = "continue_final_message needs add_generation_prompt=false"
-        raise ApiError(400, message, "continue_final_message", "invalid_value")
+        raise BadRequest("continue_final_message needs add_generation_prompt=false", "continue_final_message")
     options = {
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,

@@ -15,7 +15,7 @@ from app.api.call import Call, make_judge, make_reply_id
 from app.api.chunks import Chunks
 from app.api.constraint import read_constraint
 from app.api.context import ApiContext, context_of
-from app.api.errors import ApiError
+from app.api.errors import BadRequest
 from app.api.protocol import CompletionRequest
 from app.api.sampling import completion_sampling, read_prompts
 from app.api.sse import STREAMED, Emit, EventStream, unless_gone
@@ -54,11 +54,11 @@ async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) ->
     visit.counts_output = body.max_tokens != 0
     if body.best_of not in (None, 1, sampling.n):
         message = f"best_of={body.best_of} must be n={sampling.n}: every text that is drawn is in the reply"
-        raise ApiError(400, message[:200], "best_of", "unsupported_field")
+        raise BadRequest(message[:200], "best_of", "unsupported_field")
     given = prompts = read_prompts(_new_document(context) if body.prompt is None else body.prompt)
     if len(prompts) * sampling.n > MAX_CHOICES:
         message = f"{len(prompts)} prompts with n={sampling.n} are more than {MAX_CHOICES} choices"
-        raise ApiError(400, message, "n", "invalid_value")
+        raise BadRequest(message, "n")
     if body.add_special_tokens is False:
         prompts = [p if isinstance(p, list) else await encode(p, context, False) for p in prompts]
     reply_id = make_reply_id("cmpl-", visit, body)
@@ -83,8 +83,7 @@ def _new_document(context: ApiContext) -> list[int]:
     for token_id in known:
         if token_id is not None:
             return [token_id]
-    message = "prompt must not be null: this model has no token that begins a document"
-    raise ApiError(400, message, "prompt", "invalid_value")
+    raise BadRequest("prompt must not be null: this model has no token that begins a document", "prompt")
 
 
 async def finish_all(call: Call) -> list[RequestOutput]:

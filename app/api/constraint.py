@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from app.api.errors import ApiError, to_api_error
+from app.api.errors import BadRequest, to_api_error
 from app.api.protocol import GenerationFields, StructuredOutputs
 from grammar import GrammarError, GrammarSpec, read_spec
 
@@ -41,8 +41,8 @@ def read_constraint(body: GenerationFields) -> Constraint | None:
     ]
     if len(found) > 1:
         names = " and ".join(param for param, _ in found)
-        raise ApiError(
-            400, f"a request can have one constraint, not {names}", found[1][0], "too_many_constraints"
+        raise BadRequest(
+            f"a request can have one constraint, not {names}", found[1][0], "too_many_constraints"
         )
     if not found:
         return None
@@ -62,7 +62,7 @@ def _response_format(body: GenerationFields) -> Candidates:
         return []
     if asked.json_schema is not None and asked.type != "json_schema":
         message = f"response_format.json_schema is a part of the type json_schema, not {asked.type}"
-        raise ApiError(400, message, "response_format", "invalid_value")
+        raise BadRequest(message, "response_format")
     parts = {name: getattr(asked, name) for name in TAG_PARTS if getattr(asked, name) is not None}
     if asked.type == "structural_tag":
         return [("response_format", lambda: GrammarSpec.structural_tag(parts))]
@@ -70,13 +70,13 @@ def _response_format(body: GenerationFields) -> Candidates:
         message = (
             f"response_format.{next(iter(parts))} is a part of the type structural_tag, not {asked.type}"
         )
-        raise ApiError(400, message, "response_format", "invalid_value")
+        raise BadRequest(message, "response_format")
     if asked.type == "text":
         return []
     if asked.type == "json_object":
         return [("response_format", GrammarSpec.json_object)]
     if asked.json_schema is None:
-        raise ApiError(400, "response_format.json_schema is required", "response_format", "missing_field")
+        raise BadRequest("response_format.json_schema is required", "response_format", "missing_field")
     schema = asked.json_schema.schema_
     return [("response_format", lambda: GrammarSpec.json_schema(schema))]
 
@@ -87,8 +87,8 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
         return []
     for name in ("whitespace_pattern", "disable_additional_properties"):
         if getattr(asked, name):
-            raise ApiError(
-                400, f"structured_outputs.{name} is not supported", "structured_outputs", "unsupported_field"
+            raise BadRequest(
+                f"structured_outputs.{name} is not supported", "structured_outputs", "unsupported_field"
             )
     backend = _backend(asked.backend, "structured_outputs")
     whitespace: Whitespace = "compact" if asked.disable_any_whitespace else asked.whitespace or "spaced"
@@ -98,14 +98,14 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
     )
     if asked.property_order is not None and asked.json_ is None:
         message = "structured_outputs.property_order belongs to structured_outputs.json"
-        raise ApiError(400, message, "structured_outputs", "invalid_value")
+        raise BadRequest(message, "structured_outputs")
     for kind in ("csv", "xml", "structural_tag"):
         if (value := getattr(asked, kind)) is not None:
             candidates.append(
                 (f"structured_outputs.{kind}", partial(read_spec, kind, value, whitespace, backend))
             )
     if not candidates:
-        raise ApiError(400, "structured_outputs names no constraint", "structured_outputs", "missing_field")
+        raise BadRequest("structured_outputs names no constraint", "structured_outputs", "missing_field")
     _check_whitespace(asked, {param.removeprefix("structured_outputs.") for param, _ in candidates})
     return candidates
 
@@ -113,7 +113,7 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
 def _guided(body: GenerationFields) -> Candidates:
     if body.guided_whitespace_pattern is not None:
         name = "guided_whitespace_pattern"
-        raise ApiError(400, f"{name} is not supported", name, "unsupported_field")
+        raise BadRequest(f"{name} is not supported", name, "unsupported_field")
     backend = _backend(body.guided_decoding_backend, "guided_decoding_backend")
     given = (
         *(body.guided_json, body.guided_regex, body.guided_choice),
@@ -152,10 +152,9 @@ def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:
     told = [f"structured_outputs.{name}={value!r}" for name, value in given.items() if value is not None]
     if told and kinds.isdisjoint(SPACED):
         message = f"{told[0]} belongs to {', '.join(SPACED[:-1])} or {SPACED[-1]}"
-        raise ApiError(400, message, "structured_outputs", "invalid_value")
+        raise BadRequest(message, "structured_outputs")
     if len(told) == 2 and asked.whitespace != "compact":
-        message = f"{' and '.join(told)} exclude each other"
-        raise ApiError(400, message, "structured_outputs", "invalid_value")
+        raise BadRequest(f"{' and '.join(told)} exclude each other", "structured_outputs")
 
 
 def _backend(name: str | None, param: str) -> str | None:
@@ -164,5 +163,5 @@ def _backend(name: str | None, param: str) -> str | None:
     # vLLM's old form carries options behind a colon, such as "guidance:no-fallback"
     plain = name.split(":", 1)[0]
     if plain == "lm-format-enforcer":
-        raise ApiError(400, f"{name!r} is not a backend of this server", param, "unsupported_field")
+        raise BadRequest(f"{name!r} is not a backend of this server", param, "unsupported_field")
     return BACKENDS.get(plain, plain)

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field
 
 from app.api.context import ApiContext, context_of
-from app.api.errors import ApiError
+from app.api.errors import BadRequest
 from app.api.protocol import Fields
 
 router = APIRouter()
@@ -114,9 +114,7 @@ async def score(body: ScoreRequest, context: Context) -> JSONResponse:
     context.require_ready()
     pairs = [pair for pair in ((body.text_1, body.text_2), (body.queries, body.documents)) if any(pair)]
     if len(pairs) != 1 or not all(pairs[0]):
-        raise ApiError(
-            400, "give either text_1 and text_2, or queries and documents", "text_1", "invalid_value"
-        )
+        raise BadRequest("give either text_1 and text_2, or queries and documents", "text_1")
     left, right = ([each] if isinstance(each, str) else each or [] for each in pairs[0])
     scores = await context.embedder.score(left, right, body.instruction, context.select_adapter(model))
     data = [{"object": "score", "index": index, "score": each.score} for index, each in enumerate(scores)]
@@ -142,10 +140,10 @@ def read_inputs(given: Any) -> list[str | list[int]]:
         isinstance(each, str) or (isinstance(each, list) and all(map(is_id, each))) for each in listed
     ):
         message = f"input must be a string, a list of token ids, or a list of 1 to {MAX_INPUTS} of these"
-        raise ApiError(400, message, "input", "invalid_value")
+        raise BadRequest(message, "input")
     empty = [index for index, each in enumerate(listed) if not each]
     if empty:
-        raise ApiError(400, f"input[{empty[0]}] is empty", "input", "invalid_value")
+        raise BadRequest(f"input[{empty[0]}] is empty", "input")
     return listed
 
 

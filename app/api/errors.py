@@ -127,6 +127,13 @@ class ApiError(Exception):
         return b"data: " + json.dumps(self.body).encode() + b"\n\n"
 
 
+class BadRequest(ApiError):
+    """A 400 that names a field of the request."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = "invalid_value") -> None:
+        super().__init__(400, message, param, code)
+
+
 def scrub(message: str) -> str:
     """Remove file paths and addresses, which help an attacker and not a client.
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.api.errors import ApiError
+from app.api.errors import BadRequest
 
 # Not {}, which is a schema that accepts everything.
 EMPTY: tuple[Any, ...] = (None, False, [], "")
@@ -58,7 +58,7 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
             shown = name[:MAX_NAME_CHARS]
             ours = OURS.get(name, CONSTRAINTS if name.startswith("guided_") else None)
             hint = f"; use {ours}" if ours else ""
-            raise ApiError(400, f"{shown} is not a field of this API{hint}", shown, "unknown_field")
+            raise BadRequest(f"{shown} is not a field of this API{hint}", shown, "unknown_field")
 
 
 def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> N
     wrong = next((name for name, value in given.items() if name not in known and value is not None), None)
     if wrong is not None:
         message = f"{where}.{wrong[:80]} is not a known field; known are {', '.join(known)}"
-        raise ApiError(400, message, re.split(r"[.\[]", where)[0], "unknown_field")
+        raise BadRequest(message, re.split(r"[.\[]", where)[0], "unknown_field")
 
 
 def is_empty(value: object) -> bool:

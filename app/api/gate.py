@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import API_PREFIXES, HEALTH_PATHS, ApiError, to_api_error
+from app.api.errors import API_PREFIXES, HEALTH_PATHS, ApiError, BadRequest, to_api_error
 from app.api.origins import SAFE_METHODS, AllowedOrigins
 from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 from app.api.visit import Visit
@@ -146,7 +146,7 @@ class Gate:
     def _check_length(self, headers: Headers) -> None:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
-            raise ApiError(400, "Content-Length must be a number", code="invalid_header")
+            raise BadRequest("Content-Length must be a number", None, "invalid_header")
         # int() of a very long text is slow, and such a length is too large anyway
         if len(length) > 18 or int(length) > self.max_body_bytes:
             raise self._too_large()
@@ -185,7 +185,7 @@ def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
     names = [name for name, _ in headers if name in SINGLE_HEADERS]
     if len(set(names)) < len(names):
         name = next(name for name in names if names.count(name) > 1).decode()
-        raise ApiError(400, f"the request has more than one {name} header", code="invalid_header")
+        raise BadRequest(f"the request has more than one {name} header", None, "invalid_header")
 
 
 def find_key(given: bytes, keys: Iterable[bytes]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import Request
 
-from app.api.errors import ApiError
+from app.api.errors import BadRequest
 from engine import is_unicode
 
 MAX_PLACE_CHARS = 200
@@ -50,7 +50,7 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-        raise ApiError(400, f"an object has the name {twice[:80]!r} twice", code="invalid_json")
+        raise BadRequest(f"an object has the name {twice[:80]!r} twice", None, "invalid_json")
     return found
 
 
@@ -63,12 +63,12 @@ def check_json(body: object) -> None:
     try:
         check_values(body)
     except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+        raise BadRequest("the body is nested too deeply", None, "invalid_json") from None
     except ValueError:
         place, reason = _find_wrong(body)
         place = place[:MAX_PLACE_CHARS]
         param = re.split(r"[.\[]", place)[0] or None
-        raise ApiError(400, f"{place or 'the body'}{reason}", param, "invalid_value") from None
+        raise BadRequest(f"{place or 'the body'}{reason}", param) from None
 
 
 def check_values(value: object) -> None:

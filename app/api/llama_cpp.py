@@ -16,7 +16,7 @@ from app import __version__
 from app.api import completions
 from app.api.call import Call
 from app.api.context import ApiContext, context_of
-from app.api.errors import ApiError, describe_fields
+from app.api.errors import BadRequest, describe_fields
 from app.api.fields import IGNORED, is_empty
 from app.api.own_names import own_names
 from app.api.protocol import CompletionRequest, Fields
@@ -65,7 +65,7 @@ async def complete(body: LlamaCompletion, request: Request, context: Context) ->
     if body.n_predict < 0:
         call = replace(call, sampling=replace(call.sampling, max_tokens=None))  # up to the model's length
     if len(call.prompts) > 1:
-        raise ApiError(400, "prompt must be one text or one list of token ids", "prompt", "invalid_value")
+        raise BadRequest("prompt must be one text or one list of token ids", "prompt")
     if body.stream:
         return EventStream(lambda emit: stream(call, body, emit), context.config.keep_alive_s, b"")
     output = await unless_gone(request.receive, call.finish())
@@ -90,7 +90,7 @@ def read_request(body: LlamaCompletion) -> CompletionRequest:
     fields["max_tokens"] = None if body.n_predict < 0 else body.n_predict
     fields["seed"] = None if body.seed < 0 else body.seed
     if body.grammar and body.json_schema is not None:
-        raise ApiError(400, "give either grammar or json_schema", "grammar", "too_many_constraints")
+        raise BadRequest("give either grammar or json_schema", "grammar", "too_many_constraints")
     if body.grammar:
         fields["structured_outputs"] = {"grammar": body.grammar}
     elif body.json_schema is not None:
@@ -114,7 +114,7 @@ def read_bias(bias: Any) -> dict[str, float] | None:
     if not isinstance(pairs, list) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
     ):
-        raise ApiError(400, "logit_bias must be a list of pairs of a token id and a number", "logit_bias")
+        raise BadRequest("logit_bias must be a list of pairs of a token id and a number", "logit_bias", None)
     return {str(token): -100.0 if value is False else value for token, value in pairs}
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.api.errors import ApiError
+from app.api.errors import ApiError, BadRequest
 from app.api.json_body import check_values
 from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 
@@ -50,11 +50,9 @@ def _read_message(
     role = message.get("role")
     if role == "function" or message.get("function_call"):
         text = f"{where}: functions are not supported by this server; use tools"
-        raise ApiError(400, text, "messages", "unsupported_field")
+        raise BadRequest(text, "messages", "unsupported_field")
     if role not in ROLES:
-        raise ApiError(
-            400, f"{where}.role={role!r} must be one of {', '.join(ROLES)}"[:300], "messages", "invalid_value"
-        )
+        raise BadRequest(f"{where}.role={role!r} must be one of {', '.join(ROLES)}"[:300], "messages")
     content = message.get("content")
     if content is None and role == "assistant":
         content = message.get("refusal") or ""
@@ -65,13 +63,12 @@ def _read_message(
     }
     if (name := message.get("name")) is not None:
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
-            text = f"{where}.name must be a text of 1 to {MAX_NAME_CHARS} characters"
-            raise ApiError(400, text, "messages", "invalid_value")
+            raise BadRequest(f"{where}.name must be a text of 1 to {MAX_NAME_CHARS} characters", "messages")
         read["name"] = name  # a template decides whether to write it
     if calls := message.get("tool_calls"):
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
             text = f"{where}.tool_calls must be a list of at most {MAX_TOOL_CALLS}, of an assistant"
-            raise ApiError(400, text, "messages", "invalid_value")
+            raise BadRequest(text, "messages")
         read["tool_calls"] = [
             _read_call(f"{where}.tool_calls[{i}]", call, counter) for i, call in enumerate(calls)
         ]
@@ -88,7 +85,7 @@ def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         text = f'{where} must be {{"id": ..., "type": "function", "function": {{...}}}}'
-        raise ApiError(400, text, "messages", "invalid_value")
+        raise BadRequest(text, "messages")
     text = _read_text(f"{where}.function.arguments", function.get("arguments"))
     counter.feed(text.encode())
     if counter.is_over:
@@ -101,8 +98,7 @@ def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        text = f"{where}.function.arguments must be the text of a JSON object"
-        raise ApiError(400, text, "messages", "invalid_value")
+        raise BadRequest(f"{where}.function.arguments must be the text of a JSON object", "messages")
     name = _read_text(f"{where}.function.name", function.get("name"))
     identity = _read_text(f"{where}.id", call.get("id"))
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -110,7 +106,7 @@ def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any
 
 def _read_text(where: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ApiError(400, f"{where} must be a text", "messages", "invalid_value")
+        raise BadRequest(f"{where} must be a text", "messages")
     return value
 
 
@@ -119,7 +115,7 @@ def _read_content(where: str, content: object, sees_images: bool) -> str | list[
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(400, f"{where}.content must be a text or a list of parts", "messages", "invalid_value")
+        raise BadRequest(f"{where}.content must be a text or a list of parts", "messages")
     parts = []
     for i, part in enumerate(content):
         is_image = sees_images and isinstance(part, dict) and part.get("type") in IMAGE_TYPES
@@ -138,10 +134,10 @@ def _read_image(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
         url, detail = image.get("url"), image.get("detail")
     if not isinstance(url, str):
         message = f"{where}.image_url must have the url of an image, such as data:image/png;base64,..."
-        raise ApiError(400, message, "messages", "invalid_value")
+        raise BadRequest(message, "messages")
     if detail not in (None, *IMAGE_DETAILS):
         message = f"{where}.detail={str(detail)[:40]!r} must be one of {', '.join(IMAGE_DETAILS)}"
-        raise ApiError(400, message, "messages", "invalid_value")
+        raise BadRequest(message, "messages")
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -149,10 +145,10 @@ def _read_part(where: str, part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in ("text", "input_text", "output_text", "refusal"):
         message = f"{where}: only text parts are supported, not {str(kind)[:40]!r}"
-        raise ApiError(400, message, "messages", "unsupported_content")
+        raise BadRequest(message, "messages", "unsupported_content")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
-        raise ApiError(400, f"{where}.text must be a text", "messages", "invalid_value")
+        raise BadRequest(f"{where}.text must be a text", "messages")
     return text
 
 
@@ -167,11 +163,10 @@ def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = 
     """
     for name in kwargs or {}:
         if name in RESERVED_KWARGS or not name.isidentifier():
-            message = f"chat_template_kwargs must not set {name[:80]!r}"
-            raise ApiError(400, message, "chat_template_kwargs", "invalid_value")
+            raise BadRequest(f"chat_template_kwargs must not set {name[:80]!r}", "chat_template_kwargs")
     if kwargs and len(kwargs) > MAX_KWARGS:
-        raise ApiError(
-            400, f"chat_template_kwargs has more than {MAX_KWARGS} entries", "chat_template_kwargs"
+        raise BadRequest(
+            f"chat_template_kwargs has more than {MAX_KWARGS} entries", "chat_template_kwargs", None
         )
     known: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if effort == "none":

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.api.errors import ApiError
+from app.api.errors import BadRequest
 from app.api.fields import check_extra_fields, check_names
 
 MAX_IDS = 1024
@@ -196,7 +196,7 @@ class GenerationFields(Fields):
         """Reject fields that would be ignored, and stream options without a stream."""
         check_extra_fields(self.model_extra)
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream=true", "stream_options", "invalid_value")
+            raise BadRequest("stream_options needs stream=true", "stream_options")
         return self
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.api.constraint import Constraint
-from app.api.errors import ApiError
+from app.api.errors import BadRequest
 from app.api.own_names import own_names
 from app.api.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest, GenerationFields
 from engine import SamplingParams
@@ -25,10 +25,10 @@ def chat_sampling(body: ChatRequest, constraint: Constraint | None) -> SamplingP
         ApiError: top_logprobs without logprobs.
     """
     if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
+        raise BadRequest("top_logprobs needs logprobs=true", "top_logprobs")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
         message = f"top_logprobs={body.top_logprobs} must be an integer from 0 to {MAX_LOGPROBS}"
-        raise ApiError(400, message[:200], "top_logprobs", "invalid_value")
+        raise BadRequest(message[:200], "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     # two names of one limit: both have to be sound, and the lower holds
     sampling = _make(body, constraint, max_tokens=body.max_tokens, logprobs=logprobs)
@@ -58,7 +58,7 @@ def completion_sampling(body: CompletionRequest, constraint: Constraint | None) 
 
 def _make(body: GenerationFields, constraint: Constraint | None, **changes: Any) -> SamplingParams:
     if body.stream and body.prompt_logprobs is not None:
-        raise ApiError(400, "prompt_logprobs needs stream=false", "prompt_logprobs", "unsupported_field")
+        raise BadRequest("prompt_logprobs needs stream=false", "prompt_logprobs", "unsupported_field")
     values = {name: getattr(body, name) for name in COPIED if getattr(body, name) is not None}
     return SamplingParams(
         **(values | changes),
@@ -80,11 +80,10 @@ def read_kv_transfer(given: dict[str, Any] | None) -> bool:
     flags = {name: (given or {}).get(name) or False for name in ("do_remote_decode", "do_remote_prefill")}
     for name, value in flags.items():
         if not isinstance(value, bool):
-            message = f"kv_transfer_params.{name} must be true or false"
-            raise ApiError(400, message, "kv_transfer_params", "invalid_value")
+            raise BadRequest(f"kv_transfer_params.{name} must be true or false", "kv_transfer_params")
     if all(flags.values()):
         message = "kv_transfer_params: one of do_remote_decode and do_remote_prefill is possible"
-        raise ApiError(400, message, "kv_transfer_params", "invalid_value")
+        raise BadRequest(message, "kv_transfer_params")
     return flags["do_remote_decode"]
 
 
@@ -95,7 +94,7 @@ def read_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
     )
     if wrong is not None:
         message = f"logit_bias must map token ids to numbers; {wrong[:80]!r} is no token id"
-        raise ApiError(400, message, "logit_bias", "invalid_value")
+        raise BadRequest(message, "logit_bias")
     return {int(token): value for token, value in (bias or {}).items()}
 
 
@@ -111,11 +110,13 @@ def read_prompts(value: Any) -> list[str | list[int]]:
         prompts = value
     else:
         message = "prompt must be a text, a list of token ids, or a list of either, none of them empty"
-        raise ApiError(400, message, "prompt", "invalid_value")
+        raise BadRequest(message, "prompt")
     if len(prompts) > MAX_PROMPTS:
-        raise ApiError(400, f"prompt has {len(prompts)} entries; at most {MAX_PROMPTS} are allowed", "prompt")
+        raise BadRequest(
+            f"prompt has {len(prompts)} entries; at most {MAX_PROMPTS} are allowed", "prompt", None
+        )
     if not all(prompts):
-        raise ApiError(400, "prompt must not be empty", "prompt", "invalid_value")
+        raise BadRequest("prompt must not be empty", "prompt")
     return prompts
 
 

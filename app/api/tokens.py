@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from app.api.chat import find_tools, show_calls, show_tools
 from app.api.context import ApiContext, context_of
-from app.api.errors import ApiError
+from app.api.errors import BadRequest
 from app.api.messages import read_messages, read_template_kwargs
 from app.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from engine import Tokenizer
@@ -25,7 +25,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
     context.check_model(body.model)
     prompt = body.content if body.prompt is None else body.prompt
     if (prompt is None) == (body.messages is None):
-        raise ApiError(400, "give either prompt or messages", "prompt", "invalid_value")
+        raise BadRequest("give either prompt or messages", "prompt")
     context.require_ready()
     tokenizer = require_tokenizer(context)
     if body.messages is not None:
@@ -63,12 +63,10 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, str
     limit, max_tokens = tokenizer.vocab_size, context.engine.resolved.max_model_len
     if len(body.tokens) > max_tokens:
         message = f"tokens has {len(body.tokens)} entries; this model takes at most {max_tokens} tokens"
-        raise ApiError(400, message, "tokens", "context_length_exceeded")
+        raise BadRequest(message, "tokens", "context_length_exceeded")
     wrong = next((token for token in body.tokens if not 0 <= token < limit), None)
     if wrong is not None:
-        raise ApiError(
-            400, f"tokens: {wrong} must be a token id from 0 to {limit - 1}"[:200], "tokens", "invalid_value"
-        )
+        raise BadRequest(f"tokens: {wrong} must be a token id from 0 to {limit - 1}"[:200], "tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
     return {"prompt": text, "content": text}  # vLLM's name and llama.cpp's
 
@@ -87,7 +85,7 @@ async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> li
             f"prompt has {len(text)} characters, which do not fit the model's {max_tokens} tokens "
             f"(at most {limit} characters)"
         )
-        raise ApiError(400, message, "prompt", "context_length_exceeded")
+        raise BadRequest(message, "prompt", "context_length_exceeded")
     return await context.engine.encode(text, add_special_tokens=add_special_tokens)
 
 
@@ -99,7 +97,5 @@ def require_tokenizer(context: ApiContext) -> Tokenizer:
     """
     tokenizer = context.engine.tokenizer
     if tokenizer is None:
-        raise ApiError(
-            400, "this server runs without a tokenizer: prompts are token ids", code="no_tokenizer"
-        )
+        raise BadRequest("this server runs without a tokenizer: prompts are token ids", None, "no_tokenizer")
     return tokenizer

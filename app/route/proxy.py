@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
-from app.api.errors import CLOSING, RETRY_AFTER_S, ApiError
+from app.api.errors import CLOSING, RETRY_AFTER_S, ApiError, BadRequest
 from app.api.sse import wait_for_disconnect
 from app.route.workers import Worker, merge_models
 from engine import TextRouter
@@ -266,7 +266,7 @@ async def read_body(receive: Receive) -> bytes:
         except HTTPException as error:  # raised by the gate
             raise ApiError(error.status_code, str(error.detail), code="body_too_large") from error
         if message["type"] == "http.disconnect":
-            raise ApiError(400, "the client left before the body was complete")
+            raise BadRequest("the client left before the body was complete", None, None)
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)

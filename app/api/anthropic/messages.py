@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from app.api.errors import ApiError
+from app.api.errors import BadRequest
 from app.api.messages import MAX_TOOL_CALLS
 
 Json = dict[str, Any]
@@ -28,8 +28,7 @@ def read_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> 
     for i, message in enumerate(messages):
         role, where = message.get("role"), f"messages[{i}]"
         if role not in ROLES:
-            text = f"{where}.role={str(role)[:40]!r} must be one of {', '.join(ROLES)}"
-            raise ApiError(400, text, "messages", "invalid_value")
+            raise BadRequest(f"{where}.role={str(role)[:40]!r} must be one of {', '.join(ROLES)}", "messages")
         read += _read_message(f"{where}.content", role, message.get("content"))
     return read
 
@@ -82,7 +81,7 @@ def _read_image(where: str, source: object) -> Json:
         url = _text(f"{where}.url", found.get("url"))
     else:
         message = f"{where} must be base64 with a media_type of {', '.join(IMAGE_TYPES)}, or a url"
-        raise ApiError(400, message, _field_of(where), "unsupported_content")
+        raise BadRequest(message, _field_of(where), "unsupported_content")
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -96,7 +95,7 @@ def _read_assistant(where: str, blocks: list[Any]) -> Json:
             words.append(_text_of(f"{where}[{i}]", block))
     if len(calls) > MAX_TOOL_CALLS:
         text = f"{where} has {len(calls)} tool_use blocks; at most {MAX_TOOL_CALLS} are allowed"
-        raise ApiError(400, text, "messages", "invalid_value")
+        raise BadRequest(text, "messages")
     message: Json = {"role": "assistant", "content": "".join(words)}
     return message | {"tool_calls": calls} if calls else message
 
@@ -104,7 +103,7 @@ def _read_assistant(where: str, blocks: list[Any]) -> Json:
 def _read_call(where: str, block: Json) -> Json:
     arguments = block.get("input", {})
     if not isinstance(arguments, dict):
-        raise ApiError(400, f"{where}.input must be an object", "messages", "invalid_value")
+        raise BadRequest(f"{where}.input must be an object", "messages")
     function = {
         "name": _text(f"{where}.name", block.get("name")),
         "arguments": json.dumps(arguments, ensure_ascii=False),
@@ -117,28 +116,26 @@ def _join(where: str, content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        message = f"{where} must be a text or a list of blocks"
-        raise ApiError(400, message, _field_of(where), "invalid_value")
+        raise BadRequest(f"{where} must be a text or a list of blocks", _field_of(where))
     return "".join(_text_of(f"{where}[{i}]", block) for i, block in enumerate(content))
 
 
 def _text_of(where: str, block: Any) -> str:
     if _kind_of(block) != "text":
         message = f"{where}: only text is supported here, not {(_kind_of(block) or 'this')[:40]!r}"
-        raise ApiError(400, message, _field_of(where), "unsupported_content")
+        raise BadRequest(message, _field_of(where), "unsupported_content")
     return _text(f"{where}.text", block.get("text"))
 
 
 def _text(where: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ApiError(400, f"{where} must be a text", _field_of(where), "invalid_value")
+        raise BadRequest(f"{where} must be a text", _field_of(where))
     return value
 
 
 def _is_error(where: str, value: object) -> bool:
     if value is not None and not isinstance(value, bool):
-        message = f"{where}={str(value)[:40]!r} must be true or false"
-        raise ApiError(400, message, _field_of(where), "invalid_value")
+        raise BadRequest(f"{where}={str(value)[:40]!r} must be true or false", _field_of(where))
     return value is True
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from app.api.anthropic.messages import is_prefill, read_messages
-from app.api.errors import ApiError, describe_fields
+from app.api.errors import BadRequest, describe_fields
 from app.api.fields import check_extra_fields, check_names
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
 from app.api.tools.use import TOOL_NAME
@@ -116,10 +116,9 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
 def _check_extra(extra: Mapping[str, Any]) -> Json:
     for name, value in extra.items():
         if name in UNSUPPORTED and value:
-            message = f"{name} is not supported: {UNSUPPORTED[name]}"
-            raise ApiError(400, message, name, "unsupported_field")
+            raise BadRequest(f"{name} is not supported: {UNSUPPORTED[name]}", name, "unsupported_field")
         if name in ChatRequest.model_fields and name not in PASSED and value is not None:
-            raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
+            raise BadRequest(f"{name} is not a field of this route", name, "unknown_field")
     known = {name: value for name, value in extra.items() if name in PASSED}
     check_extra_fields({n: v for n, v in extra.items() if n not in PASSED | IGNORED | UNSUPPORTED.keys()})
     return known
@@ -130,7 +129,7 @@ def _read_tools(tools: list[Json], choice: Json) -> Json:
     wanted, is_single = _read_choice(choice), choice.get("disable_parallel_tool_use")
     if not tools:
         if wanted not in ("auto", "none"):
-            raise ApiError(400, f"tool_choice.type={choice['type']!r} needs tools", "tool_choice")
+            raise BadRequest(f"tool_choice.type={choice['type']!r} needs tools", "tool_choice", None)
         return {}
     return {
         "tools": [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)],
@@ -144,7 +143,7 @@ def _read_tool(where: str, tool: Json) -> Json:
     wrong = None
     if tool.get("type") not in (None, "custom"):
         message = f"{where}.type={str(tool['type'])[:40]!r} is not supported: tools are called by the client"
-        raise ApiError(400, message, "tools", "unsupported_field")
+        raise BadRequest(message, "tools", "unsupported_field")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         wrong = f"{where}.name must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
     elif not isinstance(schema, dict):
@@ -154,7 +153,7 @@ def _read_tool(where: str, tool: Json) -> Json:
     elif description is not None and not isinstance(description, str):
         wrong = f"{where}.description must be a text"
     if wrong is not None:
-        raise ApiError(400, wrong, "tools", "invalid_value")
+        raise BadRequest(wrong, "tools")
     check_names(where, tool, TOOL_FIELDS)
     function = {"name": name, "parameters": schema}
     return {
@@ -167,12 +166,12 @@ def _read_choice(choice: Json) -> str | Json:
     kind = choice.get("type", "auto")
     if kind == "tool":
         if not isinstance(choice.get("name"), str):
-            raise ApiError(400, "tool_choice.name must be a text", "tool_choice", "invalid_value")
+            raise BadRequest("tool_choice.name must be a text", "tool_choice")
         check_names("tool_choice", choice, (*CHOICE_FIELDS, "name"))
         return {"type": "function", "function": {"name": choice["name"]}}
     if not isinstance(kind, str) or kind not in TOOL_CHOICES:
         message = f"tool_choice.type={str(kind)[:40]!r} must be one of {', '.join([*TOOL_CHOICES, 'tool'])}"
-        raise ApiError(400, message, "tool_choice", "invalid_value")
+        raise BadRequest(message, "tool_choice")
     check_names("tool_choice", choice, CHOICE_FIELDS)
     return TOOL_CHOICES[kind]
 
@@ -184,7 +183,7 @@ def _read_format(body: MessagesRequest) -> Json | None:
     asked = config.get("format")
     if asked is not None and body.output_format is not None and asked != body.output_format:
         message = "output_config.format and output_format, its older name, ask for different things"
-        raise ApiError(400, message, "output_format", "too_many_constraints")
+        raise BadRequest(message, "output_format", "too_many_constraints")
     where = "output_format" if asked is None else "output_config.format"
     asked = body.output_format if asked is None else asked
     if asked is None:
@@ -192,7 +191,7 @@ def _read_format(body: MessagesRequest) -> Json | None:
     schema = asked.get("schema") if isinstance(asked, dict) else None
     if schema is None or asked.get("type") != "json_schema":
         message = 'output_config.format must be {"type": "json_schema", "schema": ...}'
-        raise ApiError(400, message, "output_config", "invalid_value")
+        raise BadRequest(message, "output_config")
     check_names(where, asked, ("type", "schema"))
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 
@@ -202,7 +201,7 @@ def _read_effort(config: Json | None) -> str | None:
     effort: str | None = (config or {}).get("effort")
     if effort is not None and effort not in EFFORTS:
         message = f"output_config.effort={str(effort)[:40]!r} must be one of {', '.join(EFFORTS)}"
-        raise ApiError(400, message, "output_config", "invalid_value")
+        raise BadRequest(message, "output_config")
     return effort
 
 
@@ -220,7 +219,7 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
     kind = thinking.get("type")
     if not isinstance(kind, str) or kind not in THINKING_FIELDS:
         message = f"thinking.type={str(kind)[:40]!r} must be one of {', '.join(THINKING_FIELDS)}"
-        raise ApiError(400, message, "thinking", "invalid_value")
+        raise BadRequest(message, "thinking")
     check_names("thinking", thinking, THINKING_FIELDS[kind])
     # The budget is a target in the protocol, too, not a limit: max_tokens bounds reasoning and content here.
     budget = thinking.get("budget_tokens")
@@ -228,11 +227,11 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
         message = (
             f"thinking.budget_tokens={repr(budget)[:40]} must be an integer of at least {MIN_BUDGET_TOKENS}"
         )
-        raise ApiError(400, message, "thinking", "invalid_value")
+        raise BadRequest(message, "thinking")
     display, kwargs = thinking.get("display"), fields.get("chat_template_kwargs")
     if display is not None and display not in DISPLAYS:
         message = f"thinking.display={str(display)[:40]!r} must be one of {', '.join(DISPLAYS)}"
-        raise ApiError(400, message, "thinking", "invalid_value")
+        raise BadRequest(message, "thinking")
     found: Json = {"include_reasoning": False} if display == "omitted" else {}
     # adaptive is the model's default; chat_template_kwargs that are not an object are rejected later
     if kind != "adaptive" and (kwargs is None or isinstance(kwargs, dict)):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from app.api.errors import ApiError, describe_fields
+from app.api.errors import BadRequest, describe_fields
 from app.api.fields import check_names
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields, Options
 
@@ -140,7 +140,7 @@ class Conversation:
                 return
             case kind:
                 message = f"{where}: items of type {str(kind)[:40]!r} are not supported"
-                raise ApiError(400, message, "input", "unsupported_content")
+                raise BadRequest(message, "input", "unsupported_content")
 
     def _add_call(self, where: str, item: Mapping[str, Any]) -> None:
         # the calls of one turn are one message for a chat template
@@ -174,7 +174,7 @@ def make_chat_request(
     extra = body.model_extra or {}
     for name, value in extra.items():
         if value is not None and name in ChatRequest.model_fields and name not in PASSED | UNSUPPORTED.keys():
-            raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
+            raise BadRequest(f"{name} is not a field of this route", name, "unknown_field")
     fields: Json = {n: v for n, v in extra.items() if n not in UNSUPPORTED and v is not None}
     conversation = Conversation(body.instructions, body.input, before)
     tools = body.tools or ()
@@ -201,14 +201,13 @@ def make_chat_request(
 def _check_unsupported(body: ResponsesRequest) -> None:
     for name, value in (body.model_extra or {}).items():
         if name in UNSUPPORTED and value not in (None, False, 0):
-            message = f"{name} is not supported: {UNSUPPORTED[name]}"
-            raise ApiError(400, message, name, "unsupported_field")
+            raise BadRequest(f"{name} is not supported: {UNSUPPORTED[name]}", name, "unsupported_field")
     wrong = [name for name in body.include or () if name not in IGNORED_INCLUDES]
     if wrong:
-        raise ApiError(400, f"include {wrong[0][:80]!r} is not supported", "include", "unsupported_field")
+        raise BadRequest(f"include {wrong[0][:80]!r} is not supported", "include", "unsupported_field")
     if body.truncation not in (None, "disabled"):
         message = "truncation is not supported: a conversation that is too long is refused"
-        raise ApiError(400, message, "truncation", "unsupported_field")
+        raise BadRequest(message, "truncation", "unsupported_field")
 
 
 def _read_effort(reasoning: Json) -> Any:
@@ -218,18 +217,17 @@ def _read_effort(reasoning: Json) -> Any:
         if reasoning.get(name) not in (None, *values):
             told = f"reasoning.{name}={str(reasoning[name])[:40]!r}"
             message = f"{told} is not supported; it can be {' or '.join(values)}"
-            raise ApiError(400, message, "reasoning", "unsupported_field")
+            raise BadRequest(message, "reasoning", "unsupported_field")
     return reasoning.get("effort")
 
 
 def _read_format(asked: TextFormat) -> Json | None:
     if asked.type != "json_schema" and asked.schema_ is not None:
-        message = f"text.format.schema is a part of the type json_schema, not {asked.type}"
-        raise ApiError(400, message, "text", "invalid_value")
+        raise BadRequest(f"text.format.schema is a part of the type json_schema, not {asked.type}", "text")
     if asked.type != "json_schema":
         return None if asked.type == "text" else {"type": asked.type}
     if asked.schema_ is None:
-        raise ApiError(400, "text.format.schema is required", "text", "missing_field")
+        raise BadRequest("text.format.schema is required", "text", "missing_field")
     return {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema_}}
 
 
@@ -237,7 +235,7 @@ def _read_tool(i: int, tool: Mapping[str, Any]) -> Json:
     """Convert a tool: functions are flat here and nested in a chat request."""
     if tool.get("type") != "function":
         message = f'tools[{i}] must be {{"type": "function", "name": ..., "parameters": ...}}'
-        raise ApiError(400, message, "tools", "invalid_value")
+        raise BadRequest(message, "tools")
     return {"type": "function", "function": {key: tool[key] for key in tool if key not in ("type", "strict")}}
 
 
@@ -254,7 +252,6 @@ def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
         or choice.get("type") != "function"
         or not isinstance(choice.get("name"), str)
     ):
-        message = 'tool_choice must be {"type": "function", "name": ...}'
-        raise ApiError(400, message, "tool_choice", "invalid_value")
+        raise BadRequest('tool_choice must be {"type": "function", "name": ...}', "tool_choice")
     check_names("tool_choice", choice, ("type", "name"))
     return {"type": "function", "function": {"name": choice["name"]}}

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.api.constraint import Constraint
-from app.api.errors import ApiError, to_api_error
+from app.api.errors import ApiError, BadRequest, to_api_error
 from app.api.fields import check_names
 from app.api.protocol import ChatRequest
 from grammar import (
@@ -130,7 +130,7 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
     tools = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
-        raise ApiError(400, "two tools have the same name", "tools", "invalid_value")
+        raise BadRequest("two tools have the same name", "tools")
     choice = _read_choice(body.tool_choice, names)
     if isinstance(choice, Allowed):
         tools, choice = [tool for tool in tools if tool.name in choice.names], choice.mode
@@ -173,7 +173,7 @@ def _make_format(answer: Constraint) -> Json:
     message = (
         f"{answer.param} cannot shape the answer of a request with tools; use tool_choice none or required"
     )
-    raise ApiError(400, message, "tool_choice", "too_many_constraints")
+    raise BadRequest(message, "tool_choice", "too_many_constraints")
 
 
 def explain(error: GrammarError, use: ToolUse) -> ApiError:
@@ -206,29 +206,29 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
         message = f'{where} must be {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}'
-        raise ApiError(400, message, "tools", "invalid_value")
+        raise BadRequest(message, "tools")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         message = f"{where}.function.name must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
-        raise ApiError(400, message, "tools", "invalid_value")
+        raise BadRequest(message, "tools")
     if description is not None and not isinstance(description, str):
-        raise ApiError(400, f"{where}.function.description must be a text", "tools", "invalid_value")
+        raise BadRequest(f"{where}.function.description must be a text", "tools")
     for other in ("input_schema", "schema"):
         if function.get(other) is not None:
             message = f"{where}.function.{other} is not a field of a function; its schema is named parameters"
-            raise ApiError(400, message, "tools", "unknown_field")
+            raise BadRequest(message, "tools", "unknown_field")
     parameters = function.get("parameters")
     if parameters is None:
         # Without parameters an unknown field is likely a misspelt one; beside them it is left to the chat template.
         check_names(f"{where}.function", function, FUNCTION_FIELDS)
         parameters = NO_PARAMETERS
     if not isinstance(parameters, dict):
-        raise ApiError(400, f"{where}.function.parameters must be a JSON Schema", "tools", "invalid_value")
+        raise BadRequest(f"{where}.function.parameters must be a JSON Schema", "tools")
     # also beside anyOf or $ref, which may allow values that are not objects
     parameters = {"type": "object", **parameters}
     if parameters["type"] != "object":
         message = f"{where}.function.parameters must have the type object: arguments have names"
-        raise ApiError(400, message, "tools", "invalid_value")
+        raise BadRequest(message, "tools")
     return Tool(name, parameters, dict(tool))
 
 
@@ -239,9 +239,9 @@ def _read_choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -
     if isinstance(choice, str):
         if choice not in MODES:
             message = f"tool_choice={choice[:80]!r} must be one of {', '.join(MODES)}, or name a function"
-            raise ApiError(400, message, "tool_choice", "invalid_value")
+            raise BadRequest(message, "tool_choice")
         if choice == "required" and not names:
-            raise ApiError(400, "tool_choice required needs tools", "tool_choice", "invalid_value")
+            raise BadRequest("tool_choice required needs tools", "tool_choice")
         return choice
     if choice.get("type") == "allowed_tools":
         check_names("tool_choice", choice, ("type", "allowed_tools"))
@@ -256,7 +256,7 @@ def _read_allowed(allowed: object, names: Sequence[str]) -> Allowed:
         message = (
             'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": [...]}, with a tool'
         )
-        raise ApiError(400, message, "tool_choice", "invalid_value")
+        raise BadRequest(message, "tool_choice")
     check_names("tool_choice.allowed_tools", allowed, ("mode", "tools"))
     return Allowed(mode, frozenset(_read_name(tool, names) for tool in tools))
 
@@ -266,13 +266,11 @@ def _read_name(choice: object, names: Sequence[str]) -> str:
     choice = choice if isinstance(choice, dict) and choice.get("type") == "function" else {}
     function = choice.get("function")
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
-        message = 'tool_choice must be {"type": "function", "function": {"name": ...}}'
-        raise ApiError(400, message, "tool_choice", "invalid_value")
+        raise BadRequest('tool_choice must be {"type": "function", "function": {"name": ...}}', "tool_choice")
     check_names("tool_choice", choice, ("type", "function"))
     check_names("tool_choice.function", function, ("name",))
     if name not in names:
-        message = f"tool_choice names {name[:80]!r}, which is not among the tools"
-        raise ApiError(400, message, "tool_choice", "invalid_value")
+        raise BadRequest(f"tool_choice names {name[:80]!r}, which is not among the tools", "tool_choice")
     return name
 
 
