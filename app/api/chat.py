@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import replies
 from app.api.call import Call, make_judge, make_reply_id
-from app.api.chunks import Chunks
+from app.api.chunks import Chunks, stream
 from app.api.constraint import Constraint, read_constraint
-from app.api.context import ApiContext, context_of
+from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.messages import has_tool_messages, read_messages, read_template_kwargs, tell_plainly
 from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
-from app.api.sse import STREAMED, Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, EventStream, unless_gone
 from app.api.thought_parser import think_first
 from app.api.tools.calls import make_message
+from app.api.tools.styles import TemplateFacts
 from app.api.tools.use import ToolUse, combine, read_tools
 from app.api.visit import Visit
 from app.reasoning import TAIL_TOKENS, Thinking, find_thinking
@@ -31,13 +31,14 @@ TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the m
 
 
 @router.post("/v1/chat/completions", responses=STREAMED)
-async def create_chat_completion(
-    body: ChatRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
-) -> Response:
+async def create_chat_completion(body: ChatRequest, request: Request, context: Context) -> Response:
     """Answer a conversation, in one reply or as a stream."""
     call, echo = await prepare(body, request.state.visit, context)
     if body.stream:
-        return EventStream(lambda emit: stream(call, echo, emit), context.config.keep_alive_s)
+        chunks = Chunks(call, "chat.completion.chunk", is_chat=True)
+        return EventStream(
+            lambda emit: stream(chunks, lambda number, output: echo, emit), context.config.keep_alive_s
+        )
     output = await unless_gone(request.receive, call.finish())
     return JSONResponse(whole_reply(call, output, echo))
 
@@ -54,18 +55,19 @@ async def prepare(
     """
     model = visit.model = context.check_model(body.model)
     context.require_ready()
-    tools = await find_tools(body, context)
+    template = await context.read_template()
+    tools = find_tools(body, template)
     if tools is None and body.tools and body.tool_choice != "none":
         visit.warning = TOOLS_NOT_SHOWN
     answer = read_constraint(body)
     if tools is not None:
-        tools = tools.in_style(await context.tool_style(), answer)
+        tools = tools.in_style(template.tool_style, answer)
     constraint = combine(tools, answer)
     sampling = chat_sampling(body, constraint)
     if tools is not None and tools.words_spec is not None:
         # The text shows the special tokens that begin a call; the grammar allows no others.
         sampling = replace(sampling, skip_special_tokens=False)
-    messages = await show_calls(read_messages(body.messages, context.engine.sees_images), context)
+    messages = show_calls(read_messages(body.messages, context.engine.sees_images), template)
     if body.add_special_tokens:
         message = "add_special_tokens is not supported here: the chat template writes them"
         raise BadRequest(message, "add_special_tokens", "unsupported_field")
@@ -76,13 +78,17 @@ async def prepare(
         "continue_final_message": body.continue_final_message,
         **read_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
     }
-    prompt = await context.engine.render_chat(messages, **options, **await show_tools(tools, context))
-    thinking = await read_thinking(body, prompt, messages, options, context)
+    prompt = await context.engine.render_chat(messages, **options, **show_tools(tools, template))
+    tokenizer = context.engine.tokenizer
+    assert tokenizer is not None, "the prompt was rendered"
+    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+    thinking = find_thinking(template.knows_thoughts, tail, messages, options)
     if thinking is not None and thinking.has_channels and tools is not None and tools.spec is None:
         thinking = None  # the parser of the calls reads the channels
     wanted = constraint
     if thinking is not None:
-        constraint, thinking, sampling = make_room(thinking, constraint, sampling, context)
+        thinking = replace(thinking, is_shown=body.include_reasoning is not False)
+        constraint, thinking, sampling = make_room(thinking, constraint, sampling, template)
     judge = make_judge(context, wanted, thinking, tools)
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else ""
     reply_id = make_reply_id(id_prefix, visit, body)
@@ -94,34 +100,19 @@ async def prepare(
     return call, echo
 
 
-async def read_thinking(
-    body: ChatRequest,
-    prompt: list[int],
-    messages: list[dict[str, Any]],
-    options: dict[str, Any],
-    context: ApiContext,
-) -> Thinking | None:
-    """Return whether and how the output begins with reasoning; None if it cannot."""
-    tokenizer = context.engine.tokenizer
-    assert tokenizer is not None, "the prompt was rendered"
-    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-    thinking = find_thinking(await context.knows_thoughts(), tail, messages, options)
-    return None if thinking is None else replace(thinking, is_shown=body.include_reasoning is not False)
-
-
 def make_room(
-    thinking: Thinking, constraint: Constraint | None, sampling: SamplingParams, context: ApiContext
+    thinking: Thinking, constraint: Constraint | None, sampling: SamplingParams, template: TemplateFacts
 ) -> tuple[Constraint | None, Thinking, SamplingParams]:
     """Allow reasoning before an answer under a constraint."""
     if constraint is not None:
         constraint, thinking = think_first(constraint, thinking)
         sampling = replace(sampling, grammar=constraint.spec)
-    if context.hides_thoughts or thinking.has_channels:
+    if template.hides_thoughts or thinking.has_channels:
         sampling = replace(sampling, skip_special_tokens=False)
     return constraint, thinking, sampling
 
 
-async def find_tools(body: ChatRequest, context: ApiContext) -> ToolUse | None:
+def find_tools(body: ChatRequest, template: TemplateFacts) -> ToolUse | None:
     """Return the tools that an answer may call.
 
     Where the chat template knows no tools, the model is not shown them: it answers a request that leaves the choice to
@@ -130,21 +121,18 @@ async def find_tools(body: ChatRequest, context: ApiContext) -> ToolUse | None:
     Raises:
         ApiError: 400 for tools that are malformed.
     """
-    knows_tools = not body.tools or await context.knows_tools()
-    tools = read_tools(body, knows_tools)
-    return tools if tools is None or tools.spec is not None or knows_tools else None
+    tools = read_tools(body, template.knows_tools)
+    return tools if tools is None or tools.spec is not None or template.knows_tools else None
 
 
-async def show_calls(messages: list[dict[str, Any]], context: ApiContext) -> list[dict[str, Any]]:
+def show_calls(messages: list[dict[str, Any]], template: TemplateFacts) -> list[dict[str, Any]]:
     """Return messages that the chat template can render: if it has no tools, calls and results become plain text."""
-    if not has_tool_messages(messages) or await context.knows_tools():
-        return messages
-    return tell_plainly(messages)
+    return messages if template.knows_tools or not has_tool_messages(messages) else tell_plainly(messages)
 
 
-async def show_tools(tools: ToolUse | None, context: ApiContext) -> dict[str, Any]:
+def show_tools(tools: ToolUse | None, template: TemplateFacts) -> dict[str, Any]:
     """Return the chat template's argument for the tools."""
-    return {"tools": tools.definitions} if tools is not None and await context.knows_tools() else {}
+    return {"tools": tools.definitions} if tools is not None and template.knows_tools else {}
 
 
 def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
@@ -181,23 +169,3 @@ def read_message(call: Call, choice: CompletionOutput, echo: str) -> dict[str, A
         return {"role": "assistant", "content": echo + choice.text, "refusal": None}
     message = make_message(reader, choice.text)
     return message | {"content": echo + (message["content"] or "")} if echo else message
-
-
-async def stream(call: Call, echo: str, emit: Emit) -> None:
-    """Emit the chunks of a chat completion: per choice its role, content and end; then the usage."""
-    chunks = Chunks(call, "chat.completion.chunk", is_chat=True)
-    is_first = True
-    async with aclosing(call.generate()) as outputs:
-        async for output in outputs:
-            parts = []
-            if is_first:
-                parts += [chunks.first(index, output, echo) for index in range(call.sampling.n)]
-                is_first = False
-            for choice in output.outputs:
-                parts.append(chunks.delta(choice.index, choice, output))
-                if choice.is_finished:
-                    parts.append(chunks.last(choice.index, choice, output))
-            if data := b"".join(parts):
-                await emit(data)
-    if call.body.include_usage:
-        await emit(chunks.total([output]))

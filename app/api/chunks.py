@@ -6,15 +6,21 @@ running usage, an end) are built as dicts: they are rare, or their reader asked 
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from app.api import replies
 from app.api.call import Call
+from app.api.sse import Emit
 from app.api.text_offsets import TextOffsets
 from app.api.tools.calls import ToolParser
 from app.api.tools.styled_calls import join_parts
+from app.concurrency import gather_bounded
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
@@ -34,7 +40,7 @@ class Chunks:
     """
 
     def __init__(self, call: Call, kind: str, is_chat: bool) -> None:
-        self._call = call
+        self.call = call
         self._is_chat = is_chat
         self._header = replies.header(call, kind)
         body = call.body
@@ -48,21 +54,21 @@ class Chunks:
 
     def first(self, index: int, output: RequestOutput, echo: str = "") -> bytes:
         """Return the chunk before a choice's own text: the role of a chat message, or an echoed prompt."""
-        tools, reader = self._call.tools, self._call.make_reader()
+        tools, reader = self.call.tools, self.call.make_reader()
         if reader is not None:
             self._parsers[index] = reader
         is_wordless = tools is not None and tools.spec is not None
         choice: Json = {"role": "assistant", "content": None if is_wordless else echo}
         more: Json = {}
-        if self._call.body.return_token_ids:
+        if self.call.body.return_token_ids:
             more["prompt_token_ids"] = output.prompt_token_ids
         if self._is_chat:
             return frame({**self._header, "choices": [self._choice(index, choice)], **more})
         entry = self._choice(index, echo)
-        if self._call.sampling.logprobs is not None:
-            self._offsets[index] = replies.output_offsets(self._call, output, len(echo))
+        if self.call.sampling.logprobs is not None:
+            self._offsets[index] = replies.output_offsets(self.call, output, len(echo))
             if echo and output.prompt_logprobs is not None:
-                entry["logprobs"] = replies.echo_logprobs(self._call, output, echo)
+                entry["logprobs"] = replies.echo_logprobs(self.call, output, echo)
         return frame({**self._header, "choices": [entry], **more}) if echo or more else b""
 
     def delta(self, index: int, choice: CompletionOutput, output: RequestOutput) -> bytes:
@@ -90,8 +96,8 @@ class Chunks:
         )
         reason = replies.finish_reason(choice, parser is not None and parser.num_calls > 0)
         entry |= {"finish_reason": reason, "stop_reason": choice.stop_reason}
-        chunk = {**self._header, "choices": [entry], **replies.extras(self._call, [output], (index,))}
-        if self._call.body.continuous_usage:
+        chunk = {**self._header, "choices": [entry], **replies.extras(self.call, [output], (index,))}
+        if self.call.body.continuous_usage:
             chunk["usage"] = self._usage(index, output)
         return frame(chunk)
 
@@ -99,8 +105,8 @@ class Chunks:
         """The chunk without choices that carries the usage of the whole request."""
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
         cached = sum(output.num_cached_tokens for output in outputs)
-        num_reasoning = replies.num_reasoning_tokens(self._call)
-        prediction = None if self._call.prediction is None else replies.count_prediction(outputs)
+        num_reasoning = replies.num_reasoning_tokens(self.call)
+        prediction = None if self.call.prediction is None else replies.count_prediction(outputs)
         usage = replies.usage(prompt, sum(self._num_tokens.values()), cached, num_reasoning, prediction)
         return frame({**self._header, "choices": [], "usage": usage})
 
@@ -119,16 +125,16 @@ class Chunks:
     def _rich(self, index: int, choice: CompletionOutput, output: RequestOutput, content: Any) -> Json:
         entry = self._choice(index, content)
         if self._is_chat:
-            entry["logprobs"] = replies.chat_logprobs(self._call, choice)
-        elif self._call.sampling.logprobs is not None and choice.logprobs is not None:
+            entry["logprobs"] = replies.chat_logprobs(self.call, choice)
+        elif self.call.sampling.logprobs is not None and choice.logprobs is not None:
             offsets = self._offsets[index].take(choice.token_ids)
             entry["logprobs"] = replies.completion_logprobs(
-                self._call, choice.logprobs, choice.token_ids, offsets
+                self.call, choice.logprobs, choice.token_ids, offsets
             )
-        if self._call.body.return_token_ids:
+        if self.call.body.return_token_ids:
             entry["token_ids"] = list(choice.token_ids)
         chunk = {**self._header, "choices": [entry]}
-        if self._call.body.continuous_usage:
+        if self.call.body.continuous_usage:
             chunk["usage"] = self._usage(index, output)
         return chunk
 
@@ -136,3 +142,50 @@ class Chunks:
         return replies.usage(
             len(output.prompt_token_ids), self._num_tokens.get(index, 0), output.num_cached_tokens
         )
+
+
+async def stream(chunks: Chunks, read_echo: Callable[[int, RequestOutput], str], emit: Emit) -> None:
+    """Emit the chunks of every prompt as they come, then the usage.
+
+    Args:
+        read_echo: returns the text that the choices of a prompt begin with.
+    """
+    call = chunks.call
+    last: dict[int, RequestOutput] = {}
+    # Two prompts may have news at once, and their events must not mix.
+    turn = asyncio.Lock()
+
+    async def run(number: int) -> None:
+        base = number * call.sampling.n
+        async with aclosing(call.generate(number)) as outputs:
+            async for output in outputs:
+                parts = []
+                if number not in last:
+                    echo = read_echo(number, output)
+                    parts += [chunks.first(base + index, output, echo) for index in range(call.sampling.n)]
+                for choice in output.outputs:
+                    if not is_scoring(call):
+                        parts.append(chunks.delta(base + choice.index, choice, output))
+                    if choice.is_finished:
+                        parts.append(chunks.last(base + choice.index, without_hidden(call, choice), output))
+                last[number] = output
+                if data := b"".join(parts):
+                    async with turn:
+                        await emit(data)
+
+    await gather_bounded(map(run, range(len(call.prompts))), len(call.prompts))
+    if call.body.include_usage:
+        await emit(chunks.total(list(last.values())))
+
+
+def is_scoring(call: Call) -> bool:
+    """Return whether a request only asks for the probabilities of its prompt: echo with max_tokens=0."""
+    return call.body.max_tokens == 0
+
+
+def without_hidden(call: Call, choice: CompletionOutput) -> CompletionOutput:
+    """Return the choice without the token that a scored prompt must generate."""
+    if not is_scoring(call):
+        return choice
+    reason = "length" if choice.finish_reason == "stop" else choice.finish_reason
+    return replace(choice, text="", token_ids=[], finish_reason=reason, stop_reason=None)

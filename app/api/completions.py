@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import aclosing
-from dataclasses import replace
-from typing import Annotated, Any
+from functools import partial
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import replies
 from app.api.call import Call, make_judge, make_reply_id
-from app.api.chunks import Chunks
+from app.api.chunks import Chunks, is_scoring, stream, without_hidden
 from app.api.constraint import read_constraint
-from app.api.context import ApiContext, context_of
+from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.protocol import CompletionRequest
 from app.api.sampling import completion_sampling, read_prompts
-from app.api.sse import STREAMED, Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, EventStream, unless_gone
 from app.api.tokens import encode, require_tokenizer
 from app.api.visit import Visit
 from app.concurrency import gather_bounded
@@ -30,13 +28,14 @@ SEPARATOR = "<|endoftext|>"  # GPT-2's, Qwen's and SmolLM's name for it
 
 
 @router.post("/v1/completions", responses=STREAMED)
-async def create_completion(
-    body: CompletionRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
-) -> Response:
+async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
     """Continue one text or several, in one piece or as a stream."""
     call = await prepare(body, request.state.visit, context)
     if body.stream:
-        return EventStream(lambda emit: stream(call, emit), context.config.keep_alive_s)
+        chunks = Chunks(call, "text_completion", is_chat=False)
+        return EventStream(
+            lambda emit: stream(chunks, partial(read_echo, call), emit), context.config.keep_alive_s
+        )
     outputs = await unless_gone(request.receive, finish_all(call))
     return JSONResponse(whole_reply(call, outputs))
 
@@ -106,21 +105,10 @@ def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
     return reply | replies.extras(call, outputs, range(len(choices)))
 
 
-def is_scoring(call: Call) -> bool:
-    """Whether only the prompt is wanted back, with its probabilities: echo with max_tokens=0."""
-    return call.body.max_tokens == 0
-
-
-def without_hidden(call: Call, choice: CompletionOutput) -> CompletionOutput:
-    """The choice as the client sees it: the one token that a scored prompt has to have is not there."""
-    if not is_scoring(call):
-        return choice
-    reason = "length" if choice.finish_reason == "stop" else choice.finish_reason
-    return replace(choice, text="", token_ids=[], finish_reason=reason, stop_reason=None)
-
-
-def prompt_text(call: Call, number: int, output: RequestOutput) -> str:
-    """The prompt of that number as it was written; one of token ids is decoded."""
+def read_echo(call: Call, number: int, output: RequestOutput) -> str:
+    """Return the prompt of that number if the reply repeats it, as it was written; one of token ids is decoded."""
+    if not call.body.echo:
+        return ""
     given = call.given[number]
     if isinstance(given, str):
         return given
@@ -130,7 +118,7 @@ def prompt_text(call: Call, number: int, output: RequestOutput) -> str:
 
 def _choice(call: Call, number: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
     choice = without_hidden(call, choice)
-    echo = prompt_text(call, number, output) if call.body.echo else ""
+    echo = read_echo(call, number, output)
     entry: dict[str, Any] = {
         "index": number * call.sampling.n + choice.index,
         "text": echo + choice.text,
@@ -158,38 +146,3 @@ def _logprobs(
         return found
     before = replies.echo_logprobs(call, output, echo)
     return {name: before[name] + found[name] for name in found}
-
-
-async def stream(call: Call, emit: Emit) -> None:
-    """Emit the chunks of every prompt as they come, then the usage."""
-    chunks = Chunks(call, "text_completion", is_chat=False)
-    last: dict[int, RequestOutput] = {}
-    # two prompts may have news at once; their events must not be torn
-    turn = asyncio.Lock()
-
-    async def run(number: int) -> None:
-        async with aclosing(call.generate(number)) as outputs:
-            async for output in outputs:
-                data = _events(call, chunks, number, output, is_first=number not in last)
-                last[number] = output
-                if data:
-                    async with turn:
-                        await emit(data)
-
-    await gather_bounded(map(run, range(len(call.prompts))), len(call.prompts))
-    if call.body.include_usage:
-        await emit(chunks.total(list(last.values())))
-
-
-def _events(call: Call, chunks: Chunks, number: int, output: RequestOutput, is_first: bool) -> bytes:
-    base = number * call.sampling.n
-    parts = []
-    if is_first:
-        echo = prompt_text(call, number, output) if call.body.echo else ""
-        parts += [chunks.first(base + index, output, echo) for index in range(call.sampling.n)]
-    for choice in output.outputs:
-        if not is_scoring(call):
-            parts.append(chunks.delta(base + choice.index, choice, output))
-        if choice.is_finished:
-            parts.append(chunks.last(base + choice.index, without_hidden(call, choice), output))
-    return b"".join(parts)

@@ -7,20 +7,19 @@ import hashlib
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, generate_latest
 
 from app import __version__
 from app.api import metrics
 from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
-from app.api.tools.styles import find_style
+from app.api.tools.styles import TemplateFacts, read_template
 from app.config import AppConfig
-from app.reasoning import CLOSE, knows_thoughts
-from engine import Embedder, Engine, InvalidRequest, LoRARequest
+from engine import Embedder, Engine, LoRARequest
 
-PROBE = "probe_of_troupe"
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
 ADVICE = {
     "falling_asleep": "it finishes the requests it has and takes no new ones",
@@ -70,46 +69,12 @@ class ApiContext:
         return generate_latest(self._registry)
 
     @cached_property
-    def _knows_tools(self) -> bool:
-        tokenizer = self.engine.tokenizer
-        if tokenizer is None:
-            return False
-        tool = {"type": "function", "function": {"name": PROBE, "description": "", "parameters": {}}}
-        try:
-            return PROBE in tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tools=[tool])
-        except InvalidRequest:
-            return False
+    def _template(self) -> TemplateFacts:
+        return read_template(self.engine.tokenizer, self.config.tool_call_parser)
 
-    @cached_property
-    def _tool_style(self) -> str | None:
-        if self.config.tool_call_parser is not None:
-            return self.config.tool_call_parser
-        tokenizer = self.engine.tokenizer
-        return None if tokenizer is None else find_style(tokenizer.apply_chat_template)
-
-    @cached_property
-    def _knows_thoughts(self) -> bool:
-        return self.engine.tokenizer is not None and knows_thoughts(self.engine.tokenizer.apply_chat_template)
-
-    @cached_property
-    def hides_thoughts(self) -> bool:
-        """Return whether the end of reasoning is a special token, which texts usually omit."""
-        tokenizer = self.engine.tokenizer
-        if tokenizer is None:
-            return False
-        return CLOSE not in tokenizer.decode(tokenizer.encode(CLOSE, add_special_tokens=False))
-
-    async def knows_thoughts(self) -> bool:
-        """Return whether the model's chat template supports reasoning; tried once, off the loop."""
-        return await asyncio.to_thread(lambda: self._knows_thoughts)
-
-    async def tool_style(self) -> str | None:
-        """Return the style of the model's tool calls, as set or as in its chat template; tried once, off the loop."""
-        return await asyncio.to_thread(lambda: self._tool_style)
-
-    async def knows_tools(self) -> bool:
-        """Whether the model's chat template writes tools into the prompt; tried once, off the loop."""
-        return await asyncio.to_thread(lambda: self._knows_tools)
+    async def read_template(self) -> TemplateFacts:
+        """Return what the model's chat template supports; tried once, off the loop."""
+        return await asyncio.to_thread(lambda: self._template)
 
     def check_model(self, name: str | None) -> str:
         """Return the name of the model, or of the adapter, that is asked for.
@@ -150,3 +115,6 @@ def context_of(request: Request) -> ApiContext:
     context = request.app.state.context
     assert isinstance(context, ApiContext)
     return context
+
+
+Context = Annotated[ApiContext, Depends(context_of)]

@@ -8,16 +8,15 @@ import time
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field
 
-from app.api.context import ApiContext, context_of
+from app.api.context import Context
 from app.api.errors import BadRequest
 from app.api.protocol import Fields
 
 router = APIRouter()
-Context = Annotated[ApiContext, Depends(context_of)]
 MAX_INPUTS = 2048  # as OpenAI's limit
 
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]

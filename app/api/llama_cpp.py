@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, ValidationError
 
 from app import __version__
 from app.api import completions
 from app.api.call import Call
-from app.api.context import ApiContext, context_of
+from app.api.context import Context
 from app.api.errors import BadRequest, describe_fields
 from app.api.fields import IGNORED, is_empty
 from app.api.own_names import own_names
@@ -24,7 +24,6 @@ from app.api.sse import STREAMED, Emit, EventStream, unless_gone
 from engine import CompletionOutput, RequestOutput
 
 router = APIRouter()
-Context = Annotated[ApiContext, Depends(context_of)]
 Json = dict[str, Any]
 
 # a field of /completion -> the field of /v1/completions that does the same

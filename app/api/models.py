@@ -5,15 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Header
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from app import __version__
-from app.api.context import ASLEEP, ApiContext, context_of
+from app.api.context import ASLEEP, ApiContext, Context
 from app.api.errors import scrub
 
 router = APIRouter()
-Context = Annotated[ApiContext, Depends(context_of)]
 AnthropicVersion = Annotated[str | None, Header()]
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

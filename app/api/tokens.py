@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from app.api.chat import find_tools, show_calls, show_tools
-from app.api.context import ApiContext, context_of
+from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.messages import read_messages, read_template_kwargs
 from app.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from engine import Tokenizer
 
 router = APIRouter()
-Context = Annotated[ApiContext, Depends(context_of)]
 
 
 @router.post("/tokenize")
@@ -30,14 +28,15 @@ async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
     tokenizer = require_tokenizer(context)
     if body.messages is not None:
         asked = ChatRequest(messages=body.messages, tools=body.tools, tool_choice=body.tool_choice)
-        tools = await find_tools(asked, context)
-        messages = await show_calls(read_messages(body.messages, context.engine.sees_images), context)
+        template = await context.read_template()
+        tools = find_tools(asked, template)
+        messages = show_calls(read_messages(body.messages, context.engine.sees_images), template)
         tokens = await context.engine.render_chat(
             messages,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
             **read_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
-            **await show_tools(tools, context),
+            **show_tools(tools, template),
         )
     else:
         tokens = await encode(prompt or "", context, body.add_special_tokens)

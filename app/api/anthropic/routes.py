@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import chat
 from app.api.anthropic.request import RENAMED, CountRequest, MessagesRequest, make_chat_request
 from app.api.anthropic.writer import MessageWriter
 from app.api.call import Call
-from app.api.context import ApiContext, context_of
+from app.api.context import ApiContext, Context
 from app.api.own_names import own_names
 from app.api.sse import STREAMED, EventStream, unless_gone
-
-Context = Annotated[ApiContext, Depends(context_of)]
 
 router = APIRouter()
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import chat
 from app.api.call import Call
-from app.api.context import ApiContext, context_of
+from app.api.context import ApiContext, Context
 from app.api.own_names import own_names
 from app.api.responses.request import RENAMED, ResponsesRequest, make_chat_request
 from app.api.responses.writer import ResponseWriter
@@ -20,7 +20,6 @@ from app.api.visit import Visit
 Json = dict[str, Any]
 
 router = APIRouter()
-Context = Annotated[ApiContext, Depends(context_of)]
 
 
 @router.post("/v1/responses", responses=STREAMED)

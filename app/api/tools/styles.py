@@ -1,16 +1,59 @@
-"""Finds the style of tool calls (grammar/tags/tool_calls.py) of a model from its chat template."""
+"""What a model's chat template supports: tools, their style (grammar/tags/tool_calls.py), and reasoning."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from engine import InvalidRequest
+from app.reasoning import CLOSE, knows_thoughts
+from engine import InvalidRequest, Tokenizer
 from grammar import ToolStyle, list_tool_styles
 
 PROBE = "probe_of_troupe"
+TOOL = {
+    "type": "function",
+    "function": {"name": PROBE, "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+USER = {"role": "user", "content": "x"}
 # a template that renders no calls may describe them to the model
 DESCRIBED = {"hermes": re.compile(r'<tool_call>\s*\{\s*"name"')}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """What a chat template supports.
+
+    Attributes:
+        knows_tools: it writes tools into the prompt.
+        tool_style: the style of the model's calls; None if it is unknown.
+        knows_thoughts: it supports reasoning.
+        hides_thoughts: the end of reasoning is a special token, which texts usually omit.
+    """
+
+    knows_tools: bool = False
+    tool_style: str | None = None
+    knows_thoughts: bool = False
+    hides_thoughts: bool = False
+
+
+def read_template(tokenizer: Tokenizer | None, tool_style: str | None) -> TemplateFacts:
+    """Try the chat template of a tokenizer.
+
+    Args:
+        tool_style: the style that was set; None: the one of the template.
+    """
+    if tokenizer is None:
+        return TemplateFacts(tool_style=tool_style)
+    render = tokenizer.apply_chat_template
+    try:
+        knows_tools = PROBE in render([USER], tools=[TOOL])
+    except InvalidRequest:
+        knows_tools = False
+    end = tokenizer.decode(tokenizer.encode(CLOSE, add_special_tokens=False))
+    return TemplateFacts(
+        knows_tools, tool_style or find_style(render), knows_thoughts(render), CLOSE not in end
+    )
 
 
 def find_style(render: Callable[..., str]) -> str | None:
@@ -19,21 +62,16 @@ def find_style(render: Callable[..., str]) -> str | None:
     Args:
         render: `Tokenizer.apply_chat_template`.
     """
-    tool = {
-        "type": "function",
-        "function": {"name": PROBE, "description": "", "parameters": {"type": "object", "properties": {}}},
-    }
     function = {"name": PROBE, "arguments": {"of": 1}}
     call = {"id": "abcdefghi", "type": "function", "function": function}
-    user = {"role": "user", "content": "x"}
     conversations = (
-        [user, {"role": "assistant", "content": "", "tool_calls": [call]},
+        [USER, {"role": "assistant", "content": "", "tool_calls": [call]},
          {"role": "tool", "tool_call_id": "abcdefghi", "name": PROBE, "content": "1"}],
-        [user],
+        [USER],
     )  # fmt: skip
     for messages in conversations:
         try:
-            text = render(messages, tools=[tool])
+            text = render(messages, tools=[TOOL])
         except InvalidRequest:
             continue
         # as it is, then with other spaces
