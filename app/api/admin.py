@@ -76,11 +76,12 @@ def _check_query(request: Request) -> None:
 
 
 router = APIRouter()
+Json = dict[str, Any]
 Context = Annotated[ApiContext, Depends(require_admin)]
 
 
 @router.get("/server_info")
-async def show_server(context: Context) -> dict[str, Any]:
+async def show_server(context: Context) -> Json:
     """Show the resolved settings and the ops that steps use now, without keys. Also answers during a sleep.
 
     `config` is what was set, with every "auto" filled in before the first step: attention_backend and num_threads there
@@ -101,7 +102,7 @@ async def show_server(context: Context) -> dict[str, Any]:
 
 
 @router.post("/reset_prefix_cache")
-async def reset_prefix_cache(context: Context) -> dict[str, Any]:
+async def reset_prefix_cache(context: Context) -> Json:
     """Forget all cached prefixes; false while requests own blocks."""
     context.require_ready()
     return {"is_reset": await context.engine.reset_prefix_cache()}
@@ -140,34 +141,39 @@ async def is_sleeping(context: Context) -> Sleeping:
 
 
 @router.get("/replicas")
-async def list_replicas(context: Context) -> dict[str, Any]:
+async def list_replicas(context: Context) -> Json:
     """List state, load and prefix cache of each replica; empty if the model runs in the server's process."""
+    return describe_replicas(context)
+
+
+def describe_replicas(context: ApiContext) -> Json:
+    """Return the replicas as JSON."""
     return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
 
 
 @router.post("/replicas/{index}/drain")
-async def drain_replica(context: Context, index: int) -> dict[str, Any]:
+async def drain_replica(context: Context, index: int) -> Json:
     """Move a replica's requests to the others, where they continue, and give it no new ones."""
     await context.engine.drain_replica(index)
-    return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
+    return describe_replicas(context)
 
 
 @router.post("/replicas/{index}/undrain")
-async def undrain_replica(context: Context, index: int) -> dict[str, Any]:
+async def undrain_replica(context: Context, index: int) -> Json:
     """Give new requests to a drained replica again."""
     await context.engine.undrain_replica(index)
-    return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
+    return describe_replicas(context)
 
 
 @router.post("/replicas/{index}/restart")
-async def restart_replica(context: Context, index: int) -> dict[str, Any]:
+async def restart_replica(context: Context, index: int) -> Json:
     """Drain a replica and start its process anew; answers when it is ready. No request is lost."""
     await context.engine.restart_replica(index)
-    return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
+    return describe_replicas(context)
 
 
 @router.post("/v1/load_lora_adapter")
-async def load_adapter(body: LoadAdapterBody, context: Context) -> dict[str, Any]:
+async def load_adapter(body: LoadAdapterBody, context: Context) -> Json:
     """Load an adapter from a folder within --lora-root, and serve it as a model of that name."""
     context.require_ready()
     if body.lora_name in context.served_names:
@@ -178,14 +184,14 @@ async def load_adapter(body: LoadAdapterBody, context: Context) -> dict[str, Any
 
 
 @router.post("/v1/unload_lora_adapter")
-async def unload_adapter(body: UnloadAdapterBody, context: Context) -> dict[str, Any]:
+async def unload_adapter(body: UnloadAdapterBody, context: Context) -> Json:
     """Unload an adapter. Its name is free at once; answers when its last request has ended."""
     await context.engine.adapters.unload(body.lora_name)
     return {"id": body.lora_name, "object": "model", "deleted": True}
 
 
 @router.post("/abort_requests")
-async def abort_requests(body: AbortBody, context: Context) -> dict[str, Any]:
+async def abort_requests(body: AbortBody, context: Context) -> Json:
     """End requests; their clients get finish_reason abort. Unknown ids are ignored."""
     aborted: list[str] = []
     unknown: list[str] = []

@@ -6,11 +6,9 @@ import asyncio
 import uuid
 from typing import Any
 
-from pydantic import ValidationError
-
 from app.api import chat, completions
 from app.api.context import ApiContext
-from app.api.errors import ApiError, BadRequest, describe_fields, to_api_error
+from app.api.errors import ApiError, BadRequest, to_api_error
 from app.api.json_body import check_json
 from app.api.protocol import ChatRequest, CompletionRequest
 from app.api.responses import routes as responses
@@ -33,11 +31,10 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
     status, body = 200, {}
     try:
         body = await _answer(context, row, request_id)
-    except (ApiError, EngineError, GrammarError, ValidationError) as caught:
+    except (ApiError, EngineError, GrammarError) as caught:
         if isinstance(caught, EngineDead) or context.engine.state != "ready":
             raise EngineDead(str(caught)) from caught
-        known = describe_fields(caught.errors()) if isinstance(caught, ValidationError) else None
-        known = known or to_api_error(caught)
+        known = to_api_error(caught)
         status, body = known.status, known.body
     return {
         "id": f"batch_req_{request_id}",
@@ -70,17 +67,17 @@ async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
 
 
 async def _chat(context: ApiContext, body: Any, visit: Visit) -> Json:
-    call, echo = await chat.prepare(ChatRequest.model_validate(body), visit, context)
+    call, echo = await chat.prepare(ChatRequest.read(body), visit, context)
     return chat.whole_reply(call, await call.finish(), echo)
 
 
 async def _complete(context: ApiContext, body: Any, visit: Visit) -> Json:
-    call = await completions.prepare(CompletionRequest.model_validate(body), visit, context)
+    call = await completions.prepare(CompletionRequest.read(body), visit, context)
     return completions.whole_reply(call, await completions.finish_all(call))
 
 
 async def _respond(context: ApiContext, body: Any, visit: Visit) -> Json:
-    asked = ResponsesRequest.model_validate(body)
+    asked = ResponsesRequest.read(body)
     return await ResponseWriter(await responses.prepare(asked, visit, context), asked).finish()
 
 

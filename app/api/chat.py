@@ -153,7 +153,7 @@ def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
     reply = {
         **replies.header(call, "chat.completion"),
         "choices": choices,
-        "usage": replies.usage_of([output], replies.num_reasoning_tokens(call), call.prediction is not None),
+        "usage": replies.usage_of(call, [output], replies.count_output([output])),
     }
     if call.sampling.prompt_logprobs is not None:
         reply["prompt_logprobs"] = replies.prompt_logprobs(output)

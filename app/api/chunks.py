@@ -103,11 +103,7 @@ class Chunks:
 
     def total(self, outputs: list[RequestOutput]) -> bytes:
         """The chunk without choices that carries the usage of the whole request."""
-        prompt = sum(len(output.prompt_token_ids) for output in outputs)
-        cached = sum(output.num_cached_tokens for output in outputs)
-        num_reasoning = replies.num_reasoning_tokens(self.call)
-        prediction = None if self.call.prediction is None else replies.count_prediction(outputs)
-        usage = replies.usage(prompt, sum(self._num_tokens.values()), cached, num_reasoning, prediction)
+        usage = replies.usage_of(self.call, outputs, sum(self._num_tokens.values()))
         return frame({**self._header, "choices": [], "usage": usage})
 
     def _choice(self, index: int, content: Any) -> Json:

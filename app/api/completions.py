@@ -98,9 +98,7 @@ def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
         for number, output in enumerate(outputs)
         for choice in output.outputs
     ]
-    usage = replies.usage_of(outputs)
-    if is_scoring(call):
-        usage = replies.usage(usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"])
+    usage = replies.usage_of(call, outputs, 0 if is_scoring(call) else replies.count_output(outputs))
     reply = {**replies.header(call, "text_completion"), "choices": choices, "usage": usage}
     return reply | replies.extras(call, outputs, range(len(choices)))
 

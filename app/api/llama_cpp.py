@@ -10,13 +10,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict
 
 from app import __version__
 from app.api import completions
 from app.api.call import Call
 from app.api.context import Context
-from app.api.errors import BadRequest, describe_fields
+from app.api.errors import BadRequest
 from app.api.fields import IGNORED, is_empty
 from app.api.own_names import own_names
 from app.api.protocol import CompletionRequest, Fields
@@ -95,10 +95,7 @@ def read_request(body: LlamaCompletion) -> CompletionRequest:
     elif body.json_schema is not None:
         fields["structured_outputs"] = {"json": body.json_schema}
     fields["logit_bias"] = read_bias(body.logit_bias)
-    try:
-        return CompletionRequest.model_validate(fields)
-    except ValidationError as error:
-        raise describe_fields(error.errors()) from error
+    return CompletionRequest.read(fields)
 
 
 def read_bias(bias: Any) -> dict[str, float] | None:

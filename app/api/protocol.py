@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from app.api.errors import BadRequest
+from app.api.errors import BadRequest, describe_fields
 from app.api.fields import check_extra_fields, check_names
 
 MAX_IDS = 1024
@@ -29,6 +29,18 @@ class Fields(BaseModel):
 
     # strict: "0.7" is not a number and true is not an integer
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, given: Any) -> Self:
+        """Validate fields that another route has translated, or that came in a batch.
+
+        Raises:
+            ApiError: 400 that names the field.
+        """
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise describe_fields(error.errors()) from error
 
     @model_validator(mode="before")
     @classmethod

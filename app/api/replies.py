@@ -7,7 +7,7 @@ from typing import Any
 
 from app.api.call import Call
 from app.api.text_offsets import TextOffsets, find_prompt_offsets
-from engine import CompletionOutput, GrammarInfo, Logprob, RequestOutput, TokenLogprobs
+from engine import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 
 # JSON has no -Infinity; vLLM writes the same number
 MIN_LOGPROB = -9999.0
@@ -15,66 +15,38 @@ MIN_LOGPROB = -9999.0
 Json = dict[str, Any]
 
 
-def usage(
-    num_prompt: int,
-    num_output: int,
-    num_cached: int,
-    num_reasoning: int | None = None,
-    prediction: tuple[int, int] | None = None,
-) -> Json:
-    """Return OpenAI's usage object.
-
-    Args:
-        num_reasoning: tokens of the reasoning; None if there cannot be any.
-        prediction: tokens drafted from the request's prediction, and those accepted; None without a prediction.
-    """
-    more = {} if num_reasoning is None else {"reasoning_tokens": num_reasoning}
-    if prediction is not None:
-        num_drafted, num_accepted = prediction
-        more["accepted_prediction_tokens"] = num_accepted
-        more["rejected_prediction_tokens"] = num_drafted - num_accepted
-    details = {"completion_tokens_details": more} if more else {}
+def usage(num_prompt: int, num_output: int, num_cached: int) -> Json:
+    """Return OpenAI's usage object without the details of a finished request."""
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
-        **details,
     }
 
 
+def usage_of(call: Call, outputs: Sequence[RequestOutput], num_output: int) -> Json:
+    """Return the usage of a finished call, summed over its prompts; `num_output` counts the tokens of all choices."""
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    found = usage(num_prompt, num_output, sum(output.num_cached_tokens for output in outputs))
+    num_reasoning = num_reasoning_tokens(call)
+    details = {} if num_reasoning is None else {"reasoning_tokens": num_reasoning}
+    if call.prediction is not None:
+        pairs = [output.metrics.drafts.get("prediction", (0, 0)) for output in outputs]
+        num_drafted, num_accepted = (sum(counts) for counts in zip(*pairs, strict=True))
+        details["accepted_prediction_tokens"] = num_accepted
+        details["rejected_prediction_tokens"] = num_drafted - num_accepted
+    return found | ({"completion_tokens_details": details} if details else {})
+
+
 def num_reasoning_tokens(call: Call) -> int | None:
-    """Tokens of the thoughts of a call; None when it cannot have any."""
+    """Return the number of reasoning tokens of a call; None if it cannot have any."""
     return None if call.thinking is None or call.judge is None else call.judge.num_reasoning_tokens()
 
 
-def count_prediction(outputs: Iterable[RequestOutput]) -> tuple[int, int]:
-    """Return how many tokens were drafted from the predictions of finished requests, and how many were accepted."""
-    pairs = [output.metrics.drafts.get("prediction", (0, 0)) for output in outputs]
-    return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
-
-
-def usage_of(
-    outputs: Iterable[RequestOutput], num_reasoning: int | None = None, has_prediction: bool = False
-) -> Json:
-    """Usage of finished requests, summed over their prompts and choices."""
-    finished = list(outputs)
-    return usage(
-        sum(len(output.prompt_token_ids) for output in finished),
-        sum(len(choice.token_ids) for output in finished for choice in output.outputs),
-        sum(output.num_cached_tokens for output in finished),
-        num_reasoning,
-        count_prediction(finished) if has_prediction else None,
-    )
-
-
-def structured(info: GrammarInfo | None, is_valid: bool | None) -> Json | None:
-    """Return the backend that enforced the grammar, its plan, and the final check; None without a grammar."""
-    if info is None:
-        return None
-    plan = [{"pointer": pointer, "keyword": keyword, "enforced_by": by} for pointer, keyword, by in info.plan]
-    compile_time_ms = round(info.compile_time_s * 1000, 3)
-    return {"backend": info.backend, "compile_time_ms": compile_time_ms, "plan": plan, "valid": is_valid}
+def count_output(outputs: Iterable[RequestOutput]) -> int:
+    """Return the number of tokens of whole outputs."""
+    return sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
 
 
 def extras(call: Call, outputs: Sequence[RequestOutput], indices: Iterable[int]) -> Json:
@@ -110,9 +82,18 @@ def describe_saved(call: Call, num_tokens: int) -> Json:
 
 
 def structured_of(call: Call, output: RequestOutput, indices: Iterable[int] = (0,)) -> Json:
-    """The field that tells of the grammar, of a request that has one."""
-    told = structured(output.grammar, None if call.judge is None else call.judge.is_valid(indices))
-    return {} if told is None else {"structured": told}
+    """Return the field with the backend of the grammar, its plan and the final check; empty without a grammar."""
+    info = output.grammar
+    if info is None:
+        return {}
+    plan = [{"pointer": pointer, "keyword": keyword, "enforced_by": by} for pointer, keyword, by in info.plan]
+    described = {
+        "backend": info.backend,
+        "compile_time_ms": round(info.compile_time_s * 1000, 3),
+        "plan": plan,
+    }
+    is_valid = None if call.judge is None else call.judge.is_valid(indices)
+    return {"structured": described | {"valid": is_valid}}
 
 
 def finish_reason(choice: CompletionOutput, has_tool_calls: bool) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from app.api.anthropic.messages import is_prefill, read_messages
-from app.api.errors import BadRequest, describe_fields
+from app.api.errors import BadRequest
 from app.api.fields import check_extra_fields, check_names
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
 from app.api.tools.use import TOOL_NAME
@@ -107,10 +107,7 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
         **_read_thinking(body.thinking, fields),
         **_read_tools(body.tools or [], body.tool_choice or {}),
     }
-    try:
-        return ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise describe_fields(error.errors()) from error
+    return ChatRequest.read(fields)
 
 
 def _check_extra(extra: Mapping[str, Any]) -> Json:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
-from app.api.errors import BadRequest, describe_fields
+from app.api.errors import BadRequest
 from app.api.fields import check_names
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields, Options
 
@@ -192,10 +192,7 @@ def make_chat_request(
         "reasoning_effort": _read_effort(body.reasoning or {}),
     }
     places = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))}
-    try:
-        return ChatRequest.model_validate(fields), conversation.places | places
-    except ValidationError as error:
-        raise describe_fields(error.errors()) from error
+    return ChatRequest.read(fields), conversation.places | places
 
 
 def _check_unsupported(body: ResponsesRequest) -> None:
