@@ -85,16 +85,16 @@ class AppConfig:
     ui: bool = setting(True, "serve the web page beside the API")
 
     def __post_init__(self) -> None:
-        _check_range(self, "port", 0, 65535)
-        _check_range(self, "max_body_bytes", 1024, 2**31)
-        _check_range(self, "shutdown_grace_s", 0.0, 3600.0)
-        _check_range(self, "keep_alive_s", 0.1, 3600.0)
+        check_range(self, "port", 0, 65535)
+        check_range(self, "max_body_bytes", 1024, 2**31)
+        check_range(self, "shutdown_grace_s", 0.0, 3600.0)
+        check_range(self, "keep_alive_s", 0.1, 3600.0)
         if self.tool_call_parser not in (None, *list_tool_styles()):
             raise UsageError(
                 f"tool_call_parser {self.tool_call_parser!r} is none of {', '.join(list_tool_styles())}"
             )
         if self.max_requests_per_key is not None:
-            _check_range(self, "max_requests_per_key", 1, 2**20)
+            check_range(self, "max_requests_per_key", 1, 2**20)
             if not self.api_key:
                 raise UsageError(
                     "max_requests_per_key needs api_key: clients are distinguished by their keys"
@@ -144,9 +144,8 @@ class RouteConfig:
         urls = [read_url("--worker-urls", url) for url in self.worker_urls]
         if len(set(urls)) < len(urls):
             raise UsageError("--worker-urls names a server twice")
-        for name in ("health_interval_s", "worker_timeout_s"):
-            if not 0.05 <= getattr(self, name) <= 86400:
-                raise UsageError(f"{name}={getattr(self, name)} must be a number from 0.05 to 86400")
+        check_range(self, "health_interval_s", 0.05, 86400)
+        check_range(self, "worker_timeout_s", 0.05, 86400)
         if self.worker_api_key is not None:
             check_key("worker_api_key", self.worker_api_key)
 
@@ -168,9 +167,8 @@ class ExecutorConfig:
     part_rows: int = setting(64, "rows of a part of the output, with --executor ray")
 
     def __post_init__(self) -> None:
-        for name, low, high in (("num_actors", 0, 4096), ("part_rows", 1, 10**6)):
-            if not low <= getattr(self, name) <= high:
-                raise UsageError(f"{name}={getattr(self, name)} must be from {low} to {high}")
+        check_range(self, "num_actors", 0, 4096)
+        check_range(self, "part_rows", 1, 10**6)
 
 
 def check_key(name: str, key: str) -> None:
@@ -323,7 +321,8 @@ def _split(values: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
-def _check_range(config: AppConfig, name: str, low: float, high: float) -> None:
+def check_range(config: object, name: str, low: float, high: float) -> None:
+    """Raise a UsageError if a field is not a number within the range."""
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise UsageError(f"{name}={value!r} must be a number from {low} to {high}")

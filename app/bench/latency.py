@@ -25,7 +25,7 @@ from app.bench.settings import (
 )
 from app.bench.shapes import Footprint, Roofline, measure_roofline
 from app.bench.spread import Spread, percentiles, ratio
-from app.bench.workload import Job, check_range, count_tokens, make_random
+from app.bench.workload import Job, add_number, count_tokens, make_random
 from app.config import UsageError
 from engine import EngineConfig
 
@@ -100,13 +100,11 @@ def _make_cell(name: str, times: list[tuple[float, float]], num_in: int, num_dec
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """vLLM's flags, the peers and the roofline."""
-    parser.add_argument("--input-len", "--input-tokens", type=int, default=32, help="tokens of a prompt (32)")
-    parser.add_argument(
-        "--output-len", "--output-tokens", type=int, default=128, help="tokens of an answer (128)"
-    )
-    parser.add_argument("--batch-size", type=int, default=8, help="requests at once (8)")
-    parser.add_argument("--num-iters-warmup", type=int, default=2, help="rounds that do not count (2)")
-    parser.add_argument("--num-iters", type=int, default=5, help="rounds (5)")
+    add_number(parser, "--input-len --input-tokens", 32, 1, 10**6, "tokens of a prompt")
+    add_number(parser, "--output-len --output-tokens", 128, 2, 10**6, "tokens of an answer")
+    add_number(parser, "--batch-size", 8, 1, 4096, "requests at once")
+    add_number(parser, "--num-iters-warmup", 2, 0, 10**6, "rounds that do not count")
+    add_number(parser, "--num-iters", 5, 1, 10**6, "rounds")
     parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="do the same with a peer")
     parser.add_argument("--roofline", action="store_true", help="measure what the machine could do at most")
     add_engine_flags(parser)
@@ -116,16 +114,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """Measure and print.
 
     Raises:
-        UsageError: a flag outside its range, or a peer that is not here.
+        UsageError: a peer is not installed.
     """
-    for name, high in (
-        ("input_len", 10**6),
-        ("output_len", 10**6),
-        ("batch_size", 4096),
-        ("num_iters", 10**6),
-    ):
-        check_range(arguments, name, 2 if name == "output_len" else 1, high)
-    check_range(arguments, "num_iters_warmup", 0, 10**6)
     with (
         engine_settings(arguments, enable_prefix_caching=False) as given,
         shared_weights(given, arguments.peer) as config,

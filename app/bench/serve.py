@@ -20,7 +20,7 @@ from app.bench.client import NEVER, Load, Record, Target, drive
 from app.bench.own_server import run_server, wait_until_ready
 from app.bench.settings import write_json
 from app.bench.spread import percentiles
-from app.bench.workload import Job, add_random_flags, check_range, read_work
+from app.bench.workload import Job, add_number, add_random_flags, read_work
 from app.config import UsageError, check_key, read_url
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="its name on the server (default: the first that the server lists)")
     parser.add_argument("--backend", choices=tuple(ENDPOINTS), default="openai", help="which route (openai)")
     parser.add_argument("--api-key", help="sent as a bearer token")
-    parser.add_argument("--request-rate", type=float, default=NEVER, help="requests a second (all at once)")
-    parser.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson; less: burstier (1)")
-    parser.add_argument("--max-concurrency", type=int, help="requests open at a time (any number)")
-    parser.add_argument("--num-warmups", type=int, default=1, help="requests that do not count (1)")
+    add_number(parser, "--request-rate", NEVER, 0.001, NEVER, "requests a second; inf: all at once")
+    add_number(parser, "--burstiness", 1.0, 0.01, 1000, "1: Poisson; less: burstier")
+    add_number(parser, "--max-concurrency", None, 1, 10**6, "requests open at a time (any number)")
+    add_number(parser, "--num-warmups", 1, 0, 10**6, "requests that do not count")
     parser.add_argument("--metric-percentiles", default="50,90,99", help="percentiles to print (50,90,99)")
     parser.add_argument(
         "--goodput", nargs="*", default=[], metavar="NAME:MS", help="limits of a good request"
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="every token counts"
     )
-    parser.add_argument("--vocab-size", type=int, default=1000, help="prompt ids are below it (1000)")
+    add_number(parser, "--vocab-size", 1000, 1, 2**31 - 1, "prompt ids are below it")
     parser.add_argument(
         "--output-json", "--result-filename", type=Path, metavar="FILE", help="write the figures there, too"
     )
@@ -59,13 +59,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """Measure and print; 1 when a request failed.
 
     Raises:
-        UsageError: a flag outside its range, or no server.
+        UsageError: a flag cannot be used, or there is no server.
     """
-    check_range(arguments, "request_rate", 0.001, NEVER)
-    check_range(arguments, "burstiness", 0.01, 1000)
-    check_range(arguments, "num_warmups", 0, 10**6)
-    if arguments.max_concurrency is not None:
-        check_range(arguments, "max_concurrency", 1, 10**6)
     if arguments.api_key:
         check_key("--api-key", arguments.api_key)
     points = read_points(arguments.metric_percentiles)

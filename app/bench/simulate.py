@@ -21,7 +21,7 @@ import numpy as np
 
 from app.bench.settings import add_engine_flags, engine_settings, write_json
 from app.bench.sweep import read_counts
-from app.bench.workload import check_range
+from app.bench.workload import add_number
 from app.config import RoutePolicy, UsageError
 from engine import (
     ConfigError,
@@ -36,30 +36,23 @@ from engine import (
 )
 
 POLICIES = (*get_args(RoutePolicy), "random")
-# flag, type, default, lowest and highest value, help
-FLAGS: tuple[tuple[str, type, float, float, float, str], ...] = (
-    ("request_rate", float, 10, 0.001, 1e6, "requests a second; the gaps are exponential"),
-    ("num_prompts", int, 10_000, 1, 10**7, "requests"),
-    ("num_prefixes", int, 64, 1, 2**19, "different prefixes of prompts"),
-    ("prefix_len", int, 0, 0, 10**6, "tokens of a prefix"),
-    ("input_len", int, 256, 1, 10**6, "further tokens of a prompt"),
-    ("output_len", int, 64, 1, 10**6, "mean of the tokens of an answer"),
-    ("work_seed", int, 0, 0, 2**63, "seed of the load and of the crashes"),
-    ("ttft_ms", float, 1000, 0, 1e9, "limit of the time to the first token"),
-    ("itl_ms", float, 200, 0, 1e9, "limit of the time between two tokens"),
-    ("percentile", float, 99, 0, 100, "percentile of these times that must be within the limits"),
-    ("crashes_per_hour", float, 0, 0, 3600, "crashes of each replica, at random times"),
-    ("restart_s", float, 30, 0, 86400, "seconds until a crashed replica is ready again"),
-    (
-        "prefill_replicas",
-        int,
-        0,
-        0,
-        1024,
-        "replicas that compute prompts for --decode-replicas, beside as many mixed ones",
-    ),
-    ("decode_replicas", int, 1, 1, 1024, "replicas that get their blocks, with --prefill-replicas"),
-    ("transfer_us", float, 20, 0, 1e6, "microseconds that the blocks of a token take from one to the other"),
+# flag, default, lowest and highest value, help
+NUMBERS: tuple[tuple[str, float, float, float, str], ...] = (
+    ("--request-rate", 10.0, 0.001, 1e6, "requests a second; the gaps are exponential"),
+    ("--num-prompts", 10_000, 1, 10**7, "requests"),
+    ("--num-prefixes", 64, 1, 2**19, "different prefixes of prompts"),
+    ("--prefix-len", 0, 0, 10**6, "tokens of a prefix"),
+    ("--input-len", 256, 1, 10**6, "further tokens of a prompt"),
+    ("--output-len", 64, 1, 10**6, "mean of the tokens of an answer"),
+    ("--work-seed", 0, 0, 2**63, "seed of the load and of the crashes"),
+    ("--ttft-ms", 1000.0, 0, 1e9, "limit of the time to the first token"),
+    ("--itl-ms", 200.0, 0, 1e9, "limit of the time between two tokens"),
+    ("--percentile", 99.0, 0, 100, "percentile of these times that must be within the limits"),
+    ("--crashes-per-hour", 0.0, 0, 3600, "crashes of each replica, at random times"),
+    ("--restart-s", 30.0, 0, 86400, "seconds until a crashed replica is ready again"),
+    ("--prefill-replicas", 0, 0, 1024, "replicas that compute prompts, beside as many mixed ones"),
+    ("--decode-replicas", 1, 1, 1024, "replicas that get their blocks, with --prefill-replicas"),
+    ("--transfer-us", 20.0, 0, 1e6, "microseconds that the blocks of a token take from one to the other"),
 )
 FILES = (
     ("--trace", "JSONL with timestamp, input_length, output_length, hash_ids, instead of random requests"),
@@ -93,10 +86,8 @@ class Point:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add flags for the load, the limits, the replicas and their settings."""
-    for name, kind, default, _, _, text in FLAGS:
-        parser.add_argument(
-            "--" + name.replace("_", "-"), type=kind, default=kind(default), help=f"{text} ({default:g})"
-        )
+    for number in NUMBERS:
+        add_number(parser, *number)
     parser.add_argument("--replicas", default="1,2,4,8", help="numbers of replicas to try (1,2,4,8)")
     parser.add_argument(
         "--policy", default="prefix_aware", help=f"{', '.join(POLICIES)}; several with commas"
@@ -110,10 +101,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """Simulate and print; 1 if no number of replicas keeps the limits.
 
     Raises:
-        UsageError: a flag outside its range, or a file that cannot be used.
+        UsageError: a flag or a file cannot be used.
     """
-    for name, _, _, low, high, _ in FLAGS:
-        check_range(arguments, name, low, high)
     shapes = [(0, count) for count in read_counts("--replicas", arguments.replicas)]
     if arguments.prefill_replicas:
         total = arguments.prefill_replicas + arguments.decode_replicas

@@ -18,7 +18,7 @@ from typing import Any
 
 from app.bench.settings import add_engine_flags, as_settings, engine_settings, fit, read_model_config
 from app.bench.spread import Spread, ratio
-from app.bench.workload import make_random
+from app.bench.workload import add_number, make_random
 from engine import LLM, SamplingParams
 
 
@@ -94,17 +94,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--rate", type=float, default=0.8, help="share of right tokens in the prediction (0.8)"
-    )
+    add_number(parser, "--rate", 0.8, 0, 1, "share of right tokens in the prediction")
     parser.add_argument("--methods", nargs="+", default=["prediction"], help="sources (prediction)")
-    parser.add_argument("--num-speculative-tokens", type=int, default=4, help="most drafts of a step (4)")
+    add_number(parser, "--num-speculative-tokens", 4, 1, 64, "most drafts of a step")
     parser.add_argument("--fixed", action="store_true", help="always draft as much as possible")
-    parser.add_argument("--input-len", type=int, default=64, help="tokens of a prompt (64)")
-    parser.add_argument("--output-len", type=int, default=96, help="tokens of an answer (96)")
-    parser.add_argument("--batch-size", type=int, default=1, help="requests at once (1)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="of sampling (0.8)")
-    parser.add_argument("--num-iters", type=int, default=5, help="rounds (5)")
+    add_number(parser, "--input-len", 64, 1, 10**6, "tokens of a prompt")
+    add_number(parser, "--output-len", 96, 1, 10**6, "tokens of an answer")
+    add_number(parser, "--batch-size", 1, 1, 4096, "requests at once")
+    add_number(parser, "--temperature", 0.8, 0, 2, "of sampling")
+    add_number(parser, "--num-iters", 5, 1, 1000, "rounds")
     add_engine_flags(parser)
     measure(parser.parse_args())
 

@@ -19,7 +19,7 @@ from app.bench.own_server import run_server
 from app.bench.serve import find_model
 from app.bench.settings import write_json
 from app.bench.spread import Spread
-from app.bench.workload import Job, check_range
+from app.bench.workload import Job, add_number
 from app.config import UsageError
 
 PHASES = ("port answers", "ready", "first token")
@@ -27,7 +27,7 @@ PHASES = ("port answers", "ready", "first token")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the number of starts and the flags of the server."""
-    parser.add_argument("--num-iters", type=int, default=3, help="starts (3)")
+    add_number(parser, "--num-iters", 3, 1, 100, "starts")
     parser.add_argument("--server-flags", default="", help="flags of the server: --server-flags='--no-ui'")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there, too")
 
@@ -38,7 +38,6 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     Raises:
         UsageError: the server did not come up.
     """
-    check_range(arguments, "num_iters", 1, 100)
     flags = arguments.server_flags.split()
     times = [asyncio.run(start_once(flags)) for _ in range(arguments.num_iters)]
     for phase, values in zip(PHASES, zip(*times, strict=True), strict=True):

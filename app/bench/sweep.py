@@ -16,7 +16,7 @@ from app.bench.client import Load, Target, drive
 from app.bench.own_server import run_server
 from app.bench.serve import find_model, summarise
 from app.bench.settings import write_json
-from app.bench.workload import check_range, make_random
+from app.bench.workload import add_number, make_random
 from app.config import UsageError
 
 
@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batched-tokens", default="256,512,1024,2048", help="values of max_num_batched_tokens to try"
     )
-    parser.add_argument("--requests-per-client", type=int, default=2, help="requests of each client (2)")
-    parser.add_argument("--input-len", type=int, default=256, help="tokens of a prompt (256)")
-    parser.add_argument("--output-len", type=int, default=64, help="tokens of an answer (64)")
-    parser.add_argument("--vocab-size", type=int, default=1000, help="prompt ids are below it (1000)")
+    add_number(parser, "--requests-per-client", 2, 1, 10**5, "requests of each client")
+    add_number(parser, "--input-len", 256, 1, 10**5, "tokens of a prompt")
+    add_number(parser, "--output-len", 64, 1, 10**5, "tokens of an answer")
+    add_number(parser, "--vocab-size", 1000, 1, 2**31 - 1, "prompt ids are below it")
     parser.add_argument(
         "--server-flags", default="", help="flags of the server: --server-flags='--model PATH'"
     )
@@ -55,8 +55,6 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """
     concurrency = read_counts("--concurrency", arguments.concurrency)
     tokens = read_counts("--batched-tokens", arguments.batched_tokens)
-    for name in ("requests_per_client", "input_len", "output_len"):
-        check_range(arguments, name, 1, 10**5)
     points = asyncio.run(measure_all(arguments, concurrency, tokens))
     frontier = [point for point in points if point.batched_tokens == points[0].batched_tokens]
     knee = find_knee(frontier)
@@ -104,10 +102,8 @@ async def measure_server(
     points = []
     async with run_server([*flags, "--no-enable-prefix-caching", *arguments.server_flags.split()]) as url:
         target = Target(url, await find_model(url, None))
-        for count in [
-            concurrency[0],
-            *concurrency,
-        ]:  # the first concurrency runs twice, because its first run warms up
+        # The first concurrency runs twice, because its first run warms up.
+        for count in (concurrency[0], *concurrency):
             num_jobs = count * arguments.requests_per_client
             jobs = make_random(
                 num_jobs, arguments.input_len, arguments.output_len, 0.2, arguments.vocab_size, count

@@ -26,7 +26,7 @@ from app.bench.settings import (
     write_json,
 )
 from app.bench.spread import Spread, ratio
-from app.bench.workload import add_random_flags, check_range, count_tokens, read_work
+from app.bench.workload import add_number, add_random_flags, count_tokens, read_work
 from engine import EngineConfig, LoRARequest
 from grammar import GrammarSpec
 
@@ -50,28 +50,18 @@ RECORDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add vLLM's flags, and those that compare constrained with free output."""
     add_random_flags(parser, num=100, input_len=128, output_len=128)
-    parser.add_argument("--num-iters", type=int, default=1, help="repeats (1)")
-    parser.add_argument("--temperature", type=float, default=0.6, help="of sampling (0.6)")
+    add_number(parser, "--num-iters", 1, 1, 1000, "repeats")
+    add_number(parser, "--temperature", 0.6, 0, 2, "of sampling")
     parser.add_argument(
         "--structured", action="store_true", help="do it again with a JSON schema on every row"
     )
-    parser.add_argument(
-        "--num-loras", type=int, default=0, help="do it again with this many random adapters, in turn (0)"
-    )
-    parser.add_argument("--lora-rank", type=int, default=16, help="rank of the random adapters (16)")
+    add_number(parser, "--num-loras", 0, 0, 1024, "do it again with this many random adapters, in turn")
+    add_number(parser, "--lora-rank", 16, 1, 4096, "rank of the random adapters")
     add_engine_flags(parser)
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Measure and print.
-
-    Raises:
-        UsageError: a flag outside its range.
-    """
-    check_range(arguments, "num_iters", 1, 1000)
-    check_range(arguments, "temperature", 0, 2)
-    check_range(arguments, "num_loras", 0, 1024)
-    check_range(arguments, "lora_rank", 1, 4096)
+    """Measure and print."""
     with engine_settings(arguments, max_num_seqs=256, max_num_batched_tokens=2048) as config:
         write_json(arguments.output_json, config, measure_all(arguments, config))
     return 0

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from app.config import UsageError
 
@@ -80,35 +81,17 @@ def add_random_flags(parser: argparse.ArgumentParser, num: int, input_len: int, 
     group.add_argument(
         "--work", choices=("random", "nano"), default="random", help="which work (default: random)"
     )
-    group.add_argument("--scale", type=float, default=1.0, help="factor of all lengths of --work nano")
-    group.add_argument("--num-prompts", type=int, default=num, help=f"requests (default: {num})")
-    group.add_argument(
-        "--input-len", "--random-input-len", "--input-tokens", type=int, default=input_len, dest="input_len",
-        help=f"tokens of a prompt (default: {input_len})",
-    )  # fmt: skip
-    group.add_argument(
-        "--output-len", "--random-output-len", "--output-tokens", type=int, default=output_len,
-        dest="output_len", help=f"tokens of an answer (default: {output_len})",
-    )  # fmt: skip
-    group.add_argument(
-        "--range-ratio", "--random-range-ratio", type=float, default=0.0, dest="range_ratio",
-        help="lengths vary by this share (default: 0)",
-    )  # fmt: skip
-    group.add_argument("--work-seed", type=int, default=0, help="seed of the work (default: 0)")
+    add_number(group, "--scale", 1.0, 0.001, 1, "factor of all lengths of --work nano")
+    add_number(group, "--num-prompts", num, 1, 10**7, "requests")
+    inputs, outputs = "--input-len --random-input-len --input-tokens", "--output-len --random-output-len"
+    add_number(group, inputs, input_len, 1, 10**6, "tokens of a prompt")
+    add_number(group, f"{outputs} --output-tokens", output_len, 1, 10**6, "tokens of an answer")
+    add_number(group, "--range-ratio --random-range-ratio", 0.0, 0, 0.999, "lengths vary by this share")
+    group.add_argument("--work-seed", type=int, default=0, help="seed of the work (0)")
 
 
 def read_work(arguments: argparse.Namespace, vocab_size: int) -> list[Job]:
-    """The work that the flags of `add_random_flags` describe.
-
-    Raises:
-        UsageError: a flag outside its range.
-    """
-    for name, low, high in (("num_prompts", 1, 10**7), ("input_len", 1, 10**6), ("output_len", 1, 10**6)):
-        check_range(arguments, name, low, high)
-    if "vocab_size" in arguments:
-        check_range(arguments, "vocab_size", 1, 2**31 - 1)
-    check_range(arguments, "range_ratio", 0, 0.999)
-    check_range(arguments, "scale", 0.001, 1)
+    """The work that the flags of `add_random_flags` describe."""
     if arguments.work == "nano":
         return make_nano(arguments.scale, vocab_size)
     return make_random(
@@ -121,9 +104,31 @@ def read_work(arguments: argparse.Namespace, vocab_size: int) -> list[Job]:
     )
 
 
-def check_range(arguments: argparse.Namespace, name: str, low: float, high: float) -> None:
-    """Raise a UsageError that names the flag, its value and what is allowed."""
-    value = getattr(arguments, name)
-    if not low <= value <= high:
-        flag = "--" + name.replace("_", "-")
-        raise UsageError(f"{flag}={value} must be from {low} to {high}")
+class _InRange(argparse.Action):
+    """Stores a number, or raises a UsageError that names the flag, its value and what is allowed."""
+
+    def __init__(self, low: float, high: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.low, self.high = low, high
+
+    def __call__(
+        self, parser: object, namespace: object, values: Any, option_string: str | None = None
+    ) -> None:
+        if not self.low <= values <= self.high:
+            raise UsageError(f"{option_string}={values} must be from {self.low} to {self.high}")
+        setattr(namespace, self.dest, values)
+
+
+def add_number(
+    parser: argparse._ActionsContainer, names: str, default: float | None, low: float, high: float, text: str
+) -> None:
+    """Add a flag that takes a number within a range; its type is that of the default, an integer if that is None.
+
+    Args:
+        names: the flag and its other names, separated by spaces.
+    """
+    kind, shown = (int, text) if default is None else (type(default), f"{text} ({default:g})")
+    flags, dest = names.split(), names.split()[0].removeprefix("--").replace("-", "_")
+    parser.add_argument(
+        *flags, dest=dest, type=kind, default=default, action=_InRange, low=low, high=high, help=shown
+    )

@@ -7,8 +7,10 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,16 +65,25 @@ class Setup:
         return settings | changes
 
 
-def run_work(settings: dict[str, Any], jobs: list[Job], grammar: GrammarSpec | None = None) -> float:
-    """Return the seconds of the work on a warm engine, with all its graphs recorded."""
+@contextmanager
+def warm_runner(
+    settings: dict[str, Any], jobs: list[Job], grammar: GrammarSpec | None = None
+) -> Iterator[TroupeRunner]:
+    """Yield an engine that has run the jobs and recorded all its graphs."""
     runner = TroupeRunner(settings, grammar, TEMPERATURE)
     try:
-        warm = [Job(job.prompt_token_ids, max(2, job.max_tokens // 8)) for job in jobs]
-        runner.run(warm)
+        runner.run(jobs)
         runner.await_graphs()
-        return runner.run(jobs)
+        yield runner
     finally:
         runner.close()
+
+
+def run_work(settings: dict[str, Any], jobs: list[Job], grammar: GrammarSpec | None = None) -> float:
+    """Return the seconds of the work on a warm engine."""
+    shorter = [Job(job.prompt_token_ids, max(2, job.max_tokens // 8)) for job in jobs]
+    with warm_runner(settings, shorter, grammar) as runner:
+        return runner.run(jobs)
 
 
 def measure_nano(setup: Setup, shape: str) -> Json:
@@ -121,15 +132,10 @@ def measure_single(setup: Setup) -> Json:
     """Measure milliseconds per token of a single request; two lengths cancel the prefill."""
     found = {}
     for shape in ("qwen3-0.6b", "qwen3-8b"):
-        runner = TroupeRunner(setup.settings(shape), None, TEMPERATURE)
-        try:
-            prompt = [7] * setup.pick(128, 8)
-            short, long = setup.pick(64, 4), setup.pick(320, 12)
-            runner.run([Job(prompt, long)])
-            runner.await_graphs()
+        prompt = [7] * setup.pick(128, 8)
+        short, long = setup.pick(64, 4), setup.pick(320, 12)
+        with warm_runner(setup.settings(shape), [Job(prompt, long)]) as runner:
             times = [min(runner.run([Job(prompt, size)]) for _ in range(3)) for size in (short, long)]
-        finally:
-            runner.close()
         found[shape] = (times[1] - times[0]) / (long - short) * 1e3
     return {"ms_per_token": found}
 
@@ -199,20 +205,16 @@ def compute_ceiling(
     return sum(job.max_tokens for job in jobs) / seconds
 
 
-def measure_idle(settings: dict[str, Any], jobs: list[Job]) -> dict[str, Any]:
+def measure_idle(setup: Setup) -> Json:
     """Profile a warm run: the largest gap of each step is the one between two forward passes."""
-    runner = TroupeRunner(settings, None, TEMPERATURE)
-    try:
-        runner.run(jobs)
-        runner.await_graphs()
+    jobs = make_random(setup.pick(32, 3), setup.pick(64, 4), setup.pick(300, 8), 0.0, 1000, 0)
+    has_device = torch.cuda.is_available()
+    with warm_runner(setup.settings("qwen3-0.6b"), jobs) as runner:
         before = runner.llm.stats().num_steps
-        has_device = torch.cuda.is_available()
         kinds = [ProfilerActivity.CUDA] if has_device else [ProfilerActivity.CPU]
         with profile(activities=kinds) as profiler:
             runner.run(jobs)
         num_steps = runner.llm.stats().num_steps - before
-    finally:
-        runner.close()
     if not has_device:
         return {"num_steps": num_steps, "verdict": "no device whose idle time could be measured"}
     busy = [
@@ -240,34 +242,26 @@ def find_gaps(busy: list[tuple[float, float]]) -> list[float]:
     return sorted(gaps, reverse=True)
 
 
-def run_part(name: str, setup: Setup) -> Json:
-    """Measure one part."""
-    match name:
-        case "syncs":
-            return check_syncs(setup)
-        case "nano-0.6b" | "nano-14b":
-            return measure_nano(setup, f"qwen3-{name.removeprefix('nano-')}")
-        case "single":
-            return measure_single(setup)
-        case "switches":
-            return measure_switches(setup)
-        case "idle":
-            jobs = make_random(setup.pick(32, 3), setup.pick(64, 4), setup.pick(300, 8), 0.0, 1000, 0)
-            return measure_idle(setup.settings("qwen3-0.6b"), jobs)
-        case _:
-            return measure_structured(setup)
+PARTS: dict[str, Callable[[Setup], Json]] = {
+    "syncs": check_syncs,
+    "nano-0.6b": partial(measure_nano, shape="qwen3-0.6b"),
+    "nano-14b": partial(measure_nano, shape="qwen3-14b"),
+    "single": measure_single,
+    "switches": measure_switches,
+    "idle": measure_idle,
+    "structured": measure_structured,
+}
 
 
 def main() -> int:
     """Write the part's figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = ("syncs", "nano-0.6b", "nano-14b", "single", "switches", "idle", "structured")
-    parser.add_argument("part", choices=names)
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="troupe-gpu-") as folder:
-        figures = run_part(arguments.part, Setup(Path(folder), arguments.smoke))
+        figures = PARTS[arguments.part](Setup(Path(folder), arguments.smoke))
     arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 

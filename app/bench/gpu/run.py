@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from app.bench.settings import describe_machine
-from app.bench.workload import check_range
+from app.bench.workload import add_number
 from app.config import UsageError
 
 KERNELS, ENGINE = "kernels.triton.bench", "app.bench.gpu.parts"
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add flags for the parts, the time and the output file."""
     names = ", ".join(part.name for part in PARTS)
     parser.add_argument("--parts", default="", metavar="A,B", help=f"only these of: {names}")
-    parser.add_argument("--budget-s", type=float, default=600.0, help="time of the whole run (600)")
+    add_number(parser, "--budget-s", 600.0, 1, 86400, "time of the whole run")
     parser.add_argument(
         "--smoke", action="store_true", help="tiny sizes on the CPU: shows that the parts work"
     )
@@ -79,9 +79,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """Run the parts, write the figures, print the table; return 1 if a part failed.
 
     Raises:
-        UsageError: an unknown part, a flag outside its range, or no GPU.
+        UsageError: a part is unknown, or there is no GPU.
     """
-    check_range(arguments, "budget_s", 1, 86400)
     if not arguments.smoke and not torch.cuda.is_available():
         raise UsageError(
             f"bench gpu needs a CUDA device, and torch {torch.__version__} sees none; "

@@ -156,5 +156,5 @@ def test_bad_flags_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--executor ray takes one table, and --output FOLDER" in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"IN a\.xml must end in \.parquet, "):
         find_format("IN", "a.xml")
-    with pytest.raises(UsageError, match="part_rows=0 must be from 1"):
+    with pytest.raises(UsageError, match="part_rows=0 must be a number from 1"):
         ExecutorConfig(part_rows=0)
