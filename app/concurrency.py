@@ -1,12 +1,24 @@
-"""Many coroutines, a limited number of them at once."""
+"""Many coroutines, a limited number of them at once; and retries while the engine's queue is full."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from engine import EngineOverloaded
+
 T = TypeVar("T")
+RETRY_S = 0.5  # seconds between two attempts at least
+
+
+async def retry_while_full(work: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of some work, which is begun again while the engine's queue is full."""
+    while True:
+        try:
+            return await work()
+        except EngineOverloaded as error:
+            await asyncio.sleep(max(error.retry_after_s, RETRY_S))
 
 
 async def run_bounded(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:

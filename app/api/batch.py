@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Any
 
@@ -15,7 +14,8 @@ from app.api.responses import routes as responses
 from app.api.responses.request import ResponsesRequest
 from app.api.responses.writer import ResponseWriter
 from app.api.visit import Visit
-from engine import EngineDead, EngineError, EngineOverloaded
+from app.concurrency import retry_while_full
+from engine import EngineDead, EngineError
 from grammar import GrammarError
 
 Json = dict[str, Any]
@@ -58,12 +58,7 @@ async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
     check_json(body)
     if body.get("stream"):
         raise BadRequest("stream is not possible in a batch", "stream")
-    while True:
-        try:
-            return await ROUTES[url](context, body, Visit(request_id))
-        except EngineOverloaded as error:
-            # a batch has time
-            await asyncio.sleep(error.retry_after_s)
+    return await retry_while_full(lambda: ROUTES[url](context, body, Visit(request_id)))
 
 
 async def _chat(context: ApiContext, body: Any, visit: Visit) -> Json:

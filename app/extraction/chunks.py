@@ -10,18 +10,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from app.concurrency import run_bounded
-from app.extraction import extractor as extractor_module
-from app.extraction.extractor import (
-    ExtractionResult,
-    Extractor,
-    PartialExtraction,
-    TextTooLong,
-    extract_patiently,
-)
+from app.concurrency import retry_while_full, run_bounded
+from app.extraction.extractor import ExtractionResult, Extractor, PartialExtraction, TextTooLong
 from app.extraction.merging import Part, merge
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
-from engine import Engine, EngineOverloaded, InvalidRequest
+from engine import Engine, InvalidRequest
 
 # Tokens kept free for each part's record, as a share of the model's length.
 OUTPUT_SHARE = 0.3
@@ -59,8 +52,8 @@ async def extract_long(
 
     async def read(index: int) -> None:
         piece = text[parts[index].start : parts[index].end]
-        results[index] = await extract_patiently(
-            extractor, schema, piece, source=source, cache_salt=cache_salt
+        results[index] = await retry_while_full(
+            lambda: extractor.extract(schema, piece, source=source, cache_salt=cache_salt)
         )
 
     async with aclosing(run_bounded(map(read, range(len(parts))), MAX_CONCURRENT)) as reads:
@@ -98,17 +91,16 @@ async def extract_whole(
     Raises:
         TextTooLong, GrammarError, EngineError: as extract_long.
     """
-    while True:
+
+    async def read() -> ExtractionResult:
         stream = stream_whole(extractor, schema, text, source=source, cache_salt=cache_salt)
-        try:
-            async with aclosing(stream) as steps:
-                async for step in steps:
-                    if isinstance(step, ExtractionResult):
-                        return step
-        except EngineOverloaded as error:
-            await asyncio.sleep(max(error.retry_after_s, extractor_module.RETRY_S))
-            continue
+        async with aclosing(stream) as steps:
+            async for step in steps:
+                if isinstance(step, ExtractionResult):
+                    return step
         raise RuntimeError("the parts ended without a result")
+
+    return await retry_while_full(read)
 
 
 async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Part]:

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from app.concurrency import gather_bounded
+from app.concurrency import gather_bounded, retry_while_full
 from app.extraction.batch import MAX_CONCURRENT
 from app.extraction.bounds import Limits, add_bounds
 from app.extraction.calibration import Point
 from app.extraction.cases import Case
-from app.extraction.extractor import ExtractionResult, Extractor, extract_patiently
+from app.extraction.extractor import ExtractionResult, Extractor
 from app.extraction.scoring import list_extra, list_wrong, score_record
 from app.extraction.verbatim import is_free_at
 from engine import EngineDead, EngineError
@@ -85,7 +85,9 @@ async def judge_cases(extractor: Extractor, cases: Sequence[Case]) -> list[Judge
 
     async def judge(case: Case) -> Judged:
         try:
-            return judge_result(case, await extract_patiently(extractor, case.schema, case.text))
+            return judge_result(
+                case, await retry_while_full(lambda: extractor.extract(case.schema, case.text))
+            )
         except EngineDead:
             raise
         except (EngineError, GrammarError) as error:

@@ -30,7 +30,6 @@ from app.reasoning import ASSISTANT, CLOSE, FINAL, OPEN, TAIL_TOKENS
 from engine import (
     CompletionOutput,
     Engine,
-    EngineOverloaded,
     InvalidRequest,
     LoRARequest,
     RequestOutput,
@@ -45,7 +44,6 @@ MIN_OUTPUT_TOKENS = 32
 # High enough to produce other readings, low enough to keep them plausible.
 VOTE_TEMPERATURE = 0.7
 MAX_RECHECKS = 2
-RETRY_S = 0.5  # seconds between two attempts while the queue is full
 TOO_LARGE = "a number is larger than a double holds"
 VERBATIM = "a verbatim text (option ground)"
 VERBATIM_IMAGES = (
@@ -307,17 +305,6 @@ def _name_option(error: GrammarError) -> GrammarError:
         return error
     keyword, reason = (words.replace(GROUNDED, VERBATIM) for words in (error.keyword, error.reason))
     return UnsupportedGrammar(error.pointer, keyword, f"{reason}; without verbatim texts it may be enforced")
-
-
-async def extract_patiently(
-    extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
-) -> ExtractionResult:
-    """As Extractor.extract, but retry while the engine's queue is full."""
-    while True:
-        try:
-            return await extractor.extract(schema, text, source=source, cache_salt=cache_salt)
-        except EngineOverloaded as error:
-            await asyncio.sleep(max(error.retry_after_s, RETRY_S))
 
 
 def check_record(schema: Schema, completion: CompletionOutput, reason: str) -> tuple[Any, tuple[str, ...]]:

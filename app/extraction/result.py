@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.extraction.bounds import BoundedSchema
@@ -41,9 +41,8 @@ class ExtractionResult:
     bounds: BoundedSchema
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
-    flags: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # reasons to check a value, by JSON pointer
+    # reasons to check a value, by JSON pointer
+    flags: dict[str, tuple[str, ...]] = field(default_factory=dict)
     output: RequestOutput | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -54,10 +53,7 @@ class ExtractionResult:
             "valid": self.valid,
             "finish_reason": self.finish_reason,
             "confidence": self.confidence,
-            "evidence": {
-                pointer: {"match": found.match, "start": found.start, "end": found.end, "quote": found.quote}
-                for pointer, found in self.evidence.items()
-            },
+            "evidence": {pointer: asdict(found) for pointer, found in self.evidence.items()},
             "flags": {pointer: list(reasons) for pointer, reasons in self.flags.items()},
             "checks": [check.to_json() for check in self.checks],
             **({"notes": list(self.notes)} if self.notes else {}),

@@ -41,21 +41,14 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
     """
     edited = copy.deepcopy(record)
     for pointer, text in edits.items():
-        steps = split_pointer(pointer)
-        if not steps:
-            edited = _read(edited, text, _list_kinds(schema, pointer))
+        kinds = frozenset() if schema is None else list_kinds(schema, pointer)
+        if not pointer:
+            edited = _read(edited, text, kinds)
             continue
-        owner = edited
-        try:
-            for step in steps[:-1]:
-                owner = owner[_key(owner, step)]
-            key = _key(owner, steps[-1])
-            before = owner[key]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EditError(f"the record has no field at {pointer!r}") from error
-        if isinstance(before, dict | list):
+        owner, key = _find_owner(edited, pointer)
+        if isinstance(owner[key], dict | list):
             raise EditError(f"{pointer!r} is no single value")
-        owner[key] = _read(before, text, _list_kinds(schema, pointer))
+        owner[key] = _read(owner[key], text, kinds)
     return edited
 
 
@@ -66,20 +59,13 @@ def change_items(record: Any, pointer: str, action: Literal["add", "remove"]) ->
         EditError: the item does not exist.
     """
     changed = copy.deepcopy(record)
-    *steps, last = split_pointer(pointer)
-    owner = changed
-    try:
-        for step in steps:
-            owner = owner[_key(owner, step)]
-        item = owner[int(last)] if isinstance(owner, list) else None
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise EditError(f"the record has no item at {pointer!r}") from error
+    owner, key = _find_owner(changed, pointer)
     if not isinstance(owner, list):
         raise EditError(f"{pointer!r} is not in a list")
     if action == "remove":
-        del owner[int(last)]
+        del owner[key]
     else:
-        owner.insert(int(last) + 1, _empty_like(item))
+        owner.insert(key + 1, _empty_like(owner[key]))
     return changed
 
 
@@ -87,35 +73,32 @@ def _empty_like(value: Any) -> Any:
     """Return the same structure without its values."""
     if isinstance(value, dict):
         return {name: _empty_like(inner) for name, inner in value.items()}
-    return (
-        []
-        if isinstance(value, list)
-        else ""
-        if isinstance(value, str)
-        else None
-        if value is None
-        else type(value)(0)
-    )
+    return None if value is None else type(value)()  # [], "", 0 or false
 
 
 def put_values(record: Any, values: Mapping[str, Scalar]) -> Any:
     """Return a copy of the record with other scalars at existing JSON pointers."""
     changed = copy.deepcopy(record)
     for pointer, value in values.items():
-        *steps, last = split_pointer(pointer)
-        owner = changed
-        for step in steps:
-            owner = owner[_key(owner, step)]
-        owner[_key(owner, last)] = value
+        owner, key = _find_owner(changed, pointer)
+        owner[key] = value
     return changed
 
 
-def _list_kinds(schema: Schema | None, pointer: str) -> frozenset[str]:
-    return list_kinds(schema, pointer) if schema is not None else frozenset()
+def _find_owner(record: Any, pointer: str) -> tuple[Any, Any]:
+    """Return the object or list that contains the value at a JSON pointer, and the value's key or index there.
 
-
-def _key(owner: Any, step: str) -> Any:
-    return int(step) if isinstance(owner, list) else step
+    Raises:
+        EditError: the record has no such value.
+    """
+    owner, key, value = None, None, record
+    try:
+        for step in split_pointer(pointer):
+            owner, key = value, int(step) if isinstance(value, list) else step
+            value = owner[key]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EditError(f"the record has no value at {pointer!r}") from error
+    return owner, key
 
 
 def _read(before: Any, text: str, kinds: Set[str]) -> Any:

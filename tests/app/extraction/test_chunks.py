@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.extraction import ExtractionResult, Extractor, TextTooLong, extractor
+from app.extraction import ExtractionResult, Extractor, TextTooLong
 from app.extraction.bounds import Bound, BoundedSchema
 from app.extraction.chunks import PartsDone, cut, extract_long
 from app.extraction.grounding import find_evidence
@@ -102,7 +102,7 @@ def test_what_was_added_for_a_later_part_is_shown_too() -> None:
 async def test_a_long_text_is_read_in_parts_that_fit_and_wait_while_the_queue_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(extractor, "RETRY_S", 0.0)
+    monkeypatch.setattr("app.concurrency.RETRY_S", 0.0)
     engine = BusyEngine(num_refused=5)
     *steps, last = [
         step async for step in extract_long(Extractor(engine), {"type": "object"}, "Ada is 36. " * 400)

@@ -13,7 +13,6 @@ from app.extraction import (
     Source,
     TextTooLong,
     extract_records,
-    extractor,
 )
 from app.extraction.cases import Case
 from app.extraction.evaluate import judge_cases
@@ -192,7 +191,7 @@ async def test_a_dead_engine_ends_the_batch() -> None:
 
 
 async def test_a_full_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extractor, "RETRY_S", 0.0)
+    monkeypatch.setattr("app.concurrency.RETRY_S", 0.0)
     sources = [Source(f"{number}.txt", TEXT) for number in range(5)]
     lines = [line async for line in extract_records(Extractor(BusyEngine(num_refused=9)), SCHEMA, sources)]
     assert [line["valid"] for line in lines] == [True] * 5
