@@ -1,4 +1,4 @@
-"""What ops need to run layers that keep a state per request: short convolutions and gated linear recurrences.
+"""Inputs of ops that keep a state per request: short convolutions and gated linear recurrences.
 
 A step's run of tokens is cut into segments. Each reads its state from one slot and writes it to another one, so that
 a state in the middle of a run can be kept for the prefix cache.

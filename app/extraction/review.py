@@ -97,7 +97,7 @@ def _find_owner(record: Any, pointer: str) -> tuple[Any, Any]:
             owner, key = value, int(step) if isinstance(value, list) else step
             value = owner[key]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise EditError(f"the record has no value at {pointer!r}") from error
+        raise EditError(f"the record has no field at {pointer!r}") from error
     return owner, key
 
 

@@ -26,7 +26,7 @@ from grammar import GrammarCompiler, GrammarError, GrammarSpec, Vocabulary, allo
 
 MAX_MEMORY_BYTES = 6 * 1024**3
 NUM_REPEATS = 15
-# What the rows of the batch are about; the second has residual checks in Troupe, and only there.
+# The schemas of the batch's rows. The second has residual checks in Troupe, but in no other engine.
 ROW_SCHEMAS: dict[str, dict[str, Any]] = {
     "plain": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
     "unique items": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str]) -> None:
     name, path, limit_s, clock_name = arguments
     clock = CLOCKS[clock_name]
     answers = os.fdopen(os.dup(1), "w")
-    # What libraries print must not get between the answers.
+    # Output printed by libraries must not get between the answers.
     os.dup2(2, 1)
     ranks = TokenRanks(Path(path))
     peer = PEERS[name](ranks)

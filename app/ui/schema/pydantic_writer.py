@@ -44,7 +44,7 @@ class NotAClass(ValueError):
 
 
 def schema_to_pydantic(schema: Schema) -> str:
-    """The classes of a schema, the record's last.
+    """Return the source of a schema's classes, the record's last.
 
     Raises:
         NotAClass: a keyword that a class cannot say.
@@ -219,7 +219,7 @@ def _list_arguments(subschema: Schema, where: str) -> list[str]:
 
 
 def _find_kind(subschema: Schema) -> str:
-    """What limits are to be put on: one type beside null, or words for what takes none."""
+    """Return the type that limits apply to: the one type beside null, or words for a schema that takes no limits."""
     kinds = subschema.get("type")
     named = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
     if "enum" in subschema:
