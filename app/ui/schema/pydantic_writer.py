@@ -82,7 +82,7 @@ class _Writer:
         _refuse_unknown(schema, SILENT | extra, pointer)
         if not isinstance(schema.get("additionalProperties", False), bool):
             raise NotAClass(f"additionalProperties at {pointer or 'the root'} has no form in a class")
-        # Pydantic's default, "ignore", must be written out: this app reads a class without `extra` as closed.
+        # Pydantic's default, "ignore", is written out as well: the reader sees that further fields are dropped.
         others = OTHERS[schema["additionalProperties"]] if "additionalProperties" in schema else "ignore"
         self.imported.add("ConfigDict")
         lines += [f'    model_config = ConfigDict(extra="{others}")', ""]
