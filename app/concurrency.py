@@ -1,9 +1,10 @@
-"""Many coroutines, a limited number of them at once; and retries while the engine's queue is full."""
+"""Many coroutines, a limited number of them at once; retries while the engine's queue is full; the end of a stream."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from engine import EngineOverloaded
@@ -19,6 +20,14 @@ async def retry_while_full(work: Callable[[], Awaitable[T]]) -> T:
             return await work()
         except EngineOverloaded as error:
             await asyncio.sleep(max(error.retry_after_s, RETRY_S))
+
+
+async def take_last(stream: AsyncGenerator[T, None]) -> T:
+    """Run a generator to its end and return the last of what it yields, which is at least one thing."""
+    async with aclosing(stream):
+        async for each in stream:
+            last = each
+    return last
 
 
 async def run_bounded(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:

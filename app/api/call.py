@@ -19,6 +19,7 @@ from app.api.tools.calls import ToolParser, is_valid
 from app.api.tools.use import ToolUse, explain
 from app.api.verdict import Judge
 from app.api.visit import Visit
+from app.concurrency import take_last
 from app.reasoning import Thinking
 from engine import EngineDead, InvalidRequest, RequestOutput, SamplingParams
 from grammar import GrammarError
@@ -108,12 +109,7 @@ class Call:
 
     async def finish(self, index: int = 0) -> RequestOutput:
         """Run one of the prompts to its end and return the last output."""
-        last: RequestOutput | None = None
-        async with aclosing(self.generate(index)) as outputs:
-            async for output in outputs:
-                last = output
-        assert last is not None, "the engine ends every request with an output"
-        return last
+        return await take_last(self.generate(index))
 
     def make_reader(self) -> ToolParser | None:
         """Return the parser that separates reasoning, content and tool calls; None if all of a choice is content."""

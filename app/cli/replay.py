@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from app.concurrency import take_last
 from app.config import Failure, UsageError
 from engine import ConfigError, Engine, LoRARequest, RecordedRequest, RequestOutput, read_journal
 
@@ -95,7 +96,7 @@ async def compute_again(request: RecordedRequest, model: str) -> RequestOutput:
             generated_token_ids=generated if any(generated) else (),
             lora_request=None if adapter is None else LoRARequest(adapter.name, lora_path=adapter.path),
         )
-        return [output async for output in stream][-1]
+        return await take_last(stream)
 
 
 def compare(request: RecordedRequest, output: RequestOutput) -> None:

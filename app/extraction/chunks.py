@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from app.concurrency import retry_while_full, run_bounded
+from app.concurrency import retry_while_full, run_bounded, take_last
 from app.extraction.extractor import ExtractionResult, Extractor, PartialExtraction, TextTooLong
 from app.extraction.merging import Part, merge
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
@@ -92,15 +92,11 @@ async def extract_whole(
         TextTooLong, GrammarError, EngineError: as extract_long.
     """
 
-    async def read() -> ExtractionResult:
-        stream = stream_whole(extractor, schema, text, source=source, cache_salt=cache_salt)
-        async with aclosing(stream) as steps:
-            async for step in steps:
-                if isinstance(step, ExtractionResult):
-                    return step
-        raise RuntimeError("the parts ended without a result")
-
-    return await retry_while_full(read)
+    result = await retry_while_full(
+        lambda: take_last(stream_whole(extractor, schema, text, source=source, cache_salt=cache_salt))
+    )
+    assert isinstance(result, ExtractionResult), "it comes last"
+    return result
 
 
 async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Part]:

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from app.concurrency import take_last
 from app.extraction.bounds import BoundedSchema, Limits, add_bounds
 from app.extraction.checks import read_checks, run_checks
 from app.extraction.confidence import field_confidence, score_tokens
@@ -138,7 +139,7 @@ class Extractor:
             more = replace(
                 params, n=self.num_samples - 1, temperature=VOTE_TEMPERATURE, seed=0, logprobs=None
             )
-            output = await self._finish(prompt_ids, more, cache_salt)
+            output = await take_last(self._generate(prompt_ids, more, cache_salt))
             samples = [
                 check_record(schema, each, each.finish_reason or "abort")[0] for each in output.outputs
             ]
@@ -169,39 +170,21 @@ class Extractor:
         params = SamplingParams(
             max_tokens=self._fit(len(prompt_ids)), temperature=0.0, logprobs=0, grammar=grammar
         )
-        output = await self._finish(prompt_ids, params, cache_salt)
+        output = await take_last(self._generate(prompt_ids, params, cache_salt))
         return await asyncio.to_thread(self._conclude, plan.schema, bounds, text, "", output, ())
 
-    async def _finish(
-        self, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
-    ) -> RequestOutput:
-        async with aclosing(self._generate(prompt_ids, params, cache_salt)) as outputs:
-            return [output async for output in outputs][-1]
-
-    async def _generate(
+    def _generate(
         self, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the engine's outputs; the last one is final."""
-        is_finished = False
-        stream = self.engine.generate(
-            prompt_ids, params, cache_salt=cache_salt, lora_request=self.lora_request
-        )
-        async with aclosing(stream) as outputs:
-            async for output in outputs:
-                is_finished = output.finished
-                yield output
-        if not is_finished:
-            raise RuntimeError("the engine ended a request without a last output")
+        return self.engine.generate(prompt_ids, params, cache_salt=cache_salt, lora_request=self.lora_request)
 
     async def extract(
         self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
     ) -> ExtractionResult:
         """Return the finished record."""
-        async with aclosing(self.stream(schema, text, source=source, cache_salt=cache_salt)) as parts:
-            async for part in parts:
-                if isinstance(part, ExtractionResult):
-                    return part
-        raise RuntimeError("the extraction ended without a result")
+        result = await take_last(self.stream(schema, text, source=source, cache_salt=cache_salt))
+        assert isinstance(result, ExtractionResult), "it comes last"
+        return result
 
     def _make_grammar(
         self, schema: Schema, text: str, limits: Limits | None

@@ -29,7 +29,7 @@ NUM_ROWS = 64
 
 @dataclass(slots=True)
 class Tally:
-    """The counts and times of one engine so far. A refusal or a timeout is not right, but not an invalid instance accepted."""
+    """Counts and times of one engine. A refusal or a timeout is not right, but not an invalid instance accepted."""
 
     compile_ms: list[float] = field(default_factory=list)
     fill_us: list[float] = field(default_factory=list)

@@ -9,6 +9,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.concurrency import take_last
 from app.extraction import Limits, add_bounds, make_messages
 from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import read_text
@@ -17,7 +18,7 @@ from app.ui.explain import EXPLAINED, explain
 from app.ui.observatory.recorder import Recorder
 from app.ui.observatory.trace import NUM_TOP, Tracer
 from app.ui.scripts import read_script
-from engine import Engine, InvalidRequest, RequestOutput, SamplingParams, TokenLogprobs
+from engine import Engine, InvalidRequest, RequestOutput, SamplingParams
 from grammar import GrammarSpec
 
 MAX_TRACED_TOKENS = 256
@@ -79,15 +80,13 @@ class Tracing:
         yield "", NO_TRACE | {"busy": True}
         try:
             spec, output = await self._generate(name, f"session-{request.session_hash}")
-            completion = output.outputs[0]
-            logprobs = completion.logprobs or []
-            steps = await asyncio.to_thread(self._trace, spec, completion.token_ids, logprobs)
+            traced = spec, output.outputs[0].token_ids, output.outputs[0].logprobs or []
+            steps = await asyncio.to_thread(
+                lambda: json.dumps(self.tracer.trace(*traced), ensure_ascii=False)
+            )
             yield "", {"steps": steps}
         except EXPLAINED as error:
             yield explain(error, self.engine.state).as_html(), NO_TRACE
-
-    def _trace(self, spec: GrammarSpec, token_ids: list[int], logprobs: list[TokenLogprobs]) -> str:
-        return json.dumps(self.tracer.trace(spec, token_ids, logprobs), ensure_ascii=False)
 
     async def _generate(self, name: str, salt: str) -> tuple[GrammarSpec, RequestOutput]:
         schema_name = self.examples.schema_for(name)
@@ -100,9 +99,4 @@ class Tracing:
         params = SamplingParams(
             max_tokens=MAX_TRACED_TOKENS, temperature=0.0, logprobs=NUM_TOP, grammar=spec, output_kind="final"
         )
-        last: RequestOutput | None = None
-        async for output in self.engine.generate(prompt_ids, params, cache_salt=salt):
-            last = output
-        if last is None:
-            raise InvalidRequest("the request gave nothing")
-        return spec, last
+        return spec, await take_last(self.engine.generate(prompt_ids, params, cache_salt=salt))
