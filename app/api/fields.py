@@ -7,10 +7,11 @@ default of the server that knows it (NEUTRAL), or if it is only bookkeeping (IGN
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from app.api.errors import BadRequest
+from app.api.wording import say_value
 
 # Not {}, which is a schema that accepts everything.
 EMPTY: tuple[Any, ...] = (None, False, [], "")
@@ -73,7 +74,34 @@ def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> N
     wrong = next((name for name, value in given.items() if name not in known and value is not None), None)
     if wrong is not None:
         message = f"{where}.{wrong[:80]} is not a known field; known are {', '.join(known)}"
-        raise BadRequest(message, re.split(r"[.\[]", where)[0], "unknown_field")
+        raise BadRequest(message, field_of(where), "unknown_field")
+
+
+def check_choice(where: str, value: object, allowed: Collection[str]) -> None:
+    """Reject a value that is none of the allowed texts.
+
+    Raises:
+        ApiError: 400 naming the field, and the allowed texts.
+    """
+    if not isinstance(value, str) or value not in allowed:
+        message = f"{where}={say_value(value)} must be one of {', '.join(allowed)}"
+        raise BadRequest(message, field_of(where))
+
+
+def read_text(where: str, value: object) -> str:
+    """Return a value that must be a text.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    if not isinstance(value, str):
+        raise BadRequest(f"{where} must be a text", field_of(where))
+    return value
+
+
+def field_of(where: str) -> str:
+    """Return the field of the request that a place is in: messages for messages[0].content."""
+    return re.split(r"[.\[]", where)[0]
 
 
 def is_empty(value: object) -> bool:

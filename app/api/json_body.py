@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from typing import Any
 
 from fastapi import Request
 
 from app.api.errors import BadRequest
+from app.api.fields import field_of
 from engine import is_unicode
 
 MAX_PLACE_CHARS = 200
@@ -67,8 +67,7 @@ def check_json(body: object) -> None:
     except ValueError:
         place, reason = _find_wrong(body)
         place = place[:MAX_PLACE_CHARS]
-        param = re.split(r"[.\[]", place)[0] or None
-        raise BadRequest(f"{place or 'the body'}{reason}", param) from None
+        raise BadRequest(f"{place or 'the body'}{reason}", field_of(place) or None) from None
 
 
 def check_values(value: object) -> None:

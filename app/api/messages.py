@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.api.errors import ApiError, BadRequest
+from app.api.fields import check_choice, read_text
 from app.api.json_body import check_values
 from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 
@@ -51,8 +52,7 @@ def _read_message(
     if role == "function" or message.get("function_call"):
         text = f"{where}: functions are not supported by this server; use tools"
         raise BadRequest(text, "messages", "unsupported_field")
-    if role not in ROLES:
-        raise BadRequest(f"{where}.role={role!r} must be one of {', '.join(ROLES)}"[:300], "messages")
+    check_choice(f"{where}.role", role, ROLES)
     content = message.get("content")
     if content is None and role == "assistant":
         content = message.get("refusal") or ""
@@ -75,9 +75,9 @@ def _read_message(
     thought = message.get("reasoning_content") or message.get("reasoning")
     if role == "assistant" and thought is not None:
         # templates that know thoughts decide by themselves which of them are still worth reading
-        read["reasoning_content"] = _read_text(f"{where}.reasoning_content", thought)
+        read["reasoning_content"] = read_text(f"{where}.reasoning_content", thought)
     if role == "tool":
-        read["tool_call_id"] = _read_text(f"{where}.tool_call_id", message.get("tool_call_id"))
+        read["tool_call_id"] = read_text(f"{where}.tool_call_id", message.get("tool_call_id"))
     return read
 
 
@@ -86,7 +86,7 @@ def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any
     if not isinstance(call, dict) or not isinstance(function, dict):
         text = f'{where} must be {{"id": ..., "type": "function", "function": {{...}}}}'
         raise BadRequest(text, "messages")
-    text = _read_text(f"{where}.function.arguments", function.get("arguments"))
+    text = read_text(f"{where}.function.arguments", function.get("arguments"))
     counter.feed(text.encode())
     if counter.is_over:
         text = f"{where}: the arguments of calls have more than {MAX_JSON_VALUES} commas and brackets outside strings"
@@ -99,15 +99,9 @@ def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any
         arguments = None
     if not isinstance(arguments, dict):
         raise BadRequest(f"{where}.function.arguments must be the text of a JSON object", "messages")
-    name = _read_text(f"{where}.function.name", function.get("name"))
-    identity = _read_text(f"{where}.id", call.get("id"))
+    name = read_text(f"{where}.function.name", function.get("name"))
+    identity = read_text(f"{where}.id", call.get("id"))
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _read_text(where: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise BadRequest(f"{where} must be a text", "messages")
-    return value
 
 
 def _read_content(where: str, content: object, sees_images: bool) -> str | list[dict[str, Any]]:
@@ -135,9 +129,8 @@ def _read_image(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(url, str):
         message = f"{where}.image_url must have the url of an image, such as data:image/png;base64,..."
         raise BadRequest(message, "messages")
-    if detail not in (None, *IMAGE_DETAILS):
-        message = f"{where}.detail={str(detail)[:40]!r} must be one of {', '.join(IMAGE_DETAILS)}"
-        raise BadRequest(message, "messages")
+    if detail is not None:
+        check_choice(f"{where}.detail", detail, IMAGE_DETAILS)
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -146,10 +139,7 @@ def _read_part(where: str, part: object) -> str:
     if not isinstance(part, dict) or kind not in ("text", "input_text", "output_text", "refusal"):
         message = f"{where}: only text parts are supported, not {str(kind)[:40]!r}"
         raise BadRequest(message, "messages", "unsupported_content")
-    text = part.get("refusal" if kind == "refusal" else "text")
-    if not isinstance(text, str):
-        raise BadRequest(f"{where}.text must be a text", "messages")
-    return text
+    return read_text(f"{where}.text", part.get("refusal" if kind == "refusal" else "text"))
 
 
 def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from app.api.errors import ApiError, to_api_error
+from app.api.fields import field_of
 from engine import InvalidRequest
 from grammar import GrammarError
 
@@ -46,10 +47,7 @@ def rename(message: str, param: str, renamed: Mapping[str, str], is_own: bool = 
         is_own: the place it begins with is this route's already.
     """
     place = PLACE.match(message)
-    if place is None or re.split(r"[.\[]", place[0])[0] != param:
-        start = ""
-    else:
-        start = place[0]
+    start = place[0] if place is not None and field_of(place[0]) == param else ""
     names = [re.escape(name) for name in renamed if "_" in name and NAMES.fullmatch(name)]
     rest = message[len(start) :]
     if names:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.api.errors import BadRequest
+from app.api.fields import check_choice, field_of, read_text
 from app.api.messages import MAX_TOOL_CALLS
 
 Json = dict[str, Any]
@@ -27,9 +28,8 @@ def read_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> 
         read.append({"role": "system", "content": _join("system", system)})
     for i, message in enumerate(messages):
         role, where = message.get("role"), f"messages[{i}]"
-        if role not in ROLES:
-            raise BadRequest(f"{where}.role={str(role)[:40]!r} must be one of {', '.join(ROLES)}", "messages")
-        read += _read_message(f"{where}.content", role, message.get("content"))
+        check_choice(f"{where}.role", role, ROLES)
+        read += _read_message(f"{where}.content", str(role), message.get("content"))
     return read
 
 
@@ -53,7 +53,7 @@ def _read_user(where: str, blocks: list[Any]) -> list[Json]:
     parts: list[Json] = []
     for i, block in enumerate(blocks):
         if _kind_of(block) == "tool_result":
-            identity = _text(f"{where}[{i}].tool_use_id", block.get("tool_use_id"))
+            identity = read_text(f"{where}[{i}].tool_use_id", block.get("tool_use_id"))
             content = block.get("content")
             text = "" if content is None else _join(f"{where}[{i}].content", content)
             if _is_error(f"{where}[{i}].is_error", block.get("is_error")):
@@ -76,12 +76,12 @@ def _read_image(where: str, source: object) -> Json:
     found = source if isinstance(source, dict) else {}
     kind, media_type = found.get("type"), found.get("media_type")
     if kind == "base64" and media_type in IMAGE_TYPES:
-        url = f"data:{media_type};base64,{_text(f'{where}.data', found.get('data'))}"
+        url = f"data:{media_type};base64,{read_text(f'{where}.data', found.get('data'))}"
     elif kind == "url":
-        url = _text(f"{where}.url", found.get("url"))
+        url = read_text(f"{where}.url", found.get("url"))
     else:
         message = f"{where} must be base64 with a media_type of {', '.join(IMAGE_TYPES)}, or a url"
-        raise BadRequest(message, _field_of(where), "unsupported_content")
+        raise BadRequest(message, field_of(where), "unsupported_content")
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -105,10 +105,10 @@ def _read_call(where: str, block: Json) -> Json:
     if not isinstance(arguments, dict):
         raise BadRequest(f"{where}.input must be an object", "messages")
     function = {
-        "name": _text(f"{where}.name", block.get("name")),
+        "name": read_text(f"{where}.name", block.get("name")),
         "arguments": json.dumps(arguments, ensure_ascii=False),
     }
-    return {"id": _text(f"{where}.id", block.get("id")), "type": "function", "function": function}
+    return {"id": read_text(f"{where}.id", block.get("id")), "type": "function", "function": function}
 
 
 def _join(where: str, content: object) -> str:
@@ -116,32 +116,22 @@ def _join(where: str, content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise BadRequest(f"{where} must be a text or a list of blocks", _field_of(where))
+        raise BadRequest(f"{where} must be a text or a list of blocks", field_of(where))
     return "".join(_text_of(f"{where}[{i}]", block) for i, block in enumerate(content))
 
 
 def _text_of(where: str, block: Any) -> str:
     if _kind_of(block) != "text":
         message = f"{where}: only text is supported here, not {(_kind_of(block) or 'this')[:40]!r}"
-        raise BadRequest(message, _field_of(where), "unsupported_content")
-    return _text(f"{where}.text", block.get("text"))
-
-
-def _text(where: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise BadRequest(f"{where} must be a text", _field_of(where))
-    return value
+        raise BadRequest(message, field_of(where), "unsupported_content")
+    return read_text(f"{where}.text", block.get("text"))
 
 
 def _is_error(where: str, value: object) -> bool:
     if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{where}={str(value)[:40]!r} must be true or false", _field_of(where))
+        raise BadRequest(f"{where}={str(value)[:40]!r} must be true or false", field_of(where))
     return value is True
 
 
 def _kind_of(block: object) -> str:
     return str(block.get("type", "")) if isinstance(block, dict) else ""
-
-
-def _field_of(where: str) -> str:
-    return where.split("[")[0].split(".")[0]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
 from app.api.anthropic.messages import is_prefill, read_messages
 from app.api.errors import BadRequest
-from app.api.fields import check_extra_fields, check_names
+from app.api.fields import check_choice, check_extra_fields, check_names, read_text
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
-from app.api.tools.use import TOOL_NAME
 
 Json = dict[str, Any]
 
@@ -110,6 +109,12 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
     return ChatRequest.read(fields)
 
 
+def list_places(tools: Sequence[Json]) -> dict[str, str]:
+    """Return the places of tools in the chat request, and the same places here."""
+    places = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))}
+    return places | {f"{theirs}.parameters": f"{ours}.input_schema" for theirs, ours in places.items()}
+
+
 def _check_extra(extra: Mapping[str, Any]) -> Json:
     for name, value in extra.items():
         if name in UNSUPPORTED and value:
@@ -136,39 +141,24 @@ def _read_tools(tools: list[Json], choice: Json) -> Json:
 
 
 def _read_tool(where: str, tool: Json) -> Json:
-    name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
-    wrong = None
+    """Return a tool as a function of a chat request, where its name and description are validated."""
     if tool.get("type") not in (None, "custom"):
         message = f"{where}.type={str(tool['type'])[:40]!r} is not supported: tools are called by the client"
         raise BadRequest(message, "tools", "unsupported_field")
-    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        wrong = f"{where}.name must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
-    elif not isinstance(schema, dict):
-        wrong = f"{where}.input_schema must be a JSON Schema"
-    elif schema.get("type", "object") != "object":
-        wrong = f"{where}.input_schema must have the type object: arguments have names"
-    elif description is not None and not isinstance(description, str):
-        wrong = f"{where}.description must be a text"
-    if wrong is not None:
-        raise BadRequest(wrong, "tools")
+    if not isinstance(tool.get("input_schema"), dict):
+        raise BadRequest(f"{where}.input_schema must be a JSON Schema", "tools")
     check_names(where, tool, TOOL_FIELDS)
-    function = {"name": name, "parameters": schema}
-    return {
-        "type": "function",
-        "function": function if description is None else function | {"description": description},
-    }
+    function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    return {"type": "function", "function": function | {"parameters": tool["input_schema"]}}
 
 
 def _read_choice(choice: Json) -> str | Json:
     kind = choice.get("type", "auto")
     if kind == "tool":
-        if not isinstance(choice.get("name"), str):
-            raise BadRequest("tool_choice.name must be a text", "tool_choice")
+        name = read_text("tool_choice.name", choice.get("name"))
         check_names("tool_choice", choice, (*CHOICE_FIELDS, "name"))
-        return {"type": "function", "function": {"name": choice["name"]}}
-    if not isinstance(kind, str) or kind not in TOOL_CHOICES:
-        message = f"tool_choice.type={str(kind)[:40]!r} must be one of {', '.join([*TOOL_CHOICES, 'tool'])}"
-        raise BadRequest(message, "tool_choice")
+        return {"type": "function", "function": {"name": name}}
+    check_choice("tool_choice.type", kind, [*TOOL_CHOICES, "tool"])
     check_names("tool_choice", choice, CHOICE_FIELDS)
     return TOOL_CHOICES[kind]
 
@@ -196,9 +186,8 @@ def _read_format(body: MessagesRequest) -> Json | None:
 def _read_effort(config: Json | None) -> str | None:
     """Return the reasoning effort, which the chat template reads."""
     effort: str | None = (config or {}).get("effort")
-    if effort is not None and effort not in EFFORTS:
-        message = f"output_config.effort={str(effort)[:40]!r} must be one of {', '.join(EFFORTS)}"
-        raise BadRequest(message, "output_config")
+    if effort is not None:
+        check_choice("output_config.effort", effort, EFFORTS)
     return effort
 
 
@@ -214,10 +203,8 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
     if thinking is None:
         return {}
     kind = thinking.get("type")
-    if not isinstance(kind, str) or kind not in THINKING_FIELDS:
-        message = f"thinking.type={str(kind)[:40]!r} must be one of {', '.join(THINKING_FIELDS)}"
-        raise BadRequest(message, "thinking")
-    check_names("thinking", thinking, THINKING_FIELDS[kind])
+    check_choice("thinking.type", kind, THINKING_FIELDS)
+    check_names("thinking", thinking, THINKING_FIELDS[str(kind)])
     # The budget is a target in the protocol, too, not a limit: max_tokens bounds reasoning and content here.
     budget = thinking.get("budget_tokens")
     if budget is not None and (type(budget) is not int or budget < MIN_BUDGET_TOKENS):
@@ -226,9 +213,8 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
         )
         raise BadRequest(message, "thinking")
     display, kwargs = thinking.get("display"), fields.get("chat_template_kwargs")
-    if display is not None and display not in DISPLAYS:
-        message = f"thinking.display={str(display)[:40]!r} must be one of {', '.join(DISPLAYS)}"
-        raise BadRequest(message, "thinking")
+    if display is not None:
+        check_choice("thinking.display", display, DISPLAYS)
     found: Json = {"include_reasoning": False} if display == "omitted" else {}
     # adaptive is the model's default; chat_template_kwargs that are not an object are rejected later
     if kind != "adaptive" and (kwargs is None or isinstance(kwargs, dict)):

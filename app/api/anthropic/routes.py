@@ -6,7 +6,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import chat
-from app.api.anthropic.request import RENAMED, CountRequest, MessagesRequest, make_chat_request
+from app.api.anthropic.request import (
+    RENAMED,
+    CountRequest,
+    MessagesRequest,
+    list_places,
+    make_chat_request,
+)
 from app.api.anthropic.writer import MessageWriter
 from app.api.call import Call
 from app.api.context import ApiContext, Context
@@ -35,6 +41,6 @@ async def count_tokens(body: CountRequest, request: Request, context: Context) -
 
 async def prepare(body: MessagesRequest, request: Request, context: ApiContext) -> Call:
     """Validate the request and render its prompt, as a chat request."""
-    with own_names(RENAMED):
+    with own_names(RENAMED | list_places(body.tools or ())):
         call, _ = await chat.prepare(make_chat_request(body), request.state.visit, context, "msg_")
     return call
