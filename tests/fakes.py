@@ -29,6 +29,12 @@ from engine.core.incremental_text import WindowedText
 
 EOS = 0
 RECORD = '{"name": "Ada", "age": 36}'
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}  # a schema that RECORD fits
 
 
 @dataclass

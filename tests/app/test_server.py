@@ -26,6 +26,7 @@ import aiohttp
 import pytest
 
 import app.server
+from app.bench.host_overhead import read_cpu_seconds
 from app.cli.serve import set_up_logging
 from app.config import AppConfig, UsageError
 from app.front_door import Loading
@@ -372,15 +373,9 @@ def wait_for_rest(pid: int) -> None:
     deadline, used_s = time.monotonic() + 60, math.inf
     while used_s > 0.03 and Path("/proc/self/task").exists():
         assert time.monotonic() < deadline
-        before = read_process_cpu_s(pid)
+        before = read_cpu_seconds(pid)
         time.sleep(1)
-        used_s = read_process_cpu_s(pid) - before
-
-
-def read_process_cpu_s(pid: int) -> float:
-    """CPU seconds of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        used_s = read_cpu_seconds(pid) - before
 
 
 def steal(place: str, path: Path) -> list[str]:

@@ -12,15 +12,10 @@ from app.extraction import Example, extract
 from app.ui.api_hint import make_snippets
 from engine import LLM
 from tests.app.api.harness import Server, Start, events, needs_model
-from tests.fakes import FakeEngine
+from tests.fakes import PERSON, FakeEngine
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-}
 TEXT = "Ada is 36 years old."
-BODY = {"schema": SCHEMA, "text": TEXT}
+BODY = {"schema": PERSON, "text": TEXT}
 
 
 @pytest.fixture
@@ -64,7 +59,7 @@ async def test_a_stream_shows_the_record_grow_and_ends_with_the_reply(server: Se
 async def test_rows_are_answered_as_lines_in_order_with_progress(server: Server) -> None:
     rows = [{"id": 7, "note": TEXT}, {"id": 8, "note": ""}, {"id": 9, "note": TEXT}]
     async with server.client.post(
-        f"{server.url}/v1/extract", json={"schema": SCHEMA, "rows": rows, "column": "note"}
+        f"{server.url}/v1/extract", json={"schema": PERSON, "rows": rows, "column": "note"}
     ) as reply:
         assert reply.content_type == "application/x-ndjson"
         lines = [json.loads(line) for line in (await reply.text()).splitlines()]
@@ -75,7 +70,7 @@ async def test_rows_are_answered_as_lines_in_order_with_progress(server: Server)
 
 async def test_a_file_is_read_by_its_name(server: Server) -> None:
     for name, content, num_lines in (("a.txt", TEXT, 1), ("a.csv", f"id,text\n1,{TEXT}\n2,{TEXT}\n", 2)):
-        form = aiohttp.FormData({"schema": json.dumps(SCHEMA)})
+        form = aiohttp.FormData({"schema": json.dumps(PERSON)})
         form.add_field("file", content.encode(), filename=name)
         async with server.client.post(f"{server.url}/v1/extract", data=form) as reply:
             lines = [json.loads(line) for line in (await reply.text()).splitlines()]
@@ -94,7 +89,7 @@ async def test_a_ready_made_schema_goes_by_its_name(server: Server) -> None:
         ({"text": None}, "text"), ({"rows": ["x"]}, "text"), ({"text": " "}, "text"), ({"schema": {"type": "x"}}, None),
         ({"schema": None}, "schema"), ({"instruction": "x"}, "the request"), ({"options": {"verbatm": 1}}, "options"),
         ({"options": {"num_samples": 6}}, "options"), ({"text": None, "rows": [{"a": "x"}], "column": "b"}, "column"),
-        ({"schema": SCHEMA | {"x-checks": [{"sum": []}]}}, None), ({"model": "other"}, "model"),
+        ({"schema": PERSON | {"x-checks": [{"sum": []}]}}, None), ({"model": "other"}, "model"),
     ],
 )  # fmt: skip
 async def test_a_wrong_field_is_refused_by_name(
@@ -124,5 +119,5 @@ async def test_the_examples_of_the_page_run(server: Server, capsys: Any) -> None
 def test_python_extracts_on_an_llm() -> None:
     examples = [Example("Bob, 7", {"name": "Bob", "age": 7})]
     with LLM(num_threads=1, num_blocks=200) as llm:
-        first, second = extract(llm, SCHEMA, [TEXT, "Bob is 7."], examples=examples, num_samples=2)
+        first, second = extract(llm, PERSON, [TEXT, "Bob is 7."], examples=examples, num_samples=2)
     assert first.valid and second.valid and first.evidence.keys() <= {"/name", "/age"}

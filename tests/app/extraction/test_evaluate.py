@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -14,18 +13,11 @@ from app.extraction.json_spans import scan
 from app.extraction.scoring import list_wrong
 from engine import EngineDead
 from grammar import InvalidGrammar
-from tests.fakes import FakeEngine
-
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
+from tests.fakes import PERSON, FakeEngine
 
 
 def make_case(text: str = "Ada is 36 years old.", name: str = "Ada", kind: str = "person") -> Case:
-    return Case(kind, SCHEMA, text, {"name": name, "age": 36})
+    return Case(kind, PERSON, text, {"name": name, "age": 36})
 
 
 async def test_right_and_wrong_fields_are_counted_by_kind() -> None:

@@ -13,16 +13,11 @@ from app.cli.extract import add_arguments, run
 from app.cli.main import Parser
 from app.config import UsageError
 from engine import InvalidRequest
-from tests.fakes import FakeEngine
+from tests.fakes import PERSON, FakeEngine
 
 CASE = {
     "kind": "person",
-    "schema": {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    },
+    "schema": PERSON,
     "text": "Ada is 36 years old.",
     "record": {"name": "Ada", "age": 37},
 }

@@ -21,19 +21,13 @@ from app.extraction.json_spans import scan
 from engine import CompletionOutput, Engine, EngineConfig, EngineDead
 from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 from tests.app.busy_engine import BusyEngine
-from tests.fakes import FakeEngine
+from tests.fakes import PERSON, FakeEngine
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 TEXT = "Ada is 36 years old."
 
 
 async def extract(
-    engine: Any, schema: dict[str, Any] = SCHEMA, text: str = TEXT, **options: Any
+    engine: Any, schema: dict[str, Any] = PERSON, text: str = TEXT, **options: Any
 ) -> ExtractionResult:
     return await Extractor(engine, **options).extract(schema, text)
 
@@ -49,15 +43,13 @@ async def test_a_complete_record_is_valid_with_confidence_and_evidence() -> None
 
 
 async def test_the_record_grows_and_ends_in_one_result() -> None:
-    parts = [part async for part in Extractor(FakeEngine()).stream(SCHEMA, TEXT)]
+    parts = [part async for part in Extractor(FakeEngine()).stream(PERSON, TEXT)]
     assert [type(part) for part in parts[-2:]] == [PartialExtraction, ExtractionResult]
     records = [part.record for part in parts[:-1]]
     assert records[0] == {} and {"name": "Ad"} in records and records[-1] == {"name": "Ada", "age": 36}
 
 
-async def test_limits_that_leave_nothing_of_a_schema_are_left_out(
-    engine: Engine,
-) -> None:
+async def test_limits_that_leave_nothing_of_a_schema_are_left_out(engine: Engine) -> None:
     day, defined = {"enum": [["a"] * 33]}, {"type": "array"}
     schema = {
         "type": "object",
@@ -85,7 +77,7 @@ async def engine() -> AsyncIterator[Engine]:
 
 async def test_generation_is_greedy_and_bound_by_the_schema_with_limits_unless_they_are_off() -> None:
     engine = FakeEngine()
-    await Extractor(engine).extract(SCHEMA, TEXT, cache_salt="me")
+    await Extractor(engine).extract(PERSON, TEXT, cache_salt="me")
     result = await extract(engine, limits=None)
     first, second = engine.requests
     assert first.params.temperature == 0 and '"maxLength": 200' in first.params.grammar.text
@@ -112,7 +104,7 @@ async def test_what_is_not_complete_or_refused_by_the_validator_is_not_valid(
 @pytest.mark.parametrize(
     ("schema", "text", "error", "words"),
     [
-        (SCHEMA, "x" * 3000, TextTooLong, r"[\d,]+ tokens, but the model takes 2,048"),
+        (PERSON, "x" * 3000, TextTooLong, r"[\d,]+ tokens, but the model takes 2,048"),
         ({"type": "strin"}, TEXT, GrammarError, "strin"),
     ],
 )
@@ -142,7 +134,7 @@ async def test_a_value_or_list_as_long_as_an_added_limit_is_noted() -> None:
 
 async def test_leaving_a_stream_aborts_its_request() -> None:
     engine = FakeEngine()
-    stream = Extractor(engine).stream(SCHEMA, TEXT)
+    stream = Extractor(engine).stream(PERSON, TEXT)
     await anext(stream)
     await stream.aclose()
     assert engine.requests[0].is_aborted
@@ -151,7 +143,7 @@ async def test_leaving_a_stream_aborts_its_request() -> None:
 async def test_many_sources_come_in_order_as_json_able_lines() -> None:
     sources = [Source(f"{number}.txt", TEXT) for number in range(5)]
     lines = [
-        line async for line in extract_records(Extractor(FakeEngine()), SCHEMA, sources, max_concurrent=2)
+        line async for line in extract_records(Extractor(FakeEngine()), PERSON, sources, max_concurrent=2)
     ]
     assert [line["source"] for line in lines] == [source.name for source in sources]
     assert set(lines[0]) == {
@@ -169,22 +161,13 @@ async def test_many_sources_come_in_order_as_json_able_lines() -> None:
 
 async def test_one_bad_source_does_not_stop_the_others() -> None:
     sources = [Source("long", "x" * 200_000), Source("good", TEXT)]
-    lines = [line async for line in extract_records(Extractor(FakeEngine()), SCHEMA, sources)]
+    lines = [line async for line in extract_records(Extractor(FakeEngine()), PERSON, sources)]
     assert [line["valid"] for line in lines] == [False, True]
     assert "more than 64 parts" in lines[0]["error"]
 
 
-async def test_a_source_longer_than_the_model_is_read_in_parts() -> None:
-    engine = FakeEngine()
-    (line,) = [
-        line async for line in extract_records(Extractor(engine), SCHEMA, [Source("long", f"{TEXT} " * 400)])
-    ]
-    assert line["valid"] and line["record"]["name"] == "Ada" and len(engine.requests) > 2
-    assert "overlapping parts" in line["notes"][0]
-
-
 async def test_a_dead_engine_ends_the_batch() -> None:
-    lines = extract_records(Extractor(FakeEngine(reject=EngineDead("gone"))), SCHEMA, [Source("a", TEXT)])
+    lines = extract_records(Extractor(FakeEngine(reject=EngineDead("gone"))), PERSON, [Source("a", TEXT)])
     with pytest.raises(EngineDead):
         await anext(lines)
     await lines.aclose()
@@ -193,9 +176,9 @@ async def test_a_dead_engine_ends_the_batch() -> None:
 async def test_a_full_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.concurrency.RETRY_S", 0.0)
     sources = [Source(f"{number}.txt", TEXT) for number in range(5)]
-    lines = [line async for line in extract_records(Extractor(BusyEngine(num_refused=9)), SCHEMA, sources)]
+    lines = [line async for line in extract_records(Extractor(BusyEngine(num_refused=9)), PERSON, sources)]
     assert [line["valid"] for line in lines] == [True] * 5
-    case = Case("person", SCHEMA, TEXT, {"name": "Ada", "age": 36})
+    case = Case("person", PERSON, TEXT, {"name": "Ada", "age": 36})
     assert [
         judged.is_whole for judged in await judge_cases(Extractor(BusyEngine(num_refused=3)), [case])
     ] == [True]
@@ -215,7 +198,7 @@ async def test_a_text_whose_limits_make_no_grammar_fails_alone() -> None:
     lines = [
         line
         async for line in extract_records(
-            Extractor(Refusing()), SCHEMA, [Source("c", "Cy"), Source("a", TEXT)]
+            Extractor(Refusing()), PERSON, [Source("c", "Cy"), Source("a", TEXT)]
         )
     ]
     assert [line["valid"] for line in lines] == [False, True] and "that length" in lines[0]["error"]
@@ -223,7 +206,7 @@ async def test_a_text_whose_limits_make_no_grammar_fails_alone() -> None:
 
 async def test_a_text_that_grounds_nothing_fails_alone() -> None:
     sources = [Source("a", TEXT), Source("c", "Cy"), Source("d", "half a \ud83d"), Source("e", TEXT)]
-    lines = [line async for line in extract_records(Extractor(Refusing(), ground=True), SCHEMA, sources)]
+    lines = [line async for line in extract_records(Extractor(Refusing(), ground=True), PERSON, sources)]
     assert [line["valid"] for line in lines] == [True, False, False, True]
     assert "that length" in lines[1]["error"] and "surrogate" in lines[2]["error"]
 
@@ -250,7 +233,7 @@ async def test_a_schema_that_cannot_be_used_ends_the_run(ground: bool) -> None:
 
 
 async def test_a_long_run_of_digits_does_not_end_the_run() -> None:
-    schema = SCHEMA | {"properties": {"name": {"type": "string"}, "age": {"type": "number"}}}
+    schema = PERSON | {"properties": {"name": {"type": "string"}, "age": {"type": "number"}}}
     sources = [Source("a", TEXT), Source("b", f"{TEXT} Key: {'9' * 320}"), Source("c", TEXT)]
     lines = [line async for line in extract_records(Extractor(FakeEngine(), ground=True), schema, sources)]
     assert [line["valid"] for line in lines] == [True, True, True]

@@ -108,13 +108,18 @@ async def test_prompts_with_one_prefix_go_to_one_server_and_others_spread() -> N
         assert len(set().union(*homes.values())) == 3
 
 
+async def begin_stream(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b"data: 1\n\n")
+    return response
+
+
 async def test_a_stream_is_passed_on_chunk_by_chunk() -> None:
     go_on = asyncio.Event()
 
     async def stream(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"data: 1\n\n")
+        response = await begin_stream(request)
         await go_on.wait()
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -169,9 +174,7 @@ async def test_the_last_failure_is_reported_when_no_server_answers() -> None:
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
     async def stream(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"data: 1\n\n")
+        response = await begin_stream(request)
         assert request.transport is not None
         request.transport.abort()
         return response

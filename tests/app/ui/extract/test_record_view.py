@@ -18,18 +18,13 @@ from app.ui.extract.record_view import (
     render_verdict,
     show_path,
 )
-from tests.fakes import FakeEngine
-
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-}
+from tests.fakes import PERSON, FakeEngine
 
 
 async def extract(
     text: str, record: str = '{"name": "Ada <b>", "age": 36}', **options: Any
 ) -> ExtractionResult:
-    return await Extractor(FakeEngine(record=record), **options).extract(SCHEMA, text)
+    return await Extractor(FakeEngine(record=record), **options).extract(PERSON, text)
 
 
 async def test_values_and_source_are_escaped_and_linked() -> None:
