@@ -22,7 +22,7 @@ from app.api.context import ApiContext
 from app.api.errors import ApiError
 from app.api.json_body import parse_body
 from app.cli.imports import import_large
-from app.cli.talk import local_engine, plain_errors
+from app.cli.talk import local_engine
 from app.concurrency import run_bounded
 from app.config import AppConfig, ExecutorConfig, UsageError, add_flags, make_config
 from engine import EngineConfig
@@ -90,21 +90,15 @@ async def run_batch(
     rows = (row for _, row in iterate_rows(source) if row["custom_id"] not in done)
     num_left = sum(row["custom_id"] not in done for _, row in iterate_rows(source))
     async with local_engine(vars(arguments)) as engine:
+        context = ApiContext(engine, AppConfig())
+        answers = run_bounded((answer_row(context, row) for row in rows), arguments.max_in_flight)
         with tqdm(total=num_rows, initial=num_rows - num_left, unit="row", file=sys.stderr) as bar:
-
-            def write(result: Row) -> None:
-                nonlocal num_failed
-                num_failed += result["response"]["status_code"] != 200
-                file.write(json.dumps(result) + "\n")
-                file.flush()
-                bar.update()
-
-            context = ApiContext(engine, AppConfig())
-            with plain_errors():
-                answers = run_bounded((answer_row(context, row) for row in rows), arguments.max_in_flight)
-                async with aclosing(answers):
-                    async for answer in answers:
-                        write(answer)
+            async with aclosing(answers):
+                async for answer in answers:
+                    num_failed += answer["response"]["status_code"] != 200
+                    file.write(json.dumps(answer) + "\n")
+                    file.flush()
+                    bar.update()
     print(f"{num_rows} rows, {num_failed} of them failed in this run", file=sys.stderr)
     return EXIT_SOME_FAILED if num_failed else 0
 

@@ -28,23 +28,22 @@ class TalkConfig:
     @property
     def sampling(self) -> dict[str, Any]:
         """The sampling fields that were given, under their names in the API."""
-        values = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        values |= {"top_p": self.top_p, "seed": self.sampling_seed}
-        return {name: value for name, value in values.items() if value is not None}
+        values = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.sampling_seed}
+        given = {name: value for name, value in values.items() if value is not None}
+        return given | {"max_tokens": self.max_tokens}
 
 
+@dataclass(frozen=True, slots=True)
 class Talker:
     """Talks to an engine in this process."""
 
-    def __init__(self, engine: Engine, sampling: Mapping[str, Any]) -> None:
-        self.engine = engine
-        self.sampling = {"max_tokens": None} | dict(sampling)
+    engine: Engine
+    params: SamplingParams
 
     async def stream(self, prompt: str | Messages) -> AsyncGenerator[str]:
         """Stream the continuation of a text, or the next message of a conversation."""
         given = prompt if isinstance(prompt, str) else await self.engine.render_chat(prompt)
-        params = SamplingParams(**self.sampling, output_kind="delta")
-        async with aclosing(self.engine.generate(given, params)) as outputs:
+        async with aclosing(self.engine.generate(given, self.params)) as outputs:
             async for output in outputs:
                 for choice in output.outputs:
                     if choice.error is not None:
@@ -61,10 +60,9 @@ async def open_talker(given: Mapping[str, Any]) -> AsyncIterator[Talker]:
     """
     talk = make_config(TalkConfig, given)
     with plain_errors():
-        # checks the sampling before anything slow happens
-        SamplingParams(**({"max_tokens": None} | talk.sampling))
+        params = SamplingParams(**talk.sampling, output_kind="delta")
         async with local_engine(given) as engine:
-            yield Talker(engine, talk.sampling)
+            yield Talker(engine, params)
 
 
 @asynccontextmanager
