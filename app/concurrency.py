@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -30,6 +30,13 @@ async def take_last(stream: AsyncGenerator[T, None]) -> T:
     return last
 
 
+async def cancel_all(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def run_bounded(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:
     """Yield results as they come. The first error, or closing the generator, cancels the works that run.
 
@@ -49,9 +56,8 @@ async def run_bounded(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> As
             for task in done:
                 yield task.result()
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, *done, return_exceptions=True)
+        await cancel_all(running)
+        await asyncio.gather(*done, return_exceptions=True)
 
 
 async def run_in_order(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> AsyncGenerator[T, None]:
@@ -67,9 +73,7 @@ async def run_in_order(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> A
             yield await running[0]
             del running[0]
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel_all(running)
 
 
 async def gather_bounded(works: Iterable[Coroutine[Any, Any, T]], limit: int) -> list[T]:

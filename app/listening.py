@@ -18,6 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from app.api.http_limits import BoundedHttp
+from app.concurrency import cancel_all
 from app.config import AppConfig, UsageError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -43,41 +44,35 @@ def bind(app_config: AppConfig) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio disables Nagle's algorithm only if the protocol is named. Otherwise answers wait up to 40 ms for the
     # client's acknowledgement of their headers.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"cannot listen on {host}:{port}: {reason}; choose another with --port or --host"
-        ) from None
-    try:
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {reason}; choose another with --port or --host"
+            ) from None
         yield listener
-    finally:
-        listener.close()
 
 
 @contextmanager
 def bind_path(path: Path) -> Iterator[socket.socket]:
     """Listen on a Unix domain socket, which is removed at the end; a stale one is replaced."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.is_socket():
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if probe.connect_ex(str(path)):
-                    path.unlink()
-        listener.bind(str(path))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise UsageError(f"cannot listen on --uds {path}: {error.strerror or error}") from None
-    try:
-        yield listener
-    finally:
-        listener.close()
-        path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            if path.is_socket():
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                    if probe.connect_ex(str(path)):
+                        path.unlink()
+            listener.bind(str(path))
+            listener.listen()
+        except OSError as error:
+            raise UsageError(f"cannot listen on --uds {path}: {error.strerror or error}") from None
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def describe_address(app_config: AppConfig, listener: socket.socket) -> str:
@@ -165,6 +160,4 @@ async def finish_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) ->
         await task
         return True
     finally:
-        for waiter in (task, stopping):
-            waiter.cancel()
-        await asyncio.gather(task, stopping, return_exceptions=True)
+        await cancel_all((task, stopping))

@@ -14,6 +14,7 @@ import argparse
 import json
 import random
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from app.bench.settings import add_engine_flags, as_settings, engine_settings, fit, read_model_config
@@ -47,38 +48,35 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "adaptive": not arguments.fixed,
     }
     num, length = arguments.batch_size, arguments.input_len + arguments.output_len
-    with engine_settings(arguments, enable_prefix_caching=False) as given:
+    with engine_settings(arguments, enable_prefix_caching=False) as given, ExitStack() as stack:
         config = fit(given, num, num * (length + 32), length + 16)
         vocab_size = read_model_config(config)["vocab_size"]
         jobs = make_random(num, arguments.input_len, arguments.output_len, 0, vocab_size, 0)
         prompts = [list(job.prompt_token_ids) for job in jobs]
         engines = [
-            LLM(**as_settings(config) | more) for more in ({}, {}, {"speculative_config": speculative})
+            stack.enter_context(LLM(**as_settings(config) | more))
+            for more in ({}, {}, {"speculative_config": speculative})
         ]
         chance = random.Random(1)
         times: list[list[float]] = [[], [], []]
-        try:
-            for number in range(1 + arguments.num_iters):
-                # Other answers in each round, since some sources learn from earlier ones.
-                params = SamplingParams(
-                    temperature=arguments.temperature,
-                    seed=number,
-                    max_tokens=arguments.output_len,
-                    ignore_eos=True,
-                )
-                _, answers = run_once(engines[0], prompts, params, None)
-                predictions = [corrupt(answer, arguments.rate, vocab_size, chance) for answer in answers]
-                # The order alternates, so that no engine always follows the same one. The first round warms up.
-                for at in (0, 1, 2) if number % 2 else (2, 1, 0):
-                    seconds, found = run_once(engines[at], prompts, params, predictions if at == 2 else None)
-                    if found != answers:
-                        raise RuntimeError("drafts changed a text")
-                    if number:
-                        times[at].append(seconds)
-            sources = engines[2].stats().drafts
-        finally:
-            for engine in engines:
-                engine.close()
+        for number in range(1 + arguments.num_iters):
+            # Other answers in each round, since some sources learn from earlier ones.
+            params = SamplingParams(
+                temperature=arguments.temperature,
+                seed=number,
+                max_tokens=arguments.output_len,
+                ignore_eos=True,
+            )
+            _, answers = run_once(engines[0], prompts, params, None)
+            predictions = [corrupt(answer, arguments.rate, vocab_size, chance) for answer in answers]
+            # The order alternates, so that no engine always follows the same one. The first round warms up.
+            for at in (0, 1, 2) if number % 2 else (2, 1, 0):
+                seconds, found = run_once(engines[at], prompts, params, predictions if at == 2 else None)
+                if found != answers:
+                    raise RuntimeError("drafts changed a text")
+                if number:
+                    times[at].append(seconds)
+        sources = engines[2].stats().drafts
     speeds = [Spread(tuple(num * arguments.output_len / each for each in column)) for column in times]
     for at, name in ((1, "without drafts again"), (2, "with drafts")):
         over = f"over {ratio(speeds[at], speeds[0])!s}, best over best {min(times[0]) / min(times[at]):.3f}"

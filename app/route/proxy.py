@@ -26,6 +26,7 @@ from yarl import URL
 
 from app.api.errors import CLOSING, RETRY_AFTER_S, ApiError, BadRequest
 from app.api.sse import wait_for_disconnect
+from app.concurrency import cancel_all
 from app.route.workers import Worker, merge_models
 from engine import TextRouter
 
@@ -111,9 +112,7 @@ class Proxy:
                 work.result()
         finally:
             self._open.discard(work)
-            for task in (work, left):
-                task.cancel()
-            await asyncio.gather(work, left, return_exceptions=True)
+            await cancel_all((work, left))
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, and return when the running ones have ended or the time is over."""

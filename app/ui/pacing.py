@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
+from app.concurrency import cancel_all
+
 T = TypeVar("T")
 
 UPDATE_INTERVAL_S = 1 / 15
@@ -38,7 +40,5 @@ async def pace(
             # The engine merges what it makes in the meantime.
             await asyncio.sleep(interval_s)
     finally:
-        if pending is not None:
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)
+        await cancel_all([] if pending is None else [pending])
         await stream.aclose()

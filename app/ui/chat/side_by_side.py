@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 
+from app.concurrency import cancel_all
 from engine import RequestOutput
 
 
@@ -23,9 +24,7 @@ async def join_streams(streams: Mapping[str, AsyncGenerator[RequestOutput]]) -> 
                     reads[asyncio.ensure_future(anext(streams[name]))] = name
             yield join_outputs({name: latest[name] for name in streams if name in latest}, is_over=not reads)
     finally:
-        for read in reads:
-            read.cancel()
-        await asyncio.gather(*reads, return_exceptions=True)
+        await cancel_all(reads)
         for stream in streams.values():
             await stream.aclose()
 
