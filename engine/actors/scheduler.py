@@ -79,7 +79,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
             case AbortRequest(handles=handles, finish_reason=reason, error=error):
                 self._publish(self.scheduler.abort(handles, reason, error))
             case GrammarReport(failed=failed, drafts=drafts):
-                self.scheduler.take_answers(drafts)
+                if self.scheduler.drafts is not None:
+                    self.scheduler.drafts.take_answers(drafts)
                 for each in failed:
                     self._publish(self.scheduler.abort([each.handle], each.finish_reason, each.error))
             case DropAdapter(digest=digest):
@@ -128,7 +129,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
             *(pool.num_usable, pool.num_free, pool.num_cached),
             step_gaps_s=gaps,
             mask_times_s=mask_times,
-            drafts={} if scheduler.drafts is None else scheduler.drafts.count(),
+            drafts={} if scheduler.drafts is None else scheduler.drafts.planner.count(),
             num_loaded_tokens=kv_cache.num_loaded_tokens,
             num_received_tokens=0 if self._transfers is None else self._transfers.num_received_tokens,
             num_saved_tokens=0 if self._transfers is None else self._transfers.num_saved_tokens,

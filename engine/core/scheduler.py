@@ -17,12 +17,13 @@ import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, compress, islice
+from itertools import chain
 
 import numpy as np
 
 from engine.core.answer_reader import AnswerReader
 from engine.core.batch import Batch
+from engine.core.draft_steps import DraftSteps
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
@@ -35,11 +36,9 @@ from engine.messages import (
     BlocksLoaded,
     BlocksMatched,
     BlocksSaved,
-    DraftTarget,
     FillMasks,
     FindDrafts,
     NewTokens,
-    StateSave,
     StepDone,
     StepPlan,
 )
@@ -50,7 +49,6 @@ from engine.spec.draft_planner import DraftPlanner
 # Known tokens of the requests that one step admits, cached ones included. Hashing, finding and copying a token takes
 # 0.5 us, on the event loop.
 MAX_ADMITTED_TOKENS = 65_536
-MAX_LOOKS = 16  # requests without drafts that one step looks at again; up to 20 us each
 NO_DRAFTS = np.zeros(0, dtype=np.int64)
 MAX_IN_FLIGHT = 2  # sampled tokens of one request that may not have been read back yet
 
@@ -75,13 +73,13 @@ class Scheduler:
         self.state = SchedulerState(config, kv_cache, clock)
         self.table = self.state.table
         self._clock = clock
-        self.drafts = None if make_drafts is None else make_drafts(self.table)
-        if self.drafts is not None:
+        self.drafts: DraftSteps | None = None
+        if make_drafts is not None:
+            self.drafts = DraftSteps(make_drafts(self.table), self.state, kv_cache, config.max_model_len)
             self.state.on_end = self.drafts.close
         self._eos_token_ids = frozenset(eos_token_ids)
         self._reader = AnswerReader(self.state, self._eos_token_ids)
         self._steps: deque[StepRecord] = deque()
-        self._is_drafting = False  # whether any request drafts; without one drafting takes almost no time
 
     def __contains__(self, handle: int) -> bool:
         return handle in self.state.requests
@@ -109,7 +107,7 @@ class Scheduler:
             if message.params.saves_blocks and self.state.transfers is not None:
                 self.state.transfers.report_end(request.handle)
             if self.drafts is not None:
-                self.drafts.open(request)
+                self.drafts.planner.open(request)
 
     def take_adapter(self, ready: AdapterReady) -> NewTokens:
         """Take the result of a load; requests whose adapter cannot be used end."""
@@ -138,12 +136,8 @@ class Scheduler:
         """Plan the next step. Returns None if there is no work or the maximum number of steps is in flight."""
         if self.num_open_steps >= self.config.max_steps_in_flight:
             return None
-        self._is_drafting = False
-        if self.drafts is not None and self.drafts.num_requests:
-            self._wake_drafts(self.drafts)
-            self._is_drafting = bool(self.table.waits.any())
-            if self._is_drafting and self._must_wait():
-                return None
+        if self.drafts is not None and self.drafts.must_wait(self.num_open_steps):
+            return None
         oldest_step = self._steps[0].step_id if self._steps else self.num_steps
         self.state.drain(oldest_step)
         changes = StepChanges(admission_room=MAX_ADMITTED_TOKENS)
@@ -151,8 +145,8 @@ class Scheduler:
         if self.config.policy == "priority":
             self._displace(changes, oldest_step)
         budget = self._plan_running(changes)
-        if self.drafts is not None and self._is_drafting:
-            budget -= self._add_drafts(self.drafts, changes, budget)
+        if self.drafts is not None and self.drafts.is_active:
+            budget -= self.drafts.add(changes, budget)
         # Preempted requests are admitted in a later step. If none runs, admit now: no later step would be planned.
         if self.state.num_preemptions == num_preemptions or not self.state.running:
             self._admit_waiting(changes, budget)
@@ -166,6 +160,14 @@ class Scheduler:
                 accepted, self._reader.accepted = self._reader.accepted, []
                 return FillMasks(step.step_id, accepted, *order)
         return None
+
+    def order_drafts(self) -> FindDrafts | None:
+        """Return the questions to the grammar thread whose answers the next step waits for; None: there are none."""
+        targets = [] if self.drafts is None else self.drafts.planner.take_questions()
+        if not targets:
+            return None
+        accepted, self._reader.accepted = self._reader.accepted, []
+        return FindDrafts(accepted, targets)
 
     def _plan_running(self, changes: StepChanges) -> int:
         """Schedule the tokens of each running request. Returns the remaining budget."""
@@ -202,28 +204,10 @@ class Scheduler:
         planned = table.num_planned[slots]
         counts = planned - table.num_computed[slots]
         is_done = (table.num_in_flight[slots] >= MAX_IN_FLIGHT) | (planned >= table.max_num_tokens[slots])
-        if self._is_drafting:
-            is_done |= self._find_waiting(slots)
+        if self.drafts is not None and self.drafts.is_active:
+            is_done |= self.drafts.find_waiting(slots)
         counts[is_done] = 0
         return counts
-
-    def _find_waiting(self, slots: np.ndarray) -> np.ndarray:
-        """Return which requests draft and wait for their last token or for the grammar thread."""
-        waits = self.table.waits[slots]
-        return (waits == 2) | ((waits == 1) & (self.table.num_in_flight[slots] > 0))
-
-    def _must_wait(self) -> bool:
-        """Return whether so many requests wait for drafts that a step without them would split the batch."""
-        slots = self.state.batch.slots
-        is_waiting = self._find_waiting(slots)
-        has_news_coming = self.num_open_steps > 0 or bool((self.table.waits[slots] == 2).any())
-        return has_news_coming and 2 * int(is_waiting.sum()) >= len(slots) > 0
-
-    def _wake_drafts(self, drafts: DraftPlanner) -> None:
-        batch, table = self.state.batch, self.table
-        is_due = table.wake_at[batch.slots] <= table.num_planned[batch.slots]
-        if is_due.any():
-            drafts.wake(islice(compress(batch.requests, is_due.tolist()), MAX_LOOKS))
 
     def _count_left(self, num_ahead: int) -> int:
         """Return the budget that remains after the first `num_ahead` running requests."""
@@ -311,49 +295,6 @@ class Scheduler:
                 state.drain(oldest_step)
             changes.add_row(state.start(num_cached))
 
-    def _add_drafts(self, drafts: DraftPlanner, changes: StepChanges, budget: int) -> int:
-        """Schedule draft tokens after the last tokens of requests, as far as blocks are free. Returns their number."""
-        table, batch = self.table, self.state.batch
-        slots = batch.slots
-        counts = table.num_scheduled[slots]
-        is_last = (counts > 0) & (table.num_computed[slots] + counts == table.num_planned[slots])
-        is_ready = is_last & (counts == 1) & (table.waits[slots] == 1) & (table.num_in_flight[slots] == 0)
-        if not is_ready.any():
-            return 0
-        ready = list(compress(batch.requests, is_ready.tolist()))
-        found = drafts.plan(ready, int(counts.sum()), int(is_last.sum()), budget)
-        for request in ready:
-            draft = found.get(request.slot)
-            if draft is None or not self._reserve(
-                request, request.num_tokens + len(draft.token_ids), changes
-            ):
-                continue
-            states = self.kv_cache.draft_states
-            draft = draft if states is None else states.take(draft)
-            if draft is not None:
-                changes.drafts[request.slot] = draft
-                table.num_scheduled[request.slot] += len(draft.token_ids)
-        return sum(len(draft.token_ids) for draft in changes.drafts.values())
-
-    def _reserve(self, request: Request, num_tokens: int, changes: StepChanges) -> bool:
-        """Allocate blocks for `num_tokens` tokens if enough are free; drafts preempt nobody."""
-        fresh = self.kv_cache.grow(request, num_tokens)
-        if fresh:
-            changes.new_blocks.append((request.row, fresh))
-            self.table.num_kv_slots[request.slot] = self.kv_cache.count_slots(request)
-        return fresh is not None
-
-    def _count_wanted(self, batch: Batch, ends: np.ndarray, changes: StepChanges) -> np.ndarray | None:
-        """Return how many drafts the device should propose after each row; their keys and values get blocks."""
-        if self.drafts is None or not self._is_drafting:
-            return None
-        wanted = self.drafts.count_wanted(batch.requests, batch.slots)
-        if wanted is not None:
-            for at in np.flatnonzero(wanted).tolist():
-                last = min(int(ends[at] + wanted[at]) + 1, self.config.max_model_len)
-                self._reserve(batch.requests[at], last, changes)
-        return wanted
-
     def _make_step(self, changes: StepChanges) -> StepPlan | None:
         """Make the plan of the scheduled tokens, and count them as computed and sampled.
 
@@ -376,12 +317,15 @@ class Scheduler:
             ]
             num_drafts = np.array([len(each) for each in drafts], dtype=np.int64)
             num_samples = np.where(ends - num_drafts == table.num_planned[slots], 1 + num_drafts, 0)
-        num_wanted = self._count_wanted(batch, ends, changes)
+        num_wanted = None if self.drafts is None else self.drafts.count_wanted(batch, ends, changes)
         is_gated = (num_samples > 0) & (table.has_grammar[slots] > 0)
         table.num_computed[slots] = ends
         table.num_planned[slots] += num_samples
         table.num_in_flight[slots] += num_samples
-        moves, saves = self._take_moves()
+        moves, block_saves = self._take_moves()
+        saves = self.kv_cache.plan_saves(batch.requests, starts, ends)
+        if self.drafts is not None:
+            saves += self.drafts.list_saves(batch, starts, changes.drafts)
         plan = StepPlan(
             step_id=self.num_steps,
             removed_rows=self.state.collect_removed_rows(),
@@ -396,31 +340,20 @@ class Scheduler:
             if drafts
             else NO_DRAFTS,
             num_wanted=num_wanted,
-            saves=self._plan_saves(batch, starts, ends, changes),
+            saves=saves,
             block_moves=moves,
-            block_saves=saves,
+            block_saves=block_saves,
         )
         gated = np.flatnonzero(is_gated).tolist()
         num_preemptions = table.num_preemptions[slots]
         self._steps.append(
             StepRecord(
                 *(plan.step_id, batch, counts, num_preemptions, num_samples, gated, changes.drafts),
-                is_waiting=self._is_drafting,
+                is_waiting=self.drafts is not None and self.drafts.is_active,
             )
         )
         self.state.num_steps += 1
         return plan
-
-    def _plan_saves(
-        self, batch: Batch, starts: np.ndarray, ends: np.ndarray, changes: StepChanges
-    ) -> list[StateSave]:
-        """Return which states to keep: for the prefix cache, and of drafts."""
-        saves = self.kv_cache.plan_saves(batch.requests, starts, ends)
-        if changes.drafts and (states := self.kv_cache.draft_states) is not None:
-            for request, start in zip(batch.requests, starts.tolist(), strict=True):
-                if request.slot in changes.drafts:
-                    saves += states.list_saves(request.row, start, changes.drafts[request.slot])
-        return saves
 
     def _take_moves(self) -> tuple[list[BlockMove], list[BlockMove]]:
         """Return the copies between blocks and host memory before and after the next step."""
@@ -435,69 +368,18 @@ class Scheduler:
             self.kv_cache.tier.end_step(done.step_id)
         if self.state.transfers is not None:
             self.state.transfers.end_step(done.step_id)
-        drafts = self.drafts if self.drafts is not None and self.drafts.num_requests else None
-        if drafts is not None:
-            self._settle_drafts(drafts, step, done)
+        if self.drafts is not None:
+            self.drafts.settle(step, done)
         news = self._reader.read(step, done)
-        if drafts is not None:
-            self._take_drafts(drafts, step, done)
+        if self.drafts is not None:
+            self.drafts.take(step, done)
         if done.is_last:
             if step.gated:  # rows that ended before their mask arrived
                 step.take_back_samples(self.table, step.gated)
             self._steps.remove(step)
-            if self.kv_cache.draft_states is not None:
-                for draft in step.drafts.values():
-                    self.kv_cache.draft_states.free(draft)
+            if self.drafts is not None:
+                self.drafts.end(step)
         return news
-
-    def order_drafts(self) -> FindDrafts | None:
-        """Return the questions to the grammar thread whose answers the next step waits for; None: there are none."""
-        targets = [] if self.drafts is None else self.drafts.take_questions()
-        if not targets:
-            return None
-        accepted, self._reader.accepted = self._reader.accepted, []
-        return FindDrafts(accepted, targets)
-
-    def take_answers(self, answers: Iterable[DraftTarget]) -> None:
-        """Take the grammar thread's answers to `order_drafts`."""
-        for answer in answers:
-            request = self.state.requests.get(answer.handle)
-            if request is not None and self.drafts is not None:
-                self.drafts.take_answer(request, answer.source, answer.token_ids)
-
-    def _settle_drafts(self, drafts: DraftPlanner, step: StepRecord, done: StepDone) -> None:
-        """Count the accepted drafts, up to the end of the request, and the time of the step."""
-        if done.time_s and not step.is_answered:
-            drafts.note_step(step, done.time_s, done.idle_s)
-        if not step.drafts:
-            return
-        ends = np.cumsum(done.counts).tolist()
-        for index, count, end in zip(done.indices.tolist(), done.counts.tolist(), ends, strict=True):
-            request = step.batch.requests[index]
-            draft = step.drafts.get(request.slot)
-            if draft is not None and not request.is_finished:
-                token_ids = done.token_ids[end - count : end].tolist()
-                kept = next(
-                    (at + 1 for at, token_id in enumerate(token_ids) if token_id in request.stop_ids), count
-                )
-                drafts.settle(request, draft, min(kept, count - 1))
-                if self.kv_cache.draft_states is not None:
-                    self.kv_cache.draft_states.settle(request, draft, count - 1)
-
-    def _take_drafts(self, drafts: DraftPlanner, step: StepRecord, done: StepDone) -> None:
-        """Take the device's drafts, and ask for forced tokens after those of this message."""
-        if done.draft_time_s:
-            drafts.note_proposing(max(map(len, done.drafts.values()), default=1), done.draft_time_s)
-        if not self.table.waits.any():
-            return
-        slots = step.batch.slots[done.indices]
-        for index in done.indices[self.table.waits[slots] > 0].tolist():
-            request = step.batch.requests[index]
-            if request.is_finished:
-                continue
-            drafts.offer_device(request, done.drafts.get(index, ()))
-            if request.has_grammar:
-                drafts.ask(request)
 
 
 def _get_key(request: Request) -> tuple[float, float, int]:

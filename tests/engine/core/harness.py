@@ -256,7 +256,8 @@ class SchedulerHarness:
         """Let the scheduler take the grammar's answer for some drafts."""
         if not self.answers:
             return False
-        self.scheduler.take_answers(self.answers.popleft())
+        assert self.scheduler.drafts is not None
+        self.scheduler.drafts.take_answers(self.answers.popleft())
         self.plan()
         return True
 

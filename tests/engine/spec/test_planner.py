@@ -2,14 +2,17 @@
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
 from engine.core.request import Request
+from engine.core.request_table import RequestTable
 from engine.messages import StepPlan
 from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_budget import MIN_CREDIT, DraftBudget
 from engine.spec.draft_counts import DraftCounts
+from engine.spec.draft_planner import DraftPlanner
 from engine.spec.draft_record import Draft, DraftRecord, update_rate
 from engine.spec.step_costs import StepCosts
 from tests.engine.core.fake_worker import next_token, reference_output
@@ -116,6 +119,10 @@ class CountingHarness(SchedulerHarness):
     num_drafts = 0
     num_plans = 0
 
+    def plan_drafts(self, make_planner: Callable[[RequestTable], DraftPlanner]) -> None:
+        assert self.scheduler.drafts is not None
+        self.scheduler.drafts.planner = make_planner(self.scheduler.table)
+
     def _send(self, plan: StepPlan) -> None:
         self.num_drafts += len(plan.draft_token_ids)
         self.num_plans += 1
@@ -125,7 +132,7 @@ class CountingHarness(SchedulerHarness):
 def run(proposer: Wrong, **settings: object) -> CountingHarness:
     house = CountingHarness(num_blocks=200, proposer=proposer, max_num_batched_tokens=64)
     planner = make_planner([proposer], StepCosts(FLAT), **settings)
-    house.scheduler.drafts = planner(house.scheduler.table)
+    house.plan_drafts(planner)
     prompt = [3, 1, 4]
     house.add(make_request("a", prompt, 80))
     house.run()
@@ -143,7 +150,7 @@ def test_what_a_source_loses_over_all_requests_is_bounded() -> None:
     house = CountingHarness(num_blocks=200, proposer=Wrong(), max_num_batched_tokens=64)
     costs = StepCosts([(1, 0.010), (64, 0.100)])
     planner = make_planner([Wrong()], costs, adaptive=True, num_speculative_tokens=3)
-    house.scheduler.drafts = planner(house.scheduler.table)
+    house.plan_drafts(planner)
     for number in range(20):
         house.add(make_request(f"r{number}", [3, 1, number], 80))
         house.run()
@@ -165,7 +172,7 @@ def test_a_debt_is_paid_by_a_share_of_the_time_of_all_steps() -> None:
 def test_right_drafts_are_verified_in_few_steps() -> None:
     house = run(Right(), adaptive=True, num_speculative_tokens=4)
     assert house.num_plans < 0.4 * len(house.outputs["a"])
-    (counts,) = house.scheduler.drafts.count().values()  # type: ignore[union-attr]
+    (counts,) = house.scheduler.drafts.planner.count().values()  # type: ignore[union-attr]
     assert counts.num_draft_tokens == sum(counts.accepted_per_position)
     assert counts.accepted_per_position[0] == counts.num_drafts
     assert sum(counts.accepted_per_position) + house.num_plans >= len(house.outputs["a"])
