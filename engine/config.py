@@ -44,6 +44,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_loras": (1, 1024),
     "max_lora_rank": (1, 4096),
     "journal_max_mib": (1, 2**20),
+    "pipeline_parallel_size": (1, 64),
     "data_parallel_size": (1, 256),
     "data_parallel_rpc_port": (0, 65535),
 }
@@ -243,6 +244,13 @@ class EngineConfig:
             "its CUDA device, or its share of the CPU's cores"
         },
     )
+    pipeline_parallel_size: int = field(
+        default=1,
+        metadata={
+            "help": "number of stages that divide the layers of one model, on this machine, each with "
+            "tensor_parallel_size ranks; as many batches run at a time"
+        },
+    )
     batch_invariant_tp: bool = field(
         default=False,
         metadata={
@@ -349,6 +357,7 @@ class EngineConfig:
         self._check_adapters()
         self._check_replicas()
         _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
+        self._check_stages()
         if self.kv_offload_file is not None and not self.kv_offload_gb:
             raise ConfigError("kv_offload_file needs kv_offload_gb, the size of the file")
         for name in ("speculative_config", "kv_transfer_config"):
@@ -358,6 +367,14 @@ class EngineConfig:
         self.read_speculative()
         self._check_kv_transfer()
         self.find_step_limits("cpu")
+
+    def _check_stages(self) -> None:
+        needed = {"kv_offload_gb": 0.0, "kv_transfer_config": None, "enable_lora": False}
+        for name, other in needed.items() if self.pipeline_parallel_size > 1 else ():
+            if (value := getattr(self, name)) != other:
+                raise ConfigError(
+                    f"{name}={value!r} does not work with pipeline_parallel_size above 1; it must be {other!r}"
+                )
 
     def _check_adapters(self) -> None:
         _check_range(self, "max_cpu_loras", self.max_loras, 2**20)
@@ -408,6 +425,8 @@ class EngineConfig:
             ConfigError: a request would get no token.
         """
         default_seqs, default_tokens = STEP_LIMITS[device]
+        # Stages work at the same time if a prompt takes several steps.
+        default_tokens //= self.pipeline_parallel_size
         num_tokens = self.max_num_batched_tokens or max(default_tokens, self.max_num_seqs or 0)
         # Few tokens lower the default of a GPU to that of the CPU, so that a config is valid on both or on neither.
         least_seqs, _ = STEP_LIMITS["cpu"]
@@ -444,6 +463,11 @@ class EngineConfig:
         if not isinstance(given, str):
             raise ConfigError(f"kv_transfer_config={given!r} must be a JSON object")
         return parse_kv_transfer_config(given)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that compute one model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def host_bytes(self) -> int:

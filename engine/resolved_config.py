@@ -44,8 +44,10 @@ class SchedulerConfig:
     enable_chunked_prefill: bool
     policy: SchedulingPolicy
     priority_ageing_s: float
-    max_steps_in_flight: int  # 2 with overlap, else 1
+    max_steps_in_flight: int  # 1 without overlap; else as many as there are stages, at least 2
     max_loras: int = 0  # adapters in one step
+    num_stages: int = 1  # of a pipeline, each of which computes another step
+    context_cost: float = 0.0  # time of attending to one token, relative to a token's time without attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def resolve_config(
     bytes_per_block: int,
     kv_specs: Sequence[KVCacheSpec],
     state_bytes: int = 0,
+    context_cost: float = 0.0,
 ) -> ResolvedConfig:
     """Fill in every "auto" and size the KV cache.
 
@@ -101,6 +104,7 @@ def resolve_config(
         bytes_per_block: size of one block over all layers of a group.
         kv_specs: shape of each layer's keys and values.
         state_bytes: size of one request's state; 0: the model has none.
+        context_cost: see SchedulerConfig.
 
     Raises:
         ConfigError: the cache cannot hold one request, or `max_model_len` exceeds the checkpoint's.
@@ -157,8 +161,10 @@ def resolve_config(
         enable_chunked_prefill=config.enable_chunked_prefill,
         policy=config.scheduling_policy,
         priority_ageing_s=config.priority_ageing_s,
-        max_steps_in_flight=2 if config.enable_overlap else 1,
+        max_steps_in_flight=max(2, config.pipeline_parallel_size) if config.enable_overlap else 1,
         max_loras=config.max_loras if config.enable_lora else 0,
+        num_stages=config.pipeline_parallel_size,
+        context_cost=context_cost if config.enable_chunked_prefill else 0.0,
     )
     cache = CacheConfig(
         num_blocks,

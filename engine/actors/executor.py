@@ -76,7 +76,8 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         """
         while self._pending:
             if self._pending[0].is_done():
-                self.post(self._deliver, self._pending.popleft().wait())
+                if (done := self._pending.popleft().wait()) is not None:
+                    self.post(self._deliver, done)
                 continue
             try:
                 return self._queue.get(timeout=POLL_S)
@@ -111,10 +112,14 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         return isinstance(message, StepPlan) and self._executor.get_mask_timeout(message) < math.inf
 
     def _answer(self, answer: StepDone | PendingStep | None) -> None:
-        """Deliver a result now, or queue it behind the pending ones: results are delivered in the order of steps."""
+        """Deliver a result now, or queue it behind the pending ones: results are delivered in the order of steps.
+
+        Masks may arrive while later stages compute their step; its gated rows follow its other rows.
+        """
         if isinstance(answer, StepDone) and not self._pending:
             self.post(self._deliver, answer)
         elif isinstance(answer, StepDone):
             self._pending.append(PendingStep(HostFetch([]), lambda _: answer))
         elif answer is not None:
-            self._pending.append(answer)
+            same = [at for at, each in enumerate(self._pending, start=1) if each.fetch is answer.fetch]
+            self._pending.insert(same[-1] if same else len(self._pending), answer)

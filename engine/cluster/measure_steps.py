@@ -43,7 +43,7 @@ class RecordingWorker(Worker):
         if isinstance(answer, PendingStep):
             pending = answer
 
-            def finish(arrays: list[Any]) -> StepDone:
+            def finish(arrays: list[Any]) -> StepDone | None:
                 done = pending.finish(arrays)
                 self._note(plan, start)
                 return done

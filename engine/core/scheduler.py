@@ -13,6 +13,7 @@ SchedulerState holds the queues and rows.
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect
 from collections import deque
@@ -50,7 +51,9 @@ from engine.spec.draft_planner import DraftPlanner
 # 0.5 us, on the event loop.
 MAX_ADMITTED_TOKENS = 65_536
 NO_DRAFTS = np.zeros(0, dtype=np.int64)
-MAX_IN_FLIGHT = 2  # sampled tokens of one request that may not have been read back yet
+# Sampled tokens of one request that may not have been read back yet. In a pipeline rank 0 gets no token before the last
+# stage has computed the step, so there it is 1.
+MAX_IN_FLIGHT = 2
 
 
 class Scheduler:
@@ -80,6 +83,7 @@ class Scheduler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._reader = AnswerReader(self.state, self._eos_token_ids)
         self._steps: deque[StepRecord] = deque()
+        self._max_in_flight = 1 if config.num_stages > 1 else MAX_IN_FLIGHT
 
     def __contains__(self, handle: int) -> bool:
         return handle in self.state.requests
@@ -136,7 +140,9 @@ class Scheduler:
         """Plan the next step. Returns None if there is no work or the maximum number of steps is in flight."""
         if self.num_open_steps >= self.config.max_steps_in_flight:
             return None
-        if self.drafts is not None and self.drafts.must_wait(self.num_open_steps):
+        # The stages of a pipeline compute different rows at a time, so a step without rows that wait is no loss.
+        must_wait = self.drafts is not None and self.drafts.must_wait(self.num_open_steps)
+        if must_wait and self.config.num_stages == 1:
             return None
         oldest_step = self._steps[0].step_id if self._steps else self.num_steps
         self.state.drain(oldest_step)
@@ -174,6 +180,9 @@ class Scheduler:
         table, batch = self.table, self.state.batch
         slots = batch.slots
         counts = self._count_ready(slots)
+        if self.config.num_stages > 1:
+            # The stages compute different rows at a time, so each step takes its part of them.
+            counts[np.flatnonzero(counts)[-(-len(slots) // self.config.num_stages) :]] = 0
         budget = self.config.max_num_batched_tokens
         chunks = np.flatnonzero(counts > 1).tolist()
         has_follower = bool(chunks) and self._can_admit()
@@ -183,7 +192,8 @@ class Scheduler:
                 rest -= len(batch) - index - 1  # leave one token for each running request after it
                 if has_follower:
                     rest = min(rest, left // 2)
-            count = min(int(counts[index]), max(1, rest))
+            start = int(table.num_computed[slots[index]])
+            count = min(int(counts[index]), max(1, self._limit_chunk(start, rest)))
             counts[index] = changes.limit_scoring(batch.requests[index], count)
         if counts.sum() > budget:
             counts[counts.cumsum() > budget] = 0
@@ -198,12 +208,24 @@ class Scheduler:
                 self._commit(batch.requests[index], int(ends[index]))
         return budget - int(table.num_scheduled[self.state.batch.slots].sum())
 
+    def _limit_chunk(self, start: int, count: int) -> int:
+        """Return how many tokens from `start` on take as long as the first `count` of a prompt.
+
+        Later tokens attend to more. Chunks of equal times keep all stages of a pipeline busy.
+        """
+        cost = self.config.context_cost
+        if not cost or count <= 0:
+            return count
+        linear = 1 + cost * start
+        return int((math.sqrt(linear**2 + 2 * cost * (count + cost * count**2 / 2)) - linear) / cost)
+
     def _count_ready(self, slots: np.ndarray) -> np.ndarray:
         """Return how many tokens each request could compute now with an unlimited budget."""
         table = self.table
         planned = table.num_planned[slots]
         counts = planned - table.num_computed[slots]
-        is_done = (table.num_in_flight[slots] >= MAX_IN_FLIGHT) | (planned >= table.max_num_tokens[slots])
+        is_done = table.num_in_flight[slots] >= self._max_in_flight
+        is_done |= planned >= table.max_num_tokens[slots]
         if self.drafts is not None and self.drafts.is_active:
             is_done |= self.drafts.find_waiting(slots)
         counts[is_done] = 0
@@ -249,7 +271,7 @@ class Scheduler:
             row = victim.row
             self.state.preempt(victim)
             if changes.drop_row(row):
-                self.state.cancel_removal()  # the worker has never seen the row
+                self.state.cancel_removal(row)  # the worker has never seen the row
             if victim is request:
                 return
         changes.new_blocks.append((request.row, fresh))
@@ -263,7 +285,8 @@ class Scheduler:
             if num_cached is None:
                 return
             changes.add_row(self.state.start(num_cached))
-            count = changes.limit_scoring(request, min(request.num_tokens - num_cached, budget))
+            room = max(1, self._limit_chunk(num_cached, budget))
+            count = changes.limit_scoring(request, min(request.num_tokens - num_cached, room))
             budget -= count
             self.table.num_scheduled[request.slot] = count
             self._commit(request, num_cached + count)

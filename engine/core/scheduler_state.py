@@ -43,6 +43,7 @@ class SchedulerState:
         self.num_preemptions = 0
         self._removed_rows: list[int] = []
         self._max_num_seqs = config.max_num_seqs
+        self._has_stages = config.num_stages > 1
         self._kv_cache = kv_cache
         self._clock = clock
         self._batch = Batch.make_empty()
@@ -79,9 +80,10 @@ class SchedulerState:
         removed, self._removed_rows = self._removed_rows, []
         return removed
 
-    def cancel_removal(self) -> None:
-        """Report the last freed row no more."""
-        self._removed_rows.pop()
+    def cancel_removal(self, row: int) -> None:
+        """Do not report a row that was freed. In a pipeline the row is reported later, which does no harm."""
+        if not self._has_stages:
+            self._removed_rows.remove(row)
 
     def add(self, request: Request) -> None:
         self.requests[request.handle] = request
@@ -162,8 +164,8 @@ class SchedulerState:
         self._kv_cache.free(request)
         self.adapters.leave(request, self.num_steps - 1)
         table.num_computed[slot] = table.num_kv_slots[slot] = 0
-        # A row that waits for its mask still needs its sampling state.
-        is_parked = request.has_grammar and request.num_in_flight > 0
+        # A row that waits for its mask still needs its sampling state, and so does one in a later stage of a pipeline.
+        is_parked = self._has_stages or (request.has_grammar and request.num_in_flight > 0)
         self.rows.release(request.row, after_step=self.num_steps - 1 if is_parked else None)
         if not is_parked:
             self._removed_rows.append(request.row)

@@ -31,7 +31,7 @@ PROMPT_KEYS = ("prompt", "prompt_token_ids", "multi_modal_data")
 INLINE_CHARS = 2000
 # Even longer texts share one thread, so that shorter texts never wait for them.
 LONG_CHARS = 100_000
-NO_IMAGES = "this model does not see images, or cannot with tensor_parallel_size above 1: send text only"
+NO_IMAGES = "this model does not see images, or cannot with several ranks: send text only"
 _CALL_CHARS = 10  # one call of the tokenizer costs as much as this many characters
 # Limit over all bad words of a request, each in both forms: every step compares all of these tokens.
 MAX_BAD_WORD_TOKENS = 2048

@@ -183,17 +183,21 @@ class DecoderModel(nn.Module):
         self.aux_layers: tuple[int, ...] = ()
         self.specs = tuple(map(sharding.shrink, config.layer_specs))
         self._sharding = sharding
-        self.embed_tokens = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self._first, self._end = sharding.layers or (0, len(self.specs))
+        # Only the first stage has the embedding and the output head, so that a tied head needs no copy.
+        num_embeddings = 0 if self._first else config.vocab_size
+        self.embed_tokens = make_parameter(num_embeddings, config.hidden_size, dtype=dtype, device=device)
         ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs if spec.state is None))
         self.ropes = tuple(RotaryEmbedding(rope, head_size, device) for rope, head_size in ropes)
         groups = find_groups(self.kv_specs())
-        num_kv, num_states = 0, 0
+        # In a model with several stages, every layer has keys and values.
+        num_kv, num_states = self._first, 0
         layers = []
-        for spec in config.layer_specs:
+        for spec in config.layer_specs[self._first : self._end]:
             rope_index, group, cache_index = 0, 0, len(groups) + num_states
             if spec.state is None:
                 rope_index, group = ropes.index((spec.rope, spec.head_size)), groups[num_kv]
-                cache_index, num_kv = num_kv, num_kv + 1
+                cache_index, num_kv = num_kv - self._first, num_kv + 1
             else:
                 num_states += 1
             layers.append(DecoderLayer(spec, rope_index, group, cache_index, dtype, device, sharding))
@@ -204,18 +208,20 @@ class DecoderModel(nn.Module):
         self._vocab_parts = sharding.vocab_parts(config.vocab_size)
         start, length = self._vocab_parts[sharding.rank]
         self._head_shard = Shard(0, config.vocab_size, ((start, length),)) if sharding.size > 1 else None
-        self.lm_head = Linear(
-            config.hidden_size,
-            length,
-            bias=False,
-            dtype=dtype,
-            device=device,
-            shards=None if self._head_shard is None else {"": self._head_shard},
-            shared=self.embed_tokens[start : start + length] if config.tie_word_embeddings else None,
-        )
+        if not self._first:
+            self.lm_head = Linear(
+                config.hidden_size,
+                length,
+                bias=False,
+                dtype=dtype,
+                device=device,
+                shards=None if self._head_shard is None else {"": self._head_shard},
+                shared=self.embed_tokens[start : start + length] if config.tie_word_embeddings else None,
+            )
         # Whether ops that run whole layers can run these: they know one rotation, one group and Llama's arithmetic.
         is_plain = len(ropes) == 1 and not any(groups) and all(spec.is_plain for spec in self.specs)
-        self._can_fuse = is_plain and sharding.size == 1 and not sharding.is_sliced
+        is_whole = sharding.size == 1 and sharding.layers is None
+        self._can_fuse = is_plain and is_whole and not sharding.is_sliced
         self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
 
     def forward(
@@ -226,6 +232,7 @@ class DecoderModel(nn.Module):
         attn_metadata: AttnMetadata,
         adapters: StepAdapters | None = None,
         images: StepImages | None = None,
+        received: Tensor | None = None,
     ) -> Tensor:
         """Compute one step and write its keys and values into the cache.
 
@@ -237,24 +244,30 @@ class DecoderModel(nn.Module):
             attn_metadata: lengths and cache positions of the requests.
             adapters: those of the step's tokens.
             images: features of images in the step's prompts.
+            received: what the stage before returned; None in the first stage.
 
         Returns the final hidden states, [T, D], dtype of the model; with `aux_layers`, [T, D * (1 + their number)].
+        A stage before the last one returns [2 + A, T, D]: the output of its last layer, the residual stream, and the
+        inputs of the A aux layers so far.
         """
         ops = self.ops
         step = self._prepare(ops, positions, kv_caches, attn_metadata, adapters)
-        hidden, residual = None, F.embedding(input_ids, self.embed_tokens)
-        if adapters is not None:
-            adapters.embed(input_ids, residual)
-        if self._embedding_multiplier != 1:
-            residual.mul_(self._embedding_multiplier)
+        aux: list[Tensor] = []
+        if received is not None:
+            hidden, residual, *aux = received
+        else:
+            hidden, residual = None, F.embedding(input_ids, self.embed_tokens)
+            if adapters is not None:
+                adapters.embed(input_ids, residual)
+            if self._embedding_multiplier != 1:
+                residual.mul_(self._embedding_multiplier)
         deep: Sequence[Tensor] = ()  # added to the outputs of the first layers
         if images is not None:
             features, *deep = images.features.split(self.config.hidden_size, dim=-1)
             residual.index_copy_(0, images.places, features)
         if ops.run_layers is not None and self._can_fuse and not self.aux_layers and not deep:
             return self._run_layers(ops, residual, kv_caches, step)
-        aux = []
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers, start=self._first):
             assert isinstance(layer, DecoderLayer)
             if index in self.aux_layers:
                 aux.append(residual.clone() if hidden is None else residual + hidden)
@@ -262,7 +275,9 @@ class DecoderModel(nn.Module):
             if images is not None and index < len(deep):
                 hidden.index_add_(0, images.places, deep[index])
         assert hidden is not None, "a decoder has at least one layer"
-        if len(self.layers) in self.aux_layers:
+        if self._end < len(self.specs):
+            return torch.stack([hidden, residual, *aux])
+        if len(self.specs) in self.aux_layers:
             aux.append(residual + hidden)
         final = add_norm(hidden, residual, self.norm, ops)
         return torch.cat([final, *aux], dim=-1) if aux else final
@@ -285,8 +300,17 @@ class DecoderModel(nn.Module):
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
-        """Return the KV cache content of each layer with attention, in layer order."""
+        """Return the KV cache content of each layer with attention, in layer order, those of other stages included."""
         return tuple(spec.kv_spec for spec in self.specs if spec.state is None)
+
+    def make_stream(self, num_tokens: int, aux_layers: tuple[int, ...]) -> Tensor:
+        """Return memory for what the stage before sends, see `forward`."""
+        num_aux = sum(layer < self._first for layer in aux_layers)
+        return self.norm.norm.new_empty(2 + num_aux, num_tokens, self.config.hidden_size)
+
+    def list_held(self) -> slice:
+        """Return which of `kv_specs` this rank holds."""
+        return slice(None) if self._sharding.layers is None else slice(self._first, self._end)
 
     def list_head_parts(self) -> list[tuple[int, int]]:
         """Return (first KV head of this rank, number over all ranks) of each layer with attention."""
@@ -337,20 +361,25 @@ class DecoderModel(nn.Module):
     def weight_targets(self) -> WeightTargets:
         """Return the memory for each tensor of a checkpoint."""
         # A tied head may take the codes that the embedding has.
-        can_keep = self.config.tie_word_embeddings and self._sharding.size == 1
-        keep = partial(self.lm_head.keep, "") if can_keep else None
-        targets: Targets = {_EMBEDDING: WeightTarget(self.embed_tokens, keep=keep, is_table=True)}
-        targets |= add_prefix("model.norm", self.norm.weight_targets())
-        for index, layer in enumerate(self.layers):
+        targets: Targets = add_prefix("model.norm", self.norm.weight_targets())
+        tied = {}
+        if not self._first:
+            is_tied = self.config.tie_word_embeddings
+            keep = partial(self.lm_head.keep, "") if is_tied and self._sharding.size == 1 else None
+            targets[_EMBEDDING] = WeightTarget(self.embed_tokens, keep=keep, is_table=True)
+            if is_tied:
+                tied[_HEAD] = _EMBEDDING
+            else:
+                targets |= add_prefix("lm_head", self.lm_head.weight_targets())
+        for index, layer in enumerate(self.layers, start=self._first):
             assert isinstance(layer, DecoderLayer)
             targets |= add_prefix(f"model.layers.{index}", layer.weight_targets())
-        # Layers that predict several tokens follow the others.
-        first = len(self.layers)
-        ignored = tuple(f"model.layers.{first + index}." for index in range(self.config.num_mtp_layers))
-        tied = {_HEAD: _EMBEDDING} if self.config.tie_word_embeddings else {}
-        if not tied:
-            targets |= add_prefix("lm_head", self.lm_head.weight_targets())
-        found = WeightTargets(targets, tied, _DERIVED_SUFFIXES, ignored)
+        # Layers that predict several tokens follow the others. Those before and after this stage are in other stages.
+        others = [*range(self._first), *range(self._end, len(self.specs) + self.config.num_mtp_layers)]
+        ignored = [f"model.layers.{index}." for index in others] + (
+            [_EMBEDDING, _HEAD] if self._first else []
+        )
+        found = WeightTargets(targets, tied, _DERIVED_SUFFIXES, tuple(ignored))
         found = found.rename(self.config.weight_prefix, self.config.weight_renames)
         return replace(found, ignored_prefixes=found.ignored_prefixes + self.config.ignored_weights)
 
@@ -410,8 +439,9 @@ class DecoderModel(nn.Module):
             memory = target.target if isinstance(target, ShardedTarget) else target
             if isinstance(memory, WeightTarget) and memory.part is not None:
                 parts[name.removeprefix(prefix).removesuffix(".weight")] = memory.part
-        head = MatrixPart(self.lm_head, 0, self.lm_head.out_features, None, self._head_shard)
-        parts.setdefault("lm_head", head)
+        if not self._first:
+            head = MatrixPart(self.lm_head, 0, self.lm_head.out_features, None, self._head_shard)
+            parts.setdefault("lm_head", head)
         return parts
 
     def _list_weights(self, ops: Ops) -> list[LayerWeights]:

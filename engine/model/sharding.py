@@ -5,6 +5,9 @@
     experts                           as the MLP, expert by expert; or each rank holds some of them whole
     all else                          each rank holds a copy
 
+Under pipeline parallelism each stage holds some of the layers, divided among its ranks as above; the first stage also
+holds the embedding and the output head.
+
 Sums over ranks are computed as 8 slices of the inputs, folded in one tree. 1, 2, 4 and 8 ranks give the same bits.
 """
 
@@ -23,9 +26,10 @@ NUM_SLICES = 8  # of the inputs of a product that ranks add up
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The place of one rank among `size` ranks.
+    """The place of one rank among the `size` ranks of its stage.
 
     Args:
+        layers: [first, end) of the layers that the stage holds; None: all.
         is_sliced: compute row-parallel sums in slices also on one rank, for the bits of several.
         has_whole_experts: ranks hold whole experts instead of a part of each.
     """
@@ -35,6 +39,7 @@ class Sharding:
     comm: Comm | None = None  # None for one rank
     is_sliced: bool = False
     has_whole_experts: bool = False
+    layers: tuple[int, int] | None = None
 
     def count(self, total: int) -> int:
         """Return a rank's share of a number that the ranks divide evenly."""

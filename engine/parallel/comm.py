@@ -64,18 +64,31 @@ class TorchComm:
     """Exchanges tensors through torch.distributed: gloo for the CPU, NCCL for CUDA.
 
     Args:
-        store: connects the ranks; one of them is its master.
+        store: connects the ranks of all stages; one of them is its master.
+        rank, size: in the stage, whose ranks exchange tensors.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        device: torch.device,
+        stage: int = 0,
+        num_stages: int = 1,
+    ) -> None:
         self.rank = rank
         self.size = size
+        self._first = stage * size  # rank of the stage's first rank in the whole group
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        dist.init_process_group(backend, store=store, rank=self._first + rank, world_size=size * num_stages)
+        # Every rank takes part in making the groups of all stages.
+        groups = [dist.new_group(range(each * size, (each + 1) * size)) for each in range(num_stages)]
+        self._group = groups[stage]
 
     def sum(self, part: Tensor) -> Tensor:
         parts = [torch.empty_like(part) for _ in range(self.size)]
-        self._run(lambda: dist.all_gather(parts, part.contiguous()))
+        self._run(lambda: dist.all_gather(parts, part.contiguous(), group=self._group))
         return fold(parts)
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor | None:
@@ -83,7 +96,7 @@ class TorchComm:
         widest = max(widths)
         padded = torch.nn.functional.pad(part, (0, widest - part.shape[1])).contiguous()
         parts = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
-        self._run(lambda: dist.gather(padded, parts))
+        self._run(lambda: dist.gather(padded, parts, self._first, group=self._group))
         if parts is None:
             return None
         return torch.cat([each[:, :width] for each, width in zip(parts, widths, strict=True)], dim=1)
@@ -96,7 +109,7 @@ class TorchComm:
         return torch.cat([each[:count] for each, count in zip(parts, counts, strict=True)])
 
     def broadcast(self, tensor: Tensor) -> None:
-        self._run(lambda: dist.broadcast(tensor, 0))
+        self._run(lambda: dist.broadcast(tensor, self._first, group=self._group))
 
     def close(self) -> None:
         dist.destroy_process_group()

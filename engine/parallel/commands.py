@@ -14,6 +14,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.messages import BlockMove
 from engine.parallel.comm import RankLost
+from engine.parallel.stage_link import LinkEnd
 from engine.resolved_config import WorkerConfig
 
 _LENGTH = struct.Struct("<I")
@@ -24,12 +25,15 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     config: EngineConfig
     worker: WorkerConfig
-    rank: int
-    size: int
-    port: int  # of the store on 127.0.0.1 that connects the ranks' torch.distributed; 0: shared memory
-    memory: int = 0  # descriptors for SharedMemoryComm
+    stage: int
+    rank: int  # in the stage
+    layers: tuple[int, int] | None = None  # [first, end) of the stage's; None: all
+    port: int = 0  # of the store on 127.0.0.1 that connects the ranks' torch.distributed; 0: shared memory
+    memory: int = 0  # descriptors for SharedMemoryComm, if the stage has several ranks
     sending: dict[int, int] = {}
     receiving: dict[int, int] = {}
+    before: LinkEnd | None = None  # SharedMemoryLinks from the stage before, and to the next one
+    after: LinkEnd | None = None
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
@@ -50,17 +54,18 @@ Segment = tuple[int, int, int]  # an adapter's number, and the start and end of 
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """Run a step. Its integers follow as one broadcast tensor, see `pack_step`."""
+    """Run a step. Its integers follow as one tensor, see `pack_step`."""
 
     query_lens: list[int]
     seq_lens: list[int]
     num_groups: int  # of layers, each with a block table
     num_columns: int  # of the block tables
     adapters: list[Segment]
+    aux_layers: tuple[int, ...]  # see `Model.aux_layers`
 
 
 class Logits(msgspec.Struct, frozen=True, tag=True):
-    """Compute the rank's logits of hidden states.
+    """Compute the rank's logits of hidden states, in the first stage.
 
     They follow as a broadcast tensor [num_rows, hidden size], and the rows of adapters, if there are some, as integers.
     """

@@ -10,7 +10,6 @@ from engine.config import EngineConfig
 from engine.model import ModelConfig, load_model
 from engine.model.decoder import DecoderModel
 from engine.model.sharding import Sharding
-from engine.parallel.comm import Comm
 from engine.resolved_config import WorkerConfig
 from engine.worker.kv_cache import DTYPES
 from engine.worker.ops_choice import start_ops
@@ -22,10 +21,9 @@ def load_shard(
     worker: WorkerConfig,
     model_config: ModelConfig,
     device: torch.device,
-    rank: int,
-    comm: Comm | None,
+    sharding: Sharding,
 ) -> DecoderModel:
-    """Load the part of a rank other than 0."""
+    """Load the part of a rank that follows."""
     ops, _ = start_ops(worker, DTYPES[worker.dtype], worker.num_threads, waits=True)
     model = load_model(
         config.model,
@@ -36,12 +34,7 @@ def load_shard(
         seed=worker.seed,
         ops=limit_ops(ops),
         quantization=None if worker.quantization == "none" else worker.quantization,
-        sharding=Sharding(
-            rank,
-            config.tensor_parallel_size,
-            comm,
-            has_whole_experts=config.enable_expert_parallel,
-        ),
+        sharding=sharding,
     )
     assert isinstance(model, DecoderModel)
     return model

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from engine.errors import ConfigError
 from engine.model import read_model_config
 from engine.model.decoder import DecoderModel
+from engine.model.sharding import Sharding
 from engine.parallel.adapters import RankAdapters
 from engine.parallel.comm import Comm, RankLost, TorchComm
 from engine.parallel.commands import (
@@ -31,6 +32,7 @@ from engine.parallel.commands import (
 )
 from engine.parallel.load import load_shard
 from engine.parallel.shared_memory import SharedMemoryComm
+from engine.parallel.stage_link import SharedMemoryLink, StageLink, TorchLink
 from engine.parallel.step import count_rows, list_sizes, unpack_step
 from engine.transfer.slot_copier import SlotCopier
 from engine.worker.device import open_device
@@ -48,10 +50,19 @@ class Follower:
         torch.set_num_threads(start.worker.num_threads)
         self._device, _, _ = open_device(start.worker)
         self._comm = connect(start, self._device)
+        self._before, self._after = link_stages(start)
+        self._is_last = start.stage == start.config.pipeline_parallel_size - 1
         config = read_model_config(start.config.model, start.config.model_impl)
-        self._model: DecoderModel = load_shard(
-            start.config, start.worker, config, self._device, start.rank, self._comm
+        size = start.config.tensor_parallel_size
+        sharding = Sharding(
+            start.rank,
+            size,
+            self._comm if size > 1 else None,
+            is_sliced=start.config.batch_invariant_tp,
+            has_whole_experts=start.config.enable_expert_parallel,
+            layers=start.layers,
         )
+        self._model: DecoderModel = load_shard(start.config, start.worker, config, self._device, sharding)
         self._adapters = RankAdapters(self._model, start.config.max_lora_rank)
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._slots: torch.Tensor
@@ -92,10 +103,19 @@ class Follower:
 
     def _run(self, command: Forward) -> None:
         flat = torch.empty(sum(list_sizes(command)), dtype=torch.int64, device=self._device)
-        self._comm.broadcast(flat)
+        stream = None
+        if self._before is None:
+            self._comm.broadcast(flat)
+        else:
+            stream = self._model.make_stream(sum(command.query_lens), command.aux_layers)
+            self._before.expect(flat, stream).wait()
         ids, positions, metadata, rows = unpack_step(flat, command)
         adapters = self._adapters.find(command.adapters, rows)
-        self._model(ids, positions, self._kv_caches, metadata, adapters)
+        self._model.aux_layers = command.aux_layers
+        result = self._model(ids, positions, self._kv_caches, metadata, adapters, received=stream)
+        if self._after is not None:
+            tensors = (result,) if self._is_last else (flat, result)
+            self._after.send(*tensors)
 
     def _compute_logits(self, command: Logits) -> None:
         size, dtype = self._model.config.hidden_size, self._model.dtype
@@ -110,7 +130,7 @@ class Follower:
         if self._device.type != "cpu":
             move_tensors(list_tensors(self._model), self._device)
         self._kv_caches = allocate_kv_cache(
-            self._model.kv_specs(),
+            self._model.kv_specs()[self._model.list_held()],
             command.num_blocks,
             command.block_size,
             choose_kv_dtype(self._worker),
@@ -129,10 +149,26 @@ def map_slots(slots: SlotMap) -> torch.Tensor:
 
 def connect(start: Start, device: torch.device) -> Comm:
     """Return the rank's connection to the others."""
+    size, num_stages = start.config.tensor_parallel_size, start.config.pipeline_parallel_size
     if start.port:
-        store = dist.TCPStore("127.0.0.1", start.port, start.size)
-        return TorchComm(store, start.rank, start.size, device)
-    return SharedMemoryComm(start.rank, start.size, start.memory, start.sending, start.receiving)
+        store = dist.TCPStore("127.0.0.1", start.port, start.config.num_ranks)
+        return TorchComm(store, start.rank, size, device, start.stage, num_stages)
+    return SharedMemoryComm(start.rank, size, start.memory, start.sending, start.receiving)
+
+
+def link_stages(start: Start) -> tuple[StageLink | None, StageLink | None]:
+    """Return the rank's links from the stage before and to the next one; None: nothing is sent there."""
+    if not start.port:
+        return (
+            None if start.before is None else SharedMemoryLink(start.before),
+            None if start.after is None else SharedMemoryLink(start.after),
+        )
+    size, num_stages = start.config.tensor_parallel_size, start.config.pipeline_parallel_size
+    target = (start.stage + 1) % num_stages
+    return (
+        TorchLink((start.stage - 1) * size + start.rank) if start.stage else None,
+        TorchLink(target * size + start.rank) if num_stages > 1 and (target or not start.rank) else None,
+    )
 
 
 def main() -> int:

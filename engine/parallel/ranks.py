@@ -1,6 +1,9 @@
 """Ranks: rank 0's side of the other ranks' processes.
 
 Ranks.start ─▶ processes load their part, beside rank 0 ─▶ wait_loaded ─▶ allocate ─▶ exchange ... ─▶ close
+
+    stage 0: ranks 0, 1    stage 1: ranks 2, 3    ...     commands go from rank 0 to all others,
+             0 ────────────────────▶ 2 ─▶ ... ─▶ 0        hidden states from stage to stage
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +20,18 @@ from threading import Lock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.model.config import ModelConfig
 from engine.parallel.comm import Comm, RankLost, TorchComm
 from engine.parallel.commands import (
     Allocate,
     Command,
     Failed,
     Free,
+    Logits,
     Reply,
     SlotMap,
     Start,
@@ -32,6 +39,15 @@ from engine.parallel.commands import (
     send,
 )
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
+from engine.parallel.stage_link import (
+    Arrival,
+    LinkEnd,
+    SharedMemoryLink,
+    StageLink,
+    TorchLink,
+    make_link,
+)
+from engine.parallel.stages import count_message_bytes, split_layers
 from engine.resolved_config import CacheConfig, WorkerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,18 +55,34 @@ EXIT_TIMEOUT_S = 5.0
 
 
 class Ranks:
-    """The processes of ranks 1 to size - 1, and rank 0's Comm.
+    """The processes of the other ranks, and rank 0's connections to them.
 
     Attributes:
         is_broken: a rank ended, or an exchange was interrupted; only a new start helps.
+        layers: [first, end) of each stage's layers.
+        comm: exchanges tensors with the other ranks of the first stage; None: there are none.
+
+    Raises:
+        ConfigError: the layers of the model cannot be divided so.
     """
 
-    def __init__(self, config: EngineConfig, worker: WorkerConfig, size: int) -> None:
+    def __init__(self, config: EngineConfig, worker: WorkerConfig, model: ModelConfig) -> None:
         self.is_broken = False
+        self.layers: list[tuple[int, int]] = []
+        if config.pipeline_parallel_size > 1:
+            self.layers = split_layers(model, config.pipeline_parallel_size)
+        self.comm: Comm | None = None
+        self._size = config.tensor_parallel_size  # ranks of a stage
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
         self._lock = Lock()  # of sending
-        self.comm = self._start(config, worker, size)
+        self._results: StageLink | None = None  # from the last stage; None: there is one stage
+        self._next: StageLink | None = None  # to the second stage
+        self._expected: deque[Arrival] = deque(maxlen=config.pipeline_parallel_size)  # the last ones
+        if worker.device == "cuda":
+            self._start_devices(config, worker)
+        else:
+            self._start_processes(config, worker, count_message_bytes(config, worker, model))
 
     def wait_loaded(self) -> None:
         """Wait until all ranks have loaded their part of the model.
@@ -82,9 +114,12 @@ class Ranks:
         Raises:
             RankLost: a rank has ended.
         """
+        connections = self._connections
+        if isinstance(command, Logits):
+            connections = connections[: self._size - 1]
         try:
             with self._lock:
-                for connection in self._connections:
+                for connection in connections:
                     send(connection, command)
         except RankLost:
             self.is_broken = True
@@ -100,7 +135,7 @@ class Ranks:
         return self._receive()
 
     @contextmanager
-    def exchange(self, command: Command) -> Iterator[Comm]:
+    def exchange(self, command: Command) -> Iterator[Comm | None]:
         """Send a command; all ranks exchange tensors inside the block.
 
         Raises:
@@ -112,6 +147,23 @@ class Ranks:
         self.send(command)
         yield self.comm
         self.is_broken = False
+
+    def pass_on(self, integers: Tensor, stream: Tensor, hidden: Tensor) -> Arrival:
+        """Send a step to the second stage. Returns the arrival of its hidden states from the last one."""
+        assert self._next is not None and self._results is not None, "there are several stages"
+        self._next.send(integers, stream)
+        arrival = self._results.expect(hidden)
+        self._expected.append(arrival)
+        return arrival
+
+    def drain(self) -> None:
+        """Wait for the steps in flight, whose results nobody takes after a crash."""
+        try:
+            for arrival in self._expected:
+                arrival.wait()
+        except RankLost:
+            self.is_broken = True
+        self._expected.clear()
 
     def check(self) -> None:
         """Check that all ranks run.
@@ -128,7 +180,9 @@ class Ranks:
         """End the processes."""
         for connection in self._connections:
             connection.close()
-        self.comm.close()
+        for end in (self.comm, self._next, self._results):
+            if end is not None:
+                end.close()
         for process in self._processes:
             try:
                 process.wait(EXIT_TIMEOUT_S)
@@ -136,20 +190,49 @@ class Ranks:
                 process.kill()
                 process.wait()
 
-    def _start(self, config: EngineConfig, worker: WorkerConfig, size: int) -> Comm:
-        if worker.device == "cuda":
-            store = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
-            for rank in range(1, size):
-                self._launch(Start(config, worker, rank, size, store.port), [])
-            return TorchComm(store, 0, size, torch.device("cuda", 0))
-        memory, (sending, receiving) = make_memory(size), make_pipes(size)
-        for rank in range(1, size):
-            theirs = [memory, *sending[rank].values(), *receiving[rank].values()]
-            self._launch(Start(config, worker, rank, size, 0, memory, sending[rank], receiving[rank]), theirs)
-        for descriptors in (*sending[1:], *receiving[1:]):
-            for descriptor in descriptors.values():
-                os.close(descriptor)  # else the end of a rank would not be seen
-        return SharedMemoryComm(0, size, memory, sending[0], receiving[0])
+    def _start_devices(self, config: EngineConfig, worker: WorkerConfig) -> None:
+        size, num_stages = self._size, config.pipeline_parallel_size
+        store = dist.TCPStore("127.0.0.1", 0, config.num_ranks, is_master=True, wait_for_workers=False)
+        for number in range(1, config.num_ranks):
+            stage, rank = divmod(number, size)
+            self._launch(Start(config, worker, stage, rank, self._list_layers(stage), store.port), [])
+        comm = TorchComm(store, 0, size, torch.device("cuda", 0), 0, num_stages)
+        self.comm = comm if size > 1 else None
+        if num_stages > 1:
+            self._next, self._results = TorchLink(size), TorchLink(size * (num_stages - 1))
+
+    def _start_processes(self, config: EngineConfig, worker: WorkerConfig, message_bytes: int) -> None:
+        size = self._size
+        links = _make_links(config.pipeline_parallel_size, size, message_bytes)
+        for stage in range(config.pipeline_parallel_size):
+            memory, (sending, receiving) = make_memory(size), make_pipes(size)
+            for rank in range(size):
+                before, after = links.get((stage, rank), (None, None))
+                if stage == rank == 0:
+                    continue
+                ends = [end for end in (before, after) if end is not None]
+                theirs = [memory, *sending[rank].values(), *receiving[rank].values()]
+                theirs += [descriptor for end in ends for descriptor in (end.memory, end.pipe)]
+                layers = self._list_layers(stage)
+                self._launch(
+                    Start(
+                        *(config, worker, stage, rank, layers, 0),
+                        *(memory, sending[rank], receiving[rank], before, after),
+                    ),
+                    theirs,
+                )
+                for descriptor in theirs[1:]:
+                    os.close(descriptor)  # else the end of a rank would not be seen
+            if stage == 0 and size > 1:
+                self.comm = SharedMemoryComm(0, size, memory, sending[0], receiving[0])
+            else:
+                os.close(memory)
+        before, after = links.get((0, 0), (None, None))
+        if before is not None and after is not None:
+            self._results, self._next = SharedMemoryLink(before), SharedMemoryLink(after)
+
+    def _list_layers(self, stage: int) -> tuple[int, int] | None:
+        return self.layers[stage] if self.layers else None
 
     def _receive(self) -> list[Reply]:
         try:
@@ -182,10 +265,28 @@ def _choose_device(start: Start) -> dict[str, str]:
     """
     if start.worker.device != "cuda":
         return {}
-    count = torch.cuda.device_count()
-    if start.rank >= count:
+    count, config = torch.cuda.device_count(), start.config
+    number = start.stage * config.tensor_parallel_size + start.rank
+    if number >= count:
         raise ConfigError(
-            f"tensor_parallel_size={start.size} needs as many CUDA devices, and {count} are visible"
+            f"tensor_parallel_size={config.tensor_parallel_size} and pipeline_parallel_size="
+            f"{config.pipeline_parallel_size} need {config.num_ranks} CUDA devices, and {count} are visible"
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return {"CUDA_VISIBLE_DEVICES": visible[start.rank] if len(visible) == count else str(start.rank)}
+    return {"CUDA_VISIBLE_DEVICES": visible[number] if len(visible) == count else str(number)}
+
+
+def _make_links(
+    num_stages: int, size: int, message_bytes: int
+) -> dict[tuple[int, int], tuple[LinkEnd | None, LinkEnd | None]]:
+    """Return (stage, rank) -> links from the stage before and to the next one.
+
+    Each rank sends to the same rank of the next stage. The last stage returns to rank 0 alone.
+    """
+    before: dict[tuple[int, int], LinkEnd] = {}
+    after: dict[tuple[int, int], LinkEnd] = {}
+    for stage in range(num_stages if num_stages > 1 else 0):
+        target = (stage + 1) % num_stages
+        for rank in range(size if target else 1):
+            after[stage, rank], before[target, rank] = make_link(num_stages, message_bytes)
+    return {place: (before.get(place), after.get(place)) for place in before | after}

@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model import ModelConfig
+from engine.parallel.stages import compute_context_cost
 from engine.resolved_config import ResolvedConfig, WorkerConfig, resolve_config
 from engine.worker.device import DeviceMemory
 from engine.worker.kv_cache import DTYPES, choose_kv_dtype, compute_bytes_per_block
@@ -43,6 +44,7 @@ class CacheSizer:
     draft_specs: Sequence[KVCacheSpec] = ()  # layers of a drafter, which share the blocks of the first group
     state_specs: Sequence[StateCacheSpec] = ()  # one per layer with a state
     adapter_bytes: int = 0  # kept free for adapters
+    held_layers: Sequence[slice] = (slice(None),)  # layers of each stage
 
     def estimate(self, ops: Ops, native: NativeSwap | None) -> ResolvedConfig:
         """Resolve the config for the host.
@@ -118,11 +120,12 @@ class CacheSizer:
     @property
     def _bytes_per_block(self) -> int:
         size, dtype = self.config.block_size, choose_kv_dtype(self.worker)
-        num_bytes = sum(
-            compute_bytes_per_block(specs, size, dtype) for specs in (self.kv_specs, self.draft_specs)
-        )
+        stages = [compute_bytes_per_block(self.kv_specs[held], size, dtype) for held in self.held_layers]
+        num_draft_bytes = compute_bytes_per_block(self.draft_specs, size, dtype)
+        if self.worker.device == "cuda":
+            return max(stages[0] + num_draft_bytes, *stages)
         # On a CPU all ranks use the same memory.
-        return num_bytes * (1 if self.worker.device == "cuda" else self.config.tensor_parallel_size)
+        return (sum(stages) + num_draft_bytes) * self.config.tensor_parallel_size
 
     def _resolve(self, free_bytes: int) -> ResolvedConfig:
         resolved = resolve_config(
@@ -133,6 +136,7 @@ class CacheSizer:
             bytes_per_block=self._bytes_per_block,
             kv_specs=self.kv_specs,
             state_bytes=sum(spec.num_bytes for spec in self.state_specs),
+            context_cost=compute_context_cost(self.model) if len(self.held_layers) > 1 else 0.0,
         )
         return self._respect_dynamic_rope(resolved)
 

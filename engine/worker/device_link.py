@@ -73,15 +73,23 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A launched step whose results are being copied."""
+    """A launched step whose results are being copied, or computed by later stages of a pipeline.
+
+    Gated rows of a step share its fetch.
+    """
 
     fetch: Fetch
-    finish: Callable[[list[np.ndarray]], StepDone]
+    finish: Callable[[list[np.ndarray]], StepDone | None]  # None: all rows wait for masks
 
     def is_done(self) -> bool:
         """Whether `wait` would return at once."""
         return self.fetch.is_done()
 
-    def wait(self) -> StepDone:
-        """Wait for the step and return its results."""
+    def wait(self) -> StepDone | None:
+        """Wait for the step and return its results, if it has any without masks."""
         return self.finish(self.fetch.wait())
+
+
+def wait_for(answer: StepDone | PendingStep | None) -> StepDone | None:
+    """Return the results of a step, if it has any, after waiting for them."""
+    return answer.wait() if isinstance(answer, PendingStep) else answer

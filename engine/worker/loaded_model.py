@@ -62,6 +62,12 @@ class LoadedModel:
         return () if self.drafter is None else tuple(self.drafter.kv_specs())
 
     @property
+    def stages(self) -> list[slice]:
+        """The layers of each stage."""
+        layers = [] if self.ranks is None else self.ranks.layers
+        return [slice(*each) for each in layers] or [slice(None)]
+
+    @property
     def is_broken(self) -> bool:
         """Whether another rank was lost, so that the model must be loaded again."""
         return self.ranks is not None and self.ranks.is_broken
@@ -101,7 +107,7 @@ class LoadedModel:
         config = self._worker_config
         weight_format = self._model_config.weight_format
         has_codes = weight_format is not None and weight_format.has_int4
-        has_ranks = self._config.tensor_parallel_size > 1
+        has_ranks = self._config.num_ranks > 1
         self._dtype = DTYPES[config.dtype]
         self._num_threads = config.num_threads if has_ranks else self._config.num_threads
         waits = has_ranks or any(self._model_config.layer_states)  # torch computes states in chunks
@@ -133,14 +139,16 @@ class LoadedModel:
         Raises:
             ConfigError: the ranks cannot divide the model.
         """
-        size, has_whole = self._config.tensor_parallel_size, self._config.enable_expert_parallel
-        if size == 1:
-            is_sliced = self._config.batch_invariant_tp
+        config, has_whole = self._config, self._config.enable_expert_parallel
+        size, is_sliced = config.tensor_parallel_size, config.batch_invariant_tp
+        if config.num_ranks == 1:
             return Sharding(is_sliced=is_sliced, has_whole_experts=has_whole), DecoderModel
         check_shardable(self._model_config, size, has_whole)
-        self.ranks = Ranks(self._config, self._worker_config, size)
-        sharding = Sharding(0, size, self.ranks.comm, has_whole_experts=has_whole)
-        return sharding, partial(LeaderDecoder, ranks=self.ranks)
+        self.ranks = ranks = Ranks(config, self._worker_config, self._model_config)
+        layers = ranks.layers[0] if ranks.layers else None
+        return Sharding(0, size, ranks.comm, is_sliced, has_whole, layers), partial(
+            LeaderDecoder, ranks=ranks
+        )
 
     def _make_adapters(self) -> AdapterStore:
         if not self.model.matrix_parts:

@@ -3,6 +3,9 @@
     apply changes ─▶ forward ─▶ sample plain rows ─▶ result
                                   gated rows ─▶ parked until their masks arrive (StepMasks) ─▶ result
 
+In a pipeline, rank 0 computes the first stage of a step and samples it when the last stage has returned the hidden
+states. Other steps begin meanwhile.
+
 A row whose last token is still parked cannot be computed; it is skipped and the scheduler plans it again.
 """
 
@@ -24,8 +27,9 @@ from engine.messages import NewRow, StepDone, StepMasks, StepPlan
 from engine.model import Model
 from engine.model.adapters import StepAdapters
 from engine.outputs import TokenLogprobs
+from engine.parallel.leader import LeaderDecoder, StagedHidden
 from engine.spec.device.drafter import Drafter
-from engine.worker.device_link import DeviceLink, HostLink, PendingStep
+from engine.worker.device_link import DeviceLink, HostLink, PendingStep, wait_for
 from engine.worker.fused_head import FusedHead
 from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch, ModelInput
@@ -88,6 +92,16 @@ class LaunchedStep:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StartedStep:
+    """A step whose hidden states are computed."""
+
+    plan: StepPlan
+    live: np.ndarray  # indices of the rows that are computed
+    model_input: ModelInput
+    launched: LaunchedStep
+
+
 @dataclass(slots=True)
 class ParkedRows:
     """Gated rows of one step, waiting for their masks."""
@@ -139,12 +153,20 @@ class ModelRunner:
         self._adapters = adapters
         self._images = images
         self._states = states
+        # Rank 0 of a pipeline; None: the model computes whole steps.
+        self._pipeline = model if isinstance(model, LeaderDecoder) and model.has_stages else None
+        self._staged: dict[int, StagedHidden] = {}  # by step, until they are sampled
         self._last_end = 0.0  # time of the last result
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
         self._fresh_rows: set[int] = set()  # rows parked by the last step
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
         self._pooler = Pooler(model.compute_logits)
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether a step's tokens are known only after `PendingStep.wait`."""
+        return self._pipeline is not None
 
     def run_model(self, step: ModelInput) -> Tensor:
         """Run the model without graphs. Returns the hidden states, [T, D]."""
@@ -165,17 +187,41 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
         """Launch one step. Returns None if every row waits for its mask; `sample_gated` then returns the results."""
         with self._link.launch_section():
-            launched = self._launch(plan)
+            started = self._start(plan)
+            if isinstance(started, LaunchedStep):
+                return self._bring_back(started)
+            if self._pipeline is not None:
+                return self._begin_stages(self._pipeline, started)
+            # `_forward` is not set to the bound `run_model`: the reference cycle would keep device memory alive.
+            has_images = started.model_input.images is not None
+            forward = self.run_model if self._forward is None or has_images else self._forward
+            launched = self._launch(started, forward(started.model_input))
         return None if launched is None else self._bring_back(launched)
 
     @torch.inference_mode()
     def sample_gated(self, masks: StepMasks) -> StepDone | PendingStep | None:
         """Sample the parked rows of a step under their masks. Returns None if that step parked none."""
+        if (staged := self._staged.get(masks.step_id)) is not None:
+            return PendingStep(staged, lambda _: wait_for(self.sample_gated(masks)))
         with self._link.launch_section():
             launched = self._launch_gated(masks)
         return None if launched is None else self._bring_back(launched)
 
-    def _launch(self, plan: StepPlan) -> LaunchedStep | None:
+    def _begin_stages(self, pipeline: LeaderDecoder, started: StartedStep) -> PendingStep:
+        step, step_id = started.model_input, started.plan.step_id
+        staged = pipeline.begin(step.input_ids, step.positions, self.kv_caches, step.attn_metadata)
+        self._staged[step_id] = staged
+
+        @torch.inference_mode()
+        def finish(_: list[np.ndarray]) -> StepDone | None:
+            del self._staged[step_id]
+            launched = self._launch(started, staged.hidden)
+            return None if launched is None else wait_for(self._bring_back(launched))
+
+        return PendingStep(staged, finish)
+
+    def _start(self, plan: StepPlan) -> StartedStep | LaunchedStep:
+        """Apply the plan and make the model's inputs; a step without live rows has its result at once."""
         start_time = time.perf_counter()
         self._apply(plan)
         self._fresh_rows = set()
@@ -197,9 +243,13 @@ class ModelRunner:
         if self._states is not None:
             has_drafts = plan.num_samples[live] > 1
             model_input = self._states.mark(model_input, rows, starts, counts, plan.saves, has_drafts)
-        # `_forward` is not set to the bound `run_model`: the reference cycle would keep device memory alive.
-        forward = self.run_model if self._forward is None or model_input.images is not None else self._forward
-        hidden = forward(model_input)
+        return StartedStep(plan, live, model_input, launched)
+
+    def _launch(self, started: StartedStep, hidden: Tensor) -> LaunchedStep | None:
+        """Sample the step. Returns None if every row waits for its mask."""
+        plan, live, model_input, launched = started.plan, started.live, started.model_input, started.launched
+        rows, starts = plan.rows[live], plan.starts[live]
+        counts = plan.num_scheduled_tokens[live]
         if self._drafter is not None:
             self._drafter.observe(rows, starts, counts, self._keep_hidden(hidden))
         launched.prompt_logprobs = self._compute_prompt_logprobs(
@@ -221,15 +271,15 @@ class ModelRunner:
             return launched
         logits = self.model.compute_logits(last, adapters)
         if is_gated.all():
-            self._park(plan.step_id, ParkedRows(runs, logits, start_time))
-            if is_sampled.all() and not skipped and not launched.prompt_logprobs:
+            self._park(plan.step_id, ParkedRows(runs, logits, launched.start_time))
+            if is_sampled.all() and not launched.skipped and not launched.prompt_logprobs:
                 return None
             launched.is_last = False
             return launched
         if is_gated.any():
             is_parked = np.repeat(is_gated, runs.counts)
             parked_logits = self._select(logits, np.flatnonzero(is_parked))
-            self._park(plan.step_id, ParkedRows(runs.select(is_gated), parked_logits, start_time))
+            self._park(plan.step_id, ParkedRows(runs.select(is_gated), parked_logits, launched.start_time))
             launched.is_last = False
             runs, logits = runs.select(~is_gated), self._select(logits, np.flatnonzero(~is_parked))
         self._sample(launched, runs, logits)
@@ -261,8 +311,8 @@ class ModelRunner:
         return launched
 
     def _bring_back(self, launched: LaunchedStep) -> StepDone | PendingStep:
-        pending = PendingStep(self._link.fetch(launched.list_tensors()), partial(self._finish, launched))
-        return pending.wait() if self._link.is_immediate else pending
+        fetch, finish = self._link.fetch(launched.list_tensors()), partial(self._finish, launched)
+        return finish(fetch.wait()) if self._link.is_immediate else PendingStep(fetch, finish)
 
     def _finish(self, launched: LaunchedStep, arrays: list[np.ndarray]) -> StepDone:
         """Make the StepDone, and propose drafts after its tokens."""

@@ -35,8 +35,9 @@ def check_states(config: EngineConfig, model_config: ModelConfig) -> None:
     if not any(model_config.layer_states):
         return
     why = f"{model_config.architecture} has layers with a state per request, which this setting does not support"
-    if config.tensor_parallel_size > 1:
-        raise ConfigError(f"tensor_parallel_size={config.tensor_parallel_size}: {why}; use 1")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (size := getattr(config, name)) > 1:
+            raise ConfigError(f"{name}={size}: {why}; use 1")
     if config.kv_offload_gb:
         raise ConfigError(f"kv_offload_gb={config.kv_offload_gb}: {why}; use 0")
     if config.kv_transfer_config is not None:

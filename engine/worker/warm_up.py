@@ -22,7 +22,7 @@ from engine.messages import NewRow, StepMasks, StepPlan
 from engine.resolved_config import SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeGraphs
-from engine.worker.device_link import PendingStep
+from engine.worker.device_link import wait_for
 from engine.worker.model_runner import ModelRunner
 
 FILTERED = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, seed=0)
@@ -95,7 +95,9 @@ def list_largest_steps(
 def run_steps(runner: ModelRunner, steps: Iterable[StepPlan | StepMasks]) -> None:
     """Launch the steps and drop their results."""
     for step in steps:
-        runner.execute(step) if isinstance(step, StepPlan) else runner.sample_gated(step)
+        answer = runner.execute(step) if isinstance(step, StepPlan) else runner.sample_gated(step)
+        if runner.has_stages:  # the next step needs the tokens of this one
+            wait_for(answer)
 
 
 def list_measured_steps(scheduler: SchedulerConfig, vocab_size: int) -> Iterator[list[StepPlan]]:
@@ -120,9 +122,7 @@ def run_timed(runner: ModelRunner, steps: Iterable[StepPlan]) -> list[float]:
     times = []
     for step in steps:
         start = time.perf_counter()
-        answer = runner.execute(step)
-        if isinstance(answer, PendingStep):
-            answer.wait()
+        wait_for(runner.execute(step))
         times.append(time.perf_counter() - start)
     return times
 

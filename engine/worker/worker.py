@@ -149,6 +149,8 @@ class Worker:
     def reset(self) -> None:
         """Start with an empty batch on the same weights, cache memory and recorded graphs."""
         self._link.enter_thread()
+        if self.loaded.ranks is not None:
+            self.loaded.ranks.drain()
         if self.loaded.is_broken:
             self._reload()
         adapters, drafter = self.loaded.adapters, self.loaded.drafter
@@ -309,6 +311,7 @@ class Worker:
             self.loaded.draft_specs,
             self.model.state_specs(),
             self.loaded.count_adapter_bytes(on_host=self._memory is None),
+            self.loaded.stages,
         )
         if self._memory is not None:
             return sizer.measure(self._memory, self._run_largest_steps)
@@ -342,7 +345,7 @@ class Worker:
     def _make_caches(self) -> None:
         if self.loaded.ranks is not None:
             self.loaded.ranks.allocate(self.resolved.cache, self.resolved.max_model_len)
-        self.kv_caches = self._allocate(self.model.kv_specs())
+        self.kv_caches = self._allocate(self.model.kv_specs()[self.loaded.stages[0]])
         cache = self.resolved.cache
         num_slots = self.resolved.scheduler.max_num_seqs + cache.num_snapshots + cache.num_draft_states
         self._state_caches = allocate_states(self.model.state_specs(), num_slots, self.device)

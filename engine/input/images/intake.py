@@ -154,6 +154,6 @@ class ImageIntake:
 
 def make_intake(config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer | None) -> ImageIntake | None:
     """Return the intake of a model that sees images; None if it does not, or cannot with this config."""
-    if model.vision is None or tokenizer is None or config.tensor_parallel_size > 1:
+    if model.vision is None or tokenizer is None or config.num_ranks > 1:
         return None
     return ImageIntake(config.model, model.vision, tokenizer, MediaReader(config.allowed_media_domains))

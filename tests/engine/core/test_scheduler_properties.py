@@ -38,6 +38,8 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
             "policy": st.sampled_from(["fcfs", "priority"]),
             "max_steps_in_flight": st.sampled_from([1, 2]),
             "max_num_seqs": st.sampled_from([1, 2, 4]),
+            "num_stages": st.sampled_from([1, 1, 2]),
+            "context_cost": st.sampled_from([0.0, 0.1]),
         }
     ),
 )
