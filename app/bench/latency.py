@@ -179,10 +179,8 @@ def report(cells: list[Cell], batch_size: int, bound: tuple[float, str] | None) 
         yield f"{cell.name:22}{cell.latency_s!s:>28}{cell.prefill_rate!s:>30}{cell.decode_rate!s:>30}"
     ours = cells[0]
     for cell in cells[1:]:
-        prefill, decode = (
-            ratio(ours.prefill_rate, cell.prefill_rate),
-            ratio(ours.decode_rate, cell.decode_rate),
-        )
+        prefill = ratio(ours.prefill_rate, cell.prefill_rate)
+        decode = ratio(ours.decode_rate, cell.decode_rate)
         yield f"{'over ' + cell.name:22}{'':>28}{prefill!s:>30}{decode!s:>30}"
     points = percentiles(ours.latency_s.values)
     yield "latency " + "  ".join(f"{name} {value:.4f}" for name, value in points.items()) + " s"

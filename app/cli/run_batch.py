@@ -58,10 +58,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         Failure: the engine died; running the command again resumes.
     """
     if make_config(ExecutorConfig, vars(arguments)).executor == "ray":
-        run_on_ray, job = (
-            import_large("app.offline.ray_run").run_on_ray,
-            import_large("app.offline.jobs").BatchJob(),
-        )
+        run_on_ray = import_large("app.offline.ray_run").run_on_ray
+        job = import_large("app.offline.jobs").BatchJob()
         num_failed = run_on_ray(job, arguments.input_file, arguments.output_file, None, vars(arguments))
         return EXIT_SOME_FAILED if num_failed else 0
     source, target = Path(arguments.input_file), Path(arguments.output_file)

@@ -333,23 +333,18 @@ def change_values(
     confidence: dict[str, float],
 ) -> ExtractionResult:
     """Return the result with other values at some JSON pointers, or without those that make the record invalid."""
-    surer = replace(result, confidence=confidence)
+    flags = find_flags(schema, result.leaves, confidence, result.evidence, result.checks)
+    surer = replace(result, confidence=confidence, flags=flags)
     changed = make_again(schema, text, surer, put_values(result.record, values)) if values else surer
-    if not changed.valid:
-        changed = surer
-    flags = find_flags(schema, changed.leaves, confidence, changed.evidence, changed.checks)
-    return replace(changed, flags=flags)
+    return changed if changed.valid else surer
 
 
 def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any) -> ExtractionResult:
     """Return the result with another record, validated, with its evidence and its flags."""
     raw = json.dumps(record, indent=2, ensure_ascii=False)
     leaves = scan(raw + "\n").leaves
-    errors, evidence, checks = (
-        list_violations(schema, record),
-        find_evidence(leaves, text),
-        run_checks(schema, record),
-    )
+    errors, checks = list_violations(schema, record), run_checks(schema, record)
+    evidence = find_evidence(leaves, text)
     return replace(
         result,
         record=record,

@@ -43,7 +43,7 @@ def score_field(found: Any, wanted: Any) -> float:
 def flatten(record: dict[str, Any], pointer: str = "") -> Iterator[tuple[str, Any]]:
     """(JSON pointer, value) of the fields of a record, those of inner objects one by one."""
     for name, value in record.items():
-        here = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+        here = f"{pointer}/{escape_pointer(name)}"
         if isinstance(value, dict) and value:
             yield from flatten(value, here)
         else:

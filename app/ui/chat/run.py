@@ -17,12 +17,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.reasoning import (
-    TAIL_TOKENS,
-    find_thinking,
-    gate_grammar,
-    knows_thoughts,
-)
+from app.reasoning import TAIL_TOKENS, find_thinking, gate_grammar, knows_thoughts
 from app.ui.chat.answers import Answer, Answers
 from app.ui.chat.attachments import add_attachments, is_image, load_images
 from app.ui.chat.branches import Thread, fork
@@ -164,12 +159,9 @@ class ChatRun:
 
     async def watch(self, turn: Turn | None) -> AsyncGenerator[History, None]:
         """Show the answer. Only the growing messages are sent, because the whole history would be redrawn."""
-        if turn is None or turn.is_watched:
-            if is_running(turn):
-                # Here, because Gradio shows notices only for events in its queue.
-                gr.Info("An answer is still being written. Stop it first.")
-            yield gr.skip()
-            return
+        if turn is not None and turn.is_watched and is_running(turn):
+            # Here, because Gradio shows notices only for events in its queue.
+            gr.Info("An answer is still being written. Stop it first.")
         async with aclosing(self.watch_again(turn)) as updates:
             async for growing in updates:
                 yield growing
@@ -236,11 +228,8 @@ class ChatRun:
     def list_models(self) -> list[str]:
         """Return the names of the model and its adapters; empty without adapters."""
         engine = self.engine
-        return (
-            [engine.model_name, *(ref.name for ref in engine.adapters.refs)]
-            if engine.config.enable_lora
-            else []
-        )
+        names = [engine.model_name, *(ref.name for ref in engine.adapters.refs)]
+        return names if engine.config.enable_lora else []
 
     async def _generate(
         self, answer: Answer, history: History, settings: Settings, session: str
