@@ -48,7 +48,7 @@ class BlockWriter(ABC):
     def whole(self, output: RequestOutput) -> Json:
         """Return the reply of a finished request."""
         choice = output.outputs[0]
-        self._feed(choice.text)
+        self._feed(choice)
         return self._end(output, choice, len(choice.token_ids))
 
     async def stream(self, emit: Emit) -> Json:
@@ -64,7 +64,7 @@ class BlockWriter(ABC):
                     if not is_begun:
                         self.begin(output)
                         is_begun = True
-                    self._feed(choice.text)
+                    self._feed(choice)
                     if choice.is_finished:
                         reply = self._end(output, choice, num_tokens)
                     if data := self._take():
@@ -121,8 +121,8 @@ class BlockWriter(ABC):
         events, self._events = self._events, []
         return b"".join(events)
 
-    def _feed(self, text: str) -> None:
-        if text:
+    def _feed(self, choice: CompletionOutput) -> None:
+        if text := choice.text:
             self._add({"content": text} if self._parser is None else self._parser.feed(text))
 
     def _end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:

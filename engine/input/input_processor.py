@@ -136,8 +136,8 @@ class InputProcessor:
             raise InvalidRequest("prompt is empty: it must have at least one token", "prompt")
         if num_tokens >= self._max_model_len:
             raise PromptTooLong(
-                f"prompt has {num_tokens} tokens; this model takes at most {self._max_model_len - 1} "
-                f"(max_model_len {self._max_model_len} includes at least one output token)",
+                f"prompt has {num_tokens} tokens; this model's maximum context length is {self._max_model_len} "
+                "tokens, of which at least one is for the output",
                 "prompt",
             )
         self._check_ids("prompt", prompt_token_ids)
@@ -267,8 +267,8 @@ class InputProcessor:
         limit = self._max_model_len * self._tokenizer.max_token_chars
         if num_chars > limit:
             raise PromptTooLong(
-                f"{name} has {num_chars} characters; this model takes at most {self._max_model_len - 1} tokens, "
-                f"which hold fewer than {limit} characters",
+                f"{name} has {num_chars} characters; this model's maximum context length is "
+                f"{self._max_model_len} tokens, which hold at most {limit} characters",
                 name,
             )
 

@@ -1,36 +1,108 @@
-"""instructor: a model class in its modes, partial objects, and lists."""
+"""instructor: a model class in each of its modes, partial objects, lists, parallel tools, validation with retries."""
 
-import sys
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any
 
+import anthropic
 import instructor
 import openai
-from pydantic import BaseModel, ConfigDict, Field
+from cases import FACT, MODEL, Person, run
+from instructor import Mode
+from instructor.v2.core.errors import InstructorRetryException
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
-class Thing(BaseModel):
-    """A thing that a text tells of."""
+class Short(BaseModel):
+    """A name of a person."""
 
-    # an open schema allows more properties, and a small model may go on with them for ever
     model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["person", "place"]
     name: str = Field(max_length=20)
-    year: int = Field(ge=0, le=2100)
+
+    @field_validator("name")
+    @classmethod
+    def check_name(cls, name: str) -> str:
+        if len(name) > 2:
+            raise ValueError("must be initials")
+        return name
 
 
-def main() -> None:
-    url, key = sys.argv[1:]
-    messages = [{"role": "user", "content": "Ada Lovelace was born in 1815."}]
-    fields = {"model": "demo_model", "messages": messages, "temperature": 0, "max_tokens": 300}
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
-        client = instructor.from_openai(openai.OpenAI(base_url=url, api_key=key, max_retries=0), mode=mode)
-        thing = client.chat.completions.create(response_model=Thing, max_retries=0, **fields)
-        assert isinstance(thing, Thing), (mode, thing)
-        *_, last = client.chat.completions.create_partial(response_model=Thing, max_retries=0, **fields)
-        # not the same thing: its class has another name on the way, which the model reads
-        assert Thing.model_validate(last.model_dump()), (mode, last)
+class Instructor:
+    def __init__(self, url: str, key: str) -> None:
+        self._openai = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+        self._claude = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
+        self._fields: Any = {
+            "model": MODEL,
+            "messages": FACT,
+            "max_tokens": 400,
+            "max_retries": 0,
+            "temperature": 0,
+        }
+
+    def _check(self, mode: Mode) -> None:
+        client = instructor.from_openai(self._openai, mode=mode)
+        assert isinstance(client.chat.completions.create(response_model=Person, **self._fields), Person)
+
+    def tools(self) -> None:
+        self._check(Mode.TOOLS)
+
+    def tools_strict(self) -> None:
+        self._check(Mode.TOOLS_STRICT)
+
+    def json_schema(self) -> None:
+        self._check(Mode.JSON_SCHEMA)
+
+    def json(self) -> None:
+        """The server sees response_format json_object; the schema is in the prompt only."""
+        self._check(Mode.JSON)
+
+    def md_json(self) -> None:
+        """The server sees a prompt only."""
+        self._check(Mode.MD_JSON)
+
+    def responses_tools(self) -> None:
+        client = instructor.from_openai(self._openai, mode=Mode.RESPONSES_TOOLS)
+        person = client.responses.create(
+            model=MODEL, input=FACT, response_model=Person, max_retries=0, max_output_tokens=400
+        )
+        assert isinstance(person, Person)
+
+    def parallel_tools(self) -> None:
+        client = instructor.from_openai(self._openai, mode=Mode.PARALLEL_TOOLS)
+        found = client.chat.completions.create(response_model=Iterable[Person], **self._fields)
+        assert all(isinstance(each, Person) for each in found)
+
+    def partial(self) -> None:
+        for mode in (Mode.TOOLS, Mode.JSON_SCHEMA):
+            client = instructor.from_openai(self._openai, mode=mode)
+            *_, last = client.chat.completions.create_partial(response_model=Person, **self._fields)
+            assert Person.model_validate(last.model_dump()), mode
+
+    def iterable(self) -> None:
+        client = instructor.from_openai(self._openai, mode=Mode.TOOLS)
+        found = list(client.chat.completions.create_iterable(response_model=Person, **self._fields))
+        assert all(isinstance(each, Person) for each in found)
+
+    def failed_validation_is_asked_again(self) -> None:
+        """The model sees what was wrong; whether it learns from that is not asked here."""
+        client, tries = instructor.from_openai(self._openai, mode=Mode.TOOLS), []
+        client.on("completion:response", tries.append)
+        try:
+            client.chat.completions.create(response_model=Short, **self._fields | {"max_retries": 2})
+        except InstructorRetryException:
+            assert len(tries) > 1
+        assert tries
+
+    def claude_tools(self) -> None:
+        client = instructor.from_anthropic(self._claude, mode=Mode.ANTHROPIC_TOOLS)
+        fields = {name: value for name, value in self._fields.items() if name != "temperature"}
+        assert isinstance(client.messages.create(response_model=Person, **fields), Person)
+
+    async def async_tools(self) -> None:
+        client = instructor.from_openai(
+            openai.AsyncOpenAI(base_url=self._openai.base_url, api_key=self._openai.api_key)
+        )
+        assert isinstance(await client.chat.completions.create(response_model=Person, **self._fields), Person)
 
 
 if __name__ == "__main__":
-    main()
+    run(Instructor)

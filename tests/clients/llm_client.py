@@ -7,38 +7,54 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cases import MODEL, QUESTION, SCHEMA, is_city, run
+
 SETTINGS = """- model_id: troupe
-  model_name: demo_model
-  api_base: {url}
+  model_name: {model}
+  api_base: {url}/v1
   api_key_name: troupe
   supports_schema: true
   supports_tools: true
 """
-CITY = {"city": {"enum": ["Rome", "Oslo"]}}
-SCHEMA = {"type": "object", "properties": CITY, "required": ["city"], "additionalProperties": False}
+COMMAND = Path(sys.executable).with_name("llm")
+TOOL = "def find_weather(city: str) -> str:\n    'Find the weather.'\n    return 'sunny in ' + city\n"
 
 
-def main() -> None:
-    url, key = sys.argv[1:]
-    command = [str(Path(sys.executable).with_name("llm")), "prompt", "-m", "troupe"]
-    command += ["-o", "temperature", "0", "-o", "max_tokens", "60"]
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        (home / "extra-openai-models.yaml").write_text(SETTINGS.format(url=url))
+class LLM:
+    def __init__(self, url: str, key: str) -> None:
+        self._home = tempfile.TemporaryDirectory()
+        home = Path(self._home.name)
+        (home / "extra-openai-models.yaml").write_text(SETTINGS.format(model=MODEL, url=url))
         (home / "keys.json").write_text(json.dumps({"troupe": key}))
+        self._environ = os.environ | {"LLM_USER_PATH": str(home)}
 
-        def ask(*more: str) -> str:
-            environ = os.environ | {"LLM_USER_PATH": folder}
-            options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
-            run = subprocess.run([*command, *more, "Hello! Who are you?"], env=environ, **options)
-            assert run.returncode == 0, run.stderr
-            return run.stdout.strip()
+    def _ask(self, *more: str) -> str:
+        options = ("-m", "troupe", "-o", "temperature", "0", "-o", "max_tokens", "60")
+        done = subprocess.run(
+            [COMMAND, "prompt", *options, *more, QUESTION], env=self._environ, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
 
-        whole = ask("--no-stream")
-        assert whole and ask() == whole
+    def prompt_and_stream(self) -> None:
+        assert self._ask() == self._ask("--no-stream") != ""
+
+    def system_prompt(self) -> None:
+        assert self._ask("-s", "Be brief.")
+
+    def conversation(self) -> None:
+        self._ask()
+        assert self._ask("-c")
+
+    def schema(self) -> None:
         for more in ([], ["--no-stream"]):
-            assert json.loads(ask(*more, "--schema", json.dumps(SCHEMA)))["city"] in ("Rome", "Oslo")
+            assert is_city(self._ask(*more, "--schema", json.dumps(SCHEMA)))
+
+    def tools(self) -> None:
+        assert self._ask("--functions", TOOL)
+        assert self._ask("--functions", TOOL, "--no-stream")
 
 
 if __name__ == "__main__":
-    main()
+    run(LLM)

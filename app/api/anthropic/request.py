@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from app.api.anthropic.messages import is_prefill, read_messages
-from app.api.errors import BadRequest
+from app.api.errors import ApiError, BadRequest
 from app.api.fields import check_choice, check_extra_fields, check_names, read_text
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
 
@@ -31,7 +31,10 @@ UNSUPPORTED = {
     "container": "there are no containers here",
     "mcp_servers": "tools are called by the client here",
     "context_management": "send the conversation that the model should read",
+    "thread": "send the whole conversation with every request",
 }
+# Anthropic's client reads this in the error and then sends the whole conversation by itself
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 # the last of them are for Anthropic's own machines
 TOOL_FIELDS = (
     *("name", "description", "input_schema", "type", "strict"),
@@ -118,7 +121,9 @@ def list_places(tools: Sequence[Json]) -> dict[str, str]:
 def _check_extra(extra: Mapping[str, Any]) -> Json:
     for name, value in extra.items():
         if name in UNSUPPORTED and value:
-            raise BadRequest(f"{name} is not supported: {UNSUPPORTED[name]}", name, "unsupported_field")
+            message = f"{name} is not supported: {UNSUPPORTED[name]}"
+            details = {"details": NO_THREADS} if name == "thread" else None
+            raise ApiError(400, message, name, "unsupported_field", details=details)
         if name in ChatRequest.model_fields and name not in PASSED and value is not None:
             raise BadRequest(f"{name} is not a field of this route", name, "unknown_field")
     known = {name: value for name, value in extra.items() if name in PASSED}

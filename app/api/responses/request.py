@@ -33,13 +33,13 @@ UNSUPPORTED = {
     "conversation": "conversations are not kept here: use previous_response_id",
     "background": "wait for the response, or stream it",
     "prompt": "prompt templates are not kept here: send instructions and input",
-    "top_logprobs": "use /v1/chat/completions for logprobs",
     "max_tool_calls": "the client calls every tool, so it can limit the number",
     "context_management": "send the conversation that the model should read",
 }
 # reasoning option -> its fixed value here
 REASONING_VALUES = {"context": ("auto", "current_turn"), "mode": ("standard",)}
-IGNORED_INCLUDES = ("reasoning.encrypted_content",)
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second has no effect
 
 
 class TextFormat(Options):
@@ -94,6 +94,7 @@ class ResponsesRequest(Fields):
     reasoning: dict[str, Any] | None = None
     store: bool | None = True
     previous_response_id: str | None = None
+    top_logprobs: int | None = None
 
 
 class Conversation:
@@ -189,6 +190,8 @@ def make_chat_request(
         "tool_choice": _read_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "stream": body.stream,
+        "logprobs": LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
+        "top_logprobs": body.top_logprobs,
         "reasoning_effort": _read_effort(body.reasoning or {}),
     }
     places = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))}
@@ -199,7 +202,7 @@ def _check_unsupported(body: ResponsesRequest) -> None:
     for name, value in (body.model_extra or {}).items():
         if name in UNSUPPORTED and value not in (None, False, 0):
             raise BadRequest(f"{name} is not supported: {UNSUPPORTED[name]}", name, "unsupported_field")
-    wrong = [name for name in body.include or () if name not in IGNORED_INCLUDES]
+    wrong = [name for name in body.include or () if name not in INCLUDES]
     if wrong:
         raise BadRequest(f"include {wrong[0][:80]!r} is not supported", "include", "unsupported_field")
     if body.truncation not in (None, "disabled"):

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from app.api import chat
 from app.api.call import Call
 from app.api.context import ApiContext, Context
+from app.api.errors import BadRequest
 from app.api.own_names import own_names
 from app.api.responses.request import RENAMED, ResponsesRequest, make_chat_request
 from app.api.responses.writer import ResponseWriter
@@ -74,4 +75,9 @@ async def prepare(
         asked, places = make_chat_request(body, before)
     with own_names(RENAMED | places):
         call, _ = await chat.prepare(asked, visit, context, "resp_")
+    if asked.logprobs and call.make_reader() is not None:
+        message = (
+            "logprobs beside tools or reasoning are on /v1/chat/completions only: they cover the whole output"
+        )
+        raise BadRequest(message, "include", "unsupported_field")
     return call

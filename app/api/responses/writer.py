@@ -20,13 +20,10 @@ from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
 ECHOED = ("instructions", "max_output_tokens", "reasoning", "previous_response_id")
-# an item of text -> the type of its part, the prefix of its id, further fields of the item, of its part and its events
-TEXTS: dict[str, tuple[str, str, Json, Json, Json]] = {
-    "message": (
-        *("output_text", "msg"),
-        *({"role": "assistant"}, {"annotations": [], "logprobs": []}, {"logprobs": []}),
-    ),
-    "reasoning": ("reasoning_text", "rs", {"summary": []}, {}, {}),
+# an item of text -> the type of its part, the prefix of its id, further fields of the item and of its part
+TEXTS: dict[str, tuple[str, str, Json, Json]] = {
+    "message": ("output_text", "msg", {"role": "assistant"}, {"annotations": [], "logprobs": []}),
+    "reasoning": ("reasoning_text", "rs", {"summary": []}, {}),
 }
 
 
@@ -47,6 +44,8 @@ class ResponseWriter(BlockWriter):
         self._body = body
         self._keep = keep
         self._sequence_number = 0
+        self._logprobs: list[Json] = []
+        self._num_told = 0  # log probabilities that events have had
 
     def begin(self, output: RequestOutput) -> None:
         for kind in ("created", "in_progress"):
@@ -76,7 +75,7 @@ class ResponseWriter(BlockWriter):
             more: Json = {"call_id": call_id, "name": name, "arguments": ""}
             prefix = "fc"
         else:
-            _, prefix, more, _, _ = TEXTS[kind]
+            _, prefix, more, _ = TEXTS[kind]
             more = more | {"content": []}
         return {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", **more, "status": "in_progress"}
 
@@ -88,8 +87,13 @@ class ResponseWriter(BlockWriter):
 
     def tell_growth(self, kind: str, text: str) -> None:
         if kind in TEXTS:
-            part_type, *_, more = TEXTS[kind]
-            self.tell(f"response.{part_type}.delta", **self._place(), content_index=0, delta=text, **more)
+            more: Json = {}
+            if kind == "message":
+                more = {"logprobs": self._logprobs[self._num_told :]}
+                self._num_told = len(self._logprobs)
+            self.tell(
+                f"response.{TEXTS[kind][0]}.delta", **self._place(), content_index=0, delta=text, **more
+            )
         else:
             self.tell("response.function_call_arguments.delta", **self._place(), delta=text)
 
@@ -97,8 +101,9 @@ class ResponseWriter(BlockWriter):
         block["status"] = status
         if block["type"] in TEXTS:
             part, place = _make_part(block["type"], text), {**self._place(), "content_index": 0}
-            part_type, *_, more = TEXTS[block["type"]]
-            self.tell(f"response.{part_type}.done", **place, text=text, **more)
+            more = {"logprobs": self._logprobs} if block["type"] == "message" else {}
+            part |= more
+            self.tell(f"response.{part['type']}.done", **place, text=text, **more)
             self.tell("response.content_part.done", **place, part=part)
             block["content"] = [part]
         else:
@@ -111,6 +116,11 @@ class ResponseWriter(BlockWriter):
         """Add a numbered event."""
         super().tell(kind, sequence_number=self._sequence_number, **fields)
         self._sequence_number += 1
+
+    def _feed(self, choice: CompletionOutput) -> None:
+        if found := replies.chat_logprobs(self.call, choice):
+            self._logprobs += found["content"]
+        super()._feed(choice)
 
     def _place(self) -> Json:
         return {"item_id": self.blocks[-1]["id"], "output_index": len(self.blocks) - 1}
@@ -163,5 +173,5 @@ def status_of(choice: CompletionOutput) -> str:
 
 
 def _make_part(kind: str, text: str) -> Json:
-    part_type, _, _, more, _ = TEXTS[kind]
+    part_type, _, _, more = TEXTS[kind]
     return {"type": part_type, "text": text, **more}

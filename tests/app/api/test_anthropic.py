@@ -261,6 +261,7 @@ async def test_the_system_may_speak_among_the_messages(server: Server) -> None:
             "tools[0].type='web_search_20250305' is not supported",
         ),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
+        ({"thread": {"type": "create"}}, "thread is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format is not a field"),
         ({"output_format": {"type": "xml"}}, "output_config.format must be"),
         ({"tools": [TOOL], "tool_choice": {"type": "all"}}, "tool_choice.type='all' must be one of auto,"),
@@ -274,6 +275,11 @@ async def test_a_wrong_value_is_named_by_its_place(server: Server, fields: dict[
         status, reply = await send(server, **fields, **more)
         assert (status, reply["type"], reply["error"]["type"]) == (400, "error", "invalid_request_error")
         assert reply["error"]["message"].startswith(said)
+
+
+async def test_a_refused_thread_tells_the_client_to_send_the_whole_conversation(server: Server) -> None:
+    _, reply = await send(server, thread={"type": "create"})
+    assert reply["error"]["details"]["error_code"] == "thread_unsupported_request"
 
 
 async def test_the_key_may_come_in_anthropics_header(start: Start) -> None:

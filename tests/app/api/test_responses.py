@@ -107,6 +107,20 @@ async def test_events_come_in_order_and_tell_the_whole_text(server: Server) -> N
     assert final["usage"]["output_tokens"] == 20
 
 
+async def test_log_probabilities_of_the_text_come_whole_and_in_events(server: Server) -> None:
+    asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    _, reply = await respond(server, **asked)
+    entries = reply["output"][0]["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in entries) == "You said <user>hello"
+    assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+    events = await stream(server, **asked)
+    deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+    told = [entry for event in deltas for entry in event["logprobs"]]
+    assert told == entries == events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    status, reply = await respond(server, **asked, tools=[TOOL], tool_choice="required")
+    assert (status, reply["error"]["param"]) == (400, "include")
+
+
 async def test_a_cut_answer_is_incomplete(server: Server) -> None:
     _, reply = await respond(server, max_output_tokens=4)
     events = await stream(server, max_output_tokens=4)
@@ -181,8 +195,8 @@ async def test_results_of_calls_go_back_in(start: Start) -> None:
 
 WRONG: dict[str, list[Any]] = {
     "previous_response_id": ["resp_1"], "conversation": ["conv_1"], "background": [True],
-    "prompt": [{"id": "p"}], "top_logprobs": [3], "truncation": ["auto"],
-    "include": [["message.output_text.logprobs"]],
+    "prompt": [{"id": "p"}], "top_logprobs": [21], "truncation": ["auto"],
+    "include": [["file_search_call.results"]],
     "input": [
         [], 3, [{"type": "item_reference", "id": "x"}], [{"role": "wizard", "content": "x"}],
         [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/x"}]}],

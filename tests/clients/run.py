@@ -1,0 +1,125 @@
+"""Run other people's clients against the demo model: each is installed into a virtual environment of its own.
+
+python tests/clients/run.py [--home FOLDER] [CLIENT ...]
+
+The folder keeps the environments for the next run; without one they are made anew and removed. The packages come from
+the index that pip is set up for; the server and the clients use loopback only. Fails if a case does, unless KNOWLEDGE
+names what a demo model lacks for it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+KEY = "client-key"
+READY = "Troupe is ready at "
+# client -> its packages; litellm looks for mcp as soon as a request has tools, and does not ask for it itself
+PACKAGES = {
+    "openai": ["openai"],
+    "anthropic": ["anthropic"],
+    "langchain": ["langchain", "langchain-openai", "langchain-anthropic"],
+    "litellm": ["litellm", "mcp"],
+    "llama_index": ["llama-index-core", "llama-index-llms-openai-like", "llama-index-embeddings-openai-like"],
+    "instructor": ["instructor", "anthropic"],
+    "pydantic_ai": ["pydantic-ai-slim[openai,anthropic]"],
+    "outlines": ["outlines", "openai"],
+    "llm": ["llm"],
+}
+# client and case -> what the demo model would have to know
+KNOWLEDGE = {
+    ("llama_index", "predict and call"): "to call a tool by itself",
+    ("instructor", "parallel tools"): "to call tools by itself",
+    ("instructor", "iterable"): "to use the properties that a schema names rather than others that it allows",
+    ("instructor", "json"): "to follow a schema that is in the prompt only",
+    ("instructor", "md json"): "to follow a schema that is in the prompt only",
+    ("pydantic_ai", "prompted output"): "to follow a schema that is in the prompt only",
+}
+
+
+def make_model(folder: Path) -> None:
+    """Write the demo model with the files by which it makes embeddings, too."""
+    for path in (ROOT / "assets" / "demo_model").iterdir():
+        (folder / path.name).symlink_to(path)
+    parts = [{"path": path, "type": f"sentence_transformers.models.{path[2:] or 'Transformer'}"} for path in
+             ("", "1_Pooling", "2_Normalize")]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(parts))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 256, "pooling_mode_lasttoken": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+@contextmanager
+def serve(model: Path) -> Iterator[str]:
+    """Run a server; yields its address."""
+    command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--api-key", KEY]
+    command += ["--served-model-name", "demo_model", "--port", "0", "--no-ui"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdout is not None
+        try:
+            line = next((line for line in server.stdout if line.startswith(READY)), None)
+            assert line is not None, f"the server ended with {server.wait()} before it was ready"
+            yield line.removeprefix(READY).split()[0]
+        finally:
+            server.terminate()
+
+
+def find_python(home: Path, client: str) -> Path:
+    """Return the client's own interpreter, installed at its first use."""
+    folder = home / client
+    if not (folder / "bin" / "python").exists():
+        venv.create(folder, with_pip=True)
+        install = ["-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES[client]]
+        subprocess.run([folder / "bin" / "python", *install], check=True)
+    return folder / "bin" / "python"
+
+
+def run_client(home: Path, client: str, url: str) -> tuple[int, int, int]:
+    """Print every case of a client; returns how many passed, how many there are, and how many failed unexpectedly."""
+    command = [str(find_python(home, client)), str(HERE / f"{client}_client.py"), url, KEY]
+    num_passed, num_cases, num_wrong = 0, 0, 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith('{"case"'):
+                continue
+            case, error = json.loads(line).values()
+            needed = KNOWLEDGE.get((client, case))
+            num_passed, num_cases = num_passed + (error is None), num_cases + 1
+            num_wrong += error is not None and needed is None
+            told = f"FAILED, the model would have {needed}" if needed else f"FAILED: {error}"[:600]
+            told = "passed" if error is None else told
+            print(f"{client}: {case}: {told}", flush=True)
+    if process.returncode:
+        raise SystemExit(f"{client}: its cases ended with {process.returncode}")
+    return num_passed, num_cases, num_wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run other people's clients against the demo model.")
+    parser.add_argument("--home", type=Path, help="folder that keeps the virtual environments")
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=", ".join(PACKAGES))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as model:
+        make_model(Path(model))
+        with serve(Path(model)) as url:
+            home = given.home or Path(made)
+            counts = {client: run_client(home, client, url) for client in given.clients or PACKAGES}
+    for client, (num_passed, num_cases, _) in counts.items():
+        print(f"{client:12} {num_passed:3} of {num_cases:3}")
+    num_passed, num_cases, num_wrong = (sum(column) for column in zip(*counts.values(), strict=True))
+    print(f"{'all':12} {num_passed:3} of {num_cases:3}, {num_passed / num_cases:.3f}")
+    return int(num_wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
