@@ -245,7 +245,7 @@ class StateSave(msgspec.Struct, frozen=True):
 class BlockMove(msgspec.Struct, frozen=True):
     """Copies a block between the KV cache and a slot of the host tier."""
 
-    block_id: int
+    block_id: int  # from the number of blocks on, a part of a state, see StateTier
     slot: int
     key: bytes  # empty: only empty the slot
     is_load: bool  # from the slot to the block
@@ -256,7 +256,7 @@ class BlockCopy(msgspec.Struct, frozen=True):
 
     slot: int
     key: bytes
-    unit_keys: list[bytes]  # of its units of 16 tokens, in order
+    unit_keys: list[bytes]  # of its units, in order
 
 
 class MatchBlocks(msgspec.Struct, frozen=True):
@@ -264,6 +264,8 @@ class MatchBlocks(msgspec.Struct, frozen=True):
 
     transfer_id: int
     unit_keys: list[bytes]
+    # Where layers have states: number of tokens and keys of the state after them, the longest first.
+    states: list[tuple[int, list[bytes]]] | None = None
 
 
 class BlocksMatched(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig, LoadFormat, Quantization, SchedulingPolicy
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
+from engine.transfer.units import count_units
 
 # Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
 # Each block is a Python object.
@@ -32,6 +33,12 @@ class CacheConfig:
     has_states: bool = False  # whether layers keep a state per request
     num_snapshots: int = 0  # of states, in the prefix cache
     num_draft_states: int = 0  # states that can be kept of drafts
+    num_state_units: int = 0  # units of the store that a state takes
+
+    @property
+    def num_state_parts(self) -> int:
+        """Number of parts in which a state is moved, each of the size of a block."""
+        return -(-self.num_state_units // count_units(self.block_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +173,7 @@ def resolve_config(
         num_stages=config.pipeline_parallel_size,
         context_cost=context_cost if config.enable_chunked_prefill else 0.0,
     )
+    num_state_units = -(-state_bytes * count_units(config.block_size) // bytes_per_block)
     cache = CacheConfig(
         num_blocks,
         config.block_size,
@@ -176,7 +184,13 @@ def resolve_config(
         has_states=state_bytes > 0,
         num_snapshots=num_snapshots,
         num_draft_states=num_draft_states,
+        num_state_units=num_state_units,
     )
+    if 0 < cache.num_host_blocks < cache.num_state_parts:
+        raise ConfigError(
+            f"kv_offload_gb: {config.host_bytes} bytes cannot hold the state of one request, {state_bytes} bytes; "
+            "raise it"
+        )
     transfer = config.read_kv_transfer()
     kv_role = "" if transfer is None else transfer.kv_role
     return ResolvedConfig(worker, cache, scheduler, tuple(notices), kv_role=kv_role)

@@ -6,7 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from engine.actors.actor import ThreadActor
+from engine.core.block_hash import is_state_key
 from engine.messages import (
     BlockCopy,
     BlocksLoaded,
@@ -48,8 +51,8 @@ class TransferActor(ThreadActor[TransferInbox]):
     def work(self) -> None:
         while (message := self._queue.get()) is not None:
             match message:
-                case MatchBlocks(transfer_id=transfer_id, unit_keys=keys):
-                    self.post(self._tell_scheduler, BlocksMatched(transfer_id, self._match(keys)))
+                case MatchBlocks(transfer_id=transfer_id):
+                    self.post(self._tell_scheduler, BlocksMatched(transfer_id, self._match(message)))
                 case LoadBlocks(transfer_id=transfer_id, blocks=blocks):
                     self.post(self._tell_scheduler, BlocksLoaded(transfer_id, self._load(blocks)))
                 case SaveBlocks(blocks=blocks):
@@ -61,8 +64,17 @@ class TransferActor(ThreadActor[TransferInbox]):
         if self._connector is not None:
             self._connector.shutdown()
 
-    def _match(self, keys: Sequence[bytes]) -> int:
-        return self._call(0, lambda store: store.get_num_new_matched_tokens(keys))
+    def _match(self, message: MatchBlocks) -> int:
+        def match(store: KVConnector) -> int:
+            num_tokens = store.get_num_new_matched_tokens(message.unit_keys)
+            if message.states is None:
+                return num_tokens
+            for length, keys in message.states:
+                if length <= num_tokens and store.get_num_new_matched_tokens(keys) == len(keys) * UNIT_TOKENS:
+                    return length
+            return 0
+
+        return self._call(0, match)
 
     def _discard(self, keys: Sequence[bytes]) -> None:
         self._call(None, lambda store: store.discard_kv(keys))
@@ -72,8 +84,10 @@ class TransferActor(ThreadActor[TransferInbox]):
             self._memory.open_slot(block.slot)
         units = self._list_units(blocks)
         found = self._call([False] * len(units), lambda store: store.start_load_kv(units))
-        size = len(blocks[0].unit_keys)
-        is_loaded = [all(found[at : at + size]) for at in range(0, len(found), size)]
+        ends = np.cumsum([len(block.unit_keys) for block in blocks]).tolist()
+        is_loaded = [
+            all(found[end - len(block.unit_keys) : end]) for block, end in zip(blocks, ends, strict=True)
+        ]
         for block, is_complete in zip(blocks, is_loaded, strict=True):
             if is_complete:
                 self._memory.close_slot(block.slot, block.key)
@@ -86,13 +100,13 @@ class TransferActor(ThreadActor[TransferInbox]):
 
         def save(store: KVConnector) -> int:
             store.save_kv(units)
-            return len(units) * UNIT_TOKENS
+            return sum(not is_state_key(key) for key, _ in units) * UNIT_TOKENS
 
         return self._call(0, save)
 
     def _list_units(self, blocks: Sequence[BlockCopy]) -> list[Unit]:
         return [
-            (key, self._memory.list_parts(block.slot, index))
+            (key, self._memory.list_parts(block.slot, index, is_state_key(key)))
             for block in blocks
             for index, key in enumerate(block.unit_keys)
         ]

@@ -82,6 +82,16 @@ def list_keys(hashes: list[bytes], group: int) -> list[bytes]:
     return [block_hash + bytes((group,)) for block_hash in hashes] if group else hashes
 
 
+def list_state_keys(block_hash: bytes, num_parts: int) -> list[bytes]:
+    """Return the keys of the parts of the state after a block. Stores place a key by its first bytes."""
+    return [part.to_bytes(2, "little") + block_hash + b"s" for part in range(num_parts)]
+
+
+def is_state_key(key: bytes) -> bool:
+    """Whether a key belongs to a part of a state."""
+    return len(key) == _HASH_SIZE + 3
+
+
 def is_block_hash(key: bytes) -> bool:
     """Whether a key of the prefix cache belongs to the first group."""
     return len(key) == _HASH_SIZE

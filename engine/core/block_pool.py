@@ -11,7 +11,7 @@ of the evicted blocks. In results of `find`, slots of the tier are negative numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engine.transfer.host_tier import HostTier
 
@@ -44,6 +44,7 @@ class BlockPool:
         self.tier = tier
         # Block hash -> whether it is in the prefix cache now, for hashes that entered or left it; None: not recorded.
         self.changes: dict[bytes, bool] | None = None
+        self.on_evict: Callable[[bytes], None] | None = None  # gets the keys of blocks that leave
         self._head = Block(-1)
         self._tail = Block(-1)
         self._head.next, self._tail.prev = self._tail, self._head
@@ -187,6 +188,8 @@ class BlockPool:
 
     def _evict(self, block_hash: bytes, block_id: int) -> None:
         """Move a block from the prefix cache to the tier, if there is one."""
+        if self.on_evict is not None:
+            self.on_evict(block_hash)
         if self.tier is None:
             self.note_change(block_hash, False)
             return

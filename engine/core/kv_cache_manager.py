@@ -29,6 +29,7 @@ from engine.core.block_pool import NULL_BLOCK, BlockPool, name_slot
 from engine.core.draft_states import DraftStates
 from engine.core.request import Request
 from engine.core.state_snapshots import StateSnapshots
+from engine.core.state_tier import StateTier
 from engine.messages import StateSave
 from engine.resolved_config import CacheConfig
 from engine.transfer.host_tier import HostTier
@@ -56,7 +57,9 @@ class KVCacheManager:
         self._num_full_groups = self.num_groups - len(self._windows)
         self.states: StateSnapshots | None = None  # for models with states
         if config.has_states and config.enable_prefix_caching:
-            self.states = StateSnapshots(config.num_snapshots, self.block_size, end_ids)
+            state_tier = None if tier is None else StateTier(self.pool, tier, config.num_state_parts)
+            self.states = StateSnapshots(config.num_snapshots, self.block_size, end_ids, state_tier)
+            self.pool.on_evict = self.states.evict
         self.draft_states: DraftStates | None = None  # None: drafts need none
         if config.has_states:
             slots = range(config.num_snapshots, config.num_snapshots + config.num_draft_states)
@@ -86,22 +89,25 @@ class KVCacheManager:
             return None
         self.pool.share(cached)
         if self.tier is not None:
-            self.tier.pin(name_slot(prefix[place]) for place in outside)
+            slots = [name_slot(prefix[place]) for place in outside]
+            if self.states is not None and num_cached:
+                slots += self.states.list_outside(request.block_hashes[num_cached - 1])
+            self.tier.pin(slots)
         fresh = self.pool.allocate(num_taken)
         assert fresh is not None, "enough blocks were free"
+        num_cached_tokens = num_cached * self.block_size
+        if self.states is not None:
+            self.num_stateless_tokens += self._num_stateless
+            request.snapshot = self.states.open(request, num_cached_tokens)
+            self._last_admitted = request
         if outside:
             self._load(request, prefix, outside, fresh)
             fresh = fresh[len(outside) :]
         request.block_ids = prefix + fresh[:num_new]
         request.reserved_ids = fresh[num_new:]
         request.num_committed_blocks = num_cached
-        num_cached_tokens = num_cached * self.block_size
         self.num_queried_tokens += request.num_tokens
         self.num_hit_tokens += num_cached_tokens
-        if self.states is not None:
-            self.num_stateless_tokens += self._num_stateless
-            request.snapshot = self.states.open(request, num_cached_tokens)
-            self._last_admitted = request
         return num_cached_tokens
 
     def waits_for_sibling(self, request: Request) -> bool:
@@ -193,13 +199,13 @@ class KVCacheManager:
         if self.states is None:
             return []
         saves = []
-        self.states.open_step()
         is_due = (starts % self.block_size == 0) | (ends - starts > 1)
         for index in np.flatnonzero(is_due).tolist():
             request, start, end = requests[index], int(starts[index]), int(ends[index])
             self._extend_hashes(request, min(end, request.num_tokens))
             found = self.states.plan(request, start, end)
             saves += [StateSave(request.row, position, slot) for position, slot in found]
+        self.states.end_step()
         return saves
 
     def reset_cache(self) -> bool:

@@ -345,10 +345,12 @@ class Scheduler:
         table.num_computed[slots] = ends
         table.num_planned[slots] += num_samples
         table.num_in_flight[slots] += num_samples
-        moves, block_saves = self._take_moves()
         saves = self.kv_cache.plan_saves(batch.requests, starts, ends)
+        if saves and self.state.transfers is not None:
+            self.state.transfers.save_states(batch.requests, saves)
         if self.drafts is not None:
             saves += self.drafts.list_saves(batch, starts, changes.drafts)
+        moves, block_saves = self._take_moves()
         plan = StepPlan(
             step_id=self.num_steps,
             removed_rows=self.state.collect_removed_rows(),

@@ -7,9 +7,11 @@ the last block border before
     the last token of an answer: the snapshot of a running request moves on with every block
 
 so that the next turn of a chat finds one. Turns end with a stop token of the model. The worker owns the memory; a slot
-is either free, held by a running request, or cached under a block hash. Cached slots are evicted least recently used
-first. Steps run in the order in which they are planned, so a slot may be reused in the next step. Rows of one step run
-at the same time, so a slot that one of them writes is kept until the step is planned.
+is either free, held by a running request, or cached under a block hash. A cached slot is evicted together with its
+block, or when it is the least recently used one; a StateTier then keeps the state in host memory.
+
+Steps run in the order in which they are planned, so a slot may be reused in the next step. Rows of one step run at the
+same time, so a slot that one of them writes is kept until the step is planned.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.request import Request
+from engine.core.state_tier import StateTier
 
 _NUM_LAST_POINTS = 3
 
@@ -37,8 +40,11 @@ class RequestStates:
 class StateSnapshots:
     """Slots of snapshots, and an index of the cached ones by block hash."""
 
-    def __init__(self, num_slots: int, block_size: int, end_ids: Iterable[int]) -> None:
+    def __init__(
+        self, num_slots: int, block_size: int, end_ids: Iterable[int], tier: StateTier | None = None
+    ) -> None:
         self.num_slots = num_slots
+        self.tier = tier
         self._block_size = block_size
         self._end_ids = frozenset(end_ids)
         self._free = list(range(num_slots))
@@ -54,7 +60,11 @@ class StateSnapshots:
 
     def find(self, hashes: Sequence[bytes]) -> int:
         """Return the length in blocks of the longest prefix with a snapshot."""
-        return next((num for num in range(len(hashes), 0, -1) if hashes[num - 1] in self._cached), 0)
+        return next((num for num in range(len(hashes), 0, -1) if self._has(hashes[num - 1])), 0)
+
+    def list_outside(self, key: bytes) -> list[int]:
+        """Return the slots of the tier that hold this state; none if it is a snapshot."""
+        return [] if self.tier is None or key in self._cached else self.tier.list_slots(key)
 
     def is_expected(self, request: Request) -> bool:
         """Whether a running request will still keep states of its known tokens."""
@@ -63,20 +73,27 @@ class StateSnapshots:
 
     def open(self, request: Request, num_cached: int) -> int:
         """Choose the snapshots of a request that starts after `num_cached` cached tokens. Returns the slot to load."""
-        last = request.num_tokens - 1
-        size = self._block_size
-        ends = [at + 1 for at, token_id in enumerate(request.token_ids[:last]) if token_id in self._end_ids]
-        borders = sorted({end // size * size for end in (*ends, last)})
-        points = sorted({*borders[:1], *borders[-_NUM_LAST_POINTS:]})
-        self._open[request.handle] = RequestStates(
-            [point for point in points if point > num_cached], last + 1
-        )
+        self._open[request.handle] = RequestStates(self.list_points(request, num_cached), request.num_tokens)
         if not num_cached:
             return -1
-        return self._touch(request.block_hashes[num_cached // size - 1])
+        key = request.block_hashes[num_cached // self._block_size - 1]
+        if key in self._cached:
+            return self._touch(key)
+        slot = self._take()
+        assert slot is not None and self.tier is not None, "checked by find"
+        self.tier.load(key, slot)
+        self._cached[key] = slot
+        return slot
 
-    def open_step(self) -> None:
-        """Start to plan the next step."""
+    def list_points(self, request: Request, start: int) -> list[int]:
+        """Return the positions after `start` in the request's known tokens where states are worth keeping, sorted."""
+        last, size = request.num_tokens - 1, self._block_size
+        ends = [at + 1 for at, token_id in enumerate(request.token_ids[:last]) if token_id in self._end_ids]
+        borders = sorted({end // size * size for end in (*ends, last)})
+        return sorted(point for point in {*borders[:1], *borders[-_NUM_LAST_POINTS:]} if point > start)
+
+    def end_step(self) -> None:
+        """Note that a step is planned."""
         self._written.clear()
 
     def plan(self, request: Request, start: int, end: int) -> list[tuple[int, int]]:
@@ -118,13 +135,27 @@ class StateSnapshots:
         else:
             self._cached[key] = states.slot
 
+    def evict(self, key: bytes) -> None:
+        """Free the snapshot of a block that is evicted, if there is one."""
+        if key in self._cached:
+            self._free.append(self._remove(key))
+
     def forget(self, hashes: Iterable[bytes]) -> None:
         """Remove the snapshots with these hashes."""
+        hashes = list(hashes)
         self._free += [self._cached.pop(key) for key in hashes if key in self._cached]
+        if self.tier is not None:
+            self.tier.forget(hashes)
 
     def clear(self) -> None:
         """Remove all cached snapshots."""
         self.forget(list(self._cached))
+
+    def _has(self, key: bytes) -> bool:
+        """Whether a state is a snapshot, or can become one again."""
+        if key in self._cached:
+            return True
+        return self.tier is not None and bool(self._free or self._cached) and key in self.tier
 
     def _hold(self, states: RequestStates) -> bool:
         """Give a running request a slot of its own. All hold half of the slots at most, so that prompts stay cached."""
@@ -143,4 +174,11 @@ class StateSnapshots:
         if self._free:
             return self._free.pop()
         oldest = next((key for key, slot in self._cached.items() if slot not in self._written), None)
-        return None if oldest is None else self._cached.pop(oldest)
+        return None if oldest is None else self._remove(oldest)
+
+    def _remove(self, key: bytes) -> int:
+        """Move a cached snapshot to the tier, if there is one. Returns its slot."""
+        slot = self._cached.pop(key)
+        if self.tier is not None:
+            self.tier.store(key, slot)
+        return slot

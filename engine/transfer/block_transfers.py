@@ -11,10 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
-from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_image_keys, list_keys
+from engine.core.block_hash import (
+    extend_block_hashes,
+    is_state_key,
+    list_extra_keys,
+    list_image_keys,
+    list_keys,
+    list_state_keys,
+)
 from engine.core.block_pool import NULL_BLOCK
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
@@ -29,6 +37,7 @@ from engine.messages import (
     NewTokens,
     ReportEnds,
     SaveBlocks,
+    StateSave,
     TransferInbox,
 )
 from engine.transfer.host_tier import HostTier
@@ -112,7 +121,8 @@ class BlockTransfers:
         for block, is_loaded in zip(load.blocks, message.is_loaded, strict=True):
             self._loading.pop(block.key, None)
             if is_loaded:
-                self.num_received_tokens += len(block.unit_keys) * UNIT_TOKENS
+                if not is_state_key(block.key):
+                    self.num_received_tokens += len(block.unit_keys) * UNIT_TOKENS
                 self._tier.add(block.key, block.slot)
                 pool.note_change(block.key, True)
             else:
@@ -142,11 +152,35 @@ class BlockTransfers:
                 self._planned.append(self._make_copy(slot, key, units, place, group))
             transfer.num_saved = place + 1
 
+    def save_states(self, requests: Sequence[Request], saves: Sequence[StateSave]) -> None:
+        """Save the states that the next step keeps of prompts."""
+        states = self._kv_cache.states
+        if not self._saves or states is None or states.tier is None:
+            return
+        by_row = {request.row: request for request in requests}
+        for save in saves:
+            request = by_row[save.row]
+            if request.transfer is None or save.position >= request.num_prompt_tokens:
+                continue
+            key = self._find_hash(request, save.position)
+            units = self._split_state(request, save.position)
+            for (part_key, part_id), unit_keys in zip(
+                states.tier.name_parts(key, save.slot), units, strict=True
+            ):
+                slot, replaced = self._tier.save(part_key, part_id)
+                self._kv_cache.pool.note_replaced(replaced)
+                if slot is None:
+                    return
+                self._planned.append(BlockCopy(slot, part_key, unit_keys))
+            request.transfer.states.append(save.position)
+
     def forget(self, request: Request) -> None:
         """Remove a failed request's blocks from the store: their values may have caused the failure."""
         if request.transfer is not None:
             units = self._list_units(request, len(request.block_hashes) * self._kv_cache.block_size)
             keys = [key for group in range(self._kv_cache.num_groups) for key in list_keys(units, group)]
+            for position in request.transfer.states:
+                keys += chain(*self._split_state(request, position))
             self._orders.append(DiscardUnits(keys))
 
     def note_plan(self, step_id: int) -> None:
@@ -193,7 +227,9 @@ class BlockTransfers:
         num_full = (request.num_tokens - 1) // size
         num_cached = (request.num_tokens - num_uncached) // size
         transfer.num_saved = num_cached
-        if request.needs_all_tokens or (num_cached == num_full and request.handle not in self._reporting):
+        states = None if request.needs_all_tokens else self._list_states(request, num_cached * size)
+        has_more = num_cached < num_full and states != []
+        if request.needs_all_tokens or not (has_more or request.handle in self._reporting):
             transfer.is_settled = True
             return
         running = self._loading.get(request.block_hashes[num_cached]) if num_cached < num_full else None
@@ -202,7 +238,8 @@ class BlockTransfers:
             return
         self._num_transfers += 1
         self._loads[self._num_transfers] = _Load(request)
-        self._orders.append(MatchBlocks(self._num_transfers, self._list_units(request, num_full * size)))
+        units = self._list_units(request, num_full * size)
+        self._orders.append(MatchBlocks(self._num_transfers, units, states))
 
     def _reserve(self, request: Request, num_blocks: int) -> list[BlockCopy]:
         """Reserve slots for the blocks of this prefix that neither the cache nor the tier has."""
@@ -218,6 +255,25 @@ class BlockTransfers:
                 if slot is None:
                     return found
                 found.append(self._make_copy(slot, key, units, place, group))
+        return found + self._reserve_state(request, num_blocks * self._kv_cache.block_size)
+
+    def _reserve_state(self, request: Request, num_tokens: int) -> list[BlockCopy]:
+        """Reserve slots for the state after so many tokens, unless the cache or the tier has it."""
+        states = self._kv_cache.states
+        if states is None or not num_tokens or states.find([key := self._find_hash(request, num_tokens)]):
+            return []
+        assert request.transfer is not None, "it was looked for"
+        request.transfer.states.append(num_tokens)
+        found: list[BlockCopy] = []
+        units = self._split_state(request, num_tokens)
+        for part_key, unit_keys in zip(list_state_keys(key, len(units)), units, strict=True):
+            if part_key in self._tier or part_key in self._loading:
+                continue
+            slot, replaced = self._tier.reserve()
+            self._kv_cache.pool.note_replaced(replaced)
+            if slot is None:
+                break
+            found.append(BlockCopy(slot, part_key, unit_keys))
         return found
 
     def _settle(self, load: _Load) -> list[Request]:
@@ -231,6 +287,23 @@ class BlockTransfers:
     def _make_copy(self, slot: int, key: bytes, units: Sequence[bytes], place: int, group: int) -> BlockCopy:
         first = place * self._num_units
         return BlockCopy(slot, key, list_keys(list(units[first : first + self._num_units]), group))
+
+    def _find_hash(self, request: Request, num_tokens: int) -> bytes:
+        """Return the hash of the block that ends after so many tokens."""
+        return request.block_hashes[num_tokens // self._kv_cache.block_size - 1]
+
+    def _list_states(self, request: Request, start: int) -> list[tuple[int, list[bytes]]] | None:
+        """Return where after `start` the store may have a state, and its keys, the longest first; None: no states."""
+        if self._kv_cache.states is None:
+            return None
+        points = self._kv_cache.states.list_points(request, start)
+        return [(point, list(chain(*self._split_state(request, point)))) for point in reversed(points)]
+
+    def _split_state(self, request: Request, num_tokens: int) -> list[list[bytes]]:
+        """Return the keys of the units in each part of the state after so many tokens."""
+        last = self._list_units(request, num_tokens)[-1]
+        keys, size = list_state_keys(last, self._kv_cache.config.num_state_units), self._num_units
+        return [keys[at : at + size] for at in range(0, len(keys), size)]
 
     def _list_units(self, request: Request, num_tokens: int) -> list[bytes]:
         """Return the hashes of the units within the first `num_tokens` tokens."""

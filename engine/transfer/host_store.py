@@ -92,9 +92,11 @@ class HostStore:
         self._bytes = self._slots.numpy()
         self.attach_ranks(ranks)
 
-    def attach(self, caches: Sequence[tuple[Tensor, Tensor]], ranks: Ranks | None) -> None:
-        """Move blocks of these caches and ranks from now on; a sleep frees the old ones."""
-        self._copier.attach(caches)
+    def attach(
+        self, caches: Sequence[tuple[Tensor, Tensor]], states: Sequence[Tensor], ranks: Ranks | None
+    ) -> None:
+        """Move blocks of these caches and ranks, and states, from now on; a sleep frees the old ones."""
+        self._copier.attach(caches, states)
         self.attach_ranks(ranks)
 
     def attach_ranks(self, ranks: Ranks | None) -> None:
@@ -153,10 +155,11 @@ class HostStore:
         self._bytes[slot, 1 : _CHECKSUM.stop] = np.frombuffer(header, dtype=np.uint8)
         self._bytes[slot, 0] = len(key)
 
-    def list_parts(self, slot: int, index: int) -> list[np.ndarray]:
-        """Return the memory of one unit of a slot's block."""
-        if self._num_units == 1:
-            return [self._bytes[slot, SLOT_HEADER_BYTES : SLOT_HEADER_BYTES + self.layout.num_bytes]]
+    def list_parts(self, slot: int, index: int, is_state: bool) -> list[np.ndarray]:
+        """Return the memory of one unit of a slot's block, or of its part of a state."""
+        if self._num_units == 1 or is_state:
+            start = SLOT_HEADER_BYTES + index * self.layout.num_bytes
+            return [self._bytes[slot, start : start + self.layout.num_bytes]]
         parts, start = [], SLOT_HEADER_BYTES
         for num_bytes in self._copier.part_bytes:
             size = num_bytes // self._num_units

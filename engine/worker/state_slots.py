@@ -38,10 +38,6 @@ def check_states(config: EngineConfig, model_config: ModelConfig) -> None:
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if (size := getattr(config, name)) > 1:
             raise ConfigError(f"{name}={size}: {why}; use 1")
-    if config.kv_offload_gb:
-        raise ConfigError(f"kv_offload_gb={config.kv_offload_gb}: {why}; use 0")
-    if config.kv_transfer_config is not None:
-        raise ConfigError(f"kv_transfer_config: {why}; remove it")
 
 
 def allocate_states(

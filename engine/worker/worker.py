@@ -30,7 +30,7 @@ from engine.parallel.leader import LeaderDecoder
 from engine.resolved_config import ResolvedConfig
 from engine.transfer.host_store import HostStore
 from engine.transfer.slot_copier import HeadPart, SlotCopier
-from engine.transfer.units import UNIT_TOKENS
+from engine.transfer.units import UNIT_TOKENS, count_units
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder
 from engine.worker.decode_graphs import DecodeGraphs
@@ -360,17 +360,19 @@ class Worker:
     def _open_host_store(self) -> None:
         """Make the store of the final cache, or give it a new cache after a sleep."""
         caches, ranks = [*self.kv_caches, *self._draft_caches], self.loaded.ranks
+        first = self.resolved.scheduler.max_num_seqs
+        states = [tensor[first:] for cache in self._state_caches for tensor in cache]
         if self._host_store is not None:
-            self._host_store.attach(caches, ranks)
+            self._host_store.attach(caches, states, ranks)
         elif self.resolved.cache.num_host_blocks and self.resolved.fingerprint:
             self._host_store = HostStore(
-                SlotCopier(caches, self._list_head_parts()),
+                SlotCopier(caches, self._list_head_parts(), states),
                 ranks,
                 self.resolved.cache.num_host_blocks,
                 self.config.kv_offload_file,
                 self.resolved.fingerprint,
                 self._compute_fingerprint(self.resolved, UNIT_TOKENS),
-                max(1, self.resolved.cache.block_size // UNIT_TOKENS),
+                count_units(self.resolved.cache.block_size),
             )
 
     def _list_head_parts(self) -> list[HeadPart]:

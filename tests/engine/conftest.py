@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,35 @@ from tests.one_thread import one_thread as one_thread
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Qwen3, 3 layers, with a byte-level tokenizer of 423 entries; `</s>` ends a text."""
-    folder = make_byte_level_folder(tmp_path_factory.mktemp("checkpoint"))
-    tokenizer = RustTokenizer.from_file(str(folder / "tokenizer.json"))
-    eos = tokenizer.token_to_id("</s>")
-    model = make_transformers_model("qwen3", vocab_size=tokenizer.get_vocab_size(), eos_token_id=eos)
-    return save(model, folder)
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes one of each family, of 3 or 4 layers with a byte-level tokenizer of 423 entries; `</s>` ends a text."""
+
+    @cache
+    def make(family: str) -> Path:
+        folder = make_byte_level_folder(tmp_path_factory.mktemp("checkpoint"))
+        tokenizer = RustTokenizer.from_file(str(folder / "tokenizer.json"))
+        eos = tokenizer.token_to_id("</s>")
+        model = make_transformers_model(family, vocab_size=tokenizer.get_vocab_size(), eos_token_id=eos)
+        return save(model, folder)
+
+    return make
 
 
 @pytest.fixture
-def make_config(checkpoint: Path) -> Callable[..., EngineConfig]:
-    """EngineConfig over the tiny checkpoint, small enough to see its limits."""
+def family() -> str:
+    """Of `make_config`; tests may have it as a parameter."""
+    return "qwen3"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(make_checkpoint: Callable[[str], Path]) -> Path:
+    return make_checkpoint("qwen3")
+
+
+@pytest.fixture
+def make_config(make_checkpoint: Callable[[str], Path], family: str) -> Callable[..., EngineConfig]:
+    """EngineConfig over a tiny checkpoint, small enough to see its limits."""
+    checkpoint = make_checkpoint(family)
 
     def make(**changes: Any) -> EngineConfig:
         settings: dict[str, Any] = {"num_blocks": 400, "max_num_seqs": 32, "num_threads": 1}

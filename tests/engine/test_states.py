@@ -173,14 +173,20 @@ def test_an_answer_that_was_edited_continues_from_the_end_of_the_question(llm: L
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "reason"),
     [
-        {"tensor_parallel_size": 2},
-        {"kv_offload_gb": 1.0},
-        {"kv_transfer_config": '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}'},
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size.*state per request"),
+        ({"kv_offload_gb": 1e-5}, "kv_offload_gb: 10737 bytes cannot hold the state"),
     ],
     ids=str,
 )
-def test_settings_without_support_for_states_are_refused(settings: dict[str, Any], folder: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(settings))}.*state per request"):
+def test_settings_without_support_or_room_for_states_are_refused(
+    settings: dict[str, Any], reason: str, folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
         LLM(str(folder), **SETTINGS | settings)
+
+
+def test_a_draft_model_with_states_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="state per request, which a draft model cannot have"):
+        LLM(str(folder), speculative_config={"method": "draft_model", "model": str(folder)}, **SETTINGS)

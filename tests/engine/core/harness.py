@@ -37,6 +37,7 @@ from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_planner import DraftPlanner
 from engine.spec.proposer import Proposer
 from engine.spec.step_costs import StepCosts
+from engine.transfer.host_tier import HostTier
 from grammar import GrammarSpec
 from tests.engine.core.fake_worker import EOS, FakeWorker, make_array, reference_output
 
@@ -128,6 +129,7 @@ class SchedulerHarness:
         has_slow_masks: bool = False,
         narrower: Sequence[int] = (),
         num_states: int = 0,
+        tier: HostTier | None = None,
         **config: object,
     ) -> None:
         self.now = 0.0
@@ -136,9 +138,9 @@ class SchedulerHarness:
         num_blocks += sum(group.count_blocks(MAX_MODEL_LEN, max_chunk_len, block_size) for group in more)
         cache = CacheConfig(
             num_blocks, block_size, caching, (make_group(window), *more), max_chunk_len,
-            has_states=num_states > 0, num_snapshots=num_states, num_draft_states=num_states,
+            has_states=num_states > 0, num_snapshots=num_states, num_draft_states=num_states, num_state_units=2,
         )  # fmt: skip
-        self.kv_cache = KVCacheManager(cache, end_ids=range(5))
+        self.kv_cache = KVCacheManager(cache, tier, end_ids=range(5))
         self.scheduler = Scheduler(
             scheduler_config, self.kv_cache, [EOS], lambda: self.now,
             make_drafts=None if proposer is None else make_planner([proposer], num_speculative_tokens=6),

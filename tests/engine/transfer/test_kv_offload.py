@@ -10,6 +10,7 @@ import pytest
 from engine import LLM, ConfigError, Engine, EngineConfig, SamplingParams
 
 MakeConfig = Callable[..., EngineConfig]
+FAMILIES = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])  # without and with states
 # Eight conversations of which the cache holds two.
 PROMPTS = [[5 + (number * 37 + at * (number + 3)) % 300 for at in range(100)] for number in range(8)]
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True, logprobs=1)
@@ -30,6 +31,7 @@ def count_loaded(llm: LLM) -> int:
     return llm.stats().kv_offload_loads
 
 
+@FAMILIES
 def test_evicted_blocks_come_back_and_change_no_text(make_llm: Callable[..., LLM]) -> None:
     with make_llm(**SMALL | {"kv_offload_gb": 0.0}) as llm:
         expected = run_turns(llm)
@@ -39,6 +41,7 @@ def test_evicted_blocks_come_back_and_change_no_text(make_llm: Callable[..., LLM
         assert count_loaded(llm) == llm.stats().prefix_cache_hits == 8 * 96
 
 
+@FAMILIES
 async def test_blocks_outlive_a_sleep(make_config: MakeConfig) -> None:
     async with Engine(make_config(**SMALL)) as engine:
         for level in (1, 2):
@@ -49,6 +52,7 @@ async def test_blocks_outlive_a_sleep(make_config: MakeConfig) -> None:
             await engine.wake_up()
 
 
+@FAMILIES
 async def test_dropped_blocks_do_not_come_back_with_the_next_core(make_config: MakeConfig) -> None:
     async with Engine(make_config(**SMALL)) as engine:
         for prompt in PROMPTS:
@@ -63,6 +67,7 @@ async def test_dropped_blocks_do_not_come_back_with_the_next_core(make_config: M
                 assert last.num_cached_tokens == 0
 
 
+@FAMILIES
 def test_a_file_gives_the_blocks_back_after_a_restart_but_no_damaged_one(
     make_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from tests.engine.mixed_requests import make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
+FAMILIES = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])  # without and with states
 ROOMY: dict[str, Any] = {"max_model_len": 400, "max_num_waiting": 1000, "max_num_batched_tokens": 32}
 REQUESTS = make_mixed_requests(num_requests=50)
 
@@ -36,6 +37,7 @@ def make_pair(make_config: MakeConfig, kind: str, tmp_path: Path, **more: Any) -
     return make_config(**settings | more, kv_transfer_config=transfer)
 
 
+@FAMILIES
 @pytest.mark.parametrize("kind", ["SharedMemoryConnector", "FileConnector", "TcpConnector"])
 async def test_texts_are_those_of_one_core(make_config: MakeConfig, tmp_path: Path, kind: str) -> None:
     async with Engine(make_config(**ROOMY)) as engine:

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from itertools import compress
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from engine.transfer.host_tier import HostTier
 from tests.engine.core.fake_worker import FakeWorker, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
 
-BLOCK = 4
+BLOCK, NUM_PARTS = 4, 2  # tokens of a block, parts of a state
 Content = list[Any]
 Store = dict[bytes, Content]
 POISON: Content = [None] * BLOCK
@@ -33,12 +34,12 @@ class CopyingWorker(FakeWorker):
     """Makes the copies of a plan: `host` has the blocks of the slots."""
 
     host: dict[int, Content]
+    num_blocks: int
 
     def execute(self, plan: StepPlan) -> StepDone | None:
         for move in plan.block_moves:
             if move.is_load:
-                for offset, value in enumerate(self.host[move.slot]):
-                    self.kv[move.block_id * BLOCK + offset] = value
+                self._write_block(move.block_id, self.host[move.slot])
             elif move.key:  # without a key the slot is emptied, and keeps its content
                 self.host[move.slot] = self._read_block(move.block_id)
         done = super().execute(plan)
@@ -46,7 +47,18 @@ class CopyingWorker(FakeWorker):
             self.host[move.slot] = self._read_block(move.block_id)
         return done
 
+    def _write_block(self, block_id: int, content: Content) -> None:
+        if block_id < self.num_blocks:
+            self.kv |= {block_id * BLOCK + offset: value for offset, value in enumerate(content)}
+            return
+        slot, part = divmod(block_id - self.num_blocks, NUM_PARTS)
+        assert content[0] == part and (part == 0 or self.kept[slot] == content[1]), "a part of another state"
+        self.kept[slot] = content[1]
+
     def _read_block(self, block_id: int) -> Content:
+        if block_id >= self.num_blocks:
+            slot, part = divmod(block_id - self.num_blocks, NUM_PARTS)
+            return [part, self.kept[slot]]
         return [self.kv[block_id * BLOCK + offset] for offset in range(BLOCK)]
 
 
@@ -54,16 +66,16 @@ class ExchangingHouse(SchedulerHarness):
     """A scheduler with a host tier, and a store that answers when `exchange` is called."""
 
     def __init__(
-        self, store: Store, chance: random.Random, num_slots: int, narrower: tuple[int, ...]
+        self, store: Store, chance: random.Random, num_slots: int, narrower: tuple[int, ...], num_states: int
     ) -> None:
+        self.tier = HostTier(num_slots)
         super().__init__(
             26, BLOCK, narrower=narrower, max_num_batched_tokens=chance.choice([16, 64]),
-            policy=chance.choice(["fcfs", "priority"]),
+            policy=chance.choice(["fcfs", "priority"]), num_states=num_states, tier=self.tier,
         )  # fmt: skip
-        self.tier = self.kv_cache.tier = self.kv_cache.pool.tier = HostTier(num_slots)
         self.transfers = self.scheduler.state.transfers = BlockTransfers(self.kv_cache, self.tier, saves=True)
-        self.worker = CopyingWorker(BLOCK, [None, *narrower])
-        self.worker.host = {}
+        self.worker = CopyingWorker(BLOCK, [None, *narrower], num_states > 0)
+        self.worker.host, self.worker.num_blocks = {}, self.kv_cache.pool.num_blocks
         self.num_slots = num_slots
         self.store = store
         self.to_store: deque[TransferInbox] = deque()
@@ -91,15 +103,17 @@ class ExchangingHouse(SchedulerHarness):
         if not self.to_store:
             return False
         match self.to_store.popleft():
-            case MatchBlocks(transfer_id=number, unit_keys=keys):
-                count = next((at for at, key in enumerate(keys) if key not in self.store), len(keys))
-                self.scheduler.take_blocks(BlocksMatched(number, count * BLOCK))
+            case MatchBlocks(transfer_id=number, unit_keys=keys, states=states):
+                length = next((at for at, key in enumerate(keys) if key not in self.store), len(keys)) * BLOCK
+                if states is not None:
+                    found = (at for at, names in states if at <= length and self.store.keys() >= set(names))
+                    length = next(found, 0)
+                self.scheduler.take_blocks(BlocksMatched(number, length))
             case LoadBlocks(transfer_id=number, blocks=blocks):
-                found = [block.key in self.store and self.chance.random() < 0.9 for block in blocks]
-                for block, is_found in zip(blocks, found, strict=True):
-                    if is_found:
-                        self.host[block.slot] = self.store[block.key]
-                self.scheduler.take_blocks(BlocksLoaded(number, found))
+                is_loaded = [block.key in self.store and self.chance.random() < 0.9 for block in blocks]
+                for block in compress(blocks, is_loaded):
+                    self.host[block.slot] = self.store[block.key]
+                self.scheduler.take_blocks(BlocksLoaded(number, is_loaded))
             case SaveBlocks(blocks=blocks):
                 for block in blocks:
                     content = self.host[block.slot]
@@ -117,15 +131,19 @@ class ExchangingHouse(SchedulerHarness):
         assert not self.tier._pinned and len(self.tier._free) + len(self.tier) == self.num_slots
 
 
-@pytest.mark.parametrize("narrower", [(), (9,)], ids=["one group", "with a window"])
+@pytest.mark.parametrize(
+    ("narrower", "num_states"),
+    [((), 0), ((9,), 0), ((), 5)],
+    ids=["one group", "with a window", "with states"],
+)
 @pytest.mark.parametrize("num_slots", [5, 12, 200])
 def test_any_order_of_transfers_keeps_blocks_and_tokens_right(
-    monkeypatch: pytest.MonkeyPatch, num_slots: int, narrower: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch, num_slots: int, narrower: tuple[int, ...], num_states: int
 ) -> None:
     monkeypatch.setattr("engine.transfer.block_transfers.UNIT_TOKENS", BLOCK)
     chance = random.Random(num_slots)
     store: Store = {}
-    houses = [ExchangingHouse(store, chance, num_slots, narrower) for _ in range(2)]
+    houses = [ExchangingHouse(store, chance, num_slots, narrower, num_states) for _ in range(2)]
     stems = [chance.choices(range(90), k=70) for _ in range(10)]
     expected: dict[str, list[int]] = {}
     aborted: set[str] = set()
@@ -156,4 +174,4 @@ def test_any_order_of_transfers_keeps_blocks_and_tokens_right(
             assert tokens == expected[name] or name in aborted, name
         num_preemptions += house.scheduler.state.num_preemptions
         num_received += house.transfers.num_received_tokens
-    assert num_preemptions > 10 and num_received > 100 and len(aborted) > 200
+    assert num_preemptions > 10 and num_received > 40 and len(aborted) > 200
