@@ -72,8 +72,7 @@ class SlotCopier:
                 comm.sum(torch.zeros(1, device=self.device))
 
     def _copy(self, slot: Tensor, move: BlockMove, is_async: bool) -> None:
-        num_blocks = self._memories[0][0].shape[0]
-        if move.block_id >= num_blocks:
+        if self._states and move.block_id >= (num_blocks := self._memories[0][0].shape[0]):
             self._copy_state(slot, move.block_id - num_blocks, move.is_load, is_async)
             return
         start = SLOT_HEADER_BYTES
