@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         RequestView,
         TokenLogprobs,
     )
+    from engine.parallel.nodes import serve_node
     from engine.sampling_params import SamplingParams, is_unicode
 else:
     MODULES = {
@@ -60,6 +61,7 @@ else:
         "cluster.text_router": ("TextRouter",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
         "model.report": ("ModelReport", "inspect_model", "list_families"),
+        "parallel.nodes": ("serve_node",),
         "outputs": (
             *("CompletionOutput", "EngineSnapshot", "GrammarInfo", "Logprob"),
             *("RequestMetrics", "RequestOutput", "RequestView", "TokenLogprobs"),
@@ -123,4 +125,5 @@ __all__ = [
     "measure_steps",
     "read_journal",
     "serve_headless",
+    "serve_node",
 ]

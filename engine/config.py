@@ -45,6 +45,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_lora_rank": (1, 4096),
     "journal_max_mib": (1, 2**20),
     "pipeline_parallel_size": (1, 64),
+    "nnodes": (1, 64),
+    "master_port": (1, 65535),
     "data_parallel_size": (1, 256),
     "data_parallel_rpc_port": (0, 65535),
 }
@@ -265,6 +267,23 @@ class EngineConfig:
             "a step has few tokens"
         },
     )
+    nnodes: int = field(
+        default=1,
+        metadata={
+            "help": "number of machines over which the ranks of one model are distributed; needs data_parallel_key"
+        },
+    )
+    node_rank: int = field(
+        default=0,
+        metadata={
+            "help": "which of them this is; node 0 serves, the others only compute, with the same flags"
+        },
+    )
+    master_addr: str = field(
+        default="127.0.0.1",
+        metadata={"help": "address of node 0, on which the ranks of other nodes connect to it"},
+    )
+    master_port: int = field(default=29501, metadata={"help": "port of node 0 for the ranks of other nodes"})
     data_parallel_size: int = field(
         default=1, metadata={"help": "number of replicas of the model; requests are distributed over them"}
     )
@@ -358,6 +377,7 @@ class EngineConfig:
         self._check_replicas()
         _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
         self._check_stages()
+        self._check_nodes()
         if self.kv_offload_file is not None and not self.kv_offload_gb:
             raise ConfigError("kv_offload_file needs kv_offload_gb, the size of the file")
         for name in ("speculative_config", "kv_transfer_config"):
@@ -375,6 +395,17 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name}={value!r} does not work with pipeline_parallel_size above 1; it must be {other!r}"
                 )
+
+    def _check_nodes(self) -> None:
+        _check_range(self, "node_rank", 0, self.nnodes - 1)
+        if self.num_ranks % self.nnodes:
+            raise ConfigError(f"nnodes={self.nnodes} does not divide the {self.num_ranks} ranks of the model")
+        needed = {"data_parallel_size": 1, "kv_offload_gb": 0.0, "kv_transfer_config": None}
+        for name, other in needed.items() if self.nnodes > 1 else ():
+            if (value := getattr(self, name)) != other:
+                raise ConfigError(f"{name}={value!r} does not work with nnodes above 1; it must be {other!r}")
+        if self.nnodes > 1 and self.data_parallel_key is None:
+            raise ConfigError("nnodes above 1 needs data_parallel_key")
 
     def _check_adapters(self) -> None:
         _check_range(self, "max_cpu_loras", self.max_loras, 2**20)
@@ -468,6 +499,10 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Number of processes that compute one model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.num_ranks // self.nnodes
 
     @property
     def host_bytes(self) -> int:

@@ -38,6 +38,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         engine_config = make_config(EngineConfig, vars(arguments))
         app_config = make_config(AppConfig, vars(arguments))
         set_up_logging(app_config.log_level)
+        if engine_config.node_rank:
+            import_large("engine").serve_node(engine_config)
         if app_config.headless:
             asyncio.run(import_large("engine").serve_headless(engine_config))
             return 0

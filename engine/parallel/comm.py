@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -66,6 +68,7 @@ class TorchComm:
     Args:
         store: connects the ranks of all stages; one of them is its master.
         rank, size: in the stage, whose ranks exchange tensors.
+        address: of this rank, to which others connect.
     """
 
     def __init__(
@@ -76,11 +79,12 @@ class TorchComm:
         device: torch.device,
         stage: int = 0,
         num_stages: int = 1,
+        address: str = "127.0.0.1",
     ) -> None:
         self.rank = rank
         self.size = size
         self._first = stage * size  # rank of the stage's first rank in the whole group
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "nccl" if device.type == "cuda" else _name_gloo(address)
         dist.init_process_group(backend, store=store, rank=self._first + rank, world_size=size * num_stages)
         # Every rank takes part in making the groups of all stages.
         groups = [dist.new_group(range(each * size, (each + 1) * size)) for each in range(num_stages)]
@@ -105,7 +109,7 @@ class TorchComm:
         # As in `gather`.
         padded = torch.nn.functional.pad(part, (0, 0, 0, max(counts) - len(part))).contiguous()
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        self._run(lambda: dist.all_gather(parts, padded))
+        self._run(lambda: dist.all_gather(parts, padded, group=self._group))
         return torch.cat([each[:count] for each, count in zip(parts, counts, strict=True)])
 
     def broadcast(self, tensor: Tensor) -> None:
@@ -119,3 +123,25 @@ class TorchComm:
             exchange()
         except RuntimeError as error:  # torch has no subclass for a lost peer
             raise RankLost(f"rank {self.rank} lost another rank: {error}") from error
+
+
+def open_store(address: str, size: int) -> dist.TCPStore:
+    """Return a store that listens on this address alone."""
+    server = socket.create_server((address, 0))
+    port, descriptor = server.getsockname()[1], server.detach()  # the store owns it
+    return dist.TCPStore(address, port, size, True, wait_for_workers=False, master_listen_fd=descriptor)
+
+
+def _name_gloo(address: str) -> str:
+    """Return the name of a backend that listens on this address, where gloo's own follows the host's name."""
+    name = f"gloo_{address.encode().hex()}"  # torch allows few characters
+
+    def make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
+        options._timeout = timeout
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    if name not in dist.Backend.backend_list:
+        dist.Backend.register_backend(name, make, devices=["cpu"])
+    return name

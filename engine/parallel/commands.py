@@ -182,11 +182,16 @@ def receive_reply(connection: socket.socket) -> Reply:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
-    return _read(connection, length)
+    (length,) = _LENGTH.unpack(read_bytes(connection, _LENGTH.size))
+    return read_bytes(connection, length)
 
 
-def _read(connection: socket.socket, count: int) -> bytes:
+def read_bytes(connection: socket.socket, count: int) -> bytes:
+    """Return the next bytes.
+
+    Raises:
+        RankLost: the other side has ended.
+    """
     parts = []
     while count:
         try:

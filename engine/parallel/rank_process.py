@@ -45,11 +45,11 @@ logger = logging.getLogger("troupe.engine")
 class Follower:
     """Runs one rank's part of the steps that rank 0 announces."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, address: str) -> None:
         self._worker = start.worker
         torch.set_num_threads(start.worker.num_threads)
         self._device, _, _ = open_device(start.worker)
-        self._comm = connect(start, self._device)
+        self._comm = connect(start, self._device, address)
         self._before, self._after = link_stages(start)
         self._is_last = start.stage == start.config.pipeline_parallel_size - 1
         config = read_model_config(start.config.model, start.config.model_impl)
@@ -147,12 +147,12 @@ def map_slots(slots: SlotMap) -> torch.Tensor:
     return memory.view(slots.num_slots, slots.slot_bytes)
 
 
-def connect(start: Start, device: torch.device) -> Comm:
-    """Return the rank's connection to the others."""
+def connect(start: Start, device: torch.device, address: str) -> Comm:
+    """Return the rank's connection to the others, who may reach it at the address."""
     size, num_stages = start.config.tensor_parallel_size, start.config.pipeline_parallel_size
     if start.port:
-        store = dist.TCPStore("127.0.0.1", start.port, start.config.num_ranks)
-        return TorchComm(store, start.rank, size, device, start.stage, num_stages)
+        store = dist.TCPStore(start.config.master_addr, start.port, start.config.num_ranks)
+        return TorchComm(store, start.rank, size, device, start.stage, num_stages, address)
     return SharedMemoryComm(start.rank, size, start.memory, start.sending, start.receiving)
 
 
@@ -179,7 +179,8 @@ def main() -> int:
     try:
         start = receive_command(connection)
         assert isinstance(start, Start), "the first command starts the rank"
-        follower = Follower(start)
+        is_remote = connection.family != socket.AF_UNIX
+        follower = Follower(start, connection.getsockname()[0] if is_remote else start.config.master_addr)
     except RankLost:
         return 0
     except Exception as error:  # the border of the process: rank 0 raises it again

@@ -9,23 +9,23 @@ Ranks.start ─▶ processes load their part, beside rank 0 ─▶ wait_loaded �
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from threading import Lock
 
+import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.parallel.comm import Comm, RankLost, TorchComm
+from engine.parallel.comm import Comm, RankLost, TorchComm, open_store
 from engine.parallel.commands import (
     Allocate,
     Command,
@@ -38,6 +38,7 @@ from engine.parallel.commands import (
     receive_reply,
     send,
 )
+from engine.parallel.nodes import accept_ranks, choose_device, launch
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
 from engine.parallel.stage_link import (
     Arrival,
@@ -50,7 +51,6 @@ from engine.parallel.stage_link import (
 from engine.parallel.stages import count_message_bytes, split_layers
 from engine.resolved_config import CacheConfig, WorkerConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 EXIT_TIMEOUT_S = 5.0
 
 
@@ -75,12 +75,13 @@ class Ranks:
         self._size = config.tensor_parallel_size  # ranks of a stage
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
+        self._remote: dict[int, socket.socket] = {}  # those of other nodes, by rank
         self._lock = Lock()  # of sending
         self._results: StageLink | None = None  # from the last stage; None: there is one stage
         self._next: StageLink | None = None  # to the second stage
         self._expected: deque[Arrival] = deque(maxlen=config.pipeline_parallel_size)  # the last ones
-        if worker.device == "cuda":
-            self._start_devices(config, worker)
+        if worker.device == "cuda" or config.nnodes > 1:
+            self._start_torch(config, worker)
         else:
             self._start_processes(config, worker, count_message_bytes(config, worker, model))
 
@@ -175,6 +176,10 @@ class Ranks:
             if process.poll() is not None:
                 self.is_broken = True
                 raise RankLost(f"rank {rank} has ended with exit code {process.returncode}")
+        for rank, connection in self._remote.items():
+            if select.select([connection], [], [], 0)[0] and not connection.recv(1, socket.MSG_PEEK):
+                self.is_broken = True
+                raise RankLost(f"rank {rank} has ended on another node")
 
     def close(self) -> None:
         """End the processes."""
@@ -190,13 +195,24 @@ class Ranks:
                 process.kill()
                 process.wait()
 
-    def _start_devices(self, config: EngineConfig, worker: WorkerConfig) -> None:
+    def _start_torch(self, config: EngineConfig, worker: WorkerConfig) -> None:
         size, num_stages = self._size, config.pipeline_parallel_size
-        store = dist.TCPStore("127.0.0.1", 0, config.num_ranks, is_master=True, wait_for_workers=False)
+        self._remote = accept_ranks(config) if config.nnodes > 1 else {}
+        store = open_store(config.master_addr, config.num_ranks)
         for number in range(1, config.num_ranks):
             stage, rank = divmod(number, size)
-            self._launch(Start(config, worker, stage, rank, self._list_layers(stage), store.port), [])
-        comm = TorchComm(store, 0, size, torch.device("cuda", 0), 0, num_stages)
+            start = Start(config, worker, stage, rank, self._list_layers(stage), store.port)
+            if (connection := self._remote.get(number)) is None:
+                self._launch(start, [])
+            else:
+                self._connections.append(connection)
+                # The key stays on this machine.
+                send(
+                    connection,
+                    msgspec.structs.replace(start, config=replace(config, nnodes=1, data_parallel_key=None)),
+                )
+        device = torch.device("cuda:0" if worker.device == "cuda" else "cpu")
+        comm = TorchComm(store, 0, size, device, 0, num_stages, config.master_addr)
         self.comm = comm if size > 1 else None
         if num_stages > 1:
             self._next, self._results = TorchLink(size), TorchLink(size * (num_stages - 1))
@@ -243,16 +259,7 @@ class Ranks:
 
     def _launch(self, start: Start, descriptors: list[int]) -> None:
         ours, theirs = socket.socketpair()
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with theirs:
-            command = [sys.executable, "-m", "engine.parallel.rank_process", str(theirs.fileno())]
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *descriptors],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | _choose_device(start),
-            )
-        self._processes.append(process)
+        self._processes.append(launch(theirs, _choose_device(start), descriptors))
         self._connections.append(ours)
         send(ours, start)
 
@@ -270,10 +277,10 @@ def _choose_device(start: Start) -> dict[str, str]:
     if number >= count:
         raise ConfigError(
             f"tensor_parallel_size={config.tensor_parallel_size} and pipeline_parallel_size="
-            f"{config.pipeline_parallel_size} need {config.num_ranks} CUDA devices, and {count} are visible"
+            f"{config.pipeline_parallel_size} need {config.ranks_per_node} CUDA devices on each machine, and {count} "
+            "are visible"
         )
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return {"CUDA_VISIBLE_DEVICES": visible[number] if len(visible) == count else str(number)}
+    return choose_device(number)
 
 
 def _make_links(

@@ -125,7 +125,7 @@ def choose_worker_config(
 def _count_threads(config: EngineConfig, facts: DeviceFacts) -> int:
     """Return the number of threads of each rank. One rank leaves a core to the event loop."""
     if config.num_ranks > 1:
-        return max(1, (config.num_threads or facts.num_cores) // config.num_ranks)
+        return max(1, (config.num_threads or facts.num_cores) // config.ranks_per_node)
     return config.num_threads or max(1, facts.num_cores - 1)
 
 
