@@ -7,7 +7,6 @@ read ──▶ gaps (exactness table) ──▶ weaken ──▶ write ──▶
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ from .match.closing_tokens import ClosingTokens
 from .match.residual import ResidualMatcher
 from .plan import GROUNDING, RESIDUAL, PlanEntry
 from .regex.linear_pattern import may_backtrack
-from .schema.emit import Emitter, Json, adapt_and_spell, adapt_for_llguidance
+from .schema.emit import Emitter, Json, adapt_for_llguidance
 from .schema.exactness import Surroundings, find_gaps
 from .schema.keywords import join_pointer
 from .schema.node import Node, iterate_children, iterate_nodes
@@ -39,12 +38,10 @@ from .validator import MAX_BACKTRACKS, find_slow_text
 
 # Each refusal costs a compile and up to 200 probes.
 MAX_NUM_REFUSALS = 16
-# After this many refusals, every use of these keywords is left to the checks: llguidance refuses them in some positions
-# only.
-MAX_NUM_SINGLE = 4
 _CONDITION = (
     "it would apply only under a condition; it can stand below properties, items, allOf, anyOf and $ref"
 )
+# llguidance refuses these in some positions only. After one refusal every use is left to the checks.
 OFTEN_REFUSED = frozenset(["oneOf", "minProperties", "maxProperties"])
 
 
@@ -132,7 +129,7 @@ class SchemaCompiler:
             if not isinstance(program, str):
                 return program
             refusal = locate(self.root, self._make_emitter, self._probe, program)
-            if number == MAX_NUM_REFUSALS or not self._leave_out(refusal, number):
+            if number == MAX_NUM_REFUSALS or not self._leave_out(refusal):
                 raise make_error(refusal)
         raise AssertionError("the last refusal is raised")
 
@@ -177,7 +174,6 @@ class SchemaCompiler:
 
     def _write_rules(self, impossible: frozenset[str]) -> tuple[str, list[Json]]:
         separators = None if self.spec.whitespace == "any" else SEPARATORS[self.spec.whitespace]
-        counts: Counter[str] = Counter()
         while True:
             emitter = self._make_emitter()
             writer = RuleWriter(
@@ -192,12 +188,9 @@ class SchemaCompiler:
             try:
                 return writer.write(self.root), writer.values
             except TooWide as problem:
-                refusal = Refusal(problem.node, problem.keyword, problem.reason)
-                counts[refusal.keyword] += 1
-                if not self.weakening.drop_unsaid(problem.node, refusal.keyword):
+                if not self.weakening.drop_unsaid(problem.node, problem.keyword):
+                    refusal = Refusal(problem.node, problem.keyword, problem.reason)
                     raise make_error(refusal) from problem
-                for node in self.around.nodes if counts[refusal.keyword] > MAX_NUM_SINGLE else ():
-                    self.weakening.drop_unsaid(node, refusal.keyword)
 
     def _compile_grammar(self, lark: str, values: list[Json]) -> Program | str:
         try:
@@ -208,9 +201,7 @@ class SchemaCompiler:
 
     def _make_emitter(self) -> Emitter:
         self.weakening.start()
-        # Constants, not ranges, show llguidance that branches of `oneOf` exclude each other.
-        adapt = adapt_for_llguidance if self.around.has_one_of else adapt_and_spell
-        return Emitter(self.weakening.read, adapt, self.impossible)
+        return Emitter(self.weakening.read, adapt_for_llguidance, self.impossible)
 
     def _make_grammar(self, lark: str, values: list[Json]) -> str:
         is_open = self.around.has_open_names or "patternProperties" in self._list_dropped()
@@ -223,13 +214,13 @@ class SchemaCompiler:
     def _list_dropped(self) -> set[str]:
         return {keyword for keywords in self.weakening.dropped.values() for keyword in keywords}
 
-    def _leave_out(self, refusal: Refusal, number: int) -> bool:
+    def _leave_out(self, refusal: Refusal) -> bool:
         """Leave a refused keyword to the checks; False if no check can enforce it."""
         if refusal.is_contradiction or refusal.node is None:
             return False
         if not self.weakening.drop_refused(refusal.node, refusal.keyword, refusal.reason):
             return False
-        if number >= MAX_NUM_SINGLE and refusal.keyword in OFTEN_REFUSED:
+        if refusal.keyword in OFTEN_REFUSED:
             for node in self.around.nodes:
                 self.weakening.drop_refused(node, refusal.keyword, refusal.reason)
         return True

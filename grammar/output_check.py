@@ -4,16 +4,20 @@ import csv
 import io
 import json
 import re
+from collections.abc import Callable
+from typing import Any, Literal
 
 from .csv_table import SCALAR_PATTERNS
-from .regex.linear_pattern import LinearPattern, read_pattern
+from .regex.linear_pattern import read_pattern
 from .spec import GrammarSpec
 from .validator import SchemaValidator
 from .xml.validator import XmlValidator
 
+Matches = Callable[[str], bool | None]
+
 
 class OutputCheck:
-    """Checks finished texts of one spec; kinds that nothing here can read (`checks` is False) are left alone.
+    """Checks finished texts of one spec.
 
     json_schema and json_object by a JSON Schema validator, xml by an XML parser, csv by Python's csv, regex by an
     engine of linear time, choice by comparison. EBNF, Lark, structural tags, and patterns that this engine does not
@@ -22,74 +26,54 @@ class OutputCheck:
     """
 
     def __init__(self, spec: GrammarSpec) -> None:
-        self._spec = spec
-        self._schema: SchemaValidator | None = None
-        self._tree: XmlValidator | None = None
-        self._pattern: LinearPattern | None = None
-        if spec.kind in ("json_schema", "json_object"):
-            self._schema = SchemaValidator(json.loads(spec.text))
-        elif spec.kind == "xml":
-            self._tree = XmlValidator(spec.text)
-        elif spec.kind == "regex":
-            self._pattern = find_pattern(spec.text)
-        self.checks = spec.kind in ("choice", "csv") or any((self._schema, self._tree, self._pattern))
+        self._matches = find_check(spec)
 
     def is_valid(self, text: str) -> bool | None:
         """Return whether a finished text is what the spec asks for; None where nothing but the grammar can tell."""
-        if self._pattern is not None:
-            return self._pattern.matches(text)
-        return self.first_error(text) is None if self.checks else None
-
-    def first_error(self, text: str) -> str | None:
-        """Return what is wrong with a finished text, None when nothing is or it is not checked."""
-        if self._schema is not None:
-            return check_json(text, self._schema)
-        if self._tree is not None:
-            return self._tree.first_error(text)
-        if self._pattern is not None:
-            return "the text does not match the pattern" if self._pattern.matches(text) is False else None
-        if self._spec.kind == "choice":
-            return None if text in json.loads(self._spec.text) else f"{text[:80]!r} is none of the choices"
-        return check_table(text, json.loads(self._spec.text)) if self._spec.kind == "csv" else None
+        return None if self._matches is None else self._matches(text)
 
 
-def find_pattern(pattern: str) -> LinearPattern | None:
-    """Return a pattern, None where it may mean something else to the engines or cannot be matched."""
-    if re.search(r"\[\[|\[:|&&|--|~~|\\[pPzAbB]", pattern) is not None:
-        return None
-    return read_pattern(pattern)
-
-
-def check_json(text: str, validator: SchemaValidator) -> str | None:
-    try:
-        instance = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return f"not JSON: {error}"
-    found = validator.first_error(instance)
-    return None if found is None else f"{found[0] or '#'}: {found[1]}"
-
-
-def check_table(text: str, table: dict[str, object]) -> str | None:
-    columns = table["columns"]
-    assert isinstance(columns, list), "describe_table made it"
-    is_quoting, delimiter = bool(table["is_quoting"]), str(table["delimiter"])
-    style = {"quoting": csv.QUOTE_MINIMAL if is_quoting else csv.QUOTE_NONE, "delimiter": delimiter}
-    try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True, **style))  # type: ignore[arg-type]
-    except csv.Error as error:
-        return f"not CSV: {error}"
-    names = [name for name, _ in columns]
-    if table["has_header"]:
-        if not rows or rows[0] != names:
-            return f"the header is not {names}"
-        rows = rows[1:]
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(columns):
-            return f"row {number} has {len(row)} fields, not {len(columns)}"
-        for (name, kind), field in zip(columns, row, strict=True):
-            if not is_field(field, kind):
-                return f"row {number}: {field[:80]!r} is no {name}"
+def find_check(spec: GrammarSpec) -> Matches | None:
+    """Return the check of a spec's texts, None where there is none."""
+    match spec.kind:
+        case "json_schema" | "json_object":
+            validator = SchemaValidator(json.loads(spec.text))
+            return lambda text: is_instance(text, validator)
+        case "xml":
+            return XmlValidator(spec.text).is_valid
+        case "choice":
+            return frozenset(json.loads(spec.text)).__contains__
+        case "csv":
+            table = json.loads(spec.text)
+            return lambda text: is_table(text, table)
+        case "regex" if re.search(r"\[\[|\[:|&&|--|~~|\\[pPzAbB]", spec.text) is None:
+            # Other patterns may mean something else to the engines.
+            pattern = read_pattern(spec.text)
+            return None if pattern is None else pattern.matches
     return None
+
+
+def is_instance(text: str, validator: SchemaValidator) -> bool:
+    try:
+        return validator.is_valid(json.loads(text))
+    except (ValueError, RecursionError):
+        return False
+
+
+def is_table(text: str, table: dict[str, Any]) -> bool:
+    columns, source = table["columns"], io.StringIO(text, newline="")
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if table["is_quoting"] else csv.QUOTE_NONE
+    try:
+        rows = list(csv.reader(source, strict=True, quoting=quoting, delimiter=table["delimiter"]))
+    except csv.Error:
+        return False
+    if table["has_header"] and (not rows or rows.pop(0) != [name for name, _ in columns]):
+        return False
+    return all(
+        len(row) == len(columns)
+        and all(is_field(field, kind) for (_, kind), field in zip(columns, row, strict=True))
+        for row in rows
+    )
 
 
 def is_field(field: str, kind: str | list[str]) -> bool:

@@ -33,7 +33,7 @@ def make(**keywords: Any) -> Node:
 
 
 def guide_names(node: Node, names: Schema) -> Guide:
-    """Forbid properties whose names `propertyNames` rejects; if it enumerates names, forbid all other names."""
+    """Forbid properties whose names `propertyNames` rejects; if it has a pattern or a list, also all other names."""
     if names is False:
         return make(maxProperties=0)
     if not isinstance(names, Node):
@@ -46,6 +46,9 @@ def guide_names(node: Node, names: Schema) -> Guide:
     values = list_values(names)
     if values is None and "string" not in list_types(names):
         values = []
+    if values is None and "pattern" in names.keywords:
+        patterns = {names.keywords["pattern"]: True}
+        return make(properties=properties, patternProperties=patterns, additionalProperties=False)
     if values is None:
         return make(properties=properties) if properties else None
     properties = {**{name: validator.is_valid(name) for name in list_properties(node)}, **properties}

@@ -111,11 +111,6 @@ def adapt_for_llguidance(written: Json) -> None:
         add_conjunct(written, "pattern", EXACT_PATTERNS[written.pop("format")])
     if not _BRANCHING.isdisjoint(written) and not _MEMBERS.isdisjoint(written):
         put_members_first(written)
-
-
-def adapt_and_spell(written: Json) -> None:
-    """As `adapt_for_llguidance`, and allow whole numbers in `enum` and `const` a fraction of zero."""
-    adapt_for_llguidance(written)
     if "enum" in written or "const" in written:
         spell_numbers(written)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from ..regex.syntax import UnknownSyntax, list_sets
 from .formats import CHECKED_FORMATS
 from .node import Node
-from .patterns import make_safe
+from .patterns import make_safe, spell_spaces
 from .rules import GROUNDED
 
 Verdict = Literal["checked", "refused"]
@@ -148,7 +148,7 @@ def needs_long_escape_in_pattern(node: Node, value: Any, around: Surroundings) -
 def is_pattern_inexact(node: Node, value: Any, around: Surroundings) -> Reason:
     """A pattern without a safe form; under `oneOf` also one whose safe form is narrower."""
     safe = make_safe(value)
-    return PATTERN_REASON if safe is None or (safe != value and around.has_one_of) else None
+    return PATTERN_REASON if safe is None or (safe != spell_spaces(value) and around.has_one_of) else None
 
 
 def are_patterns_inexact(node: Node, value: Any, around: Surroundings) -> Reason:
@@ -176,7 +176,7 @@ _NEVER_ENFORCED = (
 _UNEVALUATED = "only enforced without $ref, allOf, anyOf and the like in the same schema"
 ROWS = (
     *(Row(keyword, always("not enforced token by token")) for keyword in _NEVER_ENFORCED),
-    Row("propertyNames", always("only a single pattern without other property keywords is enforced")),
+    Row("propertyNames", always("names are not enforced token by token")),
     *(Row(keyword, always(_UNEVALUATED)) for keyword in ("unevaluatedItems", "unevaluatedProperties")),
     *(Row(keyword, is_bound_inexact) for keyword in (*NUMERIC_BOUNDS, "multipleOf")),
     Row("exclusiveMinimum", lets_bound_through),

@@ -66,7 +66,7 @@ class Identifiers:
             dialect = detect_dialect(schema)
         if not (dialect.ignores_ref_siblings and isinstance(schema.get("$ref"), str)):
             self._take_names(schema, pointer, dialect, is_in_place)
-        for path, child in iterate_subschemas(schema):
+        for path, child in iterate_subschemas(schema, dict):
             self._scan(child, join_pointer(pointer, *path), dialect, is_in_place)
 
     def _take_names(self, schema: dict[str, Any], pointer: str, dialect: Dialect, is_in_place: bool) -> None:

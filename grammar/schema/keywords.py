@@ -1,6 +1,6 @@
 """The JSON Schema keywords: where subschemas live, what asserts, and which types they speak about."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 # Keywords whose value is a schema, a list of schemas, or a map from names to schemas.
@@ -79,15 +79,24 @@ def split_pointer(pointer: str) -> list[str]:
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
 
 
-def iterate_subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield (path, subschema) of a schema object as JSON, in document order."""
-    for keyword, value in schema.items():
+# Keyword, and the name or index below it.
+Path = tuple[str] | tuple[str, str] | tuple[str, int]
+
+
+def iterate_subschemas(keywords: Mapping[str, Any], kind: type) -> Iterator[tuple[Path, Any]]:
+    """Yield (path, subschema) of the keywords of a schema, in their order.
+
+    Args:
+        kind: of a schema that is not a boolean.
+    """
+    kinds = (kind, bool)
+    for keyword, value in keywords.items():
         if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
             # `dependencies` maps names to schemas or to lists of names.
-            yield from (((keyword, name), sub) for name, sub in value.items() if is_schema(sub))
+            yield from (((keyword, name), sub) for name, sub in value.items() if isinstance(sub, kinds))
         elif keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
-            yield from (((keyword, index), sub) for index, sub in enumerate(value) if is_schema(sub))
-        elif keyword in SCHEMA_KEYWORDS and is_schema(value):
+            yield from (((keyword, index), sub) for index, sub in enumerate(value) if isinstance(sub, kinds))
+        elif keyword in SCHEMA_KEYWORDS and isinstance(value, kinds):
             yield (keyword,), value
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..plan import NO_EFFECT, PlanEntry
-from .keywords import SCHEMA_KEYWORDS, SCHEMA_LIST_KEYWORDS, SCHEMA_MAP_KEYWORDS
+from .keywords import Path, iterate_subschemas
 
 
 class Node:
@@ -48,21 +48,11 @@ class Node:
 
 
 Schema = Node | bool
-# Keyword, and the name or index below it.
-Path = tuple[str] | tuple[str, str] | tuple[str, int]
 
 
 def iterate_children(node: Node) -> Iterator[tuple[Path, Schema]]:
     """Yield (path, subschema) of a node, in its order; the target of `$ref` is no subschema."""
-    for keyword, value in node.keywords.items():
-        if keyword in SCHEMA_MAP_KEYWORDS:
-            yield from (
-                ((keyword, name), each) for name, each in value.items() if isinstance(each, Node | bool)
-            )
-        elif keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
-            yield from (((keyword, index), each) for index, each in enumerate(value))
-        elif keyword in SCHEMA_KEYWORDS:
-            yield (keyword,), value
+    return iterate_subschemas(node.keywords, Node)
 
 
 def list_related(node: Node) -> list[Node]:

@@ -1,6 +1,5 @@
 """Reads a JSON Schema into nodes: resolves references, rewrites older forms, drops keywords that cannot fail."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,18 +213,15 @@ def check_loops(root: Schema) -> None:
         for node in iterate_nodes([root])
         if node.keywords and node.keywords.keys() <= {"$ref", "allOf", "anyOf", "oneOf"}
     }
-    senders: defaultdict[Schema, list[Node]] = defaultdict(list)
-    for node, nexts in passing.items():
-        for after in nexts:
-            senders[after].append(node)
-    # A path ends at a schema that asserts something, or that has no successor.
-    ended = [each for each in senders if each not in passing]
-    ended += [node for node, nexts in passing.items() if not nexts]
-    while ended:
-        last = ended.pop()
-        if isinstance(last, Node):
-            passing.pop(last, None)
-        ended += [node for node in senders.pop(last, ()) if node in passing]
+    is_changed = True
+    while is_changed:
+        # In both directions, so that a long chain takes few rounds.
+        is_changed = False
+        for node in [*passing, *reversed(passing)]:
+            nexts = passing.get(node)
+            if nexts is not None and not (nexts and all(each in passing for each in nexts)):
+                del passing[node]
+                is_changed = True
     # Every remaining schema leads to another remaining one, so they form a loop, and a loop contains a reference.
     found: Node | None = next(iter(passing), None)
     on_way: set[Node] = set()

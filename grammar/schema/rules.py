@@ -5,12 +5,10 @@ from typing import Any
 
 from ..errors import InvalidGrammar
 from ..plan import ANNOTATION
-from ..regex.assertions import remove_assertions
 from ..regex.text import ends_in_escape
 from .formats import ASSERTED_FORMATS
 from .keywords import IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
 from .node import Node, is_trivial
-from .patterns import make_safe
 
 # Strings of schemas with this annotation are quotations from a source (schema/quotations.py).
 GROUNDED = "x-grounded"
@@ -77,16 +75,6 @@ def allowed_types(node: Node) -> set[str] | None:
     if isinstance(declared, str):
         return {declared}
     return {name for name in declared if isinstance(name, str)} if isinstance(declared, list) else None
-
-
-def filter_enum(node: Node) -> None:
-    """Keep the `enum` values that `type` allows."""
-    types, values = allowed_types(node), node.get("enum")
-    if types is None or not isinstance(values, list):
-        return
-    kept = [value for value in values if types.intersection(types_of(value))]
-    if kept:
-        node.keywords["enum"] = kept
 
 
 def types_of(value: Any) -> set[str]:
@@ -166,38 +154,15 @@ def close_unevaluated(node: Node) -> None:
             keywords = node.keywords
 
 
-def settle_property_names(node: Node) -> None:
-    """Turn a `propertyNames` that is only a pattern into `patternProperties` that allow nothing else."""
-    keywords, names = node.keywords, node.get("propertyNames")
-    taken = {"properties", "patternProperties", "unevaluatedProperties"} & keywords.keys()
-    if taken or not isinstance(names, Node) or not isinstance(names.get("pattern"), str):
-        return
-    if (
-        names.keywords.keys() - {"pattern", "type", "description", "title"}
-        or names.get("type", "string") != "string"
-    ):
-        return
-    pattern = names.keywords["pattern"]
-    if make_safe(pattern) != pattern or remove_assertions(pattern) != pattern:
-        # Then it is checked, and names are checked where they end.
-        return
-    allowed = keywords.get("additionalProperties", True)
-    node.rename("propertyNames", "patternProperties", {pattern: allowed})
-    node.keywords["additionalProperties"] = False
-    node.origin["additionalProperties"] = "propertyNames"
-
-
 # Each rule with the keywords without which it has nothing to do; in the order they are applied.
 _RULES: tuple[tuple[Callable[[Node], None], frozenset[str]], ...] = (
     (write_counts_as_integers, COUNTS),
     (modernise_bounds, frozenset(["exclusiveMinimum", "exclusiveMaximum"])),
     (modernise_items, frozenset(["items", "additionalItems", "prefixItems"])),
     (exclude_types, frozenset(TYPES_OF_KEYWORD)),
-    (filter_enum, frozenset(["enum"])),
     (check_strings, frozenset(["pattern", "format"])),
     (drop_idle, frozenset(_IDLE) | frozenset(name for name, _ in _PARTNERS)),
     (close_unevaluated, frozenset(["unevaluatedItems", "unevaluatedProperties"])),
-    (settle_property_names, frozenset(["propertyNames"])),
 )
 # Most schemas have none of these.
 _RULED = frozenset().union(*(keywords for _, keywords in _RULES))

@@ -13,6 +13,8 @@ from ..errors import InvalidGrammar, UnsupportedGrammar, naming
 from ..json_route import JsonEngine
 from ..match.checks import ResidualChecks
 from ..plan import PlanEntry
+from ..schema.count_guides import TYPES
+from ..schema.rules import types_of
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .checked import CheckedMatcher, CheckedVocabulary
@@ -25,7 +27,6 @@ NAME = "structural_tag"
 # The characters that a JSON value of a type begins with, and those that may go on a complete one.
 _FIRST = {"object": r"\{", "array": r"\[", "string": '"', "boolean": "tf", "null": "n"}
 _NUMBER_FIRST, _NUMBER_MORE = r"\-0-9", r"[0-9.eE+\-]"
-TYPES = ("object", "array", "string", "boolean", "null", "number")
 
 Json = dict[str, Any]
 
@@ -227,14 +228,7 @@ def find_types(schema: Any) -> set[str]:
         types = schema["type"]
         return {types} if isinstance(types, str) else set(types)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return set(TYPES) if values is None else {name_type(value) for value in values}
-
-
-def name_type(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    names = {str: "string", list: "array", dict: "object"}
-    return next((name for kind, name in names.items() if isinstance(value, kind)), "number")
+    return set(TYPES) if values is None else set[str]().union(*map(types_of, values))
 
 
 def no_matcher() -> Matcher:

@@ -42,8 +42,7 @@ class Counts:
         """Count one finished generation."""
         how = str(completion.finish_reason)
         if how == "stop":
-            error = OutputCheck(spec).first_error(completion.text)
-            how = "valid" if error is None else "invalid"
+            how = "valid" if OutputCheck(spec).is_valid(completion.text) else "invalid"
         self.ends[sampling][how] += 1
         if how not in ("valid", "length"):
             self.wrong.append((name, completion.error or how, completion.text))
