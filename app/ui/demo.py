@@ -9,12 +9,12 @@ from app.ui.api_hint import build_api_tab
 from app.ui.batch.tab import BatchTab
 from app.ui.chat.settings import Settings
 from app.ui.chat.tab import ChatTab
-from app.ui.examples import load_examples
+from app.ui.examples import is_demo_model, load_examples
 from app.ui.extract.tab import ExtractTab
 from app.ui.header import build_header
 from app.ui.lean import make_lean
 from app.ui.observatory.tab import build_observatory_tab
-from engine import Engine, EngineConfig
+from engine import Engine
 
 # Uploads and downloads: checked every hour, deleted after a day.
 KEEP_FILES_S = (3600, 86400)
@@ -84,7 +84,3 @@ def choose_examples(engine: Engine) -> list[str]:
 def choose_settings(engine: Engine) -> Settings:
     """Choose settings that fit the demo model: greedy, and without a system prompt, as it was mostly trained."""
     return Settings(system_prompt="", temperature=0.0) if is_demo_model(engine) else Settings()
-
-
-def is_demo_model(engine: Engine) -> bool:
-    return engine.config.model == EngineConfig().model

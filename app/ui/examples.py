@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine import Engine, EngineConfig
+
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 SAMPLE_SUFFIXES = (".txt", ".md", ".eml", ".csv", ".log", ".html", ".xml")
 
@@ -37,3 +39,7 @@ def load_examples(assets: Path = ASSETS) -> Examples:
 
 def show_name(path: Path) -> str:
     return path.stem.replace("_", " ").replace("-", " ")
+
+
+def is_demo_model(engine: Engine) -> bool:
+    return engine.config.model == EngineConfig().model

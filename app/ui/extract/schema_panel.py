@@ -36,6 +36,7 @@ class SchemaParts:
     """The panel's components that other classes use."""
 
     chooser: gr.Dropdown
+    suggest: gr.Button
     form: gr.HTML
     code: gr.Code
     pydantic: gr.Code
@@ -71,6 +72,7 @@ class SchemaPanel:
                 min_width=140,
             )
             save = gr.Button("Save in this browser", size="sm", scale=1, min_width=150)
+            suggest = gr.Button("Suggest from the text", size="sm", scale=1, min_width=150)
             # As an input, all schemas stored in the browser; as an output, one more.
             saved = gr.HTML(
                 {}, html_template="", apply_default_css=False, elem_id="saved-schemas",
@@ -94,7 +96,7 @@ class SchemaPanel:
                     elem_id="schema-pydantic", interactive=False,
                 )  # fmt: skip
         under = gr.HTML(verdict, elem_id="schema-verdict")
-        parts = SchemaParts(chooser, form_view, schema, pydantic, under, gr.State(None))
+        parts = SchemaParts(chooser, suggest, form_view, schema, pydantic, under, gr.State(None))
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }  # fmt: skip
@@ -162,7 +164,7 @@ class SchemaPanel:
             why = f"{error}." if isinstance(error, ValueError) else "the form is not complete."
             problem = Explanation("The form is not complete.", why[0].upper() + why[1:], CORRECT_FIRST)
             return gr.skip(), gr.skip(), gr.skip(), problem.as_html(), problem
-        update, *others = self.show(_dump(schema))
+        update, *others = self.show(dump(schema))
         # Do not update the form itself: a person may be typing in it.
         return gr.update(hints=update["hints"]), *others
 
@@ -171,13 +173,13 @@ def _parse(text: str) -> Schema | None:
     try:
         schema = json.loads(text)
         # A lone surrogate, such as "\ud800", cannot be sent to the page.
-        _dump(schema).encode()
+        dump(schema).encode()
     except (ValueError, RecursionError):
         return None
     return schema if isinstance(schema, dict) else None
 
 
-def _dump(schema: Schema) -> str:
+def dump(schema: Schema) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import logging
 from dataclasses import dataclass
@@ -10,17 +11,18 @@ from typing import Any
 
 import gradio as gr
 
-from app.extraction import Limits
+from app.extraction import Extractor, Limits
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
 from app.extraction.sources import IMAGE_TYPES, UnreadableSource, read_text
-from app.ui.examples import Examples
-from app.ui.explain import Explanation
-from app.ui.extract.pages import open_path, show_page
+from app.ui.examples import Examples, is_demo_model
+from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.record_view import EMPTY, NO_SOURCE
 from app.ui.extract.run import NO_RESULT, ExtractRun, add_example
-from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
+from app.ui.extract.schema_panel import SchemaPanel, SchemaParts, dump
 from app.ui.files import read_apart
 from app.ui.pacing import UPDATE_INTERVAL_S
+from app.ui.schema.suggest import TASK, propose_schema, suggest_schema
 from app.ui.scripts import read_kept, read_script
 from engine import Engine
 
@@ -96,6 +98,8 @@ class ExtractTab(ExtractRun):
         )
         add.click(add_example, [state, typed, settings[-1]], settings[-1], queue=False, **quiet)
         self._connect_source(source, schema, [*results, state], quiet)
+        suggested = [badge, schema.chooser, *schema.views]
+        schema.suggest.click(self.suggest, [source.text, source.opened], suggested, **quiet)
         located = {"queue": False, "trigger_mode": "always_last", **quiet}
         fields.locate(self.locate, [state, typed], source.page, **located)
         source.page.turn(self.turn, source.opened, source.page, **located)
@@ -204,6 +208,27 @@ class ExtractTab(ExtractRun):
             self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(5))
         )
         return text, to_text, *NO_RESULT, *NO_FILE, schema or gr.skip(), *views
+
+    async def suggest(self, text: str, opened: Opened | None, request: gr.Request) -> tuple[Any, ...]:
+        """Show a schema for the text: by the model, or by rules for the demo model, which cannot write schemas."""
+        images = () if opened is None else opened.source.images
+        problem = Explanation("There is no text yet.", "", "Paste a text, open a file or pick an example.")
+        schema = None
+        if text.strip() or images:
+            problem = Explanation(
+                "No field was found.", "", "Labels such as “Total: 12 EUR” are found. Add fields in the form."
+            )
+            if is_demo_model(self.engine):
+                schema = await asyncio.to_thread(suggest_schema, text)
+            else:
+                extractor = Extractor(self.engine, None, instructions=TASK, images=images)
+                try:
+                    schema = await propose_schema(extractor, text, f"session-{request.session_hash}")
+                except EXPLAINED as error:
+                    problem = explain(error, self.engine.state)
+        if schema is None:
+            return problem.as_html(), *(gr.skip() for _ in range(6))
+        return "", None, *self.panel.show(dump(schema))
 
     def offer_files(self) -> Any:
         """Offer photographs if the model sees images, which is known when the engine has started."""

@@ -14,7 +14,7 @@ from app.extraction.extractor import make_again
 from app.ui.examples import Examples
 from app.ui.extract.run import NO_RESULT, Shown, add_example
 from app.ui.extract.tab import NO_FILE, ExtractTab
-from engine import EngineOverloaded
+from engine import EngineConfig, EngineOverloaded
 from tests.app.extraction.test_sources import join_pdfs, make_pdf
 from tests.engine.vision_folders import make_picture
 from tests.fakes import FakeEngine
@@ -249,6 +249,21 @@ async def test_a_pdf_shows_the_page_of_the_value_that_has_the_focus(tmp_path: Pa
     # Offsets of an edited text are not those of the file.
     (last,) = [update async for update in run_opened(tab, f"{text}.", opened)][-1:]
     assert await tab.locate(last[9], None, focused) == gr.skip()
+
+
+async def test_a_schema_is_suggested_from_the_text_or_the_reason_is_shown() -> None:
+    tab, engine = make_tab(record='{"title": "Person", "fields": [{"name": "name", "kind": "text"}]}')
+    engine.config = EngineConfig(model="real", served_model_name="fake")
+    badge, chosen, form, schema, *_ = await tab.suggest("Ada, 36", None, REQUEST)
+    assert (badge, chosen) == ("", None) and json.loads(schema)["title"] == "Person"
+    assert form["value"]["fields"][0]["name"] == "name" and "snake_case" in engine.requests[0].prompt
+    badge, *kept = await tab.suggest(" ", None, REQUEST)
+    assert "There is no text yet" in badge and kept == [gr.skip()] * 6
+    engine.reject = EngineOverloaded("the queue is full")
+    assert "queue is full" in (await tab.suggest("Ada", None, REQUEST))[0]
+    engine.config = EngineConfig()  # the demo model proposes nothing
+    assert json.loads((await tab.suggest("Name: Ada", None, REQUEST))[3])["required"] == ["name"]
+    assert len(engine.requests) == 2
 
 
 async def test_a_scan_is_extracted_from_its_pages(tmp_path: Path) -> None:
