@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram, ReplicaStats
-    from engine.model.report import ModelReport, inspect_model, list_families
+    from engine.model.report import ModelReport, inspect_model, list_families, list_image_models
     from engine.outputs import (
         CompletionOutput,
         EngineSnapshot,
@@ -60,7 +60,7 @@ else:
         "cluster.step_table": ("StepTable",),
         "cluster.text_router": ("TextRouter",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
-        "model.report": ("ModelReport", "inspect_model", "list_families"),
+        "model.report": ("ModelReport", "inspect_model", "list_families", "list_image_models"),
         "parallel.nodes": ("serve_node",),
         "outputs": (
             *("CompletionOutput", "EngineSnapshot", "GrammarInfo", "Logprob"),
@@ -122,6 +122,7 @@ __all__ = [
     "inspect_model",
     "is_unicode",
     "list_families",
+    "list_image_models",
     "measure_steps",
     "read_journal",
     "serve_headless",

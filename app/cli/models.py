@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from app.config import Failure
-from engine import ConfigError, inspect_model, list_families
+from engine import ConfigError, inspect_model, list_families, list_image_models
 
 OTHERS = (
     "Other decoder-only models run on the code of transformers over the same KV cache, with prefix caching, grammars\n"
@@ -44,8 +44,12 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 
 def write_families() -> str:
-    """The families of our decoder as a table, and what becomes of all others."""
-    rows = [("ARCHITECTURE", "MODEL TYPE"), *list_families()]
-    width = max(len(architecture) for architecture, _ in rows) + 2
-    table = "\n".join(f"{architecture:<{width}}{model_type}" for architecture, model_type in rows)
-    return f"{table}\n\n{OTHERS}"
+    """The families of our decoder, the models with image encoders, and what becomes of all others."""
+    families = _write_table([("ARCHITECTURE", "MODEL TYPE"), *list_families()])
+    images = _write_table([("MODEL TYPE WITH IMAGES", "RUNS"), *list_image_models()])
+    return f"{families}\n\n{images}\n\n{OTHERS}"
+
+
+def _write_table(rows: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(f"{name:<{width}}{text}" for name, text in rows)

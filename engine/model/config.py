@@ -205,6 +205,9 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     if part is None:
         return data, {}
     text = reader.take("text_config")
+    if text is None and "num_hidden_layers" in data:  # older files have one object for text and the rest
+        outer_keys = _INERT | part.inert | {"model_type", "architectures", "image_token_id"}
+        text = {key: reader.take(key) for key in data.keys() - outer_keys}
     if not isinstance(text, dict):
         raise reader.error("text_config", text, "must be an object")
     outer = {key: reader.take(key) for key in ("tie_word_embeddings", "dtype", "torch_dtype")}
@@ -212,7 +215,9 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     fields["weight_renames"] = part.renames
     if part.vision is not None:
         token_id = reader.integer("image_token_id", minimum=0)
-        fields["vision"] = VisionSpec(part.vision, token_id, json.dumps(data, sort_keys=True))
+        fields["vision"] = VisionSpec(
+            part.vision, token_id, json.dumps(data, sort_keys=True), part.vision_prefix
+        )
     reader.refuse_rest(_INERT | part.inert)
     named = {key: value for key, value in outer.items() if value is not None}
     if part.architecture:

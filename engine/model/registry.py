@@ -69,6 +69,14 @@ FAMILIES: dict[str, Family] = {
         sliding_window="layers",
         defaults={"sliding_window": 4096, "head_dim": 128},
     ),
+    "Qwen2_5_VLForConditionalGeneration": Family(
+        "qwen2_5_vl_text",
+        rope=RopeKeys(has_sections=True),
+        qkv_bias=True,
+        output_bias=False,
+        sliding_window="layers",
+        defaults={"sliding_window": 4096, "rope_theta": 1e6},
+    ),
     # The text part of Qwen3-VL.
     "Qwen3VLForConditionalGeneration": Family(
         "qwen3_vl_text",

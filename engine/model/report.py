@@ -22,6 +22,7 @@ from engine.model.decoder import DecoderModel
 from engine.model.implementation import TransformersConfig, read_model_config
 from engine.model.pooling import read_embedding_spec
 from engine.model.registry import FAMILIES
+from engine.model.text_parts import TEXT_PARTS
 from engine.model.weight_memory import count_parameters
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -44,6 +45,7 @@ class ModelReport:
     num_groups: int  # of layers; each has a block for `block_size` tokens
     windows: str  # how many layers have which window
     embeddings: str  # how it makes embeddings, or why it makes none
+    images: str = ""  # whether it sees images; "": its files have no image encoder
     notices: tuple[str, ...] = ()
     num_state_layers: int = 0  # which keep a state per request instead of keys and values
     state_bytes: int = 0  # of one request
@@ -63,6 +65,8 @@ class ModelReport:
             ("attention", self.windows),
             ("embeddings", self.embeddings),
         ]
+        if self.images:
+            facts.append(("images", self.images))
         if self.num_state_layers:
             states = f"{_format(self.state_bytes)} per request in {self.num_state_layers} layers"
             facts.insert(-1, ("states", states))
@@ -72,6 +76,11 @@ class ModelReport:
 def list_families() -> list[tuple[str, str]]:
     """Return the architectures that our decoder runs, with their model types."""
     return [(architecture, family.model_type) for architecture, family in FAMILIES.items()]
+
+
+def list_image_models() -> list[tuple[str, str]]:
+    """Return the model types with an image encoder, and what runs of them."""
+    return [(kind, "text and images" if part.vision else "text only") for kind, part in TEXT_PARTS.items()]
 
 
 def inspect_model(path_or_name: str | Path, model_impl: ModelImpl = "auto") -> ModelReport:
@@ -115,8 +124,16 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
         num_state_layers=len(states),
         state_bytes=sum(state.cache_spec.num_bytes for state in states),
         embeddings=_describe_embeddings(path_or_name),
+        images=_describe_images(config),
         notices=notices,
     )
+
+
+def _describe_images(config: ModelConfig) -> str:
+    if config.vision is not None:
+        return "seen; transformers' code encodes them"
+    has_encoder = any("vision" in name or "visual" in name for name in config.ignored_weights)
+    return "not seen: the text part runs alone" if has_encoder else ""
 
 
 def _check_tensors(folder: Path, config: ModelConfig) -> None:

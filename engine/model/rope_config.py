@@ -110,6 +110,8 @@ def _parse_rope(
     rope_type = reader.take("rope_type") or old_type or "default"
     if rope_type in keys.old_longrope_types:
         rope_type = "longrope"
+    if rope_type == "mrope" and keys.has_sections:  # an older name
+        rope_type = "default"
     if rope_type not in ROPE_TYPES:
         raise reader.error("rope_type", rope_type, f"is not supported; supported: {', '.join(ROPE_TYPES)}")
     beta = 0.0

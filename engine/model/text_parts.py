@@ -18,6 +18,7 @@ class TextPart:
     architecture: str = ""  # of the text part; "": as its config says
     text_inert: frozenset[str] = frozenset()  # keys of the text part without influence
     vision: VisionKind | None = None  # None: images are not supported
+    vision_prefix: str = "model."  # of the names of the image encoder's weights
 
 
 _IMAGE_WEIGHTS = ("vision_tower.", "multi_modal_projector.")
@@ -38,9 +39,18 @@ _QWEN3_VL = TextPart(
     prefix="",
     renames=(("model.", "model.language_model."),),
     architecture="Qwen3VLForConditionalGeneration",
-    vision="qwen3_vl",
+    vision="qwen_vl",
+)
+_QWEN2_5_VL = TextPart(
+    frozenset(["vision_config", "vision_token_id"]),
+    ("visual.",),
+    prefix="",
+    architecture="Qwen2_5_VLForConditionalGeneration",
+    vision="qwen_vl",
+    vision_prefix="",
 )
 TEXT_PARTS: dict[str, TextPart] = {
+    "qwen2_5_vl": _QWEN2_5_VL,
     "qwen3_vl": _QWEN3_VL,
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,

@@ -12,6 +12,7 @@ from app.cli.main import main
 from tests.engine.embedding_folders import make_embedding_folder
 from tests.engine.model.drive import make_transformers_model, save
 from tests.engine.model.fallback_families import make_config, write_checkpoint
+from tests.engine.vision_folders import make_qwen_vl_folder
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -24,6 +25,8 @@ def test_without_a_model_it_lists_the_families(capsys: pytest.CaptureFixture[str
     code, out, _ = run(capsys)
     assert code == 0
     assert "Qwen3ForCausalLM" in out and "qwen3" in out
+    runs = dict(line.split(maxsplit=1) for line in out.splitlines() if line.endswith(("images", "text only")))
+    assert runs["qwen2_5_vl"] == "text and images" and runs["gemma3"] == "text only"
     assert "Other decoder-only models run on the code of transformers" in out
 
 
@@ -41,6 +44,12 @@ def test_a_report_counts_memory(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "KV cache      384 bytes per token as bfloat16, 0 bytes of a token outside the windows\n" in out
     assert facts["attention"] == "3 layers over 32 tokens"
     assert facts["embeddings"].startswith("none")
+
+
+def test_a_report_says_whether_images_are_seen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    make_qwen_vl_folder(tmp_path, "qwen2_5_vl")
+    code, out, _ = run(capsys, str(tmp_path))
+    assert code == 0 and "images        seen; transformers' code encodes them" in out
 
 
 def test_other_models_are_traced_and_probed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

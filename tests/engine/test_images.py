@@ -26,24 +26,21 @@ from tests.engine.vision_folders import (
     SIZES,
     load_reference,
     make_picture,
-    make_qwen3_vl_folder,
+    make_qwen_vl_folder,
     make_smolvlm_folder,
     to_bytes,
 )
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, logprobs=20, ignore_eos=True)
-KINDS = ("smolvlm", "idefics3", "qwen3_vl")
+KINDS = ("smolvlm", "idefics3", "qwen2_5_vl", "qwen3_vl")
 PICTURES = {name: make_picture(size, seed) for seed, (name, size) in enumerate(SIZES.items())}
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vision")
-    return (
-        make_qwen3_vl_folder(folder)
-        if request.param == "qwen3_vl"
-        else make_smolvlm_folder(folder, request.param)
-    )
+    make = make_qwen_vl_folder if request.param.startswith("qwen") else make_smolvlm_folder
+    return make(folder, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +71,7 @@ def check(reference: tuple[Any, Any], name: str, output: RequestOutput) -> None:
     model, processor = reference
     answer, prompt = output.outputs[0], output.prompt_token_ids
     more: dict[str, Any] = {}
-    if model.config.model_type == "qwen3_vl" and SHOWN[name]:
+    if model.config.model_type.startswith("qwen") and SHOWN[name]:
         more = dict(processor([PICTURES[shown] for shown in SHOWN[name]], return_tensors="pt"))
         whole = torch.tensor([[*prompt, *answer.token_ids]])
         more["mm_token_type_ids"] = (whole == model.config.image_token_id).int()

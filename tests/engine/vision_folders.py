@@ -71,17 +71,21 @@ def make_smolvlm_folder(
     return folder
 
 
-def make_qwen3_vl_folder(folder: Path, takes_parts: bool = True) -> Path:
+def make_qwen_vl_folder(folder: Path, model_type: str = "qwen3_vl", takes_parts: bool = True) -> Path:
     specials = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     token_id = _write_tokenizer(folder, specials, slot, takes_parts)
     vision = {"depth": 3, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 48}
-    vision |= {"patch_size": 4, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2], "mrope_interleaved": True}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+    if model_type == "qwen3_vl":
+        vision |= {"patch_size": 4, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+        rope |= {"mrope_interleaved": True}
+    else:  # windows of 2 x 2 features
+        vision |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
     ids = {"image_token_id": token_id, "vision_start_token_id": token_id + 1}
     ids |= {"vision_end_token_id": token_id + 2, "video_token_id": token_id + 3}
     text = SMALL_TEXT | {"rope_parameters": rope}
-    _write_model(folder, "qwen3_vl", {"vision_config": vision, "text_config": text, **ids})
+    _write_model(folder, model_type, {"vision_config": vision, "text_config": text, **ids})
     settings = {"size": {"shortest_edge": 256, "longest_edge": 4096}, "patch_size": 4, "merge_size": 2}
     settings |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7], "temporal_patch_size": 2}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -92,7 +96,7 @@ def load_reference(folder: Path) -> tuple[PreTrainedModel, Any]:
     """Return transformers' model, and its image processor."""
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     kind = {"smolvlm": "SmolVLMImageProcessorPil", "idefics3": "Idefics3ImageProcessorPil"}
-    kind["qwen3_vl"] = "Qwen2VLImageProcessorPil"
+    kind["qwen3_vl"] = kind["qwen2_5_vl"] = "Qwen2VLImageProcessorPil"
     return model, getattr(transformers, kind[model.config.model_type]).from_pretrained(folder)
 
 

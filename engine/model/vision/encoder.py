@@ -60,7 +60,7 @@ class ImageEncoder:
         if seed is not None:
             self._fill(seed)
         else:
-            self._load(folder, kind.WEIGHT_PREFIX)
+            self._load(folder, spec.weight_prefix)
         self.tower.to(device)
 
     @torch.inference_mode()

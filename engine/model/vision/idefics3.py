@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers.models.idefics3.modeling_idefics3 import Idefics3Connector, Idefics3VisionTransformer
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
-WEIGHT_PREFIX = "model."
 _CLASSES: dict[str, tuple[Any, Any]] = {
     "idefics3": (Idefics3VisionTransformer, Idefics3Connector),
     "smolvlm": (SmolVLMVisionTransformer, SmolVLMConnector),

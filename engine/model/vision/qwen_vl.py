@@ -1,4 +1,7 @@
-"""The vision tower of Qwen3-VL: patches of an image of any size, and features of several depths (deepstack)."""
+"""The vision towers of Qwen2.5-VL and Qwen3-VL: patches of an image of any size.
+
+Qwen2.5-VL attends in windows; Qwen3-VL gives features of several depths (deepstack).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
-WEIGHT_PREFIX = "model."
+_CLASSES: dict[str, Any] = {
+    "qwen2_5_vl": Qwen2_5_VisionTransformerPretrainedModel,
+    "qwen3_vl": Qwen3VLVisionModel,
+}
 
 
 class Tower(nn.Module):
@@ -17,7 +24,7 @@ class Tower(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.visual: Any = Qwen3VLVisionModel._from_config(config.vision_config)
+        self.visual: Any = _CLASSES[config.model_type]._from_config(config.vision_config)
         self._merge_size = config.vision_config.spatial_merge_size
         self._num_frames = config.vision_config.temporal_patch_size
 
@@ -34,4 +41,4 @@ class Tower(nn.Module):
         frames = pixels.unsqueeze(2).expand(-1, -1, self._num_frames, -1).flatten(1)
         size = torch.tensor([[1, *(count * self._merge_size for count in grid)]], device=pixels.device)
         found = self.visual(frames, grid_thw=size)
-        return torch.cat([found.pooler_output, *found.deepstack_features], dim=-1)
+        return torch.cat([found.pooler_output, *getattr(found, "deepstack_features", ())], dim=-1)

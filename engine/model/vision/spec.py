@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-VisionKind = Literal["idefics3", "qwen3_vl"]
+VisionKind = Literal["idefics3", "qwen_vl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,10 @@ class VisionSpec:
         kind: module of this package with the tower, and of `engine.input.images` with the processor.
         image_token_id: token in a prompt that a feature of an image replaces.
         config: the whole config.json as text, for transformers' classes.
+        weight_prefix: of the tower's weights in the checkpoint.
     """
 
     kind: VisionKind
     image_token_id: int
     config: str
+    weight_prefix: str = "model."

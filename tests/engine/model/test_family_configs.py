@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,32 @@ def test_published_configs_are_read() -> None:
     assert (qwen3_6.rope.rotary_dim(qwen3_6.head_dim), qwen3_6.weight_renames[0][0]) == (64, "model.")
     starcoder2 = parse(STARCODER2)
     assert starcoder2.mlp_bias and starcoder2.tie_word_embeddings
+
+
+def test_a_config_of_qwen2_5_vl_may_have_text_and_images_in_one_object() -> None:
+    """As published before transformers 5."""
+    text = {
+        "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "hidden_act": "silu",
+        "use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 70, "attention_dropout": 0.0,
+        "bos_token_id": 151643, "eos_token_id": 151645, "initializer_range": 0.02, "use_cache": True,
+    }  # fmt: skip
+    outer = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "torch_dtype": "bfloat16",
+        "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vision_token_id": 151654,
+        "image_token_id": 151655, "video_token_id": 151656, "tie_word_embeddings": True, "vision_config": {"depth": 32},
+        "transformers_version": "4.41.2",
+    }  # fmt: skip
+    flat = parse(text | outer)
+    nested = parse(outer, text_config=text | {"model_type": "qwen2_5_vl_text"})
+    assert flat.vision is not None and flat.vision.image_token_id == 151655
+    assert (
+        flat.rope.axes == (0,) * 16 + (1,) * 24 + (2,) * 24 and flat.sliding_windows == nested.sliding_windows
+    )
+    assert replace(flat, vision=None) == replace(nested, vision=None)
+    with pytest.raises(ConfigError, match="new_setting"):
+        parse(text | outer, new_setting=3)
 
 
 @pytest.mark.parametrize(
