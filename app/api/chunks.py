@@ -7,7 +7,6 @@ running usage, an end) are built as dicts: they are rare, or their reader asked 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 
 from app.api import replies
 from app.api.call import Call
-from app.api.sse import Emit
+from app.api.sse import Emit, frame
 from app.api.text_offsets import TextOffsets
 from app.api.tools.calls import ToolParser
 from app.api.tools.styled_calls import join_parts
@@ -24,11 +23,6 @@ from app.concurrency import gather_bounded
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
-
-
-def frame(chunk: Json) -> bytes:
-    """One event of the stream."""
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
 
 
 class Chunks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,7 +19,7 @@ from app.api.errors import BadRequest
 from app.api.fields import IGNORED, is_empty
 from app.api.own_names import own_names
 from app.api.protocol import CompletionRequest, Fields
-from app.api.sse import STREAMED, Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
 from engine import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -123,9 +122,9 @@ async def stream(call: Call, body: LlamaCompletion, emit: Emit) -> None:
             ids += choice.token_ids
             piece = {"index": 0, "content": choice.text, "tokens": list(choice.token_ids), "stop": False}
             if choice.text:
-                await emit(_event(piece | {"id_slot": -1, "tokens_predicted": len(ids)}))
+                await emit(frame(piece | {"id_slot": -1, "tokens_predicted": len(ids)}))
             if choice.is_finished:
-                await emit(_event({"content": ""} | finish(call, body, output, choice, ids)))
+                await emit(frame({"content": ""} | finish(call, body, output, choice, ids)))
 
 
 def finish(
@@ -186,7 +185,3 @@ async def list_slots(context: Context) -> list[Json]:
         {"id": number, "n_ctx": n_ctx, "is_processing": number < num_running}
         for number in range(context.engine.resolved.scheduler.max_num_seqs)
     ]
-
-
-def _event(value: Json) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"

@@ -8,6 +8,7 @@ the client goes away      the producer is cancelled wherever it waits, which abo
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -31,6 +32,11 @@ KEEP_ALIVE = b": keep-alive\n\n"
 CLIENT_CLOSED_REQUEST = 499
 # the entry of a route in the OpenAPI document
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+
+
+def frame(value: Any) -> bytes:
+    """Return one event with a JSON value."""
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
 class EventStream(Response):

@@ -242,9 +242,9 @@ def test_a_quote_is_highlighted_where_it_stands_on_a_page(tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 3)
-    with pytest.raises(UnreadableSource, match=r"a\.txt is larger than"):
-        read_rows(write(tmp_path, "a.txt", "four"))
+    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 2**20)
+    with pytest.raises(UnreadableSource, match=r"a\.txt is larger than 1 MiB"):
+        read_rows(write(tmp_path, "a.txt", "x" * (2**20 + 1)))
 
 
 def test_the_longest_column_is_taken_where_no_name_tells(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from app.extraction.sources import read_text
 from app.ui.examples import load_examples
 
@@ -33,15 +31,3 @@ def test_line_ends_and_byte_order_marks_are_taken_out(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfa\r\nb\rc")
     assert read_text(path) == "a\nb\nc"
-
-
-@pytest.mark.parametrize(
-    ("data", "part"), [(b"\xff\xfe", "not UTF-8"), (b"x" * (2**20 + 1), "larger than 1 MiB")]
-)
-def test_what_is_no_text_or_too_large_is_refused_with_the_reason(
-    tmp_path: Path, data: bytes, part: str
-) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=part):
-        read_text(path, 2**20)
