@@ -34,7 +34,7 @@ def make_arguments(environ: Mapping[str, str]) -> list[str]:
 
 
 def is_zero_gpu(environ: Mapping[str, str]) -> bool:
-    """Whether the GPU comes and goes."""
+    """Return whether the GPU comes and goes."""
     return environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "true")
 
 

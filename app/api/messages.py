@@ -41,7 +41,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], sees_images: bool = Fal
 
 
 def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a conversation that was read holds calls or their results."""
+    """Return whether a conversation that was read holds calls or their results."""
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 

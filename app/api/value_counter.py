@@ -18,7 +18,7 @@ class ValueCounter:
 
     @property
     def is_over(self) -> bool:
-        """Whether there are more than may be parsed."""
+        """Return whether there are more than may be parsed."""
         return self.num_values > MAX_JSON_VALUES
 
     def feed(self, piece: bytes) -> None:

@@ -148,6 +148,6 @@ async def send(session: aiohttp.ClientSession, target: Target, job: Job) -> Reco
 
 
 def has_text(choice: dict[str, dict[str, str] | str]) -> bool:
-    """Whether a chunk's choice brings text, in the form of either route."""
+    """Return whether a chunk's choice brings text, in the form of either route."""
     delta = choice.get("delta")
     return bool(delta.get("content") if isinstance(delta, dict) else choice.get("text"))

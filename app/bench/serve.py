@@ -173,7 +173,7 @@ def summarise(
 
 
 def is_good(record: Record, limits: dict[str, float]) -> bool:
-    """Whether a request kept all limits; of ITL its longest gap counts."""
+    """Return whether a request kept all limits; for ITL, its longest gap counts."""
     found = {
         "ttft": record.ttft,
         "tpot": record.tpot,

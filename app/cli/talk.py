@@ -87,5 +87,5 @@ def plain_errors() -> Iterator[None]:
 
 
 def is_terminal() -> bool:
-    """Whether a person reads and types."""
+    """Return whether a person reads and types."""
     return os.isatty(0) and os.isatty(1)

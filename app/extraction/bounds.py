@@ -168,6 +168,6 @@ def _find_opposed(schema: Schema) -> frozenset[str]:
 
 
 def _has_identifiers(schema: Schema) -> bool:
-    """Whether a pointer may start from another place than the root."""
+    """Return whether a pointer may start from another place than the root."""
     inner = walk_objects(list(schema.values()))
     return any(isinstance(node.get(keyword), str) for node in inner for keyword in ("$id", "id"))

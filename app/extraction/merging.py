@@ -81,7 +81,7 @@ class _Item:
         return any(_is_same_place(mine, its) for mine in self.views for its in other.views)
 
     def may_be_same(self, other: _Item) -> bool:
-        """Whether the values are equal and no place tells."""
+        """Return whether the values are equal and no place in the text decides."""
         is_told = self.views and other.views
         return not is_told and any(mine[1] == its[1] for mine in self.found for its in other.found)
 

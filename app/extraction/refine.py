@@ -76,7 +76,7 @@ def plan_recheck(schema: Schema, text: str, result: ExtractionResult) -> Recheck
 
 
 def is_surest(result: ExtractionResult, pointer: str) -> bool:
-    """Whether no field that shares the place of this one has more confidence."""
+    """Return whether no field that shares the place of this one has more confidence."""
     own = result.evidence.get(pointer)
     if own is None or own.match == "none":
         return False

@@ -37,7 +37,7 @@ def list_spellings(text: str) -> list[str]:
 
 
 def is_free_at(schema: Schema, pointer: str) -> bool:
-    """Whether the value at a JSON pointer of the record is a free string by the schema; it is where nothing is said."""
+    """Return whether the schema makes the value at a JSON pointer a free string, or says nothing about it."""
     places = [place for place in list_places(schema, pointer) if "type" not in place or allows_strings(place)]
     return not any(keyword in place for place in places for keyword in FORMED)
 

@@ -27,7 +27,7 @@ class Job(Protocol):
         """Return the settings that a resumed run must share with the first one."""
 
     def is_failed(self, record: Row) -> bool:
-        """Whether the row could not be answered."""
+        """Return whether the row could not be answered."""
 
 
 @dataclass(frozen=True, slots=True)

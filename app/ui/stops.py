@@ -44,7 +44,7 @@ class Stops:
             flag.ended.set()
 
     def is_running(self, session: str) -> bool:
-        """Whether a session runs any handler."""
+        """Return whether a session runs any handler."""
         return session in self._flags
 
     def ask(self, session: str, kind: StopKind = "keep") -> None:

@@ -34,7 +34,7 @@ def read_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> 
 
 
 def is_prefill(messages: Sequence[Json]) -> bool:
-    """Whether the model is to go on with the last message; one that calls tools is complete."""
+    """Return whether the model is to go on with the last message; one that calls tools is complete."""
     last = messages[-1]
     return last["role"] == "assistant" and "tool_calls" not in last
 
