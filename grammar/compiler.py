@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
@@ -60,7 +61,7 @@ class GrammarCompiler:
         self._llguidance = llguidance
         self._outlines = OutlinesBackend(vocabulary, limits)
         self._xgrammar = XGrammarBackend(vocabulary, limits)
-        self._cache = GrammarCache(limits.cache_bytes)
+        self._cache = GrammarCache(limits.cache_bytes, lambda: llguidance.count_states_left() < 0)
         self._gates: dict[Reasoning, ReasoningTables] = {}
         self._lock = threading.Lock()
         # Spec -> its error, and when the cached error expires.
@@ -193,11 +194,16 @@ def check_first_mask(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
 
 
 class GrammarCache:
-    """Compiled grammars, the least recently used dropped first. Not locked; its owner is."""
+    """Compiled grammars, the least recently used dropped first. Not locked; its owner is.
 
-    def __init__(self, max_bytes: int) -> None:
+    Args:
+        is_over: returns whether the grammars may make more lexer states than fit; those that no request uses give way.
+    """
+
+    def __init__(self, max_bytes: int, is_over: Callable[[], bool]) -> None:
         self.num_bytes = 0
         self._max_bytes = max_bytes
+        self._is_over = is_over
         self._entries: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
 
     def __len__(self) -> int:
@@ -217,7 +223,7 @@ class GrammarCache:
             return
         self._entries[spec] = compiled
         self.num_bytes += size
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self._max_bytes or (self._is_over() and self._entries):
             old_spec, old = self._entries.popitem(last=False)
             self.num_bytes -= cost_bytes(old_spec, old)
 

@@ -98,10 +98,14 @@ class LLGuidanceBackend:
         self._granted: dict[int, int] = {}
         self._lock = threading.Lock()
 
+    def count_states_left(self) -> int:
+        """Return how many states no grammar may make yet; below 0 where grammars in use exceed the limit."""
+        return self._limits.max_total_lexer_states - sum(self._granted.copy().values())
+
     def _make_share(self, num_more: int) -> LexerShare:
         limits = self._limits
         with self._lock:
-            left = limits.max_total_lexer_states - sum(self._granted.copy().values())
+            left = self.count_states_left()
             wanted = min(limits.max_lexer_states + num_more, left // 8)
             least = min(limits.min_lexer_states, limits.max_lexer_states)
             return LexerShare(max(wanted, least), self._granted)

@@ -261,3 +261,14 @@ def test_grammars_in_use_share_the_states_of_lexers():
     kept = [count_states(number) for number in range(12)]
     found = [num_states for _, num_states in kept]
     assert found == sorted(found, reverse=True) and found[0] == 200 and found[-1] >= 10 and sum(found) < 1600
+
+
+def test_cached_grammars_give_their_lexer_states_to_new_ones():
+    limits = GrammarLimits(max_lexer_states=400, max_total_lexer_states=1600, min_lexer_states=100)
+    compiler = GrammarCompiler(make_byte_vocabulary(), limits, num_threads=1)
+    specs = [GrammarSpec.regex(f"{number}.*a.{{20}}") for number in range(60)]
+    used = [compiler.compile(spec).matcher() for spec in specs[:4]]
+    for spec in specs:
+        compiler.compile(spec)
+        assert compiler._llguidance.count_states_left() >= 0
+    assert compiler.find(specs[0]) is None and compiler.find(specs[-1]) is not None and len(used) == 4
