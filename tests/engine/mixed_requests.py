@@ -19,6 +19,8 @@ TIGHT: dict[str, Any] = {
     "max_num_waiting": 1000,
     "scheduling_policy": "priority",
 }
+# Enough blocks for all that run at a time.
+ROOMY: dict[str, Any] = {"max_model_len": 400, "max_num_waiting": 1000}
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -13,42 +13,24 @@ from tests.engine.mixed_requests import TIGHT, Completion, Oracle, make_mixed_re
 MakeConfig = Callable[..., EngineConfig]
 
 
-@pytest.fixture(scope="module")
-def answers() -> dict[str, list[list[Completion]]]:
-    """What the requests get from an engine that drafts nothing and is never interrupted; found once."""
-    return {}
-
-
-async def find_answers(
-    make_config: MakeConfig, answers: dict[str, list[list[Completion]]]
-) -> list[list[Completion]]:
-    if not answers:
-        async with Engine(make_config(**TIGHT)) as engine:
-            answers["plain"] = await run_mixed(engine, make_mixed_requests())
-            assert engine.stats().num_preemptions > 0
-    return answers["plain"]
-
-
 async def test_drafts_change_no_text(
-    make_config: MakeConfig,
-    answers: dict[str, list[list[Completion]]],
-    monkeypatch: pytest.MonkeyPatch,
+    make_config: MakeConfig, mixed_answers: list[list[Completion]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = await find_answers(make_config, answers)
-    oracle = Oracle(expected)
+    oracle = Oracle(mixed_answers)
     monkeypatch.setattr("engine.engine_core.DraftPlanner", partial(DraftPlanner, proposers=[oracle]))
     config = make_config(**TIGHT, speculative_config={"method": "ngram", "adaptive": False})
     async with Engine(config) as engine:
-        assert await run_mixed(engine, make_mixed_requests()) == expected
+        assert await run_mixed(engine, make_mixed_requests()) == mixed_answers
         stats = engine.stats()
+        assert stats.num_preemptions > 0
         assert stats.num_free_blocks == stats.num_blocks
     assert oracle.num_drafted > 1000
 
 
 async def test_a_request_goes_on_from_its_tokens_as_if_it_had_never_stopped(
-    make_config: MakeConfig, answers: dict[str, list[list[Completion]]]
+    make_config: MakeConfig, mixed_answers: list[list[Completion]]
 ) -> None:
-    expected, chance = await find_answers(make_config, answers), random.Random(6)
+    expected, chance = mixed_answers, random.Random(6)
     cuts = [[chance.randrange(len(each.token_ids)) for each in completions] for completions in expected]
     generated = [
         [each.token_ids[:cut] for each, cut in zip(completions, at, strict=True)]

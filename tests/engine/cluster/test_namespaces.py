@@ -54,7 +54,7 @@ def address() -> Iterator[str]:
 @pytest.mark.timeout(300)
 def test_replicas_in_other_networks_lose_nothing_when_a_link_fails(address: str) -> None:
     module = ["-m", "tests.engine.cluster.fault_run", "--fault", "link", "--address", address]
-    sizes = ["--replicas", "2", "--streams", "24", "--faults", "2"]
+    sizes = ["--replicas", "2", "--streams", "12", "--faults", "2"]
     command = ["ip", "netns", "exec", FRONT, sys.executable, *module, *sizes]
     ran = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
     assert ran.returncode == 0, ran.stderr[-2000:]

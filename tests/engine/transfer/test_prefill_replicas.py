@@ -11,12 +11,11 @@ import pytest
 
 from engine import Engine, EngineConfig
 from tests.engine.cluster.fault_run import send_signal
-from tests.engine.mixed_requests import make_mixed_requests, run_mixed
+from tests.engine.mixed_requests import ROOMY, Completion, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
 FAMILIES = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])  # without and with states
-ROOMY: dict[str, Any] = {"max_model_len": 400, "max_num_waiting": 1000, "max_num_batched_tokens": 32}
 REQUESTS = make_mixed_requests(num_requests=50)
 
 
@@ -30,6 +29,7 @@ def make_pair(make_config: MakeConfig, kind: str, tmp_path: Path, **more: Any) -
         "kv_connector": kind, "kv_buffer_size": 2**24, "kv_port": port, "kv_connector_extra_config": extra,
     }  # fmt: skip
     settings = ROOMY | {
+        "max_num_batched_tokens": 32,
         "data_parallel_size": 2,
         "data_parallel_key": "a secret of the replicas",
         "kv_offload_gb": 0.02,
@@ -39,11 +39,11 @@ def make_pair(make_config: MakeConfig, kind: str, tmp_path: Path, **more: Any) -
 
 @FAMILIES
 @pytest.mark.parametrize("kind", ["SharedMemoryConnector", "FileConnector", "TcpConnector"])
-async def test_texts_are_those_of_one_core(make_config: MakeConfig, tmp_path: Path, kind: str) -> None:
-    async with Engine(make_config(**ROOMY)) as engine:
-        expected = await run_mixed(engine, REQUESTS)
+async def test_texts_are_those_of_one_core(
+    make_config: MakeConfig, tmp_path: Path, kind: str, mixed_answers: list[list[Completion]]
+) -> None:
     async with Engine(make_pair(make_config, kind, tmp_path)) as engine:
-        assert await run_mixed(engine, REQUESTS) == expected
+        assert await run_mixed(engine, REQUESTS) == mixed_answers[:50]
         stats = engine.stats()
         assert stats.num_prefills > 10
         assert stats.kv_received_tokens > 1000
@@ -53,9 +53,9 @@ async def test_texts_are_those_of_one_core(make_config: MakeConfig, tmp_path: Pa
         assert decode.stats.num_saved_tokens == 0
 
 
-async def test_a_dead_or_silent_producer_is_not_waited_for(make_config: MakeConfig, tmp_path: Path) -> None:
-    async with Engine(make_config(**ROOMY)) as engine:
-        expected = await run_mixed(engine, REQUESTS)
+async def test_a_dead_or_silent_producer_is_not_waited_for(
+    make_config: MakeConfig, tmp_path: Path, mixed_answers: list[list[Completion]]
+) -> None:
     async with Engine(make_pair(make_config, "SharedMemoryConnector", tmp_path)) as engine:
         for sent in (signal.SIGKILL, signal.SIGSTOP):
             answers = asyncio.ensure_future(run_mixed(engine, REQUESTS))
@@ -63,7 +63,7 @@ async def test_a_dead_or_silent_producer_is_not_waited_for(make_config: MakeConf
             await wait_until(lambda n=num_before: engine.stats().num_prefills > n + 5)
             assert not answers.done()
             send_signal(engine, 0, sent)
-            assert await answers == expected
+            assert await answers == mixed_answers[:50]
             await wait_until(lambda: engine._supervisor.replicas[0].state == "ready")
             await engine.reset_prefix_cache()
         assert not engine._supervisor.dispatcher._prefills.list_held()
