@@ -1,6 +1,7 @@
 """Logits of every family of the registry against transformers, beyond its windows, however the prompt is cut."""
 
 import functools
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,14 @@ from engine.errors import ConfigError
 from engine.kv_cache_spec import group_layers
 from engine.model import DecoderModel, ModelConfig, load_model
 from kernels.cpu import make_native_ops
-from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+from tests.engine.model.drive import (
+    HYBRIDS,
+    Driver,
+    compute_expected,
+    make_prompt,
+    make_transformers_model,
+    save,
+)
 from tests.kernels.cpu.conftest import require_library
 
 MAX_LEN = 120
@@ -29,18 +37,11 @@ LONGROPE = {
     "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 31.0],
 }
 WINDOW = {"sliding_window": 40, "num_hidden_layers": 4}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22}
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
     "smollm3-listed": ("smollm3", {"no_rope_layers": [0, 1, 0], "tie_word_embeddings": False}),
-    "granite": (
-        "granite",
-        {
-            "embedding_multiplier": 12.0,
-            "logits_scaling": 8.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.1,
-        },
-    ),
+    "granite": ("granite", GRANITE | {"attention_multiplier": 0.1}),
     "granite4": ("granitemoehybrid", {"residual_multiplier": 0.3}),
     "phi3": ("phi3", {"sliding_window": 40}),
     "phi3-longrope": (
@@ -73,6 +74,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {"sliding_window": 40}),
     "starcoder2-no-bias": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
 }
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe-dense-layers": ("qwen3_moe", {"mlp_only_layers": [0], "norm_topk_prob": False}),
+    "qwen3_moe-every-second": ("qwen3_moe", {"decoder_sparse_step": 2, "tie_word_embeddings": True}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"sliding_window": 40}),
+    "olmoe": ("olmoe", {"norm_topk_prob": True}),
+    "granitemoe": ("granitemoe", GRANITE | {"attention_multiplier": 0.1}),
+    "minimax_m2": ("minimax_m2", {}),
+    "glm4_moe": ("glm4_moe", {"routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True}),
+    "gpt_oss": ("gpt_oss", {"sliding_window": 40, "rope_parameters": YARN}),
+    "glm4_moe-groups": ("glm4_moe", {"n_group": 4, "topk_group": 2, "norm_topk_prob": False}),
+}
+VARIANTS = DENSE | EXPERTS | {family: (family, {}) for family in HYBRIDS}
+FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +110,11 @@ def make_model(variant: str) -> PreTrainedModel:
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, expected, atol=4e-5, rtol=0)
+    tolerance = max(4e-5, 2e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", DENSE | EXPERTS)
 def test_prefill_chunks_decode_and_prefix_hit(variant: str, folders: Callable[[str], Path]) -> None:
     prompt = make_prompt(MAX_LEN)
     expected, model = compute_expected(make_model(variant), prompt), load_model(folders(variant))
@@ -128,7 +146,7 @@ def test_lower_precisions_stay_near(variant: str, kind: Any, folders: Callable[[
     assert torch.cosine_similarity(logits, expected, dim=-1).min() > 0.985
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", DENSE)
 def test_texts_do_not_depend_on_batch_chunks_or_cache(variant: str, folders: Callable[[str], Path]) -> None:
     prompts = [make_prompt(length) for length in (3, 70, 75, 100)]
     params = [SamplingParams(temperature=n % 2, seed=n, max_tokens=16, ignore_eos=True) for n in range(4)]
@@ -145,6 +163,32 @@ def test_texts_do_not_depend_on_batch_chunks_or_cache(variant: str, folders: Cal
         assert llm.stats().prefix_cache_hits > 0
     expected = [output.outputs[0].token_ids for output in alone]
     assert [[output.outputs[0].token_ids for output in run] for run in runs] == [expected, expected]
+
+
+KINDS = [(FLOAT, None), (BRAIN, None), (BRAIN, "int8")]
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind"),
+    [
+        *itertools.product(["qwen3_moe", "qwen2_moe", "glm4_moe-groups", "granitemoe"], KINDS),
+        *((family, KINDS[0]) for family in HYBRIDS),
+    ],
+)
+def test_native_bits_do_not_depend_on_batch_or_chunks(
+    variant: str, kind: Any, folders: Callable[[str], Path]
+) -> None:
+    ops = make_native_ops(require_library(), 2)
+    model = load_model(folders(variant), dtype=kind[0], ops=ops, quantization=kind[1])
+    assert isinstance(model, DecoderModel)
+    prompt = make_prompt(90)
+    alone = Driver(model).step({"a": prompt})["a"]
+    driver, parts, done = Driver(model), [], 0
+    for number, count in enumerate((1, 40, 3, 1, 17, 28)):
+        neighbours = {f"b{number}": make_prompt(1 + 7 * number, number), "c": make_prompt(1, number)}
+        parts.append(driver.step(neighbours | {"a": prompt[done : done + count]})["a"])
+        done += count
+    assert torch.equal(torch.cat(parts), alone)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "ministral3"])

@@ -14,21 +14,19 @@ from engine.model.weight_memory import check_weight_memory, count_parameters, es
 from kernels.cpu import make_native_ops
 from kernels.cpu.weights import NativeWeight
 from tests.engine.model.drive import make_transformers_model, save
+from tests.engine.model.mixed_batch import VARIANTS as BASE_VARIANTS
+from tests.engine.model.test_families import VARIANTS
 from tests.kernels.cpu.conftest import require_library
 
 LeaveFree = Callable[..., None]
 CPU = torch.device("cpu")
 SHAPES: list[tuple[str, dict[str, Any]]] = [
-    ("llama", {}),
-    ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
     ("mistral", {"head_dim": 24}),
-    ("qwen2", {"tie_word_embeddings": True}),
     ("qwen3", {"num_hidden_layers": 1}),
-    ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
-    ("olmo3", {}),
     ("gemma3", {}),
     ("cohere2", {"attention_bias": True}),
-    ("starcoder2", {}),
+    *BASE_VARIANTS.values(),
+    *VARIANTS.values(),
 ]
 
 
@@ -53,7 +51,7 @@ def test_the_parameters_counted_are_those_of_the_model(
     family: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
     config = read_config(family, tmp_path, **overrides)
-    model = DecoderModel(config, torch.float32, CPU)
+    model = DecoderModel(config, torch.float32, torch.device("meta"))
     assert count_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
     assert (estimate_head_copy(config, torch.float32) == 0) is not config.tie_word_embeddings
 

@@ -28,6 +28,7 @@ from tests.engine.mixed_requests import TIGHT, Completion, make_mixed_requests, 
 from tests.engine.model.drive import Driver, make_prompt
 from tests.engine.parallel.test_ranks import kill_rank
 from tests.engine.parallel.test_sharding import EIGHTHS, open_comms
+from tests.engine.parallel.test_sharding import MODELS as DIVIDED
 from tests.engine.tokenizer_folders import make_byte_level_folder
 from tests.kernels.cpu.conftest import require_library
 
@@ -35,14 +36,14 @@ from tests.kernels.cpu.conftest import require_library
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "one KV head, odd vocabulary": ("llama", {"num_key_value_heads": 1, "vocab_size": 133}),
-    "tied head": ("qwen3", {"tie_word_embeddings": True}),
-    "biases": ("qwen2", {}),
-    "fused matrices": ("phi3", {}),
-    "interleaved heads, parallel MLP": ("cohere2", {"sliding_window": 20, "num_hidden_layers": 4}),
-    "shared experts": ("qwen2_moe", {}),
-}
+NAMES = (
+    "one KV head, odd vocabulary",
+    "tied head",
+    "biases",
+    "fused matrices",
+    "interleaved heads, parallel MLP",
+)
+MODELS = {name: DIVIDED[name] for name in NAMES} | {"shared experts": ("qwen2_moe", {})}
 
 
 class ThreadRanks:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine import LLM, ConfigError, EngineConfig, SamplingParams
+from engine import ConfigError, EngineConfig
 from engine.model import DecoderModel, ModelConfig, load_model
 from engine.model.linear import Linear
 from engine.worker import ops_choice
@@ -233,20 +233,6 @@ def test_a_worker_moves_over_while_steps_come_without_a_pause(
     for position in range(4, 68):
         worker.execute(make_plan([(0, position, 1)], position))
     assert (worker.do_chore(), worker.describe()["ops"]) == (False, "native")
-
-
-def test_tokens_are_the_same_with_native_ops_and_without(
-    make_llm: Callable[..., LLM], library: NativeLibrary
-) -> None:
-    prompts = [make_prompt(length, length) for length in (1, 17, 64, 300, 5, 90)]
-    options = {"max_tokens": 40, "ignore_eos": True}
-    params = [SamplingParams(temperature=number % 2, seed=number, **options) for number in range(6)]
-    tokens = []
-    for backend in ("sdpa", "native"):
-        with make_llm(attention_backend=backend, max_num_batched_tokens=100) as llm:
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            tokens.append([output.outputs[0].token_ids for output in outputs])
-    assert tokens[0] == tokens[1]
 
 
 def test_the_copy_of_a_tied_head_is_counted_until_it_is_there(tmp_path: Path, library: NativeLibrary) -> None:

@@ -20,7 +20,7 @@ from engine.model.formats.gguf_blocks import KINDS, GGUFTensor
 from kernels.cpu.weights import WeightKind
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.engine.model.formats.gguf_files import load_reference, round_q4_k, write_gguf
-from tests.kernels.cpu.test_native_layers import make_ops
+from tests.engine.model.mixed_batch import find_ops
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
 
@@ -78,7 +78,7 @@ def test_native_ops_keep_the_codes(tmp_path: Path, kind: Type) -> None:
     source = make_transformers_model("qwen3", **SIZES, tie_word_embeddings=True)
     path = tmp_path / "model.gguf"
     decoded = write_gguf(save(source, tmp_path), path, {"layers.1.self_attn.v_proj": Type.Q8_0, "": kind})
-    model = load_model(path, ops=make_ops())
+    model = load_model(path, ops=find_ops())
     kinds = [layer.attention.qkv_proj.packed.kind for layer in model.layers]
     assert kinds == [WeightKind.INT4, WeightKind.FLOAT32, WeightKind.INT4]
     assert model.lm_head.packed.kind == WeightKind.INT4
@@ -93,7 +93,7 @@ def test_a_stacked_matrix_is_rounded_to_the_groups_that_a_part_of_it_has(tmp_pat
     source = make_transformers_model("qwen3", **SIZES)
     path = tmp_path / "model.gguf"
     decoded = write_gguf(save(source, tmp_path), path, {"v_proj": Type.Q8_0, "": Type.Q4_K})
-    model = load_model(path, ops=make_ops(), quantization="int4")
+    model = load_model(path, ops=find_ops(), quantization="int4")
     packed = model.layers[0].attention.qkv_proj.packed
     assert (packed.kind, packed.struct.group_size) == (WeightKind.INT4, 32)
     queries = model.ops.unpack_linear(packed)[:256]

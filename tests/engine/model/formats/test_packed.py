@@ -19,7 +19,7 @@ from engine.model.formats.packed_int4 import read_awq, read_compressed, read_gpt
 from kernels.cpu.weights import WeightKind
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.engine.model.formats.gguf_files import load_reference
-from tests.kernels.cpu.test_native_layers import make_ops
+from tests.engine.model.mixed_batch import find_ops
 
 OUT, IN, GROUP = 64, 128, 32
 Tensors = dict[str, Tensor]
@@ -264,7 +264,7 @@ def test_a_checkpoint_gives_the_logits_of_transformers_with_the_decoded_weights(
 @pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
 def test_native_ops_multiply_with_the_codes_of_a_checkpoint(tmp_path: Path, method: str) -> None:
     source, decoded = write_checkpoint(tmp_path, method)
-    model = load_model(tmp_path, ops=make_ops())
+    model = load_model(tmp_path, ops=find_ops())
     packed = model.layers[0].mlp.gate_up_proj.packed
     assert (packed.kind, packed.struct.group_size) == (WeightKind.INT4, GROUP)
     gate = model.ops.unpack_linear(packed)[:256]
