@@ -93,7 +93,7 @@ def test_sinks_are_counted_once(device: torch.device) -> None:
     assert not torch.equal(expected, attend_plainly(tensors))
 
 
-@pytest.mark.parametrize("target_programs", [1, 40, 1000])
+@pytest.mark.parametrize("target_programs", [1, 1000])
 def test_who_computes_a_part_changes_no_bit(device: torch.device, target_programs: int) -> None:
     tensors, shared = make_cascade(device, head_dim=16)
     assert_same_sums(share(tensors, shared, target_programs), attend_plainly(tensors))

@@ -10,15 +10,13 @@ import pytest
 from tests.kernels.triton.conftest import IS_INTERPRETED
 
 ROOT = Path(__file__).resolve().parents[3]
-# One process each, in any worker: most of a short file's time goes into the start.
+# One process each, in any worker: much of a short file's time goes into the start.
 GROUPS = [
     pytest.param(names, id=" ".join(names), marks=pytest.mark.xdist_group(names[0]))
     for names in (
-        ("paged_attention",),
-        ("cascade_attention",),
-        ("elementwise", "sampling", "lm_head", "lora"),
-        ("experts",),
-        ("self_check",),
+        ("paged_attention", "lm_head", "lora"),
+        ("cascade_attention", "elementwise"),
+        ("self_check", "sampling", "experts"),
     )
 ]
 

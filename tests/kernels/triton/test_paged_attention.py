@@ -17,6 +17,8 @@ pytestmark = pytest.mark.gpu
 
 DECODE = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 40)]
 MIXED = [(1, 40), (33, 33), (1, 20), (5, 37), (20, 41), (1, 1), (17, 17)]
+# A few requests of each kind: decodes, one of them in several parts, drafts and a chunk.
+FEW = [(1, 1), (1, 40), (1, 100), (5, 37), (20, 41)]
 
 
 def make_table(block_n: int = 16, min_split: int = 32, target_programs: int = 1, rows: int = 16) -> TileTable:
@@ -83,12 +85,12 @@ def test_memory_behind_the_window_may_hold_anything(device: torch.device, window
 @pytest.mark.parametrize("target_programs", [1, 1000])
 def test_soft_cap_bounds_the_scores(device: torch.device, target_programs: int) -> None:
     table = make_table(target_programs=target_programs)
-    assert_equals_reference(make_paged(MIXED, device, head_dim=16), table, soft_cap=1.5)
+    assert_equals_reference(make_paged(FEW, device, head_dim=16), table, soft_cap=1.5)
 
 
 @pytest.mark.parametrize("target_programs", [1, 1000])
 def test_sinks_take_a_share_of_each_head(device: torch.device, target_programs: int) -> None:
-    tensors = make_paged([*MIXED, (1, 200)], device, num_heads=6, num_kv_heads=2, head_dim=16)
+    tensors = make_paged(FEW, device, num_heads=6, num_kv_heads=2, head_dim=16)
     sinks = torch.tensor([-100.0, -1.0, 0.0, 2.5, 4.0, 100.0], device=device)
     assert_equals_reference(tensors, make_table(target_programs=target_programs), sinks=sinks)
 
