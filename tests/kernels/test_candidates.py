@@ -33,7 +33,8 @@ def order_row(row: Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["plain", "tied", "flat", "forbidden", "sorted"])
 @pytest.mark.parametrize(
-    ("vocab_size", "width"), [(LONG, 1), (LONG, 20), (LONG, 1024), (3073, 20), (700, 20)]
+    ("vocab_size", "width"),
+    [(LONG, 1), (LONG, 20), (LONG, 1024), (3073, 20), (700, 20), (40, 40), (9, 4), (2, 1), (1, 1)],
 )
 def test_candidates_of_long_rows_are_those_of_a_sort(kind: str, vocab_size: int, width: int) -> None:
     rows = make_rows(kind, vocab_size)

@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.torch import sampling
-from kernels.torch.candidates import select_candidates
 from tests.chi_square import compute_p_value
 from tests.kernels import sampling_reference
 
@@ -100,20 +97,6 @@ def test_extreme_hashes_give_finite_noise() -> None:
     uniforms = hashes.to(torch.float32).add_(0.5).mul_(sampling.UNIFORM_SCALE)
     assert (uniforms > 0).all()
     assert (uniforms < 1).all()
-
-
-@given(
-    st.lists(st.sampled_from([-np.inf, -3.5, -1.0, -0.0, 0.0, 1e-38, 2.0, 2.5]), min_size=1, max_size=40),
-    st.integers(1, 40),
-)
-def test_candidates_are_the_best_with_ties_by_lower_id(values: list[float], width: int) -> None:
-    width = min(width, len(values))
-    scores = torch.tensor([values, values[::-1]], dtype=torch.float32)
-    found, ids = select_candidates(scores, torch.arange(len(values)), width)
-    for row in range(2):
-        order = sorted(range(len(values)), key=lambda i, row=row: (-float(scores[row, i]), i))
-        assert ids[row].tolist() == order[:width]
-        assert found[row].tolist() == scores[row, order[:width]].tolist()
 
 
 def draw_filtered(logits: Tensor, temperature: float, k: int, p: float, min_p: float) -> Tensor:

@@ -16,14 +16,7 @@ from assets.demo_model.recipe.companions.frozen import FOLDER, open_encoder
 from assets.demo_model.recipe.writing.schemas import load_schema
 from engine import LLM, RequestOutput, SamplingParams
 from grammar import GrammarSpec
-
-METHODS: dict[str, dict[str, Any]] = {
-    "eagle": {"method": "eagle", "model": str(FOLDER / "eagle")},
-    "draft_model": {"method": "draft_model", "model": str(FOLDER / "draft")},
-    "medusa": {"method": "medusa", "model": str(FOLDER / "medusa")},
-    "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
-    "suffix": {"method": "suffix"},
-}
+from tests.engine.spec.compare_methods import METHODS
 
 
 def list_jobs(num: int, temperature: float) -> dict[str, list[tuple[list[int], SamplingParams]]]:
@@ -65,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num", type=int, default=16, help="prompts of a task (16)")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--methods", nargs="*", default=[*METHODS, "forced"])
+    parser.add_argument("--methods", nargs="*", default=[name for name in METHODS if name != "all"])
     parser.add_argument("--tasks", nargs="*", default=["extraction", "chat", "schema"])
     parser.add_argument("--draft-sample-method", default="probabilistic")
     parser.add_argument(
@@ -84,7 +77,7 @@ def main() -> None:
     plain = LLM(**settings)
     for name in args.methods:
         config = {"num_speculative_tokens": 8 if name == "forced" else 3, "adaptive": args.times}
-        config |= {"method": name, "draft_sample_method": args.draft_sample_method} | METHODS.get(name, {})
+        config |= {"method": name, "draft_sample_method": args.draft_sample_method} | METHODS[name]
         drafting = LLM(speculative_config=config, **settings)
         for task in args.tasks:
             expected = run(plain, jobs[task])[1]

@@ -95,19 +95,6 @@ def test_a_cached_prefix_always_has_its_own_content(num_slots: int, windows: tup
     assert manager.pool.reset_cache() and not len(manager.tier or ())
 
 
-def test_an_evicted_prefix_is_found_again() -> None:
-    manager = make_manager(4, 8)
-    memory = Memory(manager)
-    for prompt in (list(range(13)), list(range(20, 33)), list(range(13))):
-        request = make_request(prompt)
-        num_cached = manager.admit(request)
-        memory.step()
-        manager.commit(request, 12)
-        memory.compute(request)
-        manager.free(request)
-    assert num_cached == 12 and manager.num_loaded_tokens == 12
-
-
 def test_events_name_a_block_as_cached_until_the_tier_drops_it() -> None:
     manager = make_manager(2, 2)
     manager.pool.changes = {}

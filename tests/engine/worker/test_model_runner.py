@@ -230,25 +230,3 @@ def test_a_row_with_drafts_scores_each_token_that_counts() -> None:
     assert read_runs(done) == {0: [7, 8], 1: [22, 23]}
     assert [entry.token.token_id for entry in done.logprobs[1]] == [22, 23]
     assert list(done.logprobs) == [1]
-
-
-def test_logprobs_stand_beside_the_rows_that_asked() -> None:
-    runner, _ = make_runner()
-    asking = SamplingParams(temperature=0, logprobs=2)
-    new = [make_new_row(0, [5]), make_new_row(1, [9], asking)]
-    done = runner.execute(make_plan([(0, 0, 1), (1, 0, 1)], new=new))
-    assert isinstance(done, StepDone)
-    assert list(done.logprobs) == [1]
-    (entry,) = done.logprobs[1]
-    assert [top.token_id for top in entry.top] == [10, 11]
-
-
-def test_prompt_logprobs_are_of_the_tokens_that_follow() -> None:
-    runner, _ = make_runner()
-    asking = SamplingParams(temperature=0, prompt_logprobs=1)
-    done = runner.execute(make_plan([(0, 0, 3)], new=[make_new_row(0, [5, 6, 9], asking)]))
-    assert isinstance(done, StepDone)
-    tokens = [entry.token for entry in done.prompt_logprobs[0]]
-    assert tokens[0].rank == 1
-    assert [token.token_id for token in tokens] == [6, 9]
-    assert done.prompt_logprobs[0][1].top[0].token_id == 7

@@ -4,7 +4,6 @@ Distributions are compared by chi-square over 20,000 draws at different position
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,39 +50,6 @@ PARAMS = {
 }
 
 
-def rank_greedy(case: Case, logits: torch.Tensor, count: int) -> list[int]:
-    """The best tokens after the edits, found by forbidding each one once found."""
-    found: list[int] = []
-    for _ in range(count):
-        rest = logits.index_fill(0, torch.tensor(found, dtype=torch.int64), -torch.inf)
-        found.append(sample_alone(case, rest))
-    return found
-
-
-def test_logit_bias_moves_a_token_by_its_value() -> None:
-    logits = torch.tensor([0.0, 1.0, 2.0, 3.0])
-    params = replace(GREEDY, logit_bias={1: 2.5, 3: -1.5})
-    assert rank_greedy(Case(params), logits, 4) == [1, 2, 3, 0]
-
-
-def test_allowed_token_ids_forbid_all_others() -> None:
-    logits = make_logits(1, 50)[0]
-    assert sorted(rank_greedy(Case(replace(GREEDY, allowed_token_ids=(7, 7, 30))), logits, 2)) == [7, 30]
-
-
-def test_repetition_penalty_counts_prompt_and_output_once() -> None:
-    logits = torch.tensor([-1.0, 4.0, 4.0, 3.0, -2.1])
-    case = Case(replace(GREEDY, repetition_penalty=2.0), prompt=[1, 1, 0], output=[2, 2])
-    assert rank_greedy(case, logits, 5) == [3, 1, 2, 0, 4]
-
-
-def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
-    logits = torch.tensor([5.0, 5.0, 5.0, 4.0])
-    params = replace(GREEDY, frequency_penalty=0.4, presence_penalty=0.5)
-    case = Case(params, prompt=[0, 0, 0, 0], output=[1, 2, 2])
-    assert rank_greedy(case, logits, 4) == [0, 1, 3, 2]
-
-
 def test_penalties_follow_the_tokens_sampled_since() -> None:
     case = Case(replace(GREEDY, frequency_penalty=1.0))
     sampler, logits = make_sampler([case], 3), torch.tensor([[3.0, 2.5, 0.4]])
@@ -100,11 +66,6 @@ def test_last_token_of_a_bad_word_is_forbidden_after_the_rest(output: list[int],
     logits[7] = 9.0
     case = Case(GREEDY, prompt=[5, 6], output=output, bad_words=[[5, 6, 7], [6, 6, 8]])
     assert (sample_alone(case, logits) != 7) == is_forbidden
-
-
-def test_bad_word_of_one_token_is_always_forbidden() -> None:
-    logits = torch.tensor([0.0, 9.0, 1.0])
-    assert sample_alone(Case(GREEDY, bad_words=[[1], [], [3], [1]]), logits) == 2
 
 
 def test_bad_words_follow_the_tokens_sampled_since() -> None:
@@ -143,23 +104,6 @@ def test_a_step_sends_nothing_of_the_words_to_the_device(monkeypatch: pytest.Mon
     sample(sampler, make_logits(1, 10), [case])
     assert sent
     assert max(sent) <= 2
-
-
-@pytest.mark.parametrize(
-    ("num_output", "options", "expected"),
-    [
-        (0, {"min_tokens": 3}, 2),
-        (2, {"min_tokens": 3}, 2),
-        (3, {"min_tokens": 3}, EOS),
-        (0, {"min_tokens": 3, "stop_token_ids": (99,), "ignore_eos": True}, EOS),
-        (0, {"ignore_eos": True}, EOS),
-    ],
-)
-def test_ending_tokens_are_forbidden_before_min_tokens(
-    num_output: int, options: dict[str, Any], expected: int
-) -> None:
-    params = replace(GREEDY, **({"stop_token_ids": (1, 99)} | options))
-    assert sample_alone(Case(params, output=[2] * num_output), torch.tensor([9.0, 8.0, 7.0])) == expected
 
 
 def test_min_tokens_gives_way_where_the_grammar_only_ends() -> None:

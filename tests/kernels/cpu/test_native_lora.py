@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels.cpu.native_ops import NativeOps
-from kernels.lora import LoraMatrix, LoraPart, LoraSegment, add_lora
+from kernels.lora import LoraSegment, add_lora
+from tests.kernels.adapters import make_lora_matrix
 
 # outputs, inputs, and (start, width, rank) of the parts
 SHAPES = [
@@ -12,23 +13,6 @@ SHAPES = [
     (100, 63, [(0, 33, 1), (50, 50, 7)]),
     (577, 1000, [(0, 512, 9), (512, 1, 3), (513, 64, 32)]),
 ]
-
-
-def make_matrix(
-    shape: tuple[int, int, list[tuple[int, int, int]]], dtype: torch.dtype, seed: int
-) -> LoraMatrix:
-    outputs, inputs, sizes = shape
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator)
-
-    parts, first = [], 0
-    for number, (start, width, rank) in enumerate(sizes):
-        factor, offset = (draw(width) if (seed + number) % 2 else None for _ in range(2))
-        parts.append(LoraPart(start, first, draw(width, rank).to(dtype), 0.5 + number, factor, offset))
-        first += rank
-    return LoraMatrix(draw(first, inputs).to(dtype), tuple(parts), outputs)
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=str)
@@ -47,7 +31,7 @@ def test_adapters_add_what_torch_adds(
     x = torch.randn(90, shape[1]).to(x_dtype)
     y = torch.randn(90, shape[0]).to(y_dtype)
     rows = torch.randperm(90)[:77]
-    matrices = [make_matrix(shape, weights, seed) for seed in range(3)]
+    matrices = [make_lora_matrix(*shape, seed, weights) for seed in range(3)]
     bounds = [(0, 1), (1, 7), (8, 77)]  # place 7 has an adapter that does not change this matrix
     expected, found = y.clone(), y.clone()
     add_lora(expected, x, rows, [LoraSegment(m, *b) for m, b in zip(matrices, bounds, strict=True)])

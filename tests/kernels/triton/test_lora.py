@@ -3,22 +3,9 @@
 import pytest
 import torch
 
-from kernels.lora import LoraMatrix, LoraPart, LoraSegment, add_lora
+from kernels.lora import LoraSegment, add_lora
 from kernels.triton.lora import LoraOp
-
-
-def make_matrix(sizes: list[tuple[int, int, int]], seed: int, device: torch.device) -> LoraMatrix:
-    """A change of a matrix [100, 300]; sizes are (start, width, rank)."""
-    generator = torch.Generator().manual_seed(seed)
-    parts, first = [], 0
-    for number, (start, width, rank) in enumerate(sizes):
-        b, factor, offset = (
-            torch.randn(size, generator=generator) for size in ((width, rank), (width,), (width,))
-        )
-        vectors = (factor.to(device), None) if (seed + number) % 2 else (None, offset.to(device))
-        parts.append(LoraPart(start, first, b.to(device), 0.5 + number, *vectors))
-        first += rank
-    return LoraMatrix(torch.randn((first, 300), generator=generator).to(device), tuple(parts), 100)
+from tests.kernels.adapters import make_lora_matrix
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -27,7 +14,7 @@ def test_adapters_add_what_torch_adds_and_rows_do_not_depend_on_others(
 ) -> None:
     op = LoraOp(dtype)
     sizes = [[(0, 100, 16)], [(3, 1, 1), (36, 64, 20)], [(0, 36, 3), (40, 60, 7)]]
-    matrices = [make_matrix(each, seed, device) for seed, each in enumerate(sizes)]
+    matrices = [make_lora_matrix(100, 300, each, seed, device=device) for seed, each in enumerate(sizes)]
     packed = [op.pack(matrix) for matrix in matrices]
     x, y = torch.randn(9, 300, device=device).to(dtype), torch.randn(9, 100, device=device).to(dtype)
     rows = torch.tensor([8, 0, 3, 5, 1, 7], device=device)
