@@ -24,11 +24,11 @@ from pydantic import Field, ValidationError, model_validator
 from starlette.datastructures import UploadFile
 
 from app.api.context import ApiContext, context_of
-from app.api.errors import ApiError, describe_fields
+from app.api.errors import BadRequest, describe_fields
 from app.api.fields import check_names
 from app.api.json_body import parse_body
 from app.api.protocol import Fields, Options
-from app.api.sse import STREAMED, Emit, EventStream, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
 from app.extraction import (
     Example,
     ExtractionResult,
@@ -118,7 +118,7 @@ class ExtractRequest(Fields):
         """Refuse two sources."""
         for name in ("text", "images"):
             if getattr(self, name) is not None and self.rows is not None:
-                raise ApiError(400, f"give either {name} or rows", name, "invalid_value")
+                raise BadRequest(f"give either {name} or rows", name)
         return self
 
 
@@ -166,9 +166,9 @@ async def extract(request: Request, context: Context) -> Response:
         )
     source = sources[0]
     if source.error is not None:
-        raise ApiError(400, source.error, "file", "unreadable_file")
+        raise BadRequest(source.error, "file", "unreadable_file")
     if source.is_empty:
-        raise ApiError(400, "text is empty: there is nothing to extract", "text", "invalid_value")
+        raise BadRequest("text is empty: there is nothing to extract", "text")
     if body.stream:
         return EventStream(
             lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt),
@@ -206,13 +206,13 @@ async def send_parts(
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, ExtractionResult):
-                await emit(_event(show(extractor, source.add_pages(part.to_json()), part)))
+                await emit(frame(show(extractor, source.add_pages(part.to_json()), part)))
             elif not isinstance(part, PartialExtraction):
                 counts = {"num_done": part.num_done, "num_parts": part.num_parts}
-                await emit(_event({"object": "extraction.progress", **counts}))
+                await emit(frame({"object": "extraction.progress", **counts}))
             elif time.monotonic() - sent >= PARTIAL_INTERVAL_S:
                 sent = time.monotonic()
-                await emit(_event({"object": "extraction.partial", "record": part.record}))
+                await emit(frame({"object": "extraction.partial", "record": part.record}))
 
 
 def show(extractor: Extractor, record: dict[str, Any], result: ExtractionResult | None) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def read_schema(given: dict[str, Any] | str) -> Schema:
         message = (
             f"schema={given[:80]!r} is none of {', '.join(known)}; give a JSON Schema or one of these names"
         )
-        raise ApiError(400, message, "schema", "invalid_value")
+        raise BadRequest(message, "schema")
     schema: Schema = json.loads(known[given].read_text(encoding="utf-8"))
     return schema
 
@@ -283,10 +283,10 @@ async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequ
     except ValidationError as error:
         raise describe_fields(error.errors()) from error
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+        raise BadRequest(f"the body is not JSON: {error}", None, "invalid_json") from error
     is_inline = body.text is not None or body.images is not None
     if sum((bool(rows), is_inline, body.rows is not None)) != 1:
-        raise ApiError(400, "give one of text or images, rows, and a file in a form", "text", "invalid_value")
+        raise BadRequest("give one of text or images, rows, and a file in a form", "text")
     if is_inline:
         return body, [Source("", body.text or "", images=tuple(body.images or ()))]
     for number, row in enumerate(body.rows or (), 1):
@@ -306,7 +306,7 @@ def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:
     table = make_table(rows)
     if column is not None and column not in table.columns:
         known = ", ".join(table.columns)[:200]
-        raise ApiError(400, f"column={column[:80]!r} is none of {known}", "column", "invalid_value")
+        raise BadRequest(f"column={column[:80]!r} is none of {known}", "column")
     return [row.pick(column or table.pick_text_column() or TEXT_COLUMN) for row in rows]
 
 
@@ -323,14 +323,10 @@ async def _read_file(file: UploadFile, sees_images: bool) -> list[Row]:
     try:
         return await asyncio.to_thread(read)
     except UnreadableSource as error:
-        raise ApiError(400, str(error), "file", "unreadable_file") from error
+        raise BadRequest(str(error), "file", "unreadable_file") from error
 
 
 def _read_part(name: str, value: str) -> Any:
     """Return the value of a form part: JSON for parts with JSON values, and for a schema that is not a name."""
     is_json = name in JSON_PARTS or (name == "schema" and value.lstrip().startswith("{"))
     return parse_body(value.encode()) if is_json else value
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
