@@ -23,6 +23,7 @@ from kernels.triton.paged_attention import estimate_scratch, paged_attention
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.sampling import draw_filtered, draw_full, draw_greedy
 from kernels.triton.silu_mul import silu_mul
+from kernels.triton.states import scan_states
 from kernels.triton.token_bitmask import apply_bitmask
 
 
@@ -55,6 +56,7 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         draw_filtered=draw_filtered,
         apply_bitmask=apply_bitmask,
         lm_head_sample=lm_head_sample,
+        scan_states=scan_states,
         gather_inputs=gather_inputs,
         estimate_scratch=estimate_scratch,
         is_graph_safe=True,

@@ -14,6 +14,7 @@ import kernels.torch as torch_ops
 from kernels.lora import LoraMatrix, LoraPart, LoraSegment
 from kernels.ops import ExpertWeights, GatedActivation, Ops
 from kernels.shared_prefixes import make_shared
+from kernels.states import ScanWeights, StateSegments
 from kernels.step_buffers import StepBuffers
 from kernels.torch.sampling import draw_full, make_row_keys
 
@@ -128,6 +129,20 @@ def _lora(ops: Ops, given: Tensors) -> list[Tensor]:
     return [y]
 
 
+def _scan(ops: Ops, given: Tensors) -> list[Tensor]:
+    """Scan a decode, a run with two drafts, and a run in chunks."""
+
+    def make(*shape: int) -> Tensor:
+        return given.make(*shape, dtype=torch.float32)
+
+    source, target = np.array([0, -1, 1, 2, 4]), np.array([0, 1, 2, 3, 4])
+    count = np.array([1, 1, 1, 1, 40])
+    segments = StateSegments(source, target, np.cumsum(count) - count, count, np.array([1, 4, 5]))
+    weights = ScanWeights(4, 2, 16, 24, 96, 128, 0, make(4), make(4), None)
+    states = make(5, 4, 16, 24)
+    return [ops.scan_states(make(44, 160), make(44, 4), make(44, 4), weights, states, segments), states]
+
+
 def _greedy(ops: Ops, given: Tensors) -> list[Tensor]:
     return [ops.draw_greedy(given.make(4, 2500, dtype=torch.float32))]
 
@@ -184,6 +199,7 @@ CASES: dict[Names, Callable[[Ops, Tensors], list[Tensor]]] = {
     ATTENTION: _attention,
     EXPERTS: _experts,
     ("add_lora", "pack_lora"): _lora,
+    ("scan_states",): _scan,
     ("draw_greedy",): _greedy,
     ("draw_full",): _full,
     ("draw_filtered",): _filtered,

@@ -36,11 +36,13 @@ SEGMENTS = make_segments(*RUNS)
 NUM_TOKENS = 143
 
 
-def make_scan(kind: str, key_size: int, value_size: int) -> tuple[ScanWeights, dict[str, Tensor | None]]:
+def make_scan(
+    kind: str, key_size: int, value_size: int, device: torch.device | None = None
+) -> tuple[ScanWeights, dict[str, Tensor | None]]:
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator).to(device)
 
     heads, groups = 4, 2
     skip = None if kind == "delta" else draw(heads)
@@ -70,7 +72,8 @@ def make_scan(kind: str, key_size: int, value_size: int) -> tuple[ScanWeights, d
 def scan_slowly(weights: ScanWeights, mixed: Tensor, dt: Tensor, beta: Any, states: Tensor) -> Tensor:
     """Run the recurrence token by token, as its formula says."""
     mixed, dt, states[:] = mixed.double(), dt.double(), states
-    out = torch.empty(NUM_TOKENS, weights.num_heads, weights.value_size, dtype=torch.float64)
+    shape = NUM_TOKENS, weights.num_heads, weights.value_size
+    out = torch.empty(shape, dtype=torch.float64, device=mixed.device)
     for each in range(len(SEGMENTS.source)):
         source, first = int(SEGMENTS.source[each]), int(SEGMENTS.first[each])
         state = torch.zeros_like(states[0]) if source < 0 else states[source].clone()

@@ -27,6 +27,7 @@ from kernels.triton.norm_rope_store import norm_rope_store_kernel
 from kernels.triton.paged_attention import MAX_SHORT_ROWS
 from kernels.triton.rms_norm import rms_norm_kernel
 from kernels.triton.silu_mul import silu_mul_kernel
+from kernels.triton.states import scan_states_kernel
 from kernels.triton.tiles import Kind, Tile, pick_generation, read_table
 from kernels.triton.token_bitmask import apply_bitmask_kernel
 from tests.kernels.triton.ahead import Compiled, compile_for
@@ -220,6 +221,10 @@ LORA = {
     "low_ptr": "*fp32", "rows_ptr": "*i64", "row_segments_ptr": "*i64", "segments_ptr": "*i64", "low_stride": "i32",
 }  # fmt: skip
 # name: kernel, arguments, constants, warps, whether its loads are 128 bits wide
+SCAN = dict.fromkeys(
+    ("out_ptr", "mixed_ptr", "dt_ptr", "beta_ptr", "a_log_ptr", "dt_bias_ptr", "states_ptr"), "*fp32"
+)
+SCAN |= {"skip_ptr": "*fp32", "segments_ptr": "*i64", "bounds_ptr": "*i64"}
 SMALL = {
     "rms_norm": (rms_norm_kernel, ROWS | {"eps": "fp32"}, {"SIZE": 1024, "NUM_WEIGHTS": 1, "BLOCK": 1024}, 4, True),
     "add_rms_norm": (add_rms_norm_kernel, ROWS | {"eps": "fp32"}, {"SIZE": 5120, "BLOCK": 8192}, 8, True),
@@ -263,6 +268,16 @@ SMALL = {
             "MIN_QUERY": 1, "MAX_QUERY": 1, "MIN_SPLIT": 512, "MAX_SPLITS": 16, "BLOCK_Q": 8, "BLOCK_N": 64,
         },
         1,
+        True,
+    ),
+    "scan_states": (
+        scan_states_kernel,
+        SCAN,
+        {
+            "NUM_HEADS": 32, "NUM_GROUPS": 16, "KEY_SIZE": 128, "VALUE_SIZE": 128, "QUERY_AT": 0, "KEY_AT": 2048,
+            "VALUE_AT": 4096, "CHANNELS": 8192, "IS_DELTA": True, "HAS_SKIP": False, "BLOCK_K": 128, "BLOCK_V": 32,
+        },
+        4,
         True,
     ),
     "tile_max": (tile_max_kernel, DRAW, VOCAB, 4, True),

@@ -15,7 +15,7 @@ GROUPS = [
     pytest.param(names, id=" ".join(names), marks=pytest.mark.xdist_group(names[0]))
     for names in (
         ("paged_attention", "lm_head", "lora"),
-        ("cascade_attention", "elementwise"),
+        ("cascade_attention", "elementwise", "states"),
         ("self_check", "sampling", "experts"),
     )
 ]
