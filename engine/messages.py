@@ -208,7 +208,9 @@ class CoreStats(msgspec.Struct, frozen=True):
     num_loaded_tokens: int = 0  # of num_hit_tokens, copied back from host memory
     num_received_tokens: int = 0  # loaded from the store of several cores, in each group of layers
     num_saved_tokens: int = 0  # saved there
-    num_stateless_tokens: int = 0  # found in the prefix cache, but not used, because no state was kept there
+    # Found in the prefix cache, but not used: no state was kept there, or a window's blocks were evicted.
+    num_stateless_tokens: int = 0
+    num_windowless_tokens: int = 0
 
 
 class KVEvents(msgspec.Struct, frozen=True):

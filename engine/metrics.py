@@ -35,7 +35,7 @@ GAP_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0
 CORE_COUNTERS = (
     *("num_steps", "num_step_tokens", "num_preemptions"),
     *("num_queried_tokens", "num_hit_tokens", "num_loaded_tokens"),
-    *("num_received_tokens", "num_saved_tokens", "num_stateless_tokens"),
+    *("num_received_tokens", "num_saved_tokens", "num_stateless_tokens", "num_windowless_tokens"),
 )
 NO_CORE = CoreStats()
 
@@ -135,6 +135,7 @@ class Metrics:
             kv_offload_loads=ended.num_loaded_tokens + core.num_loaded_tokens,
             kv_received_tokens=ended.num_received_tokens + core.num_received_tokens,
             prefix_cache_stateless=ended.num_stateless_tokens + core.num_stateless_tokens,
+            prefix_cache_windowless=ended.num_windowless_tokens + core.num_windowless_tokens,
             kv_saved_tokens=ended.num_saved_tokens + core.num_saved_tokens,
             num_preemptions=ended.num_preemptions + core.num_preemptions,
             num_steps=ended.num_steps + core.num_steps,
@@ -208,9 +209,9 @@ class EngineStats:
     generation_tokens: int = 0
     prefix_cache_queries: int = 0  # tokens looked up
     prefix_cache_hits: int = 0  # tokens found
-    prefix_cache_stateless: int = (
-        0  # tokens whose KV was found, but not used, because no state was kept there
-    )
+    # Tokens whose KV was found, but not used: no state was kept there, or a window's blocks were evicted.
+    prefix_cache_stateless: int = 0
+    prefix_cache_windowless: int = 0
     kv_offload_loads: int = 0  # of the hits, tokens copied back from host memory
     kv_received_tokens: int = 0  # loaded from the store of several cores, in each group of layers
     kv_saved_tokens: int = 0  # saved there

@@ -41,6 +41,11 @@ COUNTERS = (
         "prefix_cache_stateless",
         "Prompt tokens whose KV was found, but not used: no state was kept there.",
     ),
+    (
+        "prefix_cache_windowless",
+        "prefix_cache_windowless",
+        "Prompt tokens whose KV was found, but not used: blocks of a group with a window were evicted.",
+    ),
     ("kv_offload_loads", "kv_offload_loads", "Tokens of these hits copied back from host memory."),
     ("kv_transfer_prefills", "num_prefills", "Prompts that went to a prefill replica first."),
     ("kv_transfer_received_tokens", "kv_received_tokens", "Tokens loaded from the store of several cores."),

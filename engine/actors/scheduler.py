@@ -134,6 +134,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
             num_received_tokens=0 if self._transfers is None else self._transfers.num_received_tokens,
             num_saved_tokens=0 if self._transfers is None else self._transfers.num_saved_tokens,
             num_stateless_tokens=kv_cache.num_stateless_tokens,
+            num_windowless_tokens=kv_cache.num_windowless_tokens,
         )
 
     def _publish_cache_changes(self) -> None:

@@ -69,7 +69,9 @@ class KVCacheManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_loaded_tokens = 0  # of the hits, tokens whose blocks came from the tier
-        self._num_stateless = 0  # tokens like the next ones, in the last lookup
+        self._num_windowless = self._num_stateless = 0  # tokens like the next ones, in the last lookup
+        # Tokens whose blocks the full groups had, and a group with a window no longer.
+        self.num_windowless_tokens = 0
         self.num_stateless_tokens = (
             0  # tokens whose blocks were found, but no snapshot of the state behind them
         )
@@ -96,6 +98,7 @@ class KVCacheManager:
         fresh = self.pool.allocate(num_taken)
         assert fresh is not None, "enough blocks were free"
         num_cached_tokens = num_cached * self.block_size
+        self.num_windowless_tokens += self._num_windowless
         if self.states is not None:
             self.num_stateless_tokens += self._num_stateless
             request.snapshot = self.states.open(request, num_cached_tokens)
@@ -247,13 +250,17 @@ class KVCacheManager:
         Later queries attend to all blocks of a full group, but only to the last blocks of a group with a window. The
         others are null blocks.
         """
-        self._num_stateless = 0
+        self._num_windowless = self._num_stateless = 0
         if not self.config.enable_prefix_caching or request.needs_all_tokens:
             return 0, []
         usable = request.num_tokens - 1
         self._extend_hashes(request, usable)
         hashes = request.block_hashes[: usable // self.block_size]
         num_cached, runs = self._find_runs(hashes)
+        if self._windows and self._num_full_groups and num_cached < len(hashes):
+            full = next(index for index, group in enumerate(self.config.groups) if group.window is None)
+            num_full, _ = self._find_run(list_keys(hashes, full), None)
+            self._num_windowless = (num_full - num_cached) * self.block_size
         if self.states is not None:
             num_found = num_cached
             while (num_kept := self.states.find(hashes[:num_cached])) < num_cached:

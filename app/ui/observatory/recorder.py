@@ -197,6 +197,8 @@ def describe_stats(stats: EngineStats) -> dict[str, Any]:
         "generated": stats.generation_tokens,
         "queried": stats.prefix_cache_queries,
         "hit": stats.prefix_cache_hits,
+        # Tokens that the full groups had, and a group with a window, or the states, had not.
+        "unused": [stats.prefix_cache_windowless, stats.prefix_cache_stateless],
         "tiers": [
             stats.kv_offload_loads,
             stats.kv_received_tokens,

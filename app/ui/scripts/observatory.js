@@ -37,11 +37,14 @@ const drawTiles = (data) => {
   const steps = before ? now.steps - before.steps : 0;
   const perStep = steps > 0 ? (now.step_tokens - before.step_tokens) / steps : 0;
   const hits = stats.queried ? stats.hit / stats.queried : 0;
+  // Why tokens in the cache were computed again.
+  const missed = [[stats.unused[0], "evicted from a window"], [stats.unused[1], "without a state"]]
+    .filter(([count]) => count).map(([count, why]) => `${count.toLocaleString("en")} ${why}`);
   const tiles = [
     ["running", `${stats.running}`, limits.max_num_seqs ? `of ${limits.max_num_seqs}` : ""],
     ["waiting", `${stats.waiting}`, stats.compiling ? `${stats.compiling} grammars compile` : ""],
     ["tokens/s", Math.round(rate).toLocaleString("en"), `${perStep.toFixed(1)} tokens a step`],
-    ["prefix hits", `${Math.round(hits * 100)}%`, `${stats.hit.toLocaleString("en")} of ${stats.queried.toLocaleString("en")} tokens`],
+    ["prefix hits", `${Math.round(hits * 100)}%`, [`${stats.hit.toLocaleString("en")} of ${stats.queried.toLocaleString("en")} tokens`, ...missed].join(", ")],
     ["KV used", `${(stats.kv_usage * 100).toFixed(stats.kv_usage < 0.1 ? 1 : 0)}%`, data.blocks ? `${data.blocks.num_owned} of ${data.blocks.num_blocks.toLocaleString("en")} blocks` : ""],
     ["preemptions", `${stats.preemptions}`, stats.restarts ? `${stats.restarts} restarts` : `${stats.rejected} refused`],
     ["event-loop lag p99", stats.histograms.lag?.count ? `≤ ${seconds(quantile(stats.histograms.lag, 0.99))}` : "–", data.state],

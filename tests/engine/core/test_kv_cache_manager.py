@@ -236,8 +236,10 @@ def test_a_hit_is_the_longest_prefix_that_every_group_has() -> None:
     manager.free(request)
     manager.pool.forget(list_keys(hashes[5:], 0))
     assert count_cached(manager, make_request(list(range(25)))) == 20
+    assert manager.num_windowless_tokens == 0
     manager.pool.forget(list_keys(hashes[4:5], 1))
     assert count_cached(manager, make_request(list(range(25)))) == 0
+    assert manager.num_windowless_tokens == 20, "the full group had these"
 
 
 def test_a_prompt_gets_its_window_chunk_by_chunk_and_the_full_group_in_reserve() -> None:
