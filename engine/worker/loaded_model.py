@@ -143,7 +143,8 @@ class LoadedModel:
         size, is_sliced = config.tensor_parallel_size, config.batch_invariant_tp
         if config.num_ranks == 1:
             return Sharding(is_sliced=is_sliced, has_whole_experts=has_whole), DecoderModel
-        check_shardable(self._model_config, size, has_whole)
+        if size > 1:
+            check_shardable(self._model_config, size, has_whole)
         self.ranks = ranks = Ranks(config, self._worker_config, self._model_config)
         layers = ranks.layers[0] if ranks.layers else None
         return Sharding(0, size, ranks.comm, is_sliced, has_whole, layers), partial(

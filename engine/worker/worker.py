@@ -278,6 +278,8 @@ class Worker:
             found["replaced_kernels"] = ", ".join(self.model.ops.replaced)
         if isinstance(self.model_config, TransformersConfig):
             found["model_impl"] = "transformers"
+        if (ranks := self.loaded.ranks) is not None and ranks.layers:
+            found["stages"] = ", ".join(f"layers {first} to {end - 1}" for first, end in ranks.layers)
         if self.loaded.native is not None:
             found["native_ops"] = self.loaded.native.status
         if self._graphs is not None:

@@ -47,11 +47,15 @@ def test_drafts_change_no_text_of_ranks() -> None:
     prompts, texts = ["Hello! Who are you?", "What can you do?"], []
     chats = [[{"role": "user", "content": each}] for each in prompts]
     params = [SamplingParams(temperature=t, seed=3, max_tokens=40) for t in (0.0, 1.0)]
-    for changes in ({"batch_invariant_tp": True}, {"tensor_parallel_size": 2, "speculative_config": EAGLE}):
+    for changes in (
+        {"batch_invariant_tp": True},
+        {"tensor_parallel_size": 2, "speculative_config": EAGLE},
+        {"batch_invariant_tp": True, "pipeline_parallel_size": 2, "speculative_config": EAGLE},
+    ):
         with LLM(core="local", num_blocks=200, attention_backend="native", **changes) as llm:
             outputs = llm.chat(chats, params, use_tqdm=False)
             texts.append([output.outputs[0].token_ids for output in outputs])
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]
 
 
 async def test_requests_go_on_when_a_rank_is_killed(make_config: MakeConfig) -> None:

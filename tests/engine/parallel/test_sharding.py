@@ -76,10 +76,12 @@ def run_ranks(size: int, run: Callable[[Sharding], Any], **changes: Any) -> list
 def compute_logits(
     folder: Path, quantization: Any, sharding: Sharding, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The logits of a prompt in two chunks beside another request, then of a decode."""
     ops = limit_ops(make_native_ops(require_library(), 1))
-    model = load_model(folder, dtype, quantization=quantization, ops=ops, sharding=sharding)
-    assert isinstance(model, DecoderModel)
+    return drive(load_model(folder, dtype, quantization=quantization, ops=ops, sharding=sharding))
+
+
+def drive(model: Any) -> Tensor:
+    """The logits of a prompt in two chunks beside another request, then of a decode."""
     driver, prompt = Driver(model), make_prompt(40)
     first = driver.step({"a": prompt[:25], "b": make_prompt(7, 1)})["a"]
     rest = driver.step({"b": make_prompt(3, 2), "a": prompt[25:39]})["a"]
