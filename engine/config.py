@@ -457,7 +457,7 @@ class EngineConfig:
         """
         default_seqs, default_tokens = STEP_LIMITS[device]
         # Stages work at the same time if a prompt takes several steps.
-        default_tokens //= self.pipeline_parallel_size
+        default_tokens = max(default_tokens // self.pipeline_parallel_size, default_seqs)
         num_tokens = self.max_num_batched_tokens or max(default_tokens, self.max_num_seqs or 0)
         # Few tokens lower the default of a GPU to that of the CPU, so that a config is valid on both or on neither.
         least_seqs, _ = STEP_LIMITS["cpu"]

@@ -105,6 +105,7 @@ GOOD = [
     ("num_threads", 1), ("max_model_len", 2), ("block_size", 1), ("memory_share", 1), ("num_blocks", 2),
     ("max_num_seqs", 1), ("max_num_batched_tokens", 64), ("priority_ageing_s", 0.001), ("max_num_waiting", 1),
     ("grammar_timeout_s", 3600), ("max_restarts", 0), ("num_threads", None), ("memory_share", None),
+    ("pipeline_parallel_size", 64),
 ]  # fmt: skip
 
 
