@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict
 
 from app import __version__
-from app.api import completions
+from app.api import completions, replies
 from app.api.call import Call
 from app.api.context import Context
 from app.api.errors import BadRequest
@@ -68,7 +68,10 @@ async def complete(body: LlamaCompletion, request: Request, context: Context) ->
         return EventStream(lambda emit: stream(call, body, emit), context.config.keep_alive_s, b"")
     output = await unless_gone(request.receive, call.finish())
     choice = output.outputs[0]
-    return JSONResponse({"content": choice.text} | finish(call, body, output, choice, list(choice.token_ids)))
+    reply: Json = {"content": choice.text, "has_new_line": "\n" in choice.text}
+    if found := list_probabilities(call, choice):
+        reply["completion_probabilities"] = found
+    return JSONResponse(reply | finish(call, body, output, choice, list(choice.token_ids)))
 
 
 def read_request(body: LlamaCompletion) -> CompletionRequest:
@@ -116,15 +119,37 @@ def read_bias(bias: Any) -> dict[str, float] | None:
 async def stream(call: Call, body: LlamaCompletion, emit: Emit) -> None:
     """Emit pieces of the text, then the full result."""
     ids: list[int] = []
+    probabilities: list[Json] = []  # of tokens whose text has not been sent
+    has_new_line = False
     async with aclosing(call.generate()) as outputs:
         async for output in outputs:
             choice = output.outputs[0]
             ids += choice.token_ids
-            piece = {"index": 0, "content": choice.text, "tokens": list(choice.token_ids), "stop": False}
+            piece: Json = {
+                "index": 0,
+                "content": choice.text,
+                "tokens": list(choice.token_ids),
+                "stop": False,
+            }
+            probabilities += list_probabilities(call, choice)
+            has_new_line |= "\n" in choice.text
             if choice.text:
+                if probabilities:
+                    piece["completion_probabilities"], probabilities = probabilities, []
                 await emit(frame(piece | {"id_slot": -1, "tokens_predicted": len(ids)}))
             if choice.is_finished:
-                await emit(frame({"content": ""} | finish(call, body, output, choice, ids)))
+                end = {"content": "", "has_new_line": has_new_line} | finish(call, body, output, choice, ids)
+                await emit(frame(end))
+
+
+def list_probabilities(call: Call, choice: CompletionOutput) -> list[Json]:
+    """Return the log probabilities of the tokens with their ids; none without n_probs."""
+    found, positions = replies.chat_logprobs(call, choice), choice.logprobs or ()
+    for entry, position in zip(found["content"] if found else (), positions, strict=True):
+        entry["id"] = position.token.token_id
+        for other, each in zip(entry["top_logprobs"], position.top, strict=False):
+            other["id"] = each.token_id
+    return found["content"] if found else []
 
 
 def finish(
@@ -149,7 +174,8 @@ def finish(
         "stopping_word": choice.stop_reason if is_word else "",
         "generation_settings": {
             name: getattr(call.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")
-        },
+        }
+        | {"n_predict": body.n_predict},
         "timings": {
             "cache_n": output.num_cached_tokens,
             "prompt_n": num_in - output.num_cached_tokens,

@@ -217,7 +217,8 @@ class GenerationFields(Fields):
 
     @property
     def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
 
 class ChatRequest(GenerationFields):

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,18 @@ def lasting_url() -> Iterator[str]:
 
 def start_server(module: str = "app", *arguments: str) -> Iterator[str]:
     """The address of a fresh server with the demo model."""
+    with run_server(module, *arguments) as (_, url):
+        yield url
+
+
+@contextmanager
+def run_server(
+    module: str = "app", *arguments: str, port: int = 0
+) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Run a server with the demo model; yields its process and its address."""
     if not (ROOT / "assets" / "demo_model" / "model.safetensors").exists():
         pytest.skip("assets/demo_model has no weights")
-    command = [sys.executable, "-m", module, *arguments, "--port", "0"]
+    command = [sys.executable, "-m", module, *arguments, "--port", str(port)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
@@ -83,7 +93,7 @@ def start_server(module: str = "app", *arguments: str) -> Iterator[str]:
         try:
             line = next((line for line in server.stdout if line.startswith(READY)), None)
             assert line is not None, f"the server ended with {server.wait()} before it was ready"
-            yield line.removeprefix(READY).split()[0]
+            yield server, line.removeprefix(READY).split()[0]
         finally:
             server.terminate()
             server.wait(PATIENCE_S)

@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.browser.conftest import run_server
 from tests.browser.site import ENDLESS_SCHEMA, Site
 
 
@@ -64,6 +66,36 @@ def test_a_column_picked_during_a_run_leaves_the_records_and_stopping_keeps_them
     assert "is empty in this row" in site.page.locator("#batch-records").inner_text()
     site.wait_for(lambda: site.num_running() == 0)
     site.page.get_by_role("button", name="Download CSV").wait_for()
+
+
+def test_what_was_shown_survives_a_killed_server(desk: Any, tmp_path: Path) -> None:
+    path = tmp_path / "orders.csv"
+    rows = [f'{n},"Invoice INV-{n}, Northwind Paper Ltd, total {n}.50 EUR"' for n in range(400)]
+    path.write_text("\n".join(["id,note", *rows]))
+    records = "#batch-records tbody tr"
+    with run_server() as (server, url):
+        site = Site(desk.new_page(), url)
+        site.open()
+        site.make_answers_endless()
+        site.ask("Count, please.")
+        site.wait_for(lambda: site.page.locator("#growing .bot-row").count() > 0 and len(site.answer) > 20)
+        open_files(site, path)
+        site.page.get_by_role("button", name="Run all").click()
+        site.wait_for(lambda: site.page.locator(f"{records} [data-row]").count() > 3)
+        site.go_to("Chat")
+        begun = site.answer
+        site.go_to("Batch")
+        server.kill()
+        server.wait()
+        shown = site.page.locator(records).all_inner_texts()
+        assert len(shown) < len(rows)
+    with run_server(port=int(url.rsplit(":")[-1].strip("/"))):
+        site.page.reload()
+        site.wait_for(lambda: site.answer.startswith(begun))
+        site.go_to("Batch")
+        site.page.get_by_text("Shown before the page was loaded anew.").wait_for()
+        assert set(shown) <= set(site.page.locator(records).all_inner_texts())
+        site.page.close()
 
 
 def test_other_files_stop_the_run_and_another_tab_does_not(site: Site, orders: Path, tmp_path: Path) -> None:

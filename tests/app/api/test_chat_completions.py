@@ -65,6 +65,8 @@ async def test_usage_comes_last_without_choices_and_with_every_chunk_when_asked_
     chunks = await server.chat_chunks(stream_options={"include_usage": True, "continuous_usage_stats": True})
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks[1:-1]]
     assert counts[:3] == [1, 2, 3]
+    alone = await server.chat_chunks(stream_options={"continuous_usage_stats": True})
+    assert all("usage" not in chunk for chunk in alone)
 
 
 async def test_n_choices_are_numbered(server: Server) -> None:

@@ -31,6 +31,18 @@ async def test_a_stream_ends_with_the_account(server: Server) -> None:
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
 
 
+async def test_probabilities_come_whole_and_in_pieces(server: Server) -> None:
+    body = {"prompt": "hello", "n_probs": 2, "n_predict": 8}
+    _, reply = await server.post("/completion", body)
+    found = reply["completion_probabilities"]
+    assert [entry["id"] for entry in found] == [ord(letter) for letter in reply["content"]]
+    assert all(len(entry["top_logprobs"]) == 2 and "id" in entry["top_logprobs"][0] for entry in found)
+    raw = (await server.stream("/completion", body | {"stream": True})).decode()
+    events = [json.loads(line.removeprefix("data: ")) for line in raw.splitlines() if line]
+    assert [entry for event in events for entry in event.get("completion_probabilities", ())] == found
+    assert reply["has_new_line"] is events[-1]["has_new_line"] is False
+
+
 async def test_a_constraint_is_kept_and_what_would_be_dropped_is_refused(server: Server) -> None:
     await server.post("/completion", {"prompt": "x", "json_schema": {"type": "integer"}})
     assert server.engine.requests[0].params.grammar.kind == "json_schema"
