@@ -230,3 +230,15 @@ def test_a_row_with_drafts_scores_each_token_that_counts() -> None:
     assert read_runs(done) == {0: [7, 8], 1: [22, 23]}
     assert [entry.token.token_id for entry in done.logprobs[1]] == [22, 23]
     assert list(done.logprobs) == [1]
+
+
+def test_prompt_logprobs_of_a_row_are_of_its_own_tokens_that_follow() -> None:
+    runner, _ = make_runner()
+    asking = SamplingParams(temperature=0, prompt_logprobs=1)
+    new = [make_new_row(0, [20, 21]), make_new_row(1, [5, 6, 9], asking)]
+    done = runner.execute(make_plan([(0, 0, 2), (1, 0, 3)], new=new))
+    assert isinstance(done, StepDone)
+    tokens = [entry.token for entry in done.prompt_logprobs[1]]
+    assert tokens[0].rank == 1
+    assert [token.token_id for token in tokens] == [6, 9]
+    assert done.prompt_logprobs[1][1].top[0].token_id == 7
