@@ -53,17 +53,25 @@ def test_mixed_requests_get_the_same_texts_and_logprobs(
     assert sum(counts.num_draft_tokens for counts in stats.drafts.values()) > 0
 
 
-@pytest.mark.parametrize(("name", "slack"), [("draft_model", 0.0), ("medusa", 0.0), ("eagle", 0.02)])
-def test_as_many_tokens_are_accepted_as_by_a_slow_reference(name: str, slack: float) -> None:
-    """EAGLE differs by slot 0, whose keys are zero here and absent there."""
+@pytest.fixture(scope="module")
+def slow_answers() -> list[tuple[list[int], list[int]]]:
+    """Prompts, and the answers that the model of the recipe computes from the start for every token."""
     base, prompts = load_decoder(FOLDER), read_prompts(open_encoder(FOLDER), 1, 1)
+    return [(ids, answer(base, ids)) for ids in prompts["extraction"] + prompts["chat"]]
+
+
+@pytest.mark.parametrize(("name", "slack"), [("draft_model", 0.0), ("medusa", 0.0), ("eagle", 0.02)])
+def test_as_many_tokens_are_accepted_as_by_a_slow_reference(
+    name: str, slack: float, slow_answers: list[tuple[list[int], list[int]]]
+) -> None:
+    """EAGLE differs by slot 0, whose keys are zero here and absent there."""
+    base = load_decoder(FOLDER)
     propose = load_drafters(base, FOLDER)["draft" if name == "draft_model" else name]
     config = METHODS[name] | {"adaptive": False}
     num_steps = num_expected = 0
     with LLM(speculative_config=config, num_threads=1, num_blocks=200, max_model_len=1024) as llm:
-        for ids in prompts["extraction"] + prompts["chat"]:
+        for ids, reference in slow_answers:
             output = llm.generate(ids, SamplingParams(temperature=0.0, max_tokens=160), use_tqdm=False)[0]
-            reference = answer(base, ids)
             accepted, _ = count_accepted(ids, reference, propose, 3)
             num_steps += len(output.outputs[0].token_ids) - output.metrics.drafts[name][1]
             num_expected += len(reference) - sum(accepted)
