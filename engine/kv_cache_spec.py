@@ -36,7 +36,7 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateCacheSpec:
-    """What one layer stores per request instead of keys and values, in float32."""
+    """The state that one layer stores per request instead of keys and values, in float32."""
 
     conv: tuple[int, int]  # (inputs, channels) of a convolution
     recurrent: tuple[int, int, int]  # (heads, key size, value size); (0, 0, 0): the convolution alone

@@ -28,7 +28,7 @@ def count_units(block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class UnitLayout:
-    """What all units of a store have in common."""
+    """The properties that all units of a store share."""
 
     fingerprint: str  # of weights, arithmetic and layout
     num_bytes: int
@@ -39,7 +39,7 @@ class UnitLayout:
 
 @dataclass(slots=True)
 class RequestTransfer:
-    """What BlockTransfers knows of a request, which may run when `is_settled`."""
+    """The state of a request in BlockTransfers; the request may run when `is_settled`."""
 
     is_settled: bool = False
     num_saved: int = 0  # leading blocks of each group that the store has, or that are being saved
