@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from engine.adapter_catalog import LoRARequest
-from engine.config import DEMO_MODEL, EngineConfig
+from engine.config import EngineConfig
+from engine.config_fields import DEMO_MODEL
 from engine.embedder import Embedder, Embedding, Score
 from engine.engine import Engine
 from engine.errors import InvalidRequest

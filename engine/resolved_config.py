@@ -9,7 +9,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.config import EngineConfig, LoadFormat, Quantization, SchedulingPolicy
+from engine.config import EngineConfig
+from engine.config_fields import LoadFormat, Quantization, SchedulingPolicy
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
 from engine.transfer.units import count_units

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.config import RouterPolicy
+from engine.config_fields import RouterPolicy
 from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_image_keys
 from engine.messages import AddRequest, KVEvents
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from engine.cluster.router import Router, Ticket
 from engine.cluster.step_table import StepSize, StepTable
-from engine.config import EngineConfig, RouterPolicy
+from engine.config import EngineConfig
+from engine.config_fields import RouterPolicy
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from engine.cluster.router import MAX_LOAD_RATIO, Router, Ticket
-from engine.config import RouterPolicy
+from engine.config_fields import RouterPolicy
 from engine.messages import AddRequest, KVEvents, NewCompletion
 from engine.sampling_params import SamplingParams
 

@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections.abc import Iterable
 
-from engine.config import SchedulingPolicy
+from engine.config_fields import SchedulingPolicy
 from engine.core.request import Request
 
 SLACK = 16

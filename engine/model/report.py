@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from engine.config import ModelImpl
+from engine.config_fields import ModelImpl
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.model.checkpoint import weight_files

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
-from engine.config import DEMO_MODEL
+from engine.config_fields import DEMO_MODEL
 from grammar import GrammarSpec, SchemaValidator
 
 ROOT = Path(__file__).resolve().parents[2]

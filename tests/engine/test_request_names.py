@@ -25,7 +25,7 @@ from engine import (
     SamplingParams,
 )
 from engine.actors.scheduler import SchedulerActor
-from engine.config import DEMO_MODEL
+from engine.config_fields import DEMO_MODEL
 from engine.input.special_token_escaper import SpecialTokenEscaper
 from engine.input.tokenizer import Tokenizer
 from engine.messages import AbortRequest, DetokenizerInbox, NewTokens

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from app.config import AppConfig
 from engine import Engine, EngineConfig
-from engine.config import DEMO_MODEL
+from engine.config_fields import DEMO_MODEL
 from tests.app.api.harness import Server, needs_model, run_server
 
 pytestmark = needs_model

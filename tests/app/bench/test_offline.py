@@ -18,7 +18,7 @@ from app.bench.workload import Job, add_random_flags, count_tokens, make_nano, m
 from app.cli.main import main
 from app.config import UsageError
 from engine import LLM
-from engine.config import DEMO_MODEL
+from engine.config_fields import DEMO_MODEL
 from engine.outputs import CompletionOutput
 from grammar import GrammarSpec
 from tests.app.api.harness import needs_model

@@ -6,7 +6,7 @@ import pytest
 
 from engine import SamplingParams
 from engine.cluster.router import Router
-from engine.config import RouterPolicy
+from engine.config_fields import RouterPolicy
 from engine.core.block_hash import extend_block_hashes
 from engine.messages import AddRequest, KVEvents, NewCompletion
 

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from engine.config import SchedulingPolicy
+from engine.config_fields import SchedulingPolicy
 from engine.core.request import Request
 from engine.core.request_queue import RequestQueue
 from tests.engine.core import harness

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine import LLM, Engine, EngineConfig, SamplingParams
-from engine.config import DEMO_MODEL
+from engine.config_fields import DEMO_MODEL
 from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 

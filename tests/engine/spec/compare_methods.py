@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from engine import Engine, EngineConfig, SamplingParams
-from engine.config import DEMO_MODEL
+from engine.config_fields import DEMO_MODEL
 from tests.engine.mixed_requests import TIGHT, Completion, MixedRequest, make_mixed_requests, run_mixed
 
 VOCAB_SIZE = 3072

@@ -4,7 +4,7 @@ from contextlib import aclosing
 
 from app.ui.chat.side_by_side import join_streams
 from engine import Engine, EngineConfig, LoRARequest, SamplingParams
-from engine.config import DEMO_MODEL
+from engine.config_fields import DEMO_MODEL
 from tests.app.api.harness import needs_model
 
 pytestmark = needs_model

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
-from engine.config import DEMO_MODEL
+from engine.config_fields import DEMO_MODEL
 from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
 from engine.model import ModelConfig, load_model
