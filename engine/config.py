@@ -92,7 +92,12 @@ class EngineConfig(EngineFields):
         _check_range(self, "node_rank", 0, self.nnodes - 1)
         if self.num_ranks % self.nnodes:
             raise ConfigError(f"nnodes={self.nnodes} does not divide the {self.num_ranks} ranks of the model")
-        needed = {"data_parallel_size": 1, "kv_offload_gb": 0.0, "kv_transfer_config": None}
+        needed = {
+            "pipeline_parallel_size": 1,
+            "data_parallel_size": 1,
+            "kv_offload_gb": 0.0,
+            "kv_transfer_config": None,
+        }
         for name, other in needed.items() if self.nnodes > 1 else ():
             if (value := getattr(self, name)) != other:
                 raise ConfigError(f"{name}={value!r} does not work with nnodes above 1; it must be {other!r}")

@@ -86,6 +86,7 @@ def test_a_rank_0_without_the_key_is_refused() -> None:
         ({"nnodes": 3}, "does not divide the 2 ranks"),
         ({"node_rank": 2}, "node_rank=2 must be a number from 0 to 1"),
         ({"kv_offload_gb": 1.0}, "does not work with nnodes above 1"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 does not work with nnodes above 1"),
     ],
 )
 def test_nodes_that_cannot_share_a_model_are_refused(changes: dict[str, Any], message: str) -> None:
