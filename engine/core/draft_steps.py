@@ -1,4 +1,4 @@
-"""DraftSteps: speculative decoding in the scheduler's steps: which rows wait, what a step drafts, what came of it."""
+"""DraftSteps: drafting for the scheduler: it waits for drafts, adds them to a step, counts the accepted ones."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class DraftSteps:
                 self._kv_cache.draft_states.free(draft)
 
     def _reserve(self, request: Request, num_tokens: int, changes: StepChanges) -> bool:
-        """Allocate blocks for `num_tokens` tokens if enough are free; drafts preempt nobody."""
+        """Allocate blocks for `num_tokens` tokens if enough are free; drafts preempt no request."""
         fresh = self._kv_cache.grow(request, num_tokens)
         if fresh:
             changes.new_blocks.append((request.row, fresh))

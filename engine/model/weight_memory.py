@@ -15,7 +15,7 @@ import torch
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.model.config import ModelConfig
-from engine.model.decoder import STATE_LAYERS
+from engine.model.decoder_layer import STATE_LAYERS
 from engine.model.implementation import TransformersConfig
 from engine.model.layer_spec import LayerSpec
 from kernels.cpu.weights import estimate_int4_bytes, estimate_packed_bytes

@@ -158,7 +158,7 @@ class Ranks:
         return arrival
 
     def drain(self) -> None:
-        """Wait for the steps in flight, whose results nobody takes after a crash."""
+        """Wait for the steps in flight and drop their results: the core that planned them has crashed."""
         try:
             for arrival in self._expected:
                 arrival.wait()

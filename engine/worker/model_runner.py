@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -26,13 +25,13 @@ from engine.lora.adapter_rows import AdapterRows
 from engine.messages import NewRow, StepDone, StepMasks, StepPlan
 from engine.model import Model
 from engine.model.adapters import StepAdapters
-from engine.outputs import TokenLogprobs
 from engine.parallel.leader import LeaderDecoder, StagedHidden
 from engine.spec.device.drafter import Drafter
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep, wait_for
 from engine.worker.fused_head import FusedHead
 from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch, ModelInput
+from engine.worker.launched_step import LaunchedStep, ParkedRows, StartedStep
 from engine.worker.pooler import Pooler
 from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
@@ -43,72 +42,6 @@ from engine.worker.sampling.transfer import upload
 from engine.worker.state_slots import StateSlots
 
 MASK_TIMEOUT_S = 0.002  # how long rows that could run wait for the masks of other rows
-# Values of a step in which no row samples.
-NO_RUNS = SampleRuns(*[np.zeros(0, dtype=np.int64)] * 5)
-NO_TOKENS = SampledTokens(torch.zeros(0, dtype=torch.int64))
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """Results of a step, or of its gated rows, that may still be being computed on the device."""
-
-    step_id: int
-    is_last: bool = True
-    skipped: list[int] = field(default_factory=list)
-    runs: SampleRuns = NO_RUNS  # of the sampled rows
-    sampled: SampledTokens = NO_TOKENS
-    prompt_logprobs: dict[int, SampledLogprobs] = field(default_factory=dict)  # by index in the step
-    start_time: float = 0.0
-    idle_s: float = 0.0
-    mask_time_s: float = 0.0
-    pooled: dict[int, Tensor] = field(default_factory=dict)  # by index in the step
-
-    def list_tensors(self) -> list[Tensor]:
-        """Return the tensors whose values `finish` takes, in the same order."""
-        logprobs = [*self.prompt_logprobs.values(), *self.sampled.logprobs]
-        return [self.sampled.token_ids, *(found.packed for found in logprobs), *self.pooled.values()]
-
-    def finish(self, arrays: list[np.ndarray]) -> StepDone:
-        """Make the StepDone from the tensors' values."""
-        token_ids, *packed = arrays
-        values = iter(packed)
-        prompt_logprobs = {
-            index: list(found.to_lists(next(values)).values())
-            for index, found in self.prompt_logprobs.items()
-        }
-        counts, is_kept = self.runs.verify(token_ids)
-        logprobs: dict[int, list[TokenLogprobs]] = {}
-        for part in self.sampled.logprobs:
-            for place, entry in part.to_lists(next(values)).items():
-                if is_kept[place]:
-                    logprobs.setdefault(self.runs.index_of(place), []).append(entry)
-        return StepDone(
-            *(self.step_id, self.runs.indices, counts, token_ids[is_kept]),
-            *(self.is_last, logprobs, prompt_logprobs, self.skipped),
-            time_s=time.perf_counter() - self.start_time,
-            idle_s=self.idle_s,
-            mask_time_s=self.mask_time_s,
-            pooled={index: next(values) for index in self.pooled},
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StartedStep:
-    """A step whose hidden states are computed."""
-
-    plan: StepPlan
-    live: np.ndarray  # indices of the rows that are computed
-    model_input: ModelInput
-    launched: LaunchedStep
-
-
-@dataclass(slots=True)
-class ParkedRows:
-    """Gated rows of one step, waiting for their masks."""
-
-    runs: SampleRuns
-    logits: Tensor  # [positions, V] float32
-    start_time: float
 
 
 class ModelRunner:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from engine.model.attention import Attention, StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
-from engine.model.decoder import DecoderLayer
+from engine.model.decoder_layer import DecoderLayer
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter, pack_linears, repack_linears
 from engine.model.rope import RotaryEmbedding, Rotation

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.messages import BROKEN_LOGITS, NO_TOKEN_LEFT
 from engine.outputs import TokenLogprobs
 from engine.sampling_params import SamplingParams
-from engine.worker.model_runner import LaunchedStep
+from engine.worker.launched_step import LaunchedStep
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.sampler import Sampler
 from tests.engine.worker.sampler_cases import EOS, Case, make_sampler, pack_mask, read_logprobs, sample

@@ -1,0 +1,84 @@
+"""The stages of a step on the device: StartedStep, LaunchedStep, and ParkedRows, which wait for their masks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.messages import StepDone, StepPlan
+from engine.outputs import TokenLogprobs
+from engine.worker.input_batch import ModelInput
+from engine.worker.sampling.drafts import SampleRuns
+from engine.worker.sampling.logprobs import SampledLogprobs
+from engine.worker.sampling.sampler import SampledTokens
+
+# Values of a step in which no row samples.
+NO_RUNS = SampleRuns(*[np.zeros(0, dtype=np.int64)] * 5)
+NO_TOKENS = SampledTokens(torch.zeros(0, dtype=torch.int64))
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """Results of a step, or of its gated rows, that may still be being computed on the device."""
+
+    step_id: int
+    is_last: bool = True
+    skipped: list[int] = field(default_factory=list)
+    runs: SampleRuns = NO_RUNS  # of the sampled rows
+    sampled: SampledTokens = NO_TOKENS
+    prompt_logprobs: dict[int, SampledLogprobs] = field(default_factory=dict)  # by index in the step
+    start_time: float = 0.0
+    idle_s: float = 0.0
+    mask_time_s: float = 0.0
+    pooled: dict[int, Tensor] = field(default_factory=dict)  # by index in the step
+
+    def list_tensors(self) -> list[Tensor]:
+        """Return the tensors whose values `finish` takes, in the same order."""
+        logprobs = [*self.prompt_logprobs.values(), *self.sampled.logprobs]
+        return [self.sampled.token_ids, *(found.packed for found in logprobs), *self.pooled.values()]
+
+    def finish(self, arrays: list[np.ndarray]) -> StepDone:
+        """Make the StepDone from the tensors' values."""
+        token_ids, *packed = arrays
+        values = iter(packed)
+        prompt_logprobs = {
+            index: list(found.to_lists(next(values)).values())
+            for index, found in self.prompt_logprobs.items()
+        }
+        counts, is_kept = self.runs.verify(token_ids)
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        for part in self.sampled.logprobs:
+            for place, entry in part.to_lists(next(values)).items():
+                if is_kept[place]:
+                    logprobs.setdefault(self.runs.index_of(place), []).append(entry)
+        return StepDone(
+            *(self.step_id, self.runs.indices, counts, token_ids[is_kept]),
+            *(self.is_last, logprobs, prompt_logprobs, self.skipped),
+            time_s=time.perf_counter() - self.start_time,
+            idle_s=self.idle_s,
+            mask_time_s=self.mask_time_s,
+            pooled={index: next(values) for index in self.pooled},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StartedStep:
+    """A step whose hidden states are computed."""
+
+    plan: StepPlan
+    live: np.ndarray  # indices of the rows that are computed
+    model_input: ModelInput
+    launched: LaunchedStep
+
+
+@dataclass(slots=True)
+class ParkedRows:
+    """Gated rows of one step, waiting for their masks."""
+
+    runs: SampleRuns
+    logits: Tensor  # [positions, V] float32
+    start_time: float
