@@ -185,7 +185,8 @@ class ChatRun:
         if is_running(turn):
             return tuple(gr.skip() for _ in range(5))
         if turn is None or turn.is_left:
-            return gr.skip(), open_composer(), [], gr.skip(), None
+            # A question may be asked while this event runs: its turn and composer stay.
+            return gr.skip(), gr.skip(), [], gr.skip(), gr.skip()
         history = conclude(turn)
         return history, open_composer(), [], inspect(history, turn), None
 

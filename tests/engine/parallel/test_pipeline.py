@@ -82,7 +82,7 @@ async def test_mixed_requests_have_the_tokens_and_logprobs_of_one_rank(
     assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
 
 
-@pytest.mark.xfail(reason="known defect: under load the engine may not answer after the kill", strict=False)
+#@pytest.mark.xfail(reason="known defect: under load the engine may not answer after the kill", strict=False)
 async def test_requests_go_on_when_a_rank_of_any_stage_is_killed(make_config: MakeConfig) -> None:
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=300, ignore_eos=True)
     config = make_config(core="local", pipeline_parallel_size=3, max_restarts=5)
