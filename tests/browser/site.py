@@ -152,7 +152,7 @@ class Site:
 
     def _hear(self, message: Any) -> None:
         if message.type == "error":
-            self.complaints.append(message.text)
+            self.complaints.append(f"{message.text} at {message.location['url']}")
 
     def _watch(self, request: Any) -> None:
         if request.url.startswith(("data:", "blob:")):

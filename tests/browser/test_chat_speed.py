@@ -14,7 +14,7 @@ from tests.browser.site import Site
 
 NUM_MESSAGES = 200
 FIRST, LAST = 5, 25
-NUM_PAGES, SECONDS = 8, 4.0
+NUM_PAGES, SECONDS, NUM_UPDATES = 8, 4.0, 10
 ANSWER = (
     "Keys and values lie in **blocks** of 16.\n\n- a list item with `code`\n- another\n\n```\nprint(1)\n```\n"
 )
@@ -72,7 +72,7 @@ def test_a_crowd_of_pages_streams_evenly_and_a_real_page_among_them(
     found: dict[str, Any] = {}
 
     def crowd() -> None:
-        found["loads"] = asyncio.run(ui_load.measure(site.base_url, NUM_PAGES, SECONDS))
+        found["loads"] = asyncio.run(ui_load.measure(site.base_url, NUM_PAGES, SECONDS, NUM_UPDATES))
 
     site.make_answers_endless()
     site.page.evaluate(WATCH)

@@ -16,6 +16,7 @@ import re
 import secrets
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,20 +121,19 @@ class Page:
         self.name = secrets.token_hex(5)
         self.seen = Seen()
 
-    async def run(self, until: float) -> Seen:
-        """Ask again and again until then, and watch the strip meanwhile."""
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """Ask again and again until it is over, and watch the strip meanwhile."""
         strip = asyncio.ensure_future(self._watch_strip())
         try:
-            while time.monotonic() < until:
+            while not is_over():
                 typed = {"text": "Count, please.", "files": []}
                 await self._call(self.form.send, [typed, [], None, None, *self.form.settings, None])
-                await self._read_answer(until)
+                await self._read_answer(is_over)
                 await self._call(self.form.stop, [None])  # the server would write the answer to its end
                 await self._call(self.form.end, [None, None])
         finally:
             strip.cancel()
             await asyncio.gather(strip, return_exceptions=True)
-        return self.seen
 
     async def _watch_strip(self) -> None:
         while True:
@@ -147,7 +147,7 @@ class Page:
             answer: dict[str, Any] = await reply.json()
             return answer
 
-    async def _read_answer(self, until: float) -> None:
+    async def _read_answer(self, is_over: Callable[[], bool]) -> None:
         await self._call(self.form.watch, [None], "queue/join")
         async with self.session.get(f"{self.url}/queue/data", params={"session_hash": self.name}) as stream:
             async for line in stream.content:
@@ -157,37 +157,48 @@ class Page:
                 if message["msg"] == "process_generating" and message["output"]["data"][0]:
                     self.seen.times.append(time.monotonic())
                     self.seen.num_bytes += len(line)
-                if message["msg"] == "process_completed" or time.monotonic() >= until:
+                if message["msg"] == "process_completed" or is_over():
                     return
 
 
-async def crowd(session: aiohttp.ClientSession, url: str, form: Form, num_pages: int, seconds: float) -> Load:
-    """Run the pages for some time; the first seconds are left out, and the simultaneous ends are counted separately."""
+async def crowd(
+    session: aiohttp.ClientSession, url: str, form: Form, num_pages: int, seconds: float, num_updates: int = 0
+) -> Load:
+    """Run the pages for some time; the first seconds are left out, and the simultaneous ends are counted separately.
+
+    Args:
+        num_updates: the pages go on until each has seen as many, however slow the machine is.
+    """
     until = time.monotonic() + RAMP_UP_S + seconds
     chance = random.Random(0)
+    pages = [Page(session, url, form) for _ in range(num_pages)]
 
-    async def open_page() -> Seen:
+    def is_over() -> bool:
+        return time.monotonic() >= until and all(len(page.seen.times) >= num_updates for page in pages)
+
+    async def open_page(page: Page) -> None:
         await asyncio.sleep(chance.random() * RAMP_UP_S)
-        return await Page(session, url, form).run(until)
+        await page.run(is_over)
 
-    pages = [asyncio.create_task(open_page()) for _ in range(num_pages)]
+    running = [asyncio.create_task(open_page(page)) for page in pages]
     await asyncio.sleep(RAMP_UP_S)
     before = await read_lag(session, url)
     await asyncio.sleep(until - ENDS_S - time.monotonic())
     after = await read_lag(session, url)
-    seen = await asyncio.gather(*pages)
+    await asyncio.gather(*running)
+    seen = [page.seen for page in pages]
     ended = await read_lag(session, url)
-    num_updates = sum(len(each.times) for each in seen)
+    total = sum(len(each.times) for each in seen)
     return Load(
         rates=[each.rate() for each in seen],
-        bytes_per_update=sum(each.num_bytes for each in seen) / max(num_updates, 1),
+        bytes_per_update=sum(each.num_bytes for each in seen) / max(total, 1),
         lag_p50_s=find_quantile(before, after, 0.5),
         lag_p99_s=find_quantile(before, after, 0.99),
         lag_with_ends_p99_s=find_quantile(before, ended, 0.99),
     )
 
 
-async def measure(url: str | None, num_pages: int, seconds: float) -> tuple[Load, Load]:
+async def measure(url: str | None, num_pages: int, seconds: float, num_updates: int = 0) -> tuple[Load, Load]:
     """One page alone, then all of them."""
     async with AsyncExitStack() as stack:
         address: str = await stack.enter_async_context(run_server([])) if url is None else url
@@ -197,7 +208,7 @@ async def measure(url: str | None, num_pages: int, seconds: float) -> tuple[Load
         async with session.get(f"{address}/config") as reply:
             form = read_form(await reply.json())
         alone = await crowd(session, address, form, 1, min(ALONE_S, seconds))
-        return alone, await crowd(session, address, form, num_pages, seconds)
+        return alone, await crowd(session, address, form, num_pages, seconds, num_updates)
 
 
 def main() -> None:
