@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Queue
 from threading import Thread
 from typing import Generic, TypeVar
 
@@ -48,7 +48,8 @@ class ThreadActor(ABC, Generic[Message]):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[Message | None] = SimpleQueue()
+        # Not a SimpleQueue: CPython 3.11's waits without limit if its thread is late by the timeout.
+        self._queue: Queue[Message | None] = Queue()
         self._loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
         self._ended: asyncio.Future[None] = self._loop.create_future()

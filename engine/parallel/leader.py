@@ -34,12 +34,14 @@ class StagedHidden:
 
     hidden: Tensor  # [T, D or more], written when it has arrived
     arrival: Arrival
+    ranks: Ranks
 
     def is_done(self) -> bool:
-        return self.arrival.is_done()
+        return self.ranks.is_broken or self.arrival.is_done()
 
     @torch.inference_mode()
     def wait(self) -> list[np.ndarray]:
+        self.ranks.check()
         return self.arrival.wait()
 
 
@@ -88,7 +90,7 @@ class LeaderDecoder(DecoderModel):
             stream = super().forward(input_ids, positions, kv_caches, metadata)
             width = self.config.hidden_size * (1 + len(self.aux_layers))
             hidden = stream.new_empty(len(input_ids), width)
-            return StagedHidden(hidden, self._ranks.pass_on(integers, stream, hidden))
+            return StagedHidden(hidden, self._ranks.pass_on(integers, stream, hidden), self._ranks)
 
     @property
     def has_stages(self) -> bool:

@@ -12,11 +12,12 @@ import os
 import select
 import socket
 import subprocess
+import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from threading import Lock
+from threading import Lock, Thread
 
 import msgspec
 import torch
@@ -51,14 +52,15 @@ from engine.parallel.stage_link import (
 from engine.parallel.stages import count_message_bytes, split_layers
 from engine.resolved_config import CacheConfig, WorkerConfig
 
-EXIT_TIMEOUT_S = 5.0
+DRAIN_POLL_S = 0.0005
 
 
 class Ranks:
     """The processes of the other ranks, and rank 0's connections to them.
 
+    A thread watches the connections. When one ends, it ends all ranks, so that nobody waits for one that is gone.
+
     Attributes:
-        is_broken: a rank ended, or an exchange was interrupted; only a new start helps.
         layers: [first, end) of each stage's layers.
         comm: exchanges tensors with the other ranks of the first stage; None: there are none.
 
@@ -67,23 +69,34 @@ class Ranks:
     """
 
     def __init__(self, config: EngineConfig, worker: WorkerConfig, model: ModelConfig) -> None:
-        self.is_broken = False
         self.layers: list[tuple[int, int]] = []
         if config.pipeline_parallel_size > 1:
             self.layers = split_layers(model, config.pipeline_parallel_size)
         self.comm: Comm | None = None
         self._size = config.tensor_parallel_size  # ranks of a stage
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[socket.socket] = []
-        self._remote: dict[int, socket.socket] = {}  # those of other nodes, by rank
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of this machine, by rank
+        self._connections: list[socket.socket] = []  # of ranks 1, 2, ...
+        self._loss: str | None = None  # why the ranks have ended
+        self._is_exchanging = False
         self._lock = Lock()  # of sending
         self._results: StageLink | None = None  # from the last stage; None: there is one stage
         self._next: StageLink | None = None  # to the second stage
         self._expected: deque[Arrival] = deque(maxlen=config.pipeline_parallel_size)  # the last ones
-        if worker.device == "cuda" or config.nnodes > 1:
-            self._start_torch(config, worker)
-        else:
-            self._start_processes(config, worker, count_message_bytes(config, worker, model))
+        self._watcher = Thread(target=self._watch, name="troupe-ranks", daemon=True)
+        try:
+            if worker.device == "cuda" or config.nnodes > 1:
+                self._start_torch(config, worker)
+            else:
+                self._start_processes(config, worker, count_message_bytes(config, worker, model))
+        except BaseException:
+            self.close()
+            raise
+        self._watcher.start()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a rank ended, or an exchange was interrupted; only a new start helps."""
+        return self._loss is not None or self._is_exchanging
 
     def wait_loaded(self) -> None:
         """Wait until all ranks have loaded their part of the model.
@@ -118,13 +131,9 @@ class Ranks:
         connections = self._connections
         if isinstance(command, Logits):
             connections = connections[: self._size - 1]
-        try:
-            with self._lock:
-                for connection in connections:
-                    send(connection, command)
-        except RankLost:
-            self.is_broken = True
-            raise
+        with self._note_loss(), self._lock:
+            for connection in connections:
+                send(connection, command)
 
     def ask(self, command: Command) -> list[Reply]:
         """Send a command and return the other ranks' replies. Only the thread that loads adapters calls it.
@@ -143,11 +152,11 @@ class Ranks:
             RankLost: a rank has ended.
         """
         if self.is_broken:
-            raise RankLost("a rank of this model has ended")
-        self.is_broken = True  # unless the block ends
+            raise RankLost(self._loss or "an exchange of ranks was interrupted")
+        self._is_exchanging = True  # unless the block ends
         self.send(command)
         yield self.comm
-        self.is_broken = False
+        self._is_exchanging = False
 
     def pass_on(self, integers: Tensor, stream: Tensor, hidden: Tensor) -> Arrival:
         """Send a step to the second stage. Returns the arrival of its hidden states from the last one."""
@@ -157,13 +166,15 @@ class Ranks:
         self._expected.append(arrival)
         return arrival
 
+    @torch.inference_mode()
     def drain(self) -> None:
         """Wait for the steps in flight and drop their results: the core that planned them has crashed."""
-        try:
+        with suppress(RankLost), self._note_loss():
             for arrival in self._expected:
+                while not arrival.is_done():
+                    self.check()
+                    time.sleep(DRAIN_POLL_S)
                 arrival.wait()
-        except RankLost:
-            self.is_broken = True
         self._expected.clear()
 
     def check(self) -> None:
@@ -172,37 +183,29 @@ class Ranks:
         Raises:
             RankLost: one has ended.
         """
-        for rank, process in enumerate(self._processes, start=1):
-            if process.poll() is not None:
-                self.is_broken = True
-                raise RankLost(f"rank {rank} has ended with exit code {process.returncode}")
-        for rank, connection in self._remote.items():
-            if select.select([connection], [], [], 0)[0] and not connection.recv(1, socket.MSG_PEEK):
-                self.is_broken = True
-                raise RankLost(f"rank {rank} has ended on another node")
+        if self._loss is not None:
+            raise RankLost(self._loss)
 
     def close(self) -> None:
         """End the processes."""
+        self._loss = self._loss or "the ranks were ended"
+        self._end_all()
+        if self._watcher.is_alive():
+            self._watcher.join()
         for connection in self._connections:
             connection.close()
         for end in (self.comm, self._next, self._results):
             if end is not None:
                 end.close()
-        for process in self._processes:
-            try:
-                process.wait(EXIT_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
     def _start_torch(self, config: EngineConfig, worker: WorkerConfig) -> None:
         size, num_stages = self._size, config.pipeline_parallel_size
-        self._remote = accept_ranks(config) if config.nnodes > 1 else {}
+        remote = accept_ranks(config) if config.nnodes > 1 else {}
         store = open_store(config.master_addr, config.num_ranks)
         for number in range(1, config.num_ranks):
             stage, rank = divmod(number, size)
             start = Start(config, worker, stage, rank, self._list_layers(stage), store.port)
-            if (connection := self._remote.get(number)) is None:
+            if (connection := remote.get(number)) is None:
                 self._launch(start, [])
             else:
                 self._connections.append(connection)
@@ -251,16 +254,44 @@ class Ranks:
         return self.layers[stage] if self.layers else None
 
     def _receive(self) -> list[Reply]:
-        try:
+        with self._note_loss():
             return [receive_reply(connection) for connection in self._connections]
-        except RankLost:
-            self.is_broken = True
+
+    @contextmanager
+    def _note_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except RankLost as error:
+            self._loss = self._loss or str(error)
             raise
+
+    def _watch(self) -> None:
+        """Wait until a rank ends, and end the others."""
+        poll = select.poll()
+        ranks = {connection.fileno(): rank for rank, connection in enumerate(self._connections, start=1)}
+        for descriptor in ranks:
+            poll.register(descriptor, select.POLLRDHUP)
+        rank = ranks[poll.poll()[0][0]]
+        process = self._processes.get(rank)
+        code = "" if process is None else f" with exit code {process.wait()}"
+        self._loss = self._loss or f"rank {rank} has ended{code}"
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """Kill the processes of this machine, and hang up on those of others."""
+        for connection in self._connections:
+            with suppress(OSError):  # it is hung up
+                connection.shutdown(socket.SHUT_RDWR)
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
 
     def _launch(self, start: Start, descriptors: list[int]) -> None:
         ours, theirs = socket.socketpair()
-        self._processes.append(launch(theirs, _choose_device(start), descriptors))
         self._connections.append(ours)
+        number = len(self._connections)
+        self._processes[number] = launch(theirs, _choose_device(start), descriptors)
         send(ours, start)
 
 

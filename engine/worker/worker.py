@@ -149,10 +149,12 @@ class Worker:
     def reset(self) -> None:
         """Start with an empty batch on the same weights, cache memory and recorded graphs."""
         self._link.enter_thread()
-        if self.loaded.ranks is not None:
-            self.loaded.ranks.drain()
-        if self.loaded.is_broken:
-            self._reload()
+        if self._loaded is not None and self._loaded.ranks is not None:
+            self._loaded.ranks.drain()
+        if self._loaded is None or self._loaded.is_broken:
+            self._drop_cache()
+            self._load_model()
+            self._make_caches()
         adapters, drafter = self.loaded.adapters, self.loaded.drafter
         self._runner = None  # frees its token pool before the next one is allocated
         if adapters is not None:
@@ -191,7 +193,7 @@ class Worker:
         """Load and allocate again what `sleep` freed. After an error the worker is asleep as before."""
         self._link.enter_thread()
         try:
-            if self.state is WorkerState.ASLEEP_2:
+            if self._loaded is None or self._loaded.is_broken:
                 self._load_model()
             else:
                 self.loaded.move_weights(self.device)
@@ -214,10 +216,8 @@ class Worker:
                 self._host_store.close()
 
     def _free_memory(self) -> None:
-        loaded = self._loaded
-        if self.state is WorkerState.ASLEEP_2 and loaded is not None:
-            self._loaded = None
-            loaded.close()
+        if self.state is WorkerState.ASLEEP_2:
+            self._close_model()
         self._drop_cache()
         if self.state is WorkerState.ASLEEP_1:
             self.loaded.move_weights(torch.device("cpu"))
@@ -273,15 +273,17 @@ class Worker:
     def describe(self) -> dict[str, str | int]:
         if self.sleep_level:
             return {"ops": "asleep", "sleep_level": self.sleep_level}
-        found: dict[str, str | int] = {"ops": self.model.ops.name}
-        if self.model.ops.replaced:
-            found["replaced_kernels"] = ", ".join(self.model.ops.replaced)
+        if (loaded := self._loaded) is None:
+            return {"ops": "loading"}
+        found: dict[str, str | int] = {"ops": loaded.model.ops.name}
+        if loaded.model.ops.replaced:
+            found["replaced_kernels"] = ", ".join(loaded.model.ops.replaced)
         if isinstance(self.model_config, TransformersConfig):
             found["model_impl"] = "transformers"
-        if (ranks := self.loaded.ranks) is not None and ranks.layers:
+        if (ranks := loaded.ranks) is not None and ranks.layers:
             found["stages"] = ", ".join(f"layers {first} to {end - 1}" for first, end in ranks.layers)
-        if self.loaded.native is not None:
-            found["native_ops"] = self.loaded.native.status
+        if loaded.native is not None:
+            found["native_ops"] = loaded.native.status
         if self._graphs is not None:
             found["num_recorded_graphs"] = self._graphs.num_recorded
             found["num_graphs_left"] = self._graphs.num_left
@@ -294,15 +296,13 @@ class Worker:
         self._timeline.append((name, time.monotonic() - start))
 
     def _load_model(self) -> None:
+        self._close_model()
         self._loaded = LoadedModel(self.config, self._worker_config, self.model_config, self.device)
 
-    def _reload(self) -> None:
-        """Load the model again, with new ranks."""
-        self.state = WorkerState.ASLEEP_2
-        self._free_memory()
-        self._load_model()
-        self._make_caches()
-        self.state = WorkerState.READY
+    def _close_model(self) -> None:
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.close()
 
     def _size_cache(self) -> ResolvedConfig:
         sizer = CacheSizer(

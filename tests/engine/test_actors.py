@@ -4,10 +4,12 @@ ReaderPacing: nobody waits without need, nobody is forgotten, and a round that t
 """
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +75,33 @@ async def running(actor: Actor[str] | ThreadActor[str]) -> AsyncIterator[asyncio
         task.cancel()
         with suppress(asyncio.CancelledError, RuntimeError):
             await task
+
+
+class LateWaiter(ThreadActor[str]):
+    """Waits for a message for 50 ms."""
+
+    def work(self) -> None:
+        with pytest.raises(Empty):
+            self._queue.get(timeout=0.05)
+
+
+async def test_a_wait_ends_although_its_thread_was_stopped_beyond_the_deadline() -> None:
+    """SimpleQueue of CPython 3.11 then waits without limit; the handler of a signal stops the thread here."""
+    actor = LateWaiter("troupe-test")
+    previous = signal.signal(signal.SIGUSR1, lambda *_: time.sleep(0.2))
+    threads = [
+        threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)),
+        threading.Timer(2.0, actor.tell, ("too late",)),
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        actor.work()
+    finally:
+        for thread in threads:
+            thread.cancel()
+            thread.join()
+        signal.signal(signal.SIGUSR1, previous)
 
 
 async def test_messages_are_handled_in_order_and_batches_are_closed_once() -> None:

@@ -22,9 +22,9 @@ def find_processes(module: str, parent: int) -> list[int]:
     return [child for child in children if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-def kill_rank(parent: int) -> None:
+def signal_rank(parent: int, number: signal.Signals) -> None:
     (rank,) = find_processes("engine.parallel.rank_process", parent)
-    os.kill(rank, signal.SIGKILL)
+    os.kill(rank, number)
 
 
 async def generate(engine: Engine, params: SamplingParams) -> list[int]:
@@ -59,14 +59,14 @@ def test_drafts_change_no_text_of_ranks() -> None:
 
 
 async def test_requests_go_on_when_a_rank_is_killed(make_config: MakeConfig) -> None:
-    params = SamplingParams(temperature=1.0, seed=5, max_tokens=300, ignore_eos=True)
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
     async with Engine(make_config(core="process", tensor_parallel_size=2)) as engine:
         expected = await generate(engine, params)
-        before = engine.stats().generation_tokens
-        reading = asyncio.ensure_future(generate(engine, params))
-        await wait_until(lambda: engine.stats().generation_tokens > before + 20)
         (core,) = find_processes("engine.cluster.core_process", os.getpid())
-        kill_rank(core)
+        signal_rank(core, signal.SIGSTOP)  # so that the next step does not end
+        reading = asyncio.ensure_future(generate(engine, params))
+        await wait_until(lambda: engine.stats().num_running == 1)
+        signal_rank(core, signal.SIGKILL)
         assert await reading == expected
         assert engine.stats().num_resumed == 1
 
@@ -75,6 +75,6 @@ async def test_a_core_of_this_process_loads_new_ranks_after_one_is_killed(make_c
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     async with Engine(make_config(core="local", tensor_parallel_size=2)) as engine:
         expected = await generate(engine, params)
-        kill_rank(os.getpid())
+        signal_rank(os.getpid(), signal.SIGKILL)
         assert await generate(engine, params) == expected
         assert engine.stats().num_restarts == 1
