@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from kernels.cpu import make_native_ops
 from tests.engine.lora.peft_adapters import KINDS, PeftTwin
 from tests.engine.mixed_requests import TIGHT, Completion, make_mixed_requests, summarise
 from tests.engine.model.drive import Driver, make_prompt
-from tests.engine.parallel.test_ranks import kill_rank
+from tests.engine.parallel.test_ranks import signal_rank
 from tests.engine.parallel.test_sharding import EIGHTHS, open_comms
 from tests.engine.parallel.test_sharding import MODELS as DIVIDED
 from tests.engine.tokenizer_folders import make_byte_level_folder
@@ -213,6 +214,6 @@ async def test_adapters_are_loaded_again_after_a_rank_is_killed(twin: PeftTwin) 
             return [output async for output in stream][-1].outputs[0].token_ids
 
         expected = await run()
-        kill_rank(os.getpid())
+        signal_rank(os.getpid(), signal.SIGKILL)
         assert await run() == expected
         assert engine.stats().num_restarts == 1
