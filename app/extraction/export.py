@@ -71,7 +71,7 @@ def _is_text(record: Mapping[str, Any]) -> bool:
 def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one flat row per record, all with the same columns: objects become `a.b`, lists JSON text.
 
-    `confidence` is that of the least sure value, `to_check` the JSON pointers of flagged values.
+    `confidence` is the lowest of the record's values, `to_check` the JSON pointers of flagged values.
     """
     about = [name for name in ABOUT if name != "error" or any("error" in each for each in records)]
     given: list[dict[Path, Any]] = [

@@ -50,7 +50,7 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
                 extract = ExtractTab(engine, examples)
                 schema = extract.build(demo)
             with gr.Tab("Batch", elem_id="batch-tab"):
-                batch = BatchTab(engine, examples)
+                batch = BatchTab(engine, examples, extract.stops)
                 batch.build(schema, [*extract.reviewed, tabs])
             with gr.Tab("Observatory", elem_id="observatory-tab"):
                 build_observatory_tab(engine, examples)

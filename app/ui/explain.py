@@ -31,6 +31,9 @@ class Explanation:
     def as_markdown(self) -> str:
         return f"**{self.what}** {self.why}\n\n{self.next_step}"
 
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.what, self.why, self.next_step) if part)
+
 
 def explain(error: Exception, engine_state: str = "ready") -> Explanation:
     """Explain an error of the engine or the grammar."""

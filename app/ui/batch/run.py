@@ -26,6 +26,7 @@ class BatchRun:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     started: float = 0.0
+    lowest_first: bool = False  # show the records with the lowest confidence first
     schema: Schema = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 

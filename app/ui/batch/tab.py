@@ -51,7 +51,10 @@ Update = tuple[Any, ...]  # progress, records, buttons (try, run, stop), downloa
 class BatchTab:
     """Extracts records from many texts with one schema on one engine."""
 
-    def __init__(self, engine: Engine, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
+    def __init__(
+        self, engine: Engine, examples: Examples, reviews: Stops, interval_s: float = UPDATE_INTERVAL_S
+    ) -> None:
+        self.reviews = reviews  # runs of the Extract tab, which `open_row` ends
         self.engine = engine
         self.examples = examples
         self.interval_s = interval_s
@@ -94,7 +97,9 @@ class BatchTab:
                     again = gr.Button(
                         "Run failed and flagged rows again", visible=False, size="sm", min_width=220
                     )
-                    order = gr.Checkbox(False, label="Least sure first", container=False, min_width=140)
+                    order = gr.Checkbox(
+                        False, label="Lowest confidence first", container=False, min_width=140, elem_id="batch-order"
+                    )
                 records = gr.HTML(
                     EMPTY_BATCH,
                     elem_id="batch-records",
@@ -171,13 +176,18 @@ class BatchTab:
     def sort(self, order: bool, request: gr.Request) -> Any:
         """Sort the records by confidence, lowest first, or in row order."""
         batch = self.batches.get(str(request.session_hash))
-        return gr.skip() if batch is None else render_records(batch, order)
+        if batch is None:
+            return gr.skip()
+        # A run that goes on keeps this order.
+        batch.lowest_first = order
+        return render_records(batch)
 
-    def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
-        """Open a row in the Extract tab for review."""
+    async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
+        """Open a row in the Extract tab for review, in place of an extraction that runs there."""
         batch, index = self.batches.get(str(request.session_hash)), int(data._data["row"])
         if batch is None or batch.records.get(index, {}).get("record") is None:
             raise gr.Error("This row is not here any more. Run the batch again.")
+        await self.reviews.end(str(request.session_hash))
         text = batch.rows[index].pick(batch.column).text
         shown = Shown(batch.restore(index), text, batch.schema)
         views = SchemaPanel(self.examples).show(json.dumps(batch.schema, indent=2, ensure_ascii=False))
@@ -218,7 +228,8 @@ class BatchTab:
         await self.stops.end(session)
         with self.stops.running(session) as flag:
             self.batches[session] = batch
-            yield "", render_records(batch, order), *_buttons(is_busy=True), *_hide_files()
+            batch.lowest_first = order
+            yield "", render_records(batch), *_buttons(is_busy=True), *_hide_files()
             try:
                 text = self.examples.schemas.get(name, schema)
                 checked = await asyncio.to_thread(self.checker.check, text)
@@ -227,22 +238,22 @@ class BatchTab:
                 )
                 indices = None if again is None else again.list_doubtful()
                 stream = batch.run(extractor, checked.schema, f"session-{session}", indices)
-                async with aclosing(self._watch(batch, stream, flag, order)) as updates:
+                async with aclosing(self._watch(batch, stream, flag)) as updates:
                     async for update in updates:
                         yield update
                 progress = render_progress(batch, "stopped" if flag.asked else "done")
-                yield _end(flag, progress, render_records(batch, order), await self._save(batch))
+                yield _end(flag, progress, render_records(batch), await self._save(batch))
             except EXPLAINED as error:
                 what = explain(error, self.engine.state).as_html()
                 kept = render_progress(batch, "stopped") if batch.records else ""
-                yield _end(flag, what + kept, render_records(batch, order), await self._save(batch))
+                yield _end(flag, what + kept, render_records(batch), await self._save(batch))
             except Exception as error:
                 # Raise unexpected errors, but enable the buttons again.
                 yield _end(flag, explain_bug(error).as_html(), gr.skip(), _hide_files())
                 raise
 
     async def _watch(
-        self, batch: BatchRun, stream: AsyncGenerator[int, None], flag: Flag, order: bool
+        self, batch: BatchRun, stream: AsyncGenerator[int, None], flag: Flag
     ) -> AsyncGenerator[Update, None]:
         """Update the page while the batch runs; closing the generator aborts running rows."""
         rest = tuple(gr.skip() for _ in range(7))
@@ -254,7 +265,7 @@ class BatchTab:
                 now = time.monotonic()
                 if now - drawn >= self.interval_s:
                     drawn = now
-                    yield render_progress(batch, "running"), render_records(batch, order), *rest
+                    yield render_progress(batch, "running"), render_records(batch), *rest
 
     def stop(self, request: gr.Request) -> None:
         """End the batch and keep the finished records."""

@@ -98,10 +98,10 @@ def least_confidence(record: dict[str, Any]) -> float:
     return 0.0 if record["record"] is None else min(record["confidence"].values(), default=1.0)
 
 
-def render_records(run: BatchRun, least_sure_first: bool = False) -> str:
+def render_records(run: BatchRun) -> str:
     """Return the finished records, one per row, a column per field."""
     done = sorted(run.records)
-    if least_sure_first:
+    if run.lowest_first:
         done.sort(key=lambda index: least_confidence(run.records[index]))
     if not done:
         return EMPTY_BATCH
@@ -117,7 +117,7 @@ def render_records(run: BatchRun, least_sure_first: bool = False) -> str:
     more = f'<p class="figures-line">The first {NUM_SHOWN} of {len(done):,}; the files have all.</p>'
     return (
         '<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th><th scope="col">source</th>'
-        '<th scope="col">state</th><th scope="col">least sure</th>'
+        '<th scope="col">state</th><th scope="col">lowest confidence</th>'
         f"{heads}</tr></thead><tbody>{body}</tbody></table></div>"
         f"{more if len(done) > NUM_SHOWN else ''}"
     )

@@ -77,14 +77,21 @@ def open_chat(store: Store, chat_id: str | None) -> tuple[History, Thread, Chang
 def drop(store: Store, chat_id: str, is_open: bool) -> Change:
     """Remove a chat; if it is open, no chat is current."""
     left = remove_chat(store, chat_id)
-    return list_changes(store, left | {"current": None} if is_open else left)
+    return list_changes(store, left | {"current": None}) if is_open else _change_others(store, left)
 
 
 def bring(store: Store | None, data: gr.EventData) -> Change:
     """Import the chats of an exported file."""
     store = store or empty_store()
     try:
-        return list_changes(store, import_chats(store, str(data._data.get("text"))))
+        return _change_others(store, import_chats(store, str(data._data.get("text"))))
     except StoreError as error:
         why = f"Nothing imported: {error}. Choose a file that Export has written."
-        return list_changes(store, store, why)
+        return _change_others(store, store, why)
+
+
+def _change_others(before: Store, after: Store, problem: str = "") -> Change:
+    """List the changes to chats that are not open; another one may be opened meanwhile."""
+    change = list_changes(before, after, problem)
+    del change["current"]
+    return change

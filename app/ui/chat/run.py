@@ -49,7 +49,7 @@ WAITING = "…"
 MAX_INSPECTED = 1024
 
 Begun = tuple[Any, ...]  # chatbot, composer, growing, thread, turn, chats
-Closed = tuple[Any, ...]  # chatbot, composer, growing, tokens, turn
+Closed = tuple[Any, ...]  # chatbot, composer, growing, tokens
 
 
 @dataclass(slots=True)
@@ -60,7 +60,9 @@ class Turn:
         history: the messages up to and with the question.
         num_shown: how many of them are already in the page's history; the others are shown with the answer.
         thread: the chat and its version, even if the page shows another one at the end.
-        is_left: the page now shows another chat.
+        is_left: the page now shows another chat, or went back to before this turn.
+        is_watched: an event is showing the answer while it grows.
+        is_shown: the answer is in the history that was sent to the page.
     """
 
     history: History
@@ -69,6 +71,7 @@ class Turn:
     answer: Answer
     is_left: bool = False
     is_watched: bool = False
+    is_shown: bool = False
 
     @property
     def written(self) -> History:
@@ -112,8 +115,8 @@ class ChatRun:
         except InvalidRequest as error:
             problem = explain(error, self.engine.state)
         if not text and not images and problem is None:
-            return (*(gr.skip() for _ in range(4)), None, gr.skip())
-        asked = [*history, user_message(text, images)]
+            return _begin_nothing()
+        asked = [*add_missed(history, running), user_message(text, images)]
         return self._begin(asked, len(history), thread, request, others, problem)
 
     async def send_example(
@@ -123,7 +126,7 @@ class ChatRun:
         thread, running, *others = rest
         if is_running(running):
             return _begin_nothing()
-        asked = [*history, user_message(data.value["text"])]
+        asked = [*add_missed(history, running), user_message(data.value["text"])]
         return self._begin(asked, len(history), thread, request, others)
 
     async def retry(self, history: History, data: gr.RetryData, request: gr.Request, *rest: Any) -> Begun:
@@ -172,23 +175,27 @@ class ChatRun:
             yield gr.skip()
             return
         turn.is_watched = True
-        yield turn.growing
-        async with aclosing(turn.answer.watch()) as changes:
-            async for _ in changes:
-                if turn.is_left:
-                    break
-                yield turn.growing
-        yield gr.skip()
+        try:
+            yield turn.growing
+            async with aclosing(turn.answer.watch()) as changes:
+                async for _ in changes:
+                    if turn.is_left:
+                        break
+                    yield turn.growing
+            yield gr.skip()
+        finally:
+            turn.is_watched = False
 
     def close(self, turn: Turn | None) -> Closed:
         """Add the turn to the history, with its figures or its error."""
-        if is_running(turn):
-            return tuple(gr.skip() for _ in range(5))
+        if is_running(turn) or (turn is not None and turn.is_shown):
+            return tuple(gr.skip() for _ in range(4))
         if turn is None or turn.is_left:
-            # A question may be asked while this event runs: its turn and composer stay.
-            return gr.skip(), gr.skip(), [], gr.skip(), gr.skip()
+            # A question may be asked while this event runs: its composer stays.
+            return gr.skip(), gr.skip(), [], gr.skip()
+        turn.is_shown = True
         history = conclude(turn)
-        return history, open_composer(), [], inspect(history, turn), None
+        return history, open_composer(), [], inspect(history, turn)
 
     def resume(self, history: History, thread: Thread) -> tuple[History, Turn | None]:
         """Resume an opened chat: return its messages, and the turn whose answer the server still has."""
@@ -273,6 +280,12 @@ class ChatRun:
 def is_running(turn: Turn | None) -> bool:
     """Return whether the page shows a turn whose answer has not ended."""
     return turn is not None and not (turn.is_left or turn.answer.is_over)
+
+
+def add_missed(history: History, turn: Turn | None) -> History:
+    """Return the page's history, with a turn that has ended, but whose end had not reached the page."""
+    is_missed = turn is not None and not turn.is_left and len(history) <= turn.num_shown
+    return conclude(turn) if turn is not None and is_missed else history
 
 
 def conclude(turn: Turn) -> History:

@@ -170,7 +170,8 @@ def restore_settings(defaults: Settings, kept: Any, models: Sequence[str] = ()) 
     }
     chosen = values["models"] if isinstance(values["models"], list) else defaults.models
     known = [name for name in chosen if name in models]
-    values["models"] = gr.update(choices=list(models), value=known) if models else gr.skip()
+    choices = [(name, name) for name in models]
+    values["models"] = gr.update(choices=choices, value=known) if models else gr.skip()
     kind = values["grammar_kind"]
     if kind in GRAMMARS:
         shown = {} if isinstance(values["grammar_text"], dict) else {"value": values["grammar_text"]}

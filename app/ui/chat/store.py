@@ -5,7 +5,7 @@ chat = {"id", "title", "named", "time", "messages", "forks", "settings"}; `named
 `seen`, the turns that the page knew, is not kept: the browser adds those of other tabs
 
 Several tabs may keep chats at the same time, so no store is written back whole: each event reads it and gives the
-browser a change = {"id", "current", "put": chats, "removed": ids, "problem"}.
+browser a change = {"id", "current", "put": chats, "removed": ids, "problem"}. Without "current", the open chat stays.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from app.ui.chat.run import ChatRun, Turn, first_index, is_running, open_compose
 from app.ui.chat.settings import Settings, build_settings, restore_settings
 from app.ui.chat.store import Store, empty_store, find_chat
 from app.ui.pacing import UPDATE_INTERVAL_S
-from app.ui.scripts import keep_partial, read_kept, read_script
+from app.ui.scripts import keep_partial, keep_touched, read_kept, read_script
 from engine import Engine
 
 INSIDE = """<button type="button" class="fold" aria-expanded="false" aria-controls="inside-body">
@@ -75,10 +75,6 @@ class ChatTab(ChatRun):
         self.welcome = welcome
         self.examples = examples
 
-    def restore_settings(self, kept: Any) -> list[Any]:
-        """Restore the settings stored in the browser; adapters may have changed since the page was built."""
-        return restore_settings(self.defaults, kept, self.list_models())
-
     def offer_files(self) -> Any:
         """Let the composer take images if the model sees them, which is known when the engine has started."""
         return gr.update(file_types=[*FILE_TYPES, *IMAGE_TYPES]) if self.engine.sees_images else gr.skip()
@@ -105,8 +101,17 @@ class ChatTab(ChatRun):
         self._connect_turns(parts)
         self._connect_history(parts)
         demo.load(self.offer_files, None, textbox, **AT_ONCE)
-        demo.load(self.restore_settings, kept, settings, js=read_kept("readSettings"), **AT_ONCE)
-        self._go_on(demo.load(self.restore, chats, parts.opened, **WITH_STORE), parts)
+        # One event, so that the settings of the chat and those of the browser cannot overtake each other.
+        opening = demo.load(
+            self.restore,
+            [thread, kept, chats],
+            [*parts.opened[:8], kept],
+            js=read_kept("readSettings", "readChats"),
+            **AT_ONCE,
+        )
+        untouched = keep_touched(list(asdict(self.defaults).values()))
+        opening.then(None, [kept, *settings], settings, js=untouched, **AT_ONCE)
+        self._go_on(opening, parts)
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
         """Two chatbots, history and growing turn, so that a new token does not redraw the history."""
@@ -149,6 +154,7 @@ class ChatTab(ChatRun):
         """Move the last turn back into the text box; do nothing while an answer is generated."""
         if is_running(turn):
             return tuple(gr.skip() for _ in range(6))
+        _leave(turn)
         index = first_index(data.index)
         text = read_text(history[index]["content"])
         composer = open_composer(value={"text": text, "files": []})
@@ -165,20 +171,30 @@ class ChatTab(ChatRun):
         """Show another version of the conversation; do nothing while an answer is generated."""
         if is_running(turn):
             return tuple(gr.skip() for _ in range(5))
+        if turn is not None and turn.is_shown:
+            _leave(turn)
         thread = thread or memory.make_thread()
         thread, history = switch(thread, history, int(data._data["at"]), int(data._data["to"]))
         return history, *memory.keep(history, thread, store)
 
-    def restore(self, store: Store | None) -> Opened:
-        """Restore the chat that was open when the page was left."""
+    def restore(self, thread: Thread | None, kept: Any, store: Store | None) -> tuple[Any, ...]:
+        """Restore the chat that was open when the page was left; in place of the settings, list their updates.
+
+        A question that was asked, or a chat that was opened, before this event, stays.
+        """
         store = store or empty_store()
-        if find_chat(store, store.get("current")) is None:
-            # Nothing to restore, and a question may have been asked meanwhile.
-            return self._skip_opened()
-        return self._open(store, store["current"])
+        chat = find_chat(store, store.get("current")) if thread is None else None
+        opened = self._skip_opened() if chat is None else self._open(store, chat["id"])
+        if chat is not None and chat.get("settings"):
+            return *opened[:8], {"updates": opened[8:]}
+        return *opened[:8], {"updates": restore_settings(self.defaults, kept, self.list_models())}
 
     def pick(self, turn: Turn | None, store: Store | None, data: gr.EventData) -> Opened:
         """Open another chat. The answer in the previous chat continues, and is shown when that chat is opened again."""
+        is_here = turn is not None and turn.thread["id"] == data._data["id"]
+        if turn is not None and is_here and turn.is_watched and is_running(turn):
+            # The page shows this chat and its answer, which another tab may not have stored yet.
+            return self._skip_opened()
         _leave(turn)
         return self._open(store or empty_store(), data._data.get("id"))
 
@@ -213,7 +229,8 @@ class ChatTab(ChatRun):
         else:
             composer, growing = gr.update(submit_btn=False, stop_btn=True), turn.growing
         kept = thread["settings"]
-        settings = self.restore_settings(asdict(self.defaults) | kept if kept else None)
+        kept = asdict(self.defaults) | kept if kept else None
+        settings = restore_settings(self.defaults, kept, self.list_models())
         shown = [history, thread, describe(thread, history), memory.describe_tokens(history), change]
         return (*shown, growing, composer, turn, *settings)
 
@@ -248,7 +265,8 @@ class ChatTab(ChatRun):
         self._finish(opening.then(self.watch_again, parts.turn, parts.growing, **QUIET), parts)
 
     def _finish(self, watching: Any, parts: _Parts) -> None:
-        shown = [parts.chatbot, parts.textbox, parts.growing, parts.tokens, parts.turn]
+        # Not the turn, because another one may have begun meanwhile.
+        shown = [parts.chatbot, parts.textbox, parts.growing, parts.tokens]
         ended = [*shown, parts.thread, parts.branches, parts.chats]
         watching.then(self.end, [parts.turn, parts.chats], ended, **WITH_CHAT)
 

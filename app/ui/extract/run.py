@@ -117,19 +117,20 @@ class ExtractRun:
             yield refuse(schema_problem)
             return
         session = str(request.session_hash)
-        try:
-            checked = await asyncio.to_thread(self.checker.check, schema_text)
-            shots = parse_examples(examples or "")  # the page sends None for a text box that was never opened
-        except EXPLAINED as error:
-            yield refuse(explain(error, self.engine.state))
-            return
-        except ValueError as error:
-            yield refuse(
-                Explanation("The examples cannot be used.", f"{error}.", "Correct them and run again.")
-            )
-            return
-        yield update(badge=render_badge("busy", "reading"), **EMPTIED, **BUSY)
-        try:
+        # Before the first wait, so that a text opened from now on ends this run.
+        with self.stops.running(session) as flag:
+            try:
+                checked = await asyncio.to_thread(self.checker.check, schema_text)
+                # The page sends None for a text box that was never opened.
+                shots = parse_examples(examples or "")
+            except EXPLAINED as error:
+                schema_problem = explain(error, self.engine.state)
+            except ValueError as error:
+                what = "The examples cannot be used."
+                schema_problem = Explanation(what, f"{error}.", "Correct them and run again.")
+            if flag.asked or schema_problem is not None:
+                yield refuse(schema_problem) if schema_problem and not flag.asked else update(**IDLE)
+                return
             extractor = Extractor(
                 self.engine,
                 Limits() if with_limits else None,
@@ -140,9 +141,10 @@ class ExtractRun:
                 recheck=is_careful,
                 images=images,
             )
-            with self.stops.running(session) as flag:
-                # A separate cache salt, so that one visitor's text never shows in another's cache timings.
-                stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
+            # A separate cache salt, so that one visitor's text never shows in another's cache timings.
+            stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
+            yield update(badge=render_badge("busy", "reading"), **EMPTIED, **BUSY)
+            try:
                 # Leaving the block closes the stream, which aborts the engine's requests.
                 async with aclosing(pace(stream, self.interval_s)) as parts:
                     async for part in parts:
@@ -155,16 +157,17 @@ class ExtractRun:
                         yield progress(part)
                         if flag.asked:
                             break
+            except EXPLAINED as error:
+                yield fail(explain(error, self.engine.state))
+                return
+            except Exception as error:
+                # Raise unexpected errors, but do not leave the page in its busy state.
+                yield fail(explain_bug(error))
+                raise
             if flag.asked == "leave":
                 yield update(**IDLE)
             else:
                 yield update(badge=STOPPED, shown=None, **IDLE)
-        except EXPLAINED as error:
-            yield fail(explain(error, self.engine.state))
-        except Exception as error:
-            # Raise unexpected errors, but do not leave the page in its busy state.
-            yield fail(explain_bug(error))
-            raise
 
     def stop(self, request: gr.Request) -> None:
         """End the running extraction."""

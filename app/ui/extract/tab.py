@@ -98,7 +98,7 @@ class ExtractTab(ExtractRun):
         )
         add.click(add_example, [state, typed, settings[-1]], settings[-1], queue=False, **quiet)
         self._connect_source(source, schema, [*results, state], quiet)
-        suggested = [badge, schema.chooser, *schema.views]
+        suggested = [schema.chooser, *schema.views]
         schema.suggest.click(self.suggest, [source.text, source.opened], suggested, **quiet)
         located = {"queue": False, "trigger_mode": "always_last", **quiet}
         fields.locate(self.locate, [state, typed], source.page, **located)
@@ -143,28 +143,28 @@ class ExtractTab(ExtractRun):
         limits = Limits()
         with gr.Group(elem_classes="switches"):
             with_limits = gr.Checkbox(
-                True, label="Limit open texts and lists",
-                info=f"Adds maxLength {limits.max_length} and maxItems {limits.max_items} where the schema has none.",
+                True, label="Limit texts and lists",
+                info=f"To {limits.max_length} characters and {limits.max_items} items, where the schema has no limit.",
             )  # fmt: skip
             is_verbatim = gr.Checkbox(
                 False,
                 label="Verbatim texts",
-                info="Free strings must be parts of the text; dates and numbers must appear in it.",
+                info="Texts are copied from the source; dates and numbers must appear in it.",
             )
             is_careful = gr.Checkbox(
                 False,
                 label="Read doubtful fields again",
-                info="Takes three records and votes on each value, then reads the flagged fields once more.",
+                info="Extracts three times, keeps the most frequent values, and reads flagged fields once more.",
             )
             instructions = gr.Textbox(
                 label="Instructions", lines=2, max_lines=4, placeholder="Optional: what the model should know"
             )
             with gr.Accordion("Examples", open=False):
                 examples = gr.Textbox(
-                    "", label='One a line: {"text": ..., "record": ...}', lines=3, max_lines=8, elem_classes="mono",
-                    placeholder="Optional: texts with their right records, which the model is shown first",
+                    "", label='One per line: {"text": ..., "record": ...}', lines=3, max_lines=8, elem_classes="mono",
+                    placeholder="Optional: texts with their correct records, which the model reads first",
                 )  # fmt: skip
-                add = gr.Button("Add the record that is shown", size="sm")
+                add = gr.Button("Add the shown record", size="sm")
         return [with_limits, is_verbatim, is_careful, instructions, examples], add
 
     def _build_results(self) -> tuple[gr.HTML, gr.HTML, gr.Code, gr.HTML, gr.HTML]:
@@ -216,7 +216,7 @@ class ExtractTab(ExtractRun):
         schema = None
         if text.strip() or images:
             problem = Explanation(
-                "No field was found.", "", "Labels such as “Total: 12 EUR” are found. Add fields in the form."
+                "No field was found.", "", "Labels such as “Total: 12 EUR” become fields. You can add others in the form."
             )
             if is_demo_model(self.engine):
                 schema = await asyncio.to_thread(suggest_schema, text)
@@ -227,8 +227,9 @@ class ExtractTab(ExtractRun):
                 except EXPLAINED as error:
                     problem = explain(error, self.engine.state)
         if schema is None:
-            return problem.as_html(), *(gr.skip() for _ in range(6))
-        return "", None, *self.panel.show(dump(schema))
+            # Not in place of the verdict, which belongs to the record.
+            raise gr.Error(str(problem), print_exception=False)
+        return None, *self.panel.show(dump(schema))
 
     def offer_files(self) -> Any:
         """Offer photographs if the model sees images, which is known when the engine has started."""

@@ -43,7 +43,8 @@ const addUnseen = (old, chat, seen) => {
   return chat.forks.includes(fork) ? chat : { ...chat, forks: [...chat.forks, fork] };
 };
 const changeChats = ({ current, put, removed }) => {
-  const before = readChats().chats, partial = readKept(PARTIAL);
+  const { current: open, chats: before } = readChats(), partial = readKept(PARTIAL);
+  if (current === undefined) current = open;
   const gone = new Set([...removed, ...put.map((chat) => chat.id)]);
   const join = ({ seen, ...chat }) => {
     const old = before.find((each) => each.id === chat.id);

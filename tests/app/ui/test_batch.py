@@ -37,7 +37,7 @@ ROWS = (
 def make_tab(rows: tuple[Row, ...] = ROWS, **options: Any) -> tuple[BatchTab, FakeEngine]:
     """A tab in which a session has opened these rows."""
     engine = FakeEngine(**options)
-    tab = BatchTab(engine, Examples({"person": SCHEMA}, {}), interval_s=0)
+    tab = BatchTab(engine, Examples({"person": SCHEMA}, {}), Stops(), interval_s=0)
     tab.tables.put(REQUEST.session_hash, make_table(rows))
     return tab, engine
 
@@ -253,6 +253,25 @@ async def test_a_column_picked_during_a_run_leaves_its_records_in_sight() -> Non
     assert "b is broken" in tab.show_column("text", REQUEST)
 
 
+async def test_an_order_chosen_during_a_run_stays() -> None:
+    tab, _ = make_tab()
+    updates = tab.run_all(REQUEST, "text", "person", "", None, False)
+    await anext(updates)
+    tab.sort(True, REQUEST)
+    shown = (await collect(updates))[-1][1]
+    assert shown == tab.sort(True, REQUEST) != tab.sort(False, REQUEST)
+
+
+async def test_a_row_opened_for_review_ends_the_extraction_that_runs_there() -> None:
+    tab, _ = make_tab(record='{"name": "Ada", "age": 36}')
+    await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
+    with tab.reviews.running(REQUEST.session_hash) as flag:
+        opening = asyncio.create_task(tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))
+        await wait_until(lambda: flag.asked == "leave")
+        assert not opening.done()
+    assert (await opening)[16] == "Ada, 36"
+
+
 async def test_the_end_of_one_run_leaves_the_flags_of_the_others() -> None:
     stops = Stops()
     with stops.running("abc") as first:
@@ -315,11 +334,11 @@ def test_a_download_that_failed_once_opens_again() -> None:
 async def test_a_row_is_opened_for_review_and_doubtful_rows_are_run_again() -> None:
     tab, engine = make_tab(record='{"name": "Ada", "age": 36}')
     await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
-    opened = tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0}))
+    opened = await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0}))
     assert opened[16] == "Ada, 36" and opened[9].result.record == {"name": "Ada", "age": 36}
     assert opened[-1]["selected"] == "extract" and '<mark data-field="0"' in opened[5]
     with pytest.raises(gr.Error, match="not here any more"):
-        tab.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))
+        await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))
     batch = tab.batches[REQUEST.session_hash]
     doubtful = batch.list_doubtful()
     assert {1, 2, 3} <= set(doubtful)  # two without a text, and Bob, who is not Ada

@@ -40,7 +40,7 @@ async def play(tab: ChatTab, begun: tuple[Any, ...]) -> Any:
     """Run a turn that began to its end: what grew, and the composer, tokens and history at the end."""
     turn = begun[4]
     grew = [update async for update in tab.watch(turn)]
-    history, composer, growing, tokens, _ = tab.close(turn)
+    history, composer, growing, tokens = tab.close(turn)
     assert growing == []
     return SimpleNamespace(grew=grew, history=history, composer=composer, tokens=tokens)
 
@@ -144,15 +144,14 @@ async def test_an_attached_file_is_read_to_the_model_or_explained(tmp_path: Path
 
 async def test_an_empty_message_asks_nothing() -> None:
     tab, engine = make_tab()
-    begun = await ask(tab, "  ")
-    assert begun[4] is None and engine.requests == []
+    assert await ask(tab, "  ") == (gr.skip(),) * 6 and engine.requests == []
 
 
 def test_a_page_that_opens_without_an_answer_leaves_a_question_asked_meanwhile_alone() -> None:
     """What follows the page's opening may end after the question has begun its turn."""
     tab, _ = make_tab()
-    _, composer, _, _, turn, *_ = tab.end(None, None)
-    assert composer == turn == gr.skip()
+    history, composer, *_ = tab.end(None, None)
+    assert history == composer == gr.skip()
 
 
 async def test_a_second_question_waits_until_the_first_is_answered() -> None:
@@ -160,10 +159,38 @@ async def test_a_second_question_waits_until_the_first_is_answered() -> None:
     turn, updates = await begin_writing(tab)
     assert await tab.send(typed("and?"), [], REQUEST, THREAD, turn, *REST) == (gr.skip(),) * 6
     # Its own end must not close the turn that still runs, nor begin it again.
-    assert tab.close(turn) == (gr.skip(),) * 5
+    assert tab.close(turn) == (gr.skip(),) * 4
     assert [update async for update in tab.watch(turn)] == [gr.skip()]
     history, _ = await finish(tab, turn, updates)
     assert read_text(history[1]["content"]) == "fine, thanks" and len(engine.requests) == 1
+
+
+async def test_a_question_asked_before_the_page_has_the_end_of_an_answer_loses_nothing() -> None:
+    tab, engine = make_tab()
+    turn, updates = await begin_writing(tab)
+    _ = [update async for update in updates]
+    # The page still sends the history without the first turn, whose end begins after the second turn has.
+    begun = await tab.send(typed("and?"), [], REQUEST, turn.thread, turn, *REST)
+    assert [read_text(each["content"]) for each in begun[2]][:2] == ["hello", "fine, thanks"]
+    assert tab.close(begun[4]) == (gr.skip(),) * 4
+    history = (await play(tab, begun)).history
+    assert [each["role"] for each in history] == ["user", "assistant", "assistant"] * 2
+    assert "<user>hello\n<assistant>fine, thanks\n<user>and?" in engine.requests[1].prompt
+    # Nor is it added again once it is shown.
+    third = await tab.send(typed("more"), history, REQUEST, begun[3], begun[4], *REST)
+    assert read_text(third[2][0]["content"]) == "more"
+    await play(tab, third)
+
+
+async def test_an_event_that_opens_the_chat_again_leaves_its_answer_on_the_page() -> None:
+    """Another tab has written to the chat; the question of this one may not be in the browser yet."""
+    tab, _ = make_tab()
+    turn, updates = await begin_writing(tab)
+    again: Any = SimpleNamespace(_data={"id": turn.thread["id"]})
+    assert all(each == gr.skip() for each in tab.pick(turn, None, again)) and not turn.is_left
+    await finish(tab, turn, updates)
+    tab.pick(turn, None, again)
+    assert turn.is_left
 
 
 @pytest.mark.parametrize(
@@ -251,7 +278,7 @@ async def test_an_answer_goes_on_without_its_page_and_is_found_again_until_ten_m
     updates = tab.watch(turn)
     await anext(updates)
     await updates.aclose()  # the page is closed, and opened again
-    opened = tab.restore(store_of(change))
+    opened = tab.restore(None, None, store_of(change))
     assert opened[0] == chat["messages"][:1] and opened[6]["stop_btn"] is True
     again = opened[7]
     hold.set()
@@ -260,10 +287,10 @@ async def test_an_answer_goes_on_without_its_page_and_is_found_again_until_ten_m
     history, *_, kept = tab.end(again, store_of(change))
     assert kept["put"][0]["messages"] == history and read_text(history[1]["content"]) == "fine, thanks"
     assert (
-        conclude(tab.restore(store_of(change))[7]) == history
+        conclude(tab.restore(None, None, store_of(change))[7]) == history
     )  # still there, should the page not have kept it
     tab.answers._clock = lambda: time.monotonic() + KEEP_S + 1
-    lost = tab.restore(store_of(change))
+    lost = tab.restore(None, None, store_of(change))
     assert lost[7] is None and lost[0][-1]["metadata"]["title"] == "stopped"
 
 

@@ -52,10 +52,16 @@ def test_a_chat_is_kept_as_plain_text_under_its_first_question() -> None:
 
 def test_the_page_opens_with_the_chat_it_was_left_with() -> None:
     """Without one it is left alone: a person may type before the page has asked."""
-    history, thread, branches, _, change, growing, _, turn, *settings = TAB.restore(save(empty_store(), "a"))
+    store, kept = save(empty_store(), "a"), {"temperature": 1.5}
+    history, thread, branches, _, change, growing, _, turn, settings = TAB.restore(None, kept, store)
     assert history == MESSAGES and (thread["id"], thread["seen"]) == ("a", []) and branches == growing == []
-    assert change["put"] == [] and turn is None and all(each == gr.skip() for each in settings)
-    assert all(each == gr.skip() for each in TAB.restore(None))
+    assert change["put"] == [] and turn is None and settings["updates"][1] == 1.5
+    assert all(each == gr.skip() for each in TAB.restore(None, None, None)[:8])
+
+
+def test_a_page_that_opens_leaves_a_chat_that_was_begun_meanwhile_alone() -> None:
+    *opened, settings = TAB.restore(make_thread(), {"temperature": 1.5}, save(empty_store(), "a"))
+    assert all(each == gr.skip() for each in opened) and settings["updates"][1] == 1.5
 
 
 def test_a_removed_chat_is_gone_and_no_longer_current() -> None:
@@ -133,9 +139,16 @@ def event(**data: Any) -> Any:
 def test_an_import_brings_its_chats_or_says_why_not() -> None:
     store = save(empty_store(), "a")
     change = memory.bring(store, event(text=json.dumps({"chats": save(empty_store(), "b")["chats"]})))
-    assert [chat["id"] for chat in change["put"]] == ["b"] and change["current"] == "a"
+    assert [chat["id"] for chat in change["put"]] == ["b"] and "current" not in change
     change = memory.bring(store, event(text="no"))
     assert "not JSON" in change["problem"] and change["put"] == [] and change["removed"] == []
+
+
+def test_removing_another_chat_leaves_open_what_a_person_opened_meanwhile() -> None:
+    store = save(save(empty_store(), "a"), "b")
+    change = memory.drop(store, "a", is_open=False)
+    assert change["removed"] == ["a"] and "current" not in change
+    assert memory.drop(store, "b", is_open=True)["current"] is None
 
 
 def test_opening_a_chat_changes_no_chat() -> None:
@@ -147,5 +160,5 @@ def test_opening_a_chat_changes_no_chat() -> None:
 
 def test_settings_come_back_with_their_chat() -> None:
     thread = {"id": "a", "forks": [], "settings": {"temperature": 1.5, "seed": "7"}}
-    settings = TAB.restore(save_chat(empty_store(), thread, MESSAGES))[8:]
+    settings = TAB.restore(None, {"top_k": 5}, save_chat(empty_store(), thread, MESSAGES))[8]["updates"]
     assert settings[1] == 1.5 and settings[6] == "7" and settings[0] == TAB.defaults.system_prompt

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import gradio as gr
 import pytest
 
 from app.extraction.extractor import make_again
+from app.extraction.schema_check import SchemaChecker
 from app.ui.examples import Examples
 from app.ui.extract.run import NO_RESULT, Shown, add_example
 from app.ui.extract.tab import NO_FILE, ExtractTab
@@ -233,6 +235,27 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     assert run_button["interactive"] is True and stop["visible"] is False
 
 
+async def test_a_text_opened_before_a_run_has_its_schema_ends_the_run(tmp_path: Path) -> None:
+    (path := tmp_path / "good.txt").write_text("Bob")
+    tab, engine = make_tab()
+    is_asked, may_end = threading.Event(), threading.Event()
+
+    def check(text: str) -> Any:
+        is_asked.set()
+        may_end.wait(20)
+        return SchemaChecker().check(text)
+
+    tab.checker = SimpleNamespace(check=check)
+    running = asyncio.create_task(run(tab))
+    await asyncio.to_thread(is_asked.wait, 20)
+    opening = asyncio.create_task(tab.open_file(str(path), REQUEST))
+    await wait_until(lambda: any(flag.asked == "leave" for flag in tab.stops._list("abc")))
+    may_end.set()
+    assert (await opening)[0] == "Bob" and engine.requests == []
+    (last,) = await running
+    assert last.badge == gr.skip() and last.run["interactive"] is True
+
+
 async def test_a_pdf_shows_the_page_of_the_value_that_has_the_focus(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(join_pdfs(make_pdf("Ada"), make_pdf("Ada is 36")))
@@ -254,15 +277,16 @@ async def test_a_pdf_shows_the_page_of_the_value_that_has_the_focus(tmp_path: Pa
 async def test_a_schema_is_suggested_from_the_text_or_the_reason_is_shown() -> None:
     tab, engine = make_tab(record='{"title": "Person", "fields": [{"name": "name", "kind": "text"}]}')
     engine.config = EngineConfig(model="real", served_model_name="fake")
-    badge, chosen, form, schema, *_ = await tab.suggest("Ada, 36", None, REQUEST)
-    assert (badge, chosen) == ("", None) and json.loads(schema)["title"] == "Person"
+    chosen, form, schema, *_ = await tab.suggest("Ada, 36", None, REQUEST)
+    assert chosen is None and json.loads(schema)["title"] == "Person"
     assert form["value"]["fields"][0]["name"] == "name" and "snake_case" in engine.requests[0].prompt
-    badge, *kept = await tab.suggest(" ", None, REQUEST)
-    assert "There is no text yet" in badge and kept == [gr.skip()] * 6
+    with pytest.raises(gr.Error, match="There is no text yet"):
+        await tab.suggest(" ", None, REQUEST)
     engine.reject = EngineOverloaded("the queue is full")
-    assert "queue is full" in (await tab.suggest("Ada", None, REQUEST))[0]
+    with pytest.raises(gr.Error, match="queue is full"):
+        await tab.suggest("Ada", None, REQUEST)
     engine.config = EngineConfig()  # the demo model proposes nothing
-    assert json.loads((await tab.suggest("Name: Ada", None, REQUEST))[3])["required"] == ["name"]
+    assert json.loads((await tab.suggest("Name: Ada", None, REQUEST))[2])["required"] == ["name"]
     assert len(engine.requests) == 2
 
 

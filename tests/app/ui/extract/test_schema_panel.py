@@ -12,6 +12,7 @@ from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
 from app.ui.examples import Examples
 from app.ui.extract.schema_panel import SchemaPanel
 from app.ui.extract.tab import ExtractTab
+from app.ui.stops import Stops
 from tests.fakes import FakeEngine
 
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
@@ -46,7 +47,7 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     *kept, shown, problem = panel.edit_form(make_form(name=" "))
     assert kept == [gr.skip()] * 3 and "has no name yet" in shown
     engine = FakeEngine()
-    tab, batch = ExtractTab(engine, panel.examples), BatchTab(engine, panel.examples)
+    tab, batch = ExtractTab(engine, panel.examples), BatchTab(engine, panel.examples, Stops())
     last = [
         update
         async for update in tab.run("Ada", SCHEMA, problem, True, False, False, "", "", None, None, request)
