@@ -46,7 +46,7 @@ import aiohttp
 
 async def main():
     headers = {{"Authorization": "Bearer {api_key}"}}
-    # schema: a name or a JSON Schema; beside or instead of text, "images": [data: URLs] if the model sees them
+    # schema: a name or a JSON Schema. "images": [data: URLs] go beside the text or replace it.
     body = {{"schema": "contact", "text": "Ada Lovelace, ada@example.com"}}
     async with aiohttp.ClientSession(headers=headers) as session:
         async with session.post("{base_url}/extract", json=body) as answer:
@@ -67,22 +67,22 @@ print(found["record"], found["flags"], found["evidence"])"""
 SNIPPETS = {
     "curl": ("shell", CURL),
     "Python, streamed": ("python", PYTHON),
+    "Extract a record, OpenAI client": ("python", EXTRACT_OPENAI),
     "Python, a record instead of text": ("python", STRUCTURED),
     "Extract a record, aiohttp": ("python", EXTRACT_AIOHTTP),
-    "Extract a record, OpenAI client": ("python", EXTRACT_OPENAI),
 }
 
 
 def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
     """Put the address and the snippets on the page; they use the address at which the page was opened."""
     gr.Markdown(
-        "The same engine speaks the OpenAI API, on the same port. Point any client at the base URL. "
+        "This server has an OpenAI-compatible API on the same port. Give the base URL to any client. "
         "[/openapi.json](/openapi.json) describes every route."
     )
     base_url = gr.Textbox(label="Base URL", interactive=False, buttons=["copy"], max_lines=1)
     codes: list[gr.Code] = []
     with gr.Row(equal_height=False):
-        for half in (list(SNIPPETS.items())[:2], list(SNIPPETS.items())[2:]):
+        for half in (list(SNIPPETS.items())[:3], list(SNIPPETS.items())[3:]):
             with gr.Column(min_width=300):
                 codes += [
                     gr.Code(language=language, label=label, interactive=False, wrap_lines=True)  # type: ignore[arg-type]

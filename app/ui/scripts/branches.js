@@ -22,14 +22,18 @@ const draw = () => {
   });
   place();
 };
-// Gradio redraws messages without the switches, so each is inserted again after its message.
+// Gradio redraws messages without the switches, so each is inserted again after its message and the message's buttons;
+// the question's before the answer's. A switch that is in its place is not moved, because every move calls this again.
 const place = () => {
-  const rows = [...document.querySelectorAll("#chatbot .message-row.user-row")];
+  const rows = [...document.querySelectorAll("#chatbot .message-row.user-row")], ends = new Map();
   for (const { fork, node } of shown) {
     const row = rows[fork.turn - 1];
     if (!row) { if (node.parentNode !== host) host.append(node); continue; }
     node.classList.toggle("of-answer", !fork.is_question);
-    if (row.nextSibling !== node) row.after(node);
+    const buttons = row.nextElementSibling?.classList.contains("message-buttons") ? row.nextElementSibling : row;
+    const end = ends.get(row) ?? buttons;
+    if (end.nextSibling !== node) end.after(node);
+    ends.set(row, node);
   }
 };
 const talk = document.querySelector("#talk");

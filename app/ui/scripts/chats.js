@@ -11,6 +11,8 @@ const make = (tag, attributes = {}, ...children) => {
 };
 
 const chats = () => store.chats;
+// On a narrow screen the list covers the chat.
+const close = () => { if (matchMedia("(max-width: 768px)").matches) document.querySelector("#chats.open .toggle-button")?.click(); };
 const matches = (chat) => !wanted || [chat.title, ...chat.messages.map((each) => each.content)].join("\n").toLowerCase().includes(wanted);
 const day = (seconds) => seconds ? new Date(seconds * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" }) : "";
 
@@ -28,7 +30,7 @@ const picker = make("input", { type: "file", accept: "application/json,.json", h
   if (file) trigger("bring", { text: await file.text() });
 } });
 const list = make("ul", {});
-const fresh = make("button", { type: "button", class: "fresh", onclick: () => trigger("fresh") }, "New chat");
+const fresh = make("button", { type: "button", class: "fresh", onclick: () => { trigger("fresh"); close(); } }, "New chat");
 const tools = make("div", { class: "tools" },
   make("button", { type: "button", onclick: save }, "Export"),
   make("button", { type: "button", onclick: () => picker.click() }, "Import"), picker);
@@ -80,7 +82,7 @@ const draw = () => {
     const isOpen = chat.id === store.current;
     const item = make("li", { class: isOpen ? "current" : "", "data-id": chat.id },
       make("button", { type: "button", class: "open", title: chat.title, ...(isOpen ? { "aria-current": "true" } : {}),
-        onclick: () => trigger("pick", { id: chat.id }), ondblclick: () => rename(chat, item) }, chat.title, make("small", {}, day(chat.time))),
+        onclick: () => { trigger("pick", { id: chat.id }); close(); }, ondblclick: () => rename(chat, item) }, make("span", {}, chat.title), make("small", {}, day(chat.time))),
       make("button", { type: "button", class: "rename", "aria-label": `Rename ${chat.title}`, title: "Rename", onclick: () => rename(chat, item) }, "✎"),
       make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, title: "Remove", onclick: () => remove(chat) }, "×"));
     return item;

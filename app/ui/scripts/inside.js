@@ -49,7 +49,7 @@ const show = async (id) => {
   const found = id ? await recall(id) : [];
   if (chosen !== id) return;
   showSteps(found, id ? "The tokens of this answer were not recorded in this browser."
-    : "Ask something: every token of the answer appears here with its probability and its rivals.");
+    : "Ask something: every token of the answer appears here with its probability and its alternatives.");
 };
 
 const take = () => {

@@ -7,9 +7,9 @@ host.innerHTML = `
   <div class="charts">
     <section class="wide"><h2>Batch lanes</h2><p class="legend phases"></p><div class="plot lanes"></div></section>
     <section class="wide"><h2>KV cache blocks</h2><p class="legend kv"></p><canvas class="plot map" role="img"></canvas></section>
-    <section><h2>Step and gap</h2><p class="legend"><i class="k-step"></i>between two tokens <i class="k-gap"></i>the part of it that is spent in Python</p><div class="plot steps"></div></section>
+    <section><h2>Time per step</h2><p class="legend"><i class="k-step"></i>whole step <i class="k-gap"></i>Python's part of it</p><div class="plot steps"></div></section>
     <section><h2>Time to first token</h2><p class="legend note"></p><div class="plot ttft"></div></section>
-    <section><h2>Between tokens</h2><p class="legend note"></p><div class="plot itl"></div></section>
+    <section><h2>Time between tokens</h2><p class="legend note"></p><div class="plot itl"></div></section>
     <section><h2>Event-loop lag</h2><p class="legend note"></p><div class="plot lag"></div></section>
   </div>`;
 const at = (selector) => host.querySelector(selector);
@@ -44,20 +44,20 @@ const drawTiles = (data) => {
     ["running", `${stats.running}`, limits.max_num_seqs ? `of ${limits.max_num_seqs}` : ""],
     ["waiting", `${stats.waiting}`, stats.compiling ? `${stats.compiling} grammars compile` : ""],
     ["tokens/s", Math.round(rate).toLocaleString("en"), `${perStep.toFixed(1)} tokens a step`],
-    ["prefix hits", `${Math.round(hits * 100)}%`, [`${stats.hit.toLocaleString("en")} of ${stats.queried.toLocaleString("en")} tokens`, ...missed].join(", ")],
-    ["KV used", `${(stats.kv_usage * 100).toFixed(stats.kv_usage < 0.1 ? 1 : 0)}%`, data.blocks ? `${data.blocks.num_owned} of ${data.blocks.num_blocks.toLocaleString("en")} blocks` : ""],
+    ["prefix cache hits", `${Math.round(hits * 100)}%`, [`${stats.hit.toLocaleString("en")} of ${stats.queried.toLocaleString("en")} tokens`, ...missed].join(", ")],
+    ["KV cache used", `${(stats.kv_usage * 100).toFixed(stats.kv_usage < 0.1 ? 1 : 0)}%`, data.blocks ? `${data.blocks.num_owned} of ${data.blocks.num_blocks.toLocaleString("en")} blocks` : ""],
     ["preemptions", `${stats.preemptions}`, stats.restarts ? `${stats.restarts} restarts` : `${stats.rejected} refused`],
-    ["event-loop lag p99", stats.histograms.lag?.count ? `≤ ${seconds(quantile(stats.histograms.lag, 0.99))}` : "–", data.state],
+    ["event-loop lag, p99", stats.histograms.lag?.count ? `≤ ${seconds(quantile(stats.histograms.lag, 0.99))}` : "–", `engine ${data.state}`],
   ];
   const drafts = Object.entries(stats.drafts);
   if (drafts.length) {
     const sum = (at) => drafts.reduce((total, [, counts]) => total + counts[at], 0);
     const shares = drafts.map(([source, counts]) => `${source} ${Math.round((100 * counts[2]) / Math.max(1, counts[1]))}%`);
-    tiles.push(["tokens a drafted step", (1 + sum(2) / Math.max(1, sum(0))).toFixed(2), `right: ${shares.join(", ")}`]);
+    tiles.push(["tokens per drafted step", (1 + sum(2) / Math.max(1, sum(0))).toFixed(2), `accepted: ${shares.join(", ")}`]);
   }
   const [loaded, received, saved, prefills] = stats.tiers;
   if (loaded || saved || received) {
-    const more = [received && `${received.toLocaleString("en")} from other cores`, saved && `${saved.toLocaleString("en")} saved for them`, prefills && `${prefills} prefills apart`];
+    const more = [received && `${received.toLocaleString("en")} from other cores`, saved && `${saved.toLocaleString("en")} saved for them`, prefills && `${prefills} prefills elsewhere`];
     tiles.push(["KV tokens from the host", loaded.toLocaleString("en"), more.filter(Boolean).join(", ")]);
   }
   const resumed = stats.resumed - (before?.resumed ?? stats.resumed);
@@ -116,7 +116,7 @@ const drawMap = (blocks) => {
   canvas.setAttribute("aria-label", `${blocks.num_owned} blocks owned, ${blocks.num_cached} cached, ${free} free`);
   const each = blocks.group > 1 ? `a square is ${blocks.group} blocks` : "a square is one block";
   const beyond = blocks.num_blocks > total * blocks.group ? `; ${Math.round(blocks.num_blocks - total * blocks.group).toLocaleString("en")} more are free` : "";
-  at(".kv").innerHTML = `<i class="k-owned"></i>owned, a colour a request <i class="k-shared"></i>shared <i class="k-cached"></i>cached prefix <i class="k-free"></i>free <span>${each} of ${blocks.block_size} tokens${beyond}</span>`;
+  at(".kv").innerHTML = `<i class="k-owned"></i>owned, one colour per request <i class="k-shared"></i>shared <i class="k-cached"></i>cached prefix <i class="k-free"></i>free <span>${each} of ${blocks.block_size} tokens${beyond}</span>`;
 };
 
 const drawSteps = () => {
@@ -133,8 +133,8 @@ const drawSteps = () => {
     return path;
   };
   const last = history.findLast(([itl]) => itl !== null);
-  const words = last ? `${seconds(last[0])} a step, ${seconds(last[1] ?? 0)} of it in Python` : "nothing ran yet";
-  at(".steps").innerHTML = `<svg viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label="${words}"><path class="k-step" d="${line(0)}"/><path class="k-gap" d="${line(1)}"/></svg><p class="axis"><span>${words}</span><span>top ${seconds(top)}</span></p>`;
+  const words = last ? `${seconds(last[0])} per step, ${seconds(last[1] ?? 0)} of it in Python` : "Nothing has run yet.";
+  at(".steps").innerHTML = `<svg viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label="${words}"><path class="k-step" d="${line(0)}"/><path class="k-gap" d="${line(1)}"/></svg><p class="axis"><span>${words}</span><span>at most ${seconds(top)}</span></p>`;
 };
 
 const drawHistogram = (name, histogram) => {

@@ -27,14 +27,20 @@ const name = () => {
   const talk = document.querySelector("#talk");
   if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); linkImages(talk); }
   restoreDrafts();
-  for (const box of document.querySelectorAll(".cm-scroller, #talk")) if (box.tabIndex !== 0) box.tabIndex = 0;
+  for (const box of document.querySelectorAll(".cm-scroller, #talk, #talk pre")) if (box.tabIndex !== 0) box.tabIndex = 0;
 };
 // The conversation stays at its end while it grows, unless a person has scrolled up to read; what was just asked is
 // always shown. Not by a reversed column: there every new line moves, and draws, all that stands above it.
 const pin = (talk) => {
-  let isPinned = true;
-  const follow = () => { if (isPinned) talk.scrollTop = talk.scrollHeight; };
-  talk.addEventListener("scroll", () => { isPinned = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 80; }, { passive: true });
+  let isPinned = true, size = 0, moved = -Infinity;
+  const measure = () => talk.scrollHeight + talk.clientHeight;
+  const follow = () => { size = measure(); if (isPinned) talk.scrollTop = talk.scrollHeight; };
+  for (const kind of ["wheel", "touchmove", "keydown"]) talk.addEventListener(kind, () => { moved = performance.now(); }, { passive: true });
+  talk.addEventListener("scroll", () => {
+    // A redrawn history scrolls, too; it has another size then, and nobody has moved it.
+    const isAtEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 80;
+    if (isAtEnd || size === measure() || performance.now() - moved < 500) isPinned = isAtEnd;
+  }, { passive: true });
   const down = document.createElement("button");
   Object.assign(down, { type: "button", className: "to-end", textContent: "↓", title: "To the end", hidden: true });
   down.setAttribute("aria-label", "To the end of the conversation");
@@ -126,6 +132,10 @@ const restoreDrafts = () => {
     box.dispatchEvent(new Event("input", { bubbles: true }));
   }
 };
+// On a phone the record is far below the button, which is always in view.
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.("#run") && matchMedia("(max-width: 700px)").matches) document.querySelector("#verdict")?.scrollIntoView({ block: "start" });
+});
 let isDue = false;
 new MutationObserver(() => {
   if (isDue) return;

@@ -24,12 +24,13 @@ const drawStep = () => {
     make("th", { scope: "row" }, make("code", {}, spell(each.text))),
     make("td", {}, make("span", { class: "meter" }, make("i", { style: `width:${each.p * 100}%` })), ` ${percent(each.p)}`),
     ...(hasMask ? [make("td", {}, isOpen(each) ? percent(each.pm) : "not allowed")] : [])));
-  const heads = hasMask ? ["the model's favourites", "before", "after the mask"] : ["the model's favourites", "probability"];
-  const after = hasMask ? ` before the mask, ${percent(step.pm)} after` : "";
+  const heads = hasMask ? ["most likely tokens", "before the mask", "after the mask"] : ["most likely tokens", "probability"];
+  const after = hasMask ? ` before the mask, ${percent(step.pm)} after it` : "";
+  const rank = step.rank === 1 ? "the most likely token" : `number ${step.rank} of the most likely tokens`;
   host.querySelector(".step").replaceChildren(
     make("p", { class: "headline", role: "status" },
-      make("b", {}, `Step ${place + 1} of ${steps.length}`), " took ", make("code", { class: "taken" }, spell(step.text)),
-      step.is_forced ? ": the grammar left no choice." : `: ${percent(step.p)}${after}, the model's choice no. ${step.rank}.`,
+      make("b", {}, `Token ${place + 1} of ${steps.length}`), ": ", make("code", { class: "taken" }, spell(step.text)),
+      step.is_forced ? ", the only token that the grammar allows." : `, probability ${percent(step.p)}${after}, ${rank}.`,
       step.source ? ` Accepted from a draft (${step.source}).` : ""),
     ...(step.num_allowed ? [drawShare(step)] : []),
     make("div", { class: "columns" },
