@@ -98,7 +98,11 @@ class BatchTab:
                         "Run failed and flagged rows again", visible=False, size="sm", min_width=220
                     )
                     order = gr.Checkbox(
-                        False, label="Lowest confidence first", container=False, min_width=140, elem_id="batch-order"
+                        False,
+                        label="Lowest confidence first",
+                        container=False,
+                        min_width=140,
+                        elem_id="batch-order",
                     )
                 records = gr.HTML(
                     EMPTY_BATCH,

@@ -216,7 +216,9 @@ class ExtractTab(ExtractRun):
         schema = None
         if text.strip() or images:
             problem = Explanation(
-                "No field was found.", "", "Labels such as “Total: 12 EUR” become fields. You can add others in the form."
+                "No field was found.",
+                "",
+                "Labels such as “Total: 12 EUR” become fields. Add others in the form.",
             )
             if is_demo_model(self.engine):
                 schema = await asyncio.to_thread(suggest_schema, text)
