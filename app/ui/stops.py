@@ -23,6 +23,10 @@ class Flag:
     asked: StopKind | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def is_asked(self) -> bool:
+        """Return whether the handler is to end."""
+        return self.asked is not None
+
 
 class Stops:
     """The flags of all sessions that run something; a session may run several handlers at a time."""

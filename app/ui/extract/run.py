@@ -128,8 +128,11 @@ class ExtractRun:
             except ValueError as error:
                 what = "The examples cannot be used."
                 schema_problem = Explanation(what, f"{error}.", "Correct them and run again.")
-            if flag.asked or schema_problem is not None:
-                yield refuse(schema_problem) if schema_problem and not flag.asked else update(**IDLE)
+            if flag.is_asked():
+                yield update(**IDLE)
+                return
+            if schema_problem is not None:
+                yield refuse(schema_problem)
                 return
             extractor = Extractor(
                 self.engine,
@@ -155,7 +158,7 @@ class ExtractRun:
                                 yield update(page=page)
                             return
                         yield progress(part)
-                        if flag.asked:
+                        if flag.is_asked():
                             break
             except EXPLAINED as error:
                 yield fail(explain(error, self.engine.state))
