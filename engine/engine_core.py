@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor as ThreadExecutor
 from functools import partial
 from typing import Any, assert_never
 
@@ -226,7 +227,7 @@ class EngineCore:
         assert self._tokenizer is not None, "grammars are refused without a tokenizer"
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _make_compiler(self, vocab_size: int) -> GrammarCompiler:
+    def _make_compiler(self, vocab_size: int, native_pool: ThreadExecutor) -> GrammarCompiler:
         assert self._tokenizer is not None, "grammars are refused without a tokenizer"
         token_bytes, names = (
             self._tokenizer.token_bytes(vocab_size),
@@ -238,4 +239,4 @@ class EngineCore:
                 f"structured output needs an eos_token_id below vocab_size={vocab_size}; "
                 f"this model's are {list(self._eos_token_ids)}"
             )
-        return GrammarCompiler(Vocabulary(token_bytes, ends, names))
+        return GrammarCompiler(Vocabulary(token_bytes, ends, names), native_pool=native_pool)

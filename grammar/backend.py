@@ -79,6 +79,10 @@ class Matcher(ABC):
                 return number
         return len(token_ids)
 
+    def accept_allowed(self, token_id: int) -> bool:
+        """Advance by a token that the last mask allows; where the engine can, other threads run Python meanwhile."""
+        return self.accept_token(token_id)
+
     def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
         """Write the allowed tokens into one row of an int32 [rows, ceil(V/32)] bitmask."""
         if self.has_ended:

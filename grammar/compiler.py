@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -47,15 +47,20 @@ class GrammarCompiler:
     Args:
         limits: bounds on single grammars and on the cache.
         num_threads: threads of one batch fill and one compile; None takes half the cores, at most 8.
+        native_pool: threads for llguidance's compiles of long grammars, without the GIL; None uses the caller's.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, limits: GrammarLimits | None = None, num_threads: int | None = None
+        self,
+        vocabulary: Vocabulary,
+        limits: GrammarLimits | None = None,
+        num_threads: int | None = None,
+        native_pool: Executor | None = None,
     ) -> None:
         limits = limits or GrammarLimits()
         num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
-        llguidance = LLGuidanceBackend(vocabulary, limits, num_threads)
+        llguidance = LLGuidanceBackend(vocabulary, limits, num_threads, native_pool)
         checked = CheckedVocabulary(vocabulary, limits)
         self._tags = TagCompiler(llguidance, self._compile_leaf, checked, limits.max_tags_s)
         self._llguidance = llguidance

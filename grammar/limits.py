@@ -19,8 +19,8 @@ class GrammarLimits:
     initial_lexer_fuel: int = 1_000_000  # about 50,000 a millisecond
     # An object takes four for each optional property before the first that is required.
     max_items_in_row: int = 20_000
-    # Items of llguidance's parser for one mask of a GBNF grammar, some for each byte of each token: 0.1 s at most.
-    max_gbnf_items: int = 1_000_000
+    # Items of llguidance's parser for one mask of a GBNF grammar, some for each byte of each token, of up to 2 us.
+    max_gbnf_items: int = 250_000
     max_grammar_size: int = 500_000  # symbols in llguidance's productions
     # outlines-core reads the vocabulary once per automaton state: 3 million tokens take about 50 ms.
     max_index_work: int = 3_000_000

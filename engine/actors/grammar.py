@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -28,6 +28,7 @@ from engine.messages import (
 )
 from engine.outputs import GrammarInfo
 from engine.spec.forced import ForcedDrafts
+from engine.thread_priority import lower_priority
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 
 COMPILE_THREADS = 2
@@ -49,14 +50,15 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
     """Owns the compiler and the matchers.
 
     Args:
-        make_compiler: builds the compiler on first use; the vocabulary of a large model takes a second.
+        make_compiler: builds the compiler on first use, with a pool for long compiles without the GIL; the vocabulary
+            of a large model takes a second.
         vocab_size: width of the model's logits.
         encode: text -> token ids, for drafts of forced text; None: there are no drafts.
     """
 
     def __init__(
         self,
-        make_compiler: Callable[[], GrammarCompiler],
+        make_compiler: Callable[[Executor], GrammarCompiler],
         vocab_size: int,
         timeout_s: float,
         send_masks: Callable[[StepMasks], None],
@@ -76,7 +78,9 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         self._deliver = deliver
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
-        self._mask_pool = ThreadPoolExecutor(1, "troupe-masks-slow")
+        # These two run without the GIL nearly always. A thread of low priority that holds it would delay all others.
+        self._native_pool = ThreadPoolExecutor(1, "troupe-compile-native", lower_priority)
+        self._mask_pool = ThreadPoolExecutor(1, "troupe-masks-slow", lower_priority)
         # By the handle of each request's first completion.
         self._compiling: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
 
@@ -161,7 +165,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         finally:
             for _, task in self._compiling.values():
                 task.cancel()
-            for pool in (self._pool, self._slow_pool, self._mask_pool):
+            for pool in (self._pool, self._slow_pool, self._native_pool, self._mask_pool):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def work(self) -> None:
@@ -216,7 +220,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
         self.post(_tell_begun, begun)
         if self._compiler is None:
-            self._compiler = self._make_compiler()  # twice at worst, when two threads come first together
+            # Twice at worst, when two threads come first together.
+            self._compiler = self._make_compiler(self._native_pool)
         return self._compiler.compile(spec)
 
 

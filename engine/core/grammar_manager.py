@@ -42,7 +42,7 @@ class SlowMask:
     def fill(self) -> None:
         start = time.thread_time()
         for token_id in self.token_ids:
-            if (problem := accept(self.matcher, token_id)) is not None:
+            if (problem := accept(self.matcher, token_id, is_slow=True)) is not None:
                 self.problem = problem
                 return
         self.problem = fill_rows([self.matcher], [self.target.draft_token_ids], self.bitmask).get(0)
@@ -223,10 +223,10 @@ class GrammarManager:
         return GrammarFailed(handle, problem, finish_reason)
 
 
-def accept(matcher: Matcher, token_id: int) -> Problem | None:
-    """Advance a matcher by a token. Returns a problem if the matcher cannot accept it."""
+def accept(matcher: Matcher, token_id: int, is_slow: bool = False) -> Problem | None:
+    """Advance a matcher by a token that its mask allowed. Returns a problem if the matcher cannot accept it."""
     try:
-        if matcher.accept_token(token_id):
+        if matcher.accept_allowed(token_id) if is_slow else matcher.accept_token(token_id):
             return None
     except BaseException as error:
         if not is_fault(error):

@@ -93,6 +93,7 @@ class ModelRunner:
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
         self._fresh_rows: set[int] = set()  # rows parked by the last step
+        self._late_rows: set[int] = set()  # rows whose last mask was late
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
         self._pooler = Pooler(model.compute_logits)
 
@@ -109,12 +110,12 @@ class ModelRunner:
     def get_mask_timeout(self, plan: StepPlan) -> float:
         """Return how many seconds to wait for masks before the plan: 0 if no row needs one, inf if every row does.
 
-        Masks of an older step are slow: wait for them only if no row can run.
+        Masks of an older step, or of a row whose last mask was late, are slow: wait for them only if no row can run.
         """
         rows = set(plan.rows.tolist())
         if rows <= self._parked_rows:
             return math.inf
-        return MASK_TIMEOUT_S if rows & self._fresh_rows & self._parked_rows else 0.0
+        return MASK_TIMEOUT_S if rows & self._fresh_rows & self._parked_rows - self._late_rows else 0.0
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
@@ -223,6 +224,9 @@ class ModelRunner:
         if parked is None:
             return None
         runs = parked.runs
+        if self._late_rows:
+            arrived = runs.rows[np.isin(runs.indices, masks.indices)].tolist()
+            self._late_rows -= self._fresh_rows.intersection(arrived)
         launched = LaunchedStep(masks.step_id, start_time=parked.start_time, mask_time_s=masks.time_s)
         if np.array_equal(masks.indices, runs.indices):
             self._parked_rows.difference_update(runs.rows.tolist())
@@ -294,6 +298,7 @@ class ModelRunner:
         return hidden if self._forward is None else hidden.clone()
 
     def _apply(self, plan: StepPlan) -> None:
+        self._late_rows.difference_update(plan.removed_rows)
         for row in plan.removed_rows:
             self.state.remove(row)
             self._prompt_logprobs.pop(row, None)
@@ -337,6 +342,7 @@ class ModelRunner:
         if not self._parked_rows:
             return np.arange(len(plan.rows)), []
         is_parked = np.isin(plan.rows, np.fromiter(self._parked_rows, dtype=np.int64))
+        self._late_rows.update(plan.rows[is_parked].tolist())
         return np.flatnonzero(~is_parked), np.flatnonzero(is_parked).tolist()
 
     def _list_runs(self, plan: StepPlan, indices: np.ndarray) -> SampleRuns:

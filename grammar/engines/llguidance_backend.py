@@ -10,6 +10,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
 
 import numpy as np
 from llguidance import (
@@ -35,6 +37,7 @@ from .lark import explain_complaint
 from .llguidance_json import HEADER
 
 FEW_ROWS = 16
+LONG_GRAMMAR = 8192  # characters; longer ones may take 30 ms to compile
 MAX_SHOWN = 80  # characters of a pattern in a message
 # Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
 # > is apart, since free text goes on with any character but the last one of its triggers.
@@ -84,11 +87,18 @@ class LLGuidanceBackend:
 
     name = "llguidance"
 
-    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, num_threads: int) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        limits: GrammarLimits,
+        num_threads: int,
+        native_pool: Executor | None = None,
+    ) -> None:
         self.vocabulary = vocabulary
+        self._native_pool = native_pool
         self.filler = LLGuidanceFiller(vocabulary, num_threads)
         wrapper = TokenizerWrapper(_TokenizerAdapter(vocabulary))
-        self._tokenizer = LLTokenizer(
+        self.tokenizer = LLTokenizer(
             wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids), slices=SLICES
         )
         # The engine writes here and nothing reads it, so compiles in several threads may share it.
@@ -181,7 +191,9 @@ class LLGuidanceBackend:
             step_max_items=max_items,
             verbose_errors=False,
         )
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=bounds)
+        make = partial(LLMatcher, self.tokenizer, grammar, log_level=0, limits=bounds)
+        pool = self._native_pool if len(grammar) > LONG_GRAMMAR else None
+        return make() if pool is None else pool.submit(make).result()
 
     def _refuse(self, spec: GrammarSpec, message: str) -> None:
         if spec.kind == "lark":
@@ -236,6 +248,7 @@ class LLGuidanceMatcher(Matcher):
         super().__init__(backend.vocabulary)
         self.engine = engine
         self.filler = backend.filler
+        self._tokenizer = backend.tokenizer
         self._share = share
 
     @property
@@ -246,6 +259,16 @@ class LLGuidanceMatcher(Matcher):
     def _take(self, token_id: int) -> bool:
         # Calling consume_token with a forbidden token would leave the engine in a permanent error state.
         return self.engine.try_consume_tokens([token_id]) == 1
+
+    def accept_allowed(self, token_id: int) -> bool:
+        """Advance by a token that the last mask allows; where that takes long, other threads run Python meanwhile."""
+        if not self.is_plain_text([token_id]):
+            return self.accept_token(token_id)
+        # Only the call for several matchers releases the GIL. The other one is in its error state.
+        pairs = [(self.engine, token_id), (LLMatcher(self._tokenizer, "", log_level=0), token_id)]
+        is_taken: bool = LLExecutor(1).consume_token_par(pairs)[0]
+        self.num_text_tokens += is_taken
+        return is_taken
 
     def _take_back(self, num_tokens: int) -> None:
         if not self.engine.rollback(num_tokens):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from grammar import (
     allocate_bitmask,
 )
 from grammar import compiler as compiler_module
+from grammar.engines.llguidance_backend import LONG_GRAMMAR
 from tests.grammar.vocabularies import allowed_tokens, make_byte_vocabulary
 
 
@@ -41,6 +43,15 @@ def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used():
         assert compiler.compile(specs[0]) is first
     assert compiler.compile(specs[1]) is not second
     assert compiler._cache.num_bytes <= 200_000
+
+
+def test_llguidance_compiles_long_grammars_in_the_pool_for_them():
+    with ThreadPoolExecutor(1) as pool:
+        compiler = GrammarCompiler(make_byte_vocabulary(), num_threads=1, native_pool=pool)
+        compiler.compile(GrammarSpec.json_schema({"enum": ["short"]}))
+        assert not pool._threads
+        compiler.compile(GrammarSpec.json_schema({"enum": ["long" * LONG_GRAMMAR]}))
+        assert pool._threads
 
 
 def test_a_grammar_larger_than_the_cache_is_compiled_but_not_kept():

@@ -206,6 +206,8 @@ class SlowMatcher:
         self.accepted.append(token_id)
         return True
 
+    accept_allowed = accept_token
+
 
 def find_slow(compiler: GrammarCompiler) -> tuple[GrammarManager, SlowMatcher]:
     """A manager that knows by now which of its two matchers is slow."""

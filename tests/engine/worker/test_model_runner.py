@@ -146,6 +146,18 @@ def test_a_slow_mask_keeps_its_own_row_only() -> None:
     assert read(runner.sample_gated(make_masks(0, (0, [7])))) == ({0: 7}, [], True)
 
 
+def test_a_row_whose_last_mask_was_late_is_not_waited_for_until_one_is_in_time() -> None:
+    runner, _ = make_mixed_runner()
+    runner.sample_gated(make_masks(0, (2, [16])))
+    runner.execute(make_plan([(0, 1, 1), (2, 1, 1)], 1))
+    runner.sample_gated(make_masks(0, (0, [7])))
+    for step_id, timeout_s in ((2, 0), (3, MASK_TIMEOUT_S)):
+        both = make_plan([(0, step_id - 1, 1), (2, step_id, 1)], step_id, gated=[0])
+        runner.execute(both)
+        assert runner.get_mask_timeout(both) == timeout_s
+        runner.sample_gated(make_masks(step_id, (0, [8])))
+
+
 def test_a_parked_row_is_skipped_and_the_others_go_on() -> None:
     runner, model = make_mixed_runner()
     done = runner.execute(make_plan([(0, 1, 1), (1, 1, 1), (2, 1, 1)], 1, gated=[0, 2]))
