@@ -100,7 +100,8 @@ def build_header(demo: gr.Blocks, engine: Engine) -> None:
     meter = RateMeter()
     cards: list[str] = []  # one, once the engine has started
 
-    def refresh() -> str:
+    async def refresh() -> str:
+        # On the event loop, as all that reads the engine: Gradio runs other handlers in threads.
         if not cards and engine.state == "ready":
             cards.append("\n".join(f"{name}: {fact}" for name, fact in engine.describe_model().list_facts()))
         return render_header(engine, meter.update(engine.stats().generation_tokens), *cards)

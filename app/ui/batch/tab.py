@@ -177,7 +177,7 @@ class BatchTab:
             async for update in updates:
                 yield update
 
-    def sort(self, order: bool, request: gr.Request) -> Any:
+    async def sort(self, order: bool, request: gr.Request) -> Any:
         """Sort the records by confidence, lowest first, or in row order."""
         batch = self.batches.get(str(request.session_hash))
         if batch is None:

@@ -257,9 +257,10 @@ async def test_an_order_chosen_during_a_run_stays() -> None:
     tab, _ = make_tab()
     updates = tab.run_all(REQUEST, "text", "person", "", None, False)
     await anext(updates)
-    tab.sort(True, REQUEST)
+    await tab.sort(True, REQUEST)
     shown = (await collect(updates))[-1][1]
-    assert shown == tab.sort(True, REQUEST) != tab.sort(False, REQUEST)
+    assert shown == await tab.sort(True, REQUEST)
+    assert shown != await tab.sort(False, REQUEST)
 
 
 async def test_a_row_opened_for_review_ends_the_extraction_that_runs_there() -> None:
@@ -342,9 +343,10 @@ async def test_a_row_is_opened_for_review_and_doubtful_rows_are_run_again() -> N
     batch = tab.batches[REQUEST.session_hash]
     doubtful = batch.list_doubtful()
     assert {1, 2, 3} <= set(doubtful)  # two without a text, and Bob, who is not Ada
-    assert tab.sort(True, REQUEST).index("b is broken") < tab.sort(True, REQUEST).index("Ada")
+    shown = await tab.sort(True, REQUEST)
+    assert shown.index("b is broken") < shown.index("Ada")
     num_before = len(engine.requests)
     last = (await collect(tab.run_again(REQUEST, "text", "person", "", None, False)))[-1]
     assert "4" in last[0] and len(engine.requests) - num_before < 2 * len(doubtful) + 2
     tab.leave(REQUEST.session_hash)
-    assert tab.sort(True, REQUEST) == gr.skip()
+    assert await tab.sort(True, REQUEST) == gr.skip()

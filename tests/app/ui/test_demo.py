@@ -1,6 +1,7 @@
 """The whole page: it builds, sends nothing to other hosts, and names its model."""
 
 import asyncio
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +41,12 @@ def test_no_analytics_and_room_for_many_events(demo: gr.Blocks) -> None:
 
 def test_no_handler_is_offered_as_an_api(demo: gr.Blocks) -> None:
     assert [fn.api_name for fn in demo.fns.values() if fn.api_visibility == "public"] == []
+
+
+def test_handlers_that_read_what_the_event_loop_changes_run_on_it(demo: gr.Blocks) -> None:
+    """Gradio runs other handlers in threads, where a dictionary may grow while it is read."""
+    found = {fn.name for fn in demo.fns.values() if inspect.iscoroutinefunction(inspect.unwrap(fn.fn))}
+    assert {"refresh", "sort"} <= found
 
 
 def test_every_event_reads_anew_what_the_browser_keeps(demo: gr.Blocks) -> None:
