@@ -1,6 +1,6 @@
 """Run other people's clients against the demo model: each is installed into a virtual environment of its own.
 
-python tests/clients/run.py [--home FOLDER] [CLIENT ...]
+python -m tests.clients.run [--home FOLDER] [CLIENT ...]
 
 The folder keeps the environments for the next run; without one they are made anew and removed. The packages come from
 the index that pip is set up for; the server and the clients use loopback only. Fails if a case does, unless KNOWLEDGE
@@ -8,19 +8,20 @@ names what a demo model lacks for it.
 """
 
 import argparse
+import asyncio
 import json
 import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+from app.bench.own_server import run_server
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KEY = "client-key"
-READY = "Troupe is ready at "
+FLAGS = ["--api-key", KEY, "--served-model-name", "demo_model", "--no-ui"]
 # client -> its packages; litellm looks for mcp as soon as a request has tools, and does not ask for it itself
 PACKAGES = {
     "openai": ["openai"],
@@ -56,23 +57,6 @@ def make_model(folder: Path) -> None:
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
-@contextmanager
-def serve(model: Path) -> Iterator[str]:
-    """Run a server; yields its address."""
-    command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--api-key", KEY]
-    command += ["--served-model-name", "demo_model", "--port", "0", "--no-ui"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        assert server.stdout is not None
-        try:
-            line = next((line for line in server.stdout if line.startswith(READY)), None)
-            assert line is not None, f"the server ended with {server.wait()} before it was ready"
-            yield line.removeprefix(READY).split()[0]
-        finally:
-            server.terminate()
-
-
 def find_python(home: Path, client: str) -> Path:
     """Return the client's own interpreter, installed at its first use."""
     folder = home / client
@@ -104,16 +88,17 @@ def run_client(home: Path, client: str, url: str) -> tuple[int, int, int]:
     return num_passed, num_cases, num_wrong
 
 
-def main() -> int:
+async def main() -> int:
     parser = argparse.ArgumentParser(description="Run other people's clients against the demo model.")
     parser.add_argument("--home", type=Path, help="folder that keeps the virtual environments")
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=", ".join(PACKAGES))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as model:
         make_model(Path(model))
-        with serve(Path(model)) as url:
-            home = given.home or Path(made)
-            counts = {client: run_client(home, client, url) for client in given.clients or PACKAGES}
+        home, counts = given.home or Path(made), {}
+        async with run_server(["--model", model, *FLAGS]) as url:
+            for client in given.clients or PACKAGES:
+                counts[client] = await asyncio.to_thread(run_client, home, client, url)
     for client, (num_passed, num_cases, _) in counts.items():
         print(f"{client:12} {num_passed:3} of {num_cases:3}")
     num_passed, num_cases, num_wrong = (sum(column) for column in zip(*counts.values(), strict=True))
@@ -122,4 +107,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asyncio.run(main()))
