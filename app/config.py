@@ -36,7 +36,7 @@ class UsageError(ValueError):
 
 
 class Failure(Exception):
-    """An error although the user asked for something possible; one line, exit code 1."""
+    """An error that is not the user's mistake; reported in one line, with exit code 1."""
 
 
 def setting(default: T, text: str, takes_several: bool = False) -> T:

@@ -29,7 +29,7 @@ INDEX = "model.safetensors.index.json"  # lists the files that the engine downlo
 
 
 class Loading:
-    """The progress of one start, read off the engine and the hub's cache whenever somebody asks."""
+    """The progress of one start, read from the engine and the hub's cache at every request."""
 
     def __init__(
         self, engine: Engine, cache: Path | None = None, clock: Callable[[], float] = time.monotonic

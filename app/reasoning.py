@@ -88,7 +88,7 @@ def find_thinking(
     Args:
         knows: whether the template supports reasoning.
         tail: the end of the rendered prompt.
-        options: what the template was given, `add_generation_prompt` and its like included.
+        options: the template's options, such as `add_generation_prompt`.
     """
     if options.get("continue_final_message"):
         _, mark, thought = str(messages[-1]["content"]).rpartition(OPEN)

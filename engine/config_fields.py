@@ -232,7 +232,7 @@ class EngineFields:
     node_rank: int = field(
         default=0,
         metadata={
-            "help": "which of them this is; node 0 serves, the others only compute, with the same flags"
+            "help": "number of this machine, from 0; node 0 serves, the others only compute, with the same flags"
         },
     )
     master_addr: str = field(
@@ -250,7 +250,7 @@ class EngineFields:
     data_parallel_backend: ParallelBackend = field(
         default="mp",
         metadata={
-            "help": "who starts the replicas: mp: this server and --headless; ray: Ray, on the cluster of RAY_ADDRESS"
+            "help": "what starts the replicas: mp: this server and --headless; ray: Ray, on the cluster of RAY_ADDRESS"
         },
     )
     data_parallel_address: str = field(
@@ -261,7 +261,7 @@ class EngineFields:
         default=29550, metadata={"help": "port of the front for replicas of other machines"}
     )
     data_parallel_rank: int | None = field(
-        default=None, metadata={"help": "with --headless: which replica this is, counted from 0"}
+        default=None, metadata={"help": "with --headless: number of this replica, from 0"}
     )
     data_parallel_key: str | None = field(
         default=None,

@@ -1,4 +1,4 @@
-"""Reports what Triton lacks on a machine and which errors its launches raise; importable without Triton."""
+"""Checks whether Triton can run on this machine, and lists the errors of its launches; importable without Triton."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ MIN_CAPABILITY = (8, 0)
 
 
 def find_triton_gap() -> str:
-    """Return what Triton lacks on this machine, as the end of a sentence; empty if nothing is missing.
+    """Return the reason why Triton cannot run here, as the end of a sentence; empty if it can.
 
-    Its launches are compiled by the machine's own C compiler, with Python's headers.
+    Triton compiles the code that launches its kernels with the machine's C compiler and Python's headers.
     """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        return "triton needs a C compiler (gcc or clang) and finds none"
+        return "triton needs a C compiler (gcc or clang), and none was found"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        return "triton needs Python's headers (python3-dev) and finds none"
+        return "triton needs Python's headers (python3-dev), and none were found"
     return ""
 
 
 def find_kernel_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that a launch can raise: torch's, and Triton's where it is installed."""
+    """Return the errors that a kernel launch can raise: torch's, and Triton's if it is installed."""
     if importlib.util.find_spec("triton") is None:
         return (RuntimeError,)
     return (RuntimeError, importlib.import_module("triton.errors").TritonError)

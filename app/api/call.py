@@ -34,7 +34,7 @@ class Call:
     Attributes:
         given: the prompts as the request has them, for a reply that repeats them.
         prediction: text that the answer probably contains.
-        judge: validates choices that have ended; None if there is nothing to validate.
+        judge: validator of finished choices; None if there is nothing to validate.
     """
 
     context: ApiContext

@@ -77,10 +77,10 @@ class ApiContext:
         return await asyncio.to_thread(lambda: self._template)
 
     def check_model(self, name: str | None) -> str:
-        """Return the name of the model, or of the adapter, that is asked for.
+        """Return the name of the requested model or adapter.
 
         Raises:
-            ApiError: 404 when another model is asked for.
+            ApiError: 404 when another model is requested.
         """
         if name is not None and name not in self.model_names:
             served = ", ".join(map(repr, self.model_names))

@@ -78,7 +78,7 @@ def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> N
 
 
 def check_choice(where: str, value: object, allowed: Collection[str]) -> None:
-    """Reject a value that is none of the allowed texts.
+    """Reject a value that is not one of the allowed texts.
 
     Raises:
         ApiError: 400 naming the field, and the allowed texts.

@@ -1,4 +1,4 @@
-"""BoundedHttp: uvicorn's HTTP parser with the limits that it lacks: how long a head may be, and how long one waits."""
+"""BoundedHttp: uvicorn's HTTP parser with limits for the size and the time of a request's headers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ READ_TIMEOUT_S = 60.0
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers 400 to a head that goes on and on, and hangs up on who sends nothing more in mid-request."""
+    """Answers 400 if the headers are too large, and closes a connection whose request stays incomplete."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -33,7 +33,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def data_received(self, data: bytes) -> None:
-        """Count what arrives before a request's head is complete."""
+        """Count the bytes that arrive before a request's headers are complete."""
         if self._is_in_body or self._timer is None:
             self._start_timer()
         if not self._is_in_body:

@@ -165,9 +165,9 @@ def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = 
 
 
 def tell_plainly(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with calls as JSON in the assistant's words, and their results as the user's.
+    """Return the conversation with calls as JSON in the assistant's content, and their results in the user's.
 
-    Results that follow each other, and what the user says to them, are one message: many templates want turns.
+    Consecutive results and the user's message after them become one message, because many templates need turns.
 
     Args:
         messages: as `read_messages` returns them.

@@ -1,4 +1,4 @@
-"""The OpenAPI document: the errors of every route, and what FastAPI does not find by itself."""
+"""The OpenAPI document: the errors of every route, and the parts that FastAPI cannot derive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AllowedOrigins: which Origin and Host headers a request may carry. It stops what pages of other sites send.
+"""AllowedOrigins: which Origin and Host headers a request may carry. It rejects requests from pages of other sites.
 
 Cross-site request forgery: a page sends a form whose answer it cannot read, and the browser adds the credentials that
 it has stored. Every request that may change something is checked by its Origin, with keys or without.

@@ -41,7 +41,7 @@ def own_names(renamed: Mapping[str, str]) -> Iterator[None]:
 
 
 def rename(message: str, param: str, renamed: Mapping[str, str], is_own: bool = False) -> str:
-    """The message in this route's names: the place it begins with, and names that are no words further on.
+    """Return the message with this route's names, for the place at its beginning and for field names after it.
 
     Args:
         is_own: the place it begins with is this route's already.

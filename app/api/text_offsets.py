@@ -2,7 +2,7 @@
 
 A part of a character begins where the character does, and a token that shows nothing where the next one does.
 Places count on through a stop string that the text leaves out, so that a stream, which cannot know of it yet,
-tells the same places as a whole reply.
+reports the same places as a whole reply.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class Visit:
         key_number: which of the configured keys it came with, counted from 1; 0 without keys.
         counts_output: whether what is drawn is in the reply; a prompt that is only scored draws one token for nothing.
         prompts: id of a request of the engine -> tokens of its prompt, and how many of them were found in the cache.
-        warning: what the answer leaves out of the request, for a header of the response.
+        warning: the part of the request that the answer ignores, for a header of the response.
         ttft_s: time to the first token of whichever of them had one first.
     """
 
@@ -43,7 +43,7 @@ class Visit:
                 self.finish_reasons.append(choice.finish_reason)
 
     def describe(self, method: str, path: str) -> str:
-        """The line: words a person reads, `name=value` pairs a program reads; never a prompt or a key."""
+        """Return the line: text for people and `name=value` pairs for programs, never a prompt or a key."""
         parts = [f"{method} {path} {self.status or 'closed'}", f"id={self.request_id}"]
         if self.key_number:
             parts.append(f"key={self.key_number}")

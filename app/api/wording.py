@@ -35,7 +35,7 @@ BOUNDS = {
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
-# -> the same of a size, and what is counted
+# -> the same for a size, and the unit that is counted
 SIZES = {
     "string_too_long": ("at most", "max_length", "character"),
     "string_too_short": ("at least", "min_length", "character"),

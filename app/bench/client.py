@@ -64,7 +64,7 @@ class Target:
     temperature: float = 0.0
 
     def make_body(self, job: Job) -> dict[str, object]:
-        """The request of a job; a chat route gets words in place of the ids it cannot take."""
+        """Return the request of a job; a chat route gets text, because it cannot take token ids."""
         body: dict[str, object] = {
             "model": self.model,
             "max_tokens": job.max_tokens,

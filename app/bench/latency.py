@@ -43,7 +43,7 @@ class Cell:
     Attributes:
         latency_s: of the whole batch.
         prefill_s: of the same batch with one token of output each.
-        prefill_rate, decode_rate: tokens a second; decode is what the rest of the time brought.
+        prefill_rate, decode_rate: tokens a second; decode is measured over the rest of the time.
     """
 
     name: str
@@ -103,10 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--input-len --input-tokens", 32, 1, 10**6, "tokens of a prompt")
     add_number(parser, "--output-len --output-tokens", 128, 2, 10**6, "tokens of an answer")
     add_number(parser, "--batch-size", 8, 1, 4096, "requests at once")
-    add_number(parser, "--num-iters-warmup", 2, 0, 10**6, "rounds that do not count")
+    add_number(parser, "--num-iters-warmup", 2, 0, 10**6, "warm-up rounds, which are not measured")
     add_number(parser, "--num-iters", 5, 1, 10**6, "rounds")
-    parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="do the same with a peer")
-    parser.add_argument("--roofline", action="store_true", help="measure what the machine could do at most")
+    parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="measure this peer, too")
+    parser.add_argument("--roofline", action="store_true", help="measure the limits of the machine, too")
     add_engine_flags(parser)
 
 
@@ -163,7 +163,7 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
 def make_bound(
     roofs: list[Roofline], model: dict[str, Any], arguments: argparse.Namespace, weight_bytes: float
 ) -> tuple[float, str] | None:
-    """Seconds of a decode step at best, by the best of the measured roofs, and that roof in words."""
+    """Return the least seconds of a decode step by the highest measured limit, and the name of that limit."""
     if not roofs:
         return None
     best = max(roofs, key=lambda roof: roof.all_threads)

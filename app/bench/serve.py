@@ -33,22 +33,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server-flags", default="", help="flags of that server: --server-flags='--max-num-seqs 8'"
     )
-    parser.add_argument("--model", help="its name on the server (default: the first that the server lists)")
-    parser.add_argument("--backend", choices=tuple(ENDPOINTS), default="openai", help="which route (openai)")
+    parser.add_argument("--model", help="name of the model on the server (default: the first that it lists)")
+    parser.add_argument(
+        "--backend", choices=tuple(ENDPOINTS), default="openai", help="route to call (openai)"
+    )
     parser.add_argument("--api-key", help="sent as a bearer token")
     add_number(parser, "--request-rate", NEVER, 0.001, NEVER, "requests a second; inf: all at once")
     add_number(parser, "--burstiness", 1.0, 0.01, 1000, "1: Poisson; less: burstier")
     add_number(parser, "--max-concurrency", None, 1, 10**6, "requests open at a time (any number)")
-    add_number(parser, "--num-warmups", 1, 0, 10**6, "requests that do not count")
+    add_number(parser, "--num-warmups", 1, 0, 10**6, "warm-up requests, which are not measured")
     parser.add_argument("--metric-percentiles", default="50,90,99", help="percentiles to print (50,90,99)")
     parser.add_argument(
-        "--goodput", nargs="*", default=[], metavar="NAME:MS", help="limits of a good request"
+        "--goodput",
+        nargs="*",
+        default=[],
+        metavar="NAME:MS",
+        help="limits that a good request keeps, such as ttft:500",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, help="of sampling (0)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature (0)")
     parser.add_argument(
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="every token counts"
     )
-    add_number(parser, "--vocab-size", 1000, 1, 2**31 - 1, "prompt ids are below it")
+    add_number(parser, "--vocab-size", 1000, 1, 2**31 - 1, "prompts use token ids below this number")
     parser.add_argument(
         "--output-json", "--result-filename", type=Path, metavar="FILE", help="write the figures there, too"
     )

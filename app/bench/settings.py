@@ -24,7 +24,7 @@ from engine import EngineConfig, inspect_model
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--shape`, `--output-json` and every field of EngineConfig."""
-    parser.add_argument("--shape", choices=tuple(SHAPES), help="random weights of a known model's shape")
+    parser.add_argument("--shape", choices=tuple(SHAPES), help="random weights in the shape of this model")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there, too")
     add_flags(parser, EngineConfig)
 

@@ -114,7 +114,7 @@ class Footprint:
 class Roofline:
     """Bytes a second read by one thread and by all, and operations a second of a product of the dtype.
 
-    Measured beside the figures they bound, because a shared machine is a different one every minute.
+    Measured in the same run as the figures that they bound, because the load of a shared machine changes.
     """
 
     one_thread: float

@@ -99,7 +99,7 @@ def main() -> None:
     add_number(parser, "--input-len", 64, 1, 10**6, "tokens of a prompt")
     add_number(parser, "--output-len", 96, 1, 10**6, "tokens of an answer")
     add_number(parser, "--batch-size", 1, 1, 4096, "requests at once")
-    add_number(parser, "--temperature", 0.8, 0, 2, "of sampling")
+    add_number(parser, "--temperature", 0.8, 0, 2, "sampling temperature")
     add_number(parser, "--num-iters", 5, 1, 1000, "rounds")
     add_engine_flags(parser)
     measure(parser.parse_args())

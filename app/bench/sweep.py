@@ -1,4 +1,4 @@
-"""`bench sweep`: throughput against latency at growing concurrency, the knee, and settings for this machine.
+"""`bench sweep`: throughput against latency at growing concurrency, the best balance, and settings for it.
 
 python -m app bench sweep
 python -m app bench sweep --concurrency 1,4,16,64 --batched-tokens 256,1024 --server-flags='--model PATH'
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--requests-per-client", 2, 1, 10**5, "requests of each client")
     add_number(parser, "--input-len", 256, 1, 10**5, "tokens of a prompt")
     add_number(parser, "--output-len", 64, 1, 10**5, "tokens of an answer")
-    add_number(parser, "--vocab-size", 1000, 1, 2**31 - 1, "prompt ids are below it")
+    add_number(parser, "--vocab-size", 1000, 1, 2**31 - 1, "prompts use token ids below this number")
     parser.add_argument(
         "--server-flags", default="", help="flags of the server: --server-flags='--model PATH'"
     )
@@ -83,7 +83,7 @@ def read_counts(flag: str, text: str) -> list[int]:
 async def measure_all(
     arguments: argparse.Namespace, concurrency: list[int], tokens: list[int]
 ) -> list[Point]:
-    """Measure the frontier at the middle token budget, then the other budgets at its knee."""
+    """Measure the frontier at the middle token budget, then the other budgets at the best balance."""
     middle = next((count for count in tokens if count >= 1024), tokens[-1])
     middle = max(middle, concurrency[-1])
     points = await measure_server(arguments, concurrency, middle)

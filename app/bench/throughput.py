@@ -51,11 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add vLLM's flags, and those that compare constrained with free output."""
     add_random_flags(parser, num=100, input_len=128, output_len=128)
     add_number(parser, "--num-iters", 1, 1, 1000, "repeats")
-    add_number(parser, "--temperature", 0.6, 0, 2, "of sampling")
+    add_number(parser, "--temperature", 0.6, 0, 2, "sampling temperature")
     parser.add_argument(
-        "--structured", action="store_true", help="do it again with a JSON schema on every row"
+        "--structured", action="store_true", help="repeat the measurement with a JSON schema on every row"
     )
-    add_number(parser, "--num-loras", 0, 0, 1024, "do it again with this many random adapters, in turn")
+    add_number(
+        parser, "--num-loras", 0, 0, 1024, "repeat the measurement with this many random adapters, in turn"
+    )
     add_number(parser, "--lora-rank", 16, 1, 4096, "rank of the random adapters")
     add_engine_flags(parser)
 

@@ -1,4 +1,4 @@
-"""Workloads: what the benchmarks ask for. Token ids, so that no tokenizer stands between two engines."""
+"""Requests of the benchmarks. They are token ids, so that engines are compared without their tokenizers."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ def add_random_flags(parser: argparse.ArgumentParser, num: int, input_len: int, 
     """The flags that shape random work, under vLLM's names."""
     group = parser.add_argument_group("work")
     group.add_argument(
-        "--work", choices=("random", "nano"), default="random", help="which work (default: random)"
+        "--work", choices=("random", "nano"), default="random", help="kind of requests (default: random)"
     )
-    add_number(group, "--scale", 1.0, 0.001, 1, "factor of all lengths of --work nano")
+    add_number(group, "--scale", 1.0, 0.001, 1, "factor for all lengths of --work nano")
     add_number(group, "--num-prompts", num, 1, 10**7, "requests")
     inputs, outputs = "--input-len --random-input-len --input-tokens", "--output-len --random-output-len"
     add_number(group, inputs, input_len, 1, 10**6, "tokens of a prompt")
     add_number(group, f"{outputs} --output-tokens", output_len, 1, 10**6, "tokens of an answer")
     add_number(group, "--range-ratio --random-range-ratio", 0.0, 0, 0.999, "lengths vary by this share")
-    group.add_argument("--work-seed", type=int, default=0, help="seed of the work (0)")
+    group.add_argument("--work-seed", type=int, default=0, help="seed of the requests (0)")
 
 
 def read_work(arguments: argparse.Namespace, vocab_size: int) -> list[Job]:

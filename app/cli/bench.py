@@ -17,7 +17,7 @@ KINDS = {
     "gpu": ("app.bench.gpu.run", "all measurements of a GPU machine in ten minutes: limits, kernels, graphs, work"),
     "grammar": ("app.bench.grammar.maskbench", "compile and mask times over many schemas, beside its peers"),
     "simulate": ("app.bench.simulate", "replicas for a load: the real scheduler and router under a virtual clock"),
-    "sweep": ("app.bench.sweep", "throughput against latency, its knee, and settings for this machine"),
+    "sweep": ("app.bench.sweep", "throughput against latency, the best balance, and settings for this machine"),
 }  # fmt: skip
 
 

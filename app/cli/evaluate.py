@@ -33,7 +33,7 @@ class EvaluateConfig:
     as_json: bool = setting(False, "print figures as JSON")
     wrong: bool = setting(False, "print every field that is wrong")
     calibration: str | None = setting(
-        None, "write confidence and accuracy into this file; the page draws MODEL/calibration.json"
+        None, "write confidence and accuracy into this file; the page shows MODEL/calibration.json"
     )
 
 
@@ -99,7 +99,7 @@ def keep_calibration(path: Path, model: str, report: dict[str, Figures]) -> None
 
 
 def add_surroundings(engine: Engine, cases: Sequence[Case], num_tokens: int) -> Sequence[Case]:
-    """The cases with so many tokens of other text around each document."""
+    """Return the cases with this many tokens of other text around each document."""
     tokenizer = engine.tokenizer
     if not num_tokens or tokenizer is None:
         return cases
@@ -126,7 +126,7 @@ def describe_figures(name: str, figures: Figures) -> Iterator[str]:
 
 
 def _show(share: float, count: int) -> str:
-    """A share of `count`; of nothing there is none."""
+    """Return a share of `count` as text; "-" if `count` is 0."""
     return f"{share:.3f}" if count else "-"
 
 

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="{" + ",".join(FORMATS) + "}",
-        help="jsonl comes record by record, the others at the end (default: as FILE ends, else jsonl)",
+        help="jsonl is written record by record, the others at the end (default: by the ending of FILE, else jsonl)",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="file to write; by default records go to stdout"

@@ -32,19 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "instances", nargs="*", metavar="INSTANCE", help="for test: texts, or @FILE for the text of a file"
     )
     parser.add_argument(
-        "--kind", choices=KINDS, default="json_schema", help="what GRAMMAR is (default: json_schema)"
+        "--kind", choices=KINDS, default="json_schema", help="kind of GRAMMAR (default: json_schema)"
     )
     parser.add_argument(
         "--property-order",
         choices=("schema", "any"),
         default="schema",
-        help="of the objects of a JSON Schema (default: schema)",
+        help="order of the properties in JSON objects (default: schema)",
     )
     parser.add_argument(
         "--whitespace",
         choices=WHITESPACES,
         default="any",
-        help="what separates JSON values and XML tags (default: any)",
+        help="white space between JSON values and between XML tags (default: any)",
     )
 
 

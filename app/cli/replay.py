@@ -17,7 +17,7 @@ from engine import ConfigError, Engine, LoRARequest, RecordedRequest, RequestOut
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the journal, the request, and the model's present location."""
-    parser.add_argument("journal", metavar="FILE", help="written by serve --journal FILE")
+    parser.add_argument("journal", metavar="FILE", help="journal, as written by serve --journal FILE")
     parser.add_argument(
         "--request", metavar="ID", help="id of the request or its beginning; default: list all requests"
     )

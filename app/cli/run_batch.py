@@ -123,7 +123,7 @@ def read_row(line: bytes, where: str) -> Row:
     """Parse the row of a line.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not one.
     """
     try:
         row = parse_body(line)

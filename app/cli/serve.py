@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         if app_config.headless:
             asyncio.run(import_large("engine").serve_headless(engine_config))
             return 0
-        # after the settings: what is wrong with them is known at once
+        # after the settings, whose errors are reported at once
         server = import_large("app.server")
         timeline.add("imports", time.perf_counter() - start)
         guard = threading.Timer(app_config.shutdown_grace_s + LAST_RESORT_S, os._exit, (1,))

@@ -22,7 +22,7 @@ class TalkConfig:
 
     max_tokens: int | None = setting(None, "longest answer; default: the model's limit")
     temperature: float | None = setting(None, "0 is greedy; default: 1")
-    top_p: float | None = setting(None, "share of probability to draw from; default: 1")
+    top_p: float | None = setting(None, "draw from the most likely tokens, up to this share; default: 1")
     sampling_seed: int | None = setting(None, "equal seeds give equal texts")
 
     @property

@@ -151,7 +151,7 @@ def _subschemas(schema: Any, pointer: str, opposed: frozenset[str]) -> Iterator[
 
 
 def _find_opposed(schema: Schema) -> frozenset[str]:
-    """Pointers of what references below an opposing keyword lead to; "", hence everything, where that is not known."""
+    """Return the targets of references below an opposing keyword; "", the whole schema, if a target is unknown."""
     opposing = [node[word] for node in walk_objects(schema) for word in OPPOSING_KEYWORDS if word in node]
     waiting = list_references(opposing)
     if waiting and _has_identifiers(schema):

@@ -41,7 +41,7 @@ INTEGER_WORDS = {word: value for value, word in enumerate(NUMBER_WORDS)} | {
     "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
     "a": 1, "an": 1, "once": 1, "single": 1, "both": 2, "pair": 2, "twice": 2, "dozen": 12, "no": 0, "none": 0,
 }  # fmt: skip
-# Compounds of words, and words that stand for no number in particular.
+# Compounds of words, and words that mean no definite number.
 VAGUE_COUNT = re.compile(
     r"\b(?:twen|thir|for|fif|six|seven|eigh|nine)ty[\s-](?:one|two|three|four|five|six|seven|eight|nine)\b"
     r"|\b(?:hundred|thousand|half a dozen|dozens|several|score)\b",
@@ -79,7 +79,7 @@ def list_dates(text: str) -> list[Any]:
 
 
 def list_amounts(text: str) -> list[Any]:
-    """Numbers in the order of the text, integers where they are whole; none when an amount is in words.
+    """Numbers in the order of the text, integers where they are whole; an empty list when an amount is in words.
 
     `62k` also stands for 62000.
     """
@@ -99,7 +99,7 @@ def list_amounts(text: str) -> list[Any]:
 
 
 def list_integers(text: str) -> list[Any]:
-    """Integers in the order of the text, then those in words and stars, then counts; none when one was not read."""
+    """Integers in the order of the text, then those in words and stars, then counts; empty when one was not read."""
     if VAGUE_COUNT.search(text):
         return []
     found = [value for value in list_amounts(text) if isinstance(value, int)]

@@ -51,7 +51,7 @@ def score_tokens(
 
 
 def field_confidence(leaves: Sequence[Leaf], tokens: Sequence[ScoredToken]) -> dict[str, float]:
-    """Confidence by JSON pointer; a value that the schema alone decided has none."""
+    """Confidence by JSON pointer; values that the schema alone decided are left out."""
     found: dict[str, float] = {}
     starts, ends = [token.start for token in tokens], [token.end for token in tokens]
     for leaf in leaves:

@@ -68,7 +68,7 @@ class Extractor:
         ground: whether free strings have to be parts of the text, and dates and numbers those that stand in
             it; an empty text grounds nothing.
         property_order: "schema" writes properties in the schema's order, "any" lets the model choose.
-        instructions: what the user says about the task; it follows the system prompt.
+        instructions: the user's description of the task; it follows the system prompt.
         examples: texts with their right records.
         lora_request: the adapter that reads; None: the base model.
         num_samples: how many records are generated and voted on; the first is greedy.

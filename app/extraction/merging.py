@@ -1,4 +1,4 @@
-"""Joins what the parts of a long text gave into one record: every field once, every item of a list once."""
+"""Merges the records of a long text's parts into one: every field once, every item of a list once."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class _Merger:
         return [item.found for item in items]
 
     def _list_items(self, index: int, values: list[Any], pointer: str) -> list[_Item]:
-        """The items of one part; a place that shows several of them tells none from the others."""
+        """The items of one part; a place that shows several of them identifies none of them."""
         depth = len(split_pointer(pointer))
         views: list[Spans] = [{} for _ in values]
         for leaf in self._leaves_under(index, pointer):

@@ -46,7 +46,7 @@ def render_page(data: bytes, name: str, number: int, quote: str = "", before: st
 
     Args:
         quote: a part of the page's text to highlight.
-        before: the text of the page in front of it, which tells equal quotes apart.
+        before: the text of the page in front of it, which distinguishes equal quotes.
 
     Raises:
         UnreadableSource: as read_pdf.

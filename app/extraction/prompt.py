@@ -11,7 +11,7 @@ Schema = dict[str, Any]
 
 SYSTEM_PROMPT = "You extract structured data. Answer with one JSON object that matches the schema."
 
-# Bookkeeping of the schema file; it tells a model nothing about the record.
+# Keywords that identify the schema file; they say nothing about the record.
 FILE_KEYWORDS = ("$schema", "$id", "$comment", "x-checks")
 
 

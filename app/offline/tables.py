@@ -34,7 +34,7 @@ def find_format(flag: str, path: str) -> str:
     """Return the format of a file or folder of files by the suffix of its name.
 
     Raises:
-        UsageError: it is none of the known ones.
+        UsageError: the format is not known.
     """
     for suffix, name in SUFFIXES.items():
         if path.rstrip("/").endswith(suffix):
@@ -88,7 +88,7 @@ class PartFolder:
         """Create the folder, or continue it. Returns the numbers of the parts that are complete.
 
         Args:
-            job: what the runs that fill one folder have in common.
+            job: the settings that all runs into one folder share.
 
         Raises:
             UsageError: the folder belongs to another job, or has other files.

@@ -18,7 +18,7 @@ NO_SUCH_ROUTE = (404, 405, 501)
 
 @dataclass(slots=True)
 class Worker:
-    """A server and what the last probe showed."""
+    """A server and the result of its last probe."""
 
     index: int
     url: str

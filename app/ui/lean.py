@@ -24,7 +24,7 @@ def make_lean(demo: gr.Blocks) -> None:
     queue = demo._queue
     queue.max_thread_count = MAX_EVENTS
     queue.sleep_when_free, queue.progress_update_sleep_when_free = LOOK_S, PROGRESS_LOOK_S
-    # Turn off the table of all events that Gradio computes in a thread every so many events; it is unused here.
+    # Turn off the table of all events that Gradio computes in a thread from time to time; it is unused here.
     queue.ANAYLTICS_CACHE_FREQUENCY = 2**31
     queue.ANALYTICS_MAX_EVENTS = 1
     # Gradio sets up matplotlib around every update, or tries to import it; this page does not use matplotlib.

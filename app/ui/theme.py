@@ -1,4 +1,4 @@
-"""The look of the app: neutral slate, one teal accent, fonts that ship with Gradio (no host is asked for anything)."""
+"""The look of the app: neutral slate, one teal accent, fonts that ship with Gradio: no other host is contacted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tile choices of the attention kernels: one JSON table for each device; without an exact entry the nearest is used.
+"""Tile sizes of the attention kernels, in one JSON table per device. A layer without an entry uses the nearest one.
 
-`tiles/<device name>.json` is what the tuner wrote for a device, `tiles/sm_<xy>.json` what holds for its generation.
+The tuner writes `tiles/<device name>.json`. A device without such a file uses `tiles/sm_<xy>.json` of its generation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Kind = Literal["short", "long"]
 class Tile:
     """Tile sizes and launch settings of one attention kernel."""
 
-    block_m: int  # rows (queries times heads of a group); a minimum for short queries
+    block_m: int  # rows: queries times the heads of a group; for short queries the minimum
     block_n: int  # keys
     num_warps: int
     num_stages: int
@@ -30,7 +30,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tile and the layer that it was chosen for."""
+    """A tile, and the layer for which it was chosen."""
 
     kind: Kind
     itemsize: int  # bytes of an element of the cache
@@ -38,7 +38,7 @@ class Entry:
     tile: Tile
 
     def distance(self, itemsize: int, head_dim: int) -> tuple[float, float]:
-        """Return the distance of this entry from a layer; the size of an element counts before that of a head."""
+        """Return the distance of this entry from a layer. The element size is compared first, then the head size."""
         return abs(math.log2(self.itemsize / itemsize)), abs(math.log2(self.head_dim / head_dim))
 
 
@@ -52,7 +52,7 @@ class TileTable:
     entries: tuple[Entry, ...]
 
     def choose(self, kind: Kind, itemsize: int, head_dim: int) -> Tile:
-        """Return the tile of the nearest entry, cut down where a block of keys would not fit its memory."""
+        """Return the tile of the nearest entry."""
         entries = [entry for entry in self.entries if entry.kind == kind]
         return min(entries, key=lambda entry: entry.distance(itemsize, head_dim)).tile
 
@@ -68,20 +68,20 @@ def read_table(path: Path) -> TileTable:
 
 
 def write_table(table: TileTable, path: Path) -> None:
-    """Write a table that `read_table` reads back."""
+    """Write one table."""
     content = asdict(table)
     content.pop("name")
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def name_device(name: str) -> str:
-    """Return the name of the table of a device."""
+    """Return the name of a device's table."""
     return "".join(each if each.isalnum() else "_" for each in name)
 
 
 @cache
 def load_table(device: torch.device) -> TileTable:
-    """Return the table of a device: its own, or that of the newest generation not newer than it."""
+    """Return the table of a device, or else of the newest generation that is not newer than the device."""
     if device.type != "cuda":
         return read_table(FOLDER / "sm_80.json")
     own = FOLDER / f"{name_device(torch.cuda.get_device_name(device))}.json"
@@ -92,7 +92,7 @@ def load_table(device: torch.device) -> TileTable:
 
 
 def pick_generation(capability: int) -> Path:
-    """Return the table of the newest generation that is not newer than this one; the oldest below it."""
+    """Return the table of the newest generation that is not newer than this one, or else of the oldest generation."""
     known = sorted((int(path.stem[3:]), path) for path in FOLDER.glob("sm_*.json"))
     older = [path for number, path in known if number <= capability]
     return older[-1] if older else known[0][1]

@@ -1,4 +1,4 @@
-"""Applies grammar masks to logits; a word of a mask has 32 tokens."""
+"""Applies grammar masks to logits. A mask is a row of int32 words; each bit stands for one token."""
 
 from __future__ import annotations
 

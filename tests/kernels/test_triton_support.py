@@ -21,7 +21,7 @@ def test_a_compiler_and_headers_are_all_it_needs(monkeypatch: pytest.MonkeyPatch
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.delenv("CC", raising=False)
-    assert find_triton_gap() == "triton needs a C compiler (gcc or clang) and finds none"
+    assert find_triton_gap() == "triton needs a C compiler (gcc or clang), and none was found"
 
 
 def test_missing_headers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

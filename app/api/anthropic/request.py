@@ -25,7 +25,7 @@ RENAMED = {
     "stop": "stop_sequences",
     "response_format": "output_config",
 }
-# fields of the protocol that change nothing in what a text model of ours writes
+# fields of the protocol without an effect on the text of the models served here
 IGNORED = frozenset({"betas", "cache_control", "metadata", "service_tier", "inference_geo"})
 UNSUPPORTED = {
     "container": "there are no containers here",
@@ -82,7 +82,7 @@ class CountRequest(MessagesRequest):
 
 
 def make_chat_request(body: MessagesRequest) -> ChatRequest:
-    """The chat request that does what this one asks for.
+    """Return the equivalent chat request.
 
     Raises:
         ApiError: 400 for a field that cannot be honoured.

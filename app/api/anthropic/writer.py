@@ -106,7 +106,7 @@ def usage_of(output: RequestOutput, num_output: int) -> Json:
 
 
 def _read_input(text: str) -> Json:
-    """Return the arguments of a call; one that was cut off by the token limit has none.
+    """Return the arguments of a call; empty for a call that the token limit cut off.
 
     Raises:
         ApiError: 500 for complete arguments that JSON cannot represent.

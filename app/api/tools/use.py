@@ -75,10 +75,10 @@ class ToolUse:
     """The tools that a request uses.
 
     Attributes:
-        spec: the grammar of outputs that are nothing but calls; None when the model may answer in words.
+        spec: the grammar of outputs that contain calls only; None when the model may answer in text.
         is_parallel: whether it may call more than once.
-        style: how the model writes calls among words (`styles.py`); None when they are forced.
-        words_spec: the grammar of words with such calls among them; None when they are forced.
+        style: how the model writes calls within text (`styles.py`); None when they are forced.
+        words_spec: the grammar of text that may contain such calls; None when they are forced.
         answer: the constraint of an answer that calls nothing, a part of `words_spec`; None without one.
         shows_reasoning: whether the reply has the reasoning of a style that writes it as messages.
     """

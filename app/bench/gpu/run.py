@@ -37,7 +37,7 @@ class Part:
     """One process.
 
     Attributes:
-        budget_s: its share of the time; the sum is what a whole run takes at most.
+        budget_s: its share of the time; the sum limits the whole run.
     """
 
     name: str
@@ -127,7 +127,7 @@ def run_parts(parts: Sequence[Part], budget_s: float, is_smoke: bool) -> dict[st
 
 
 def run_part(part: Part, target: Path, limit_s: float, is_smoke: bool) -> dict[str, Any]:
-    """Run one process; return its figures, or why there are none."""
+    """Run one process; return its figures, or the reason why it has none."""
     command = [sys.executable, "-m", part.module, part.name, "--json", str(target)]
     environment = dict(os.environ)
     if is_smoke:

@@ -168,12 +168,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--schemas", type=Path, required=True, metavar="FILE", help="cases of MaskBench, one a line"
     )
     parser.add_argument(
-        "--ranks", type=Path, required=True, metavar="FILE", help="a vocabulary: a tiktoken rank file"
+        "--ranks", type=Path, required=True, metavar="FILE", help="vocabulary, as a tiktoken rank file"
     )
     parser.add_argument(
-        "--engines", nargs="+", choices=ENGINES, default=ENGINES, help="who is measured (all)"
+        "--engines", nargs="+", choices=ENGINES, default=ENGINES, help="engines to measure (all)"
     )
-    parser.add_argument("--num", type=int, help="so many of the schemas, spread evenly over the file")
+    parser.add_argument("--num", type=int, help="number of schemas, spread evenly over the file")
     parser.add_argument(
         "--limit-s", type=float, default=10.0, help="seconds one schema may take an engine (10)"
     )

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-# Near enough to the split of the published tokenizer: words with what stands before them, digits in threes, the rest.
+# Close to the published tokenizer's split: words with the character before them, up to three digits, the rest.
 _PIECE = re.compile(
     r"'(?:[sdmt]|ll|ve|re)|[^\r\n\w]?[^\W\d_]+|\d{1,3}| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -31,7 +31,7 @@ class TokenRanks:
         return [token_id for piece in _PIECE.findall(text) for token_id in self._encode_piece(piece)]
 
     def _merge(self, piece: str) -> tuple[int, ...]:
-        """Merge the pair of lowest rank until there is none."""
+        """Merge the pair of lowest rank until no pair is left."""
         data = piece.encode()
         if data in self.ranks:
             return (self.ranks[data],)

@@ -251,7 +251,7 @@ def measure_rows(
 
 
 def limit_memory() -> None:
-    """Allow so much address space beyond what the imports took, where the system can say that."""
+    """Limit the address space to this much more than the imports use, if the system reports their use."""
     try:
         with open("/proc/self/statm") as statm:
             used = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

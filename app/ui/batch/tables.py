@@ -51,7 +51,7 @@ class OpenTables:
             self._tables.popitem(last=False)
 
     def get(self, session: str) -> Table:
-        """The session's table, one without rows when there is none."""
+        """Return the session's table, or an empty one."""
         return self._tables.get(session, (NO_TABLE, 0))[0]
 
     def drop(self, session: str) -> None:

@@ -1,4 +1,4 @@
-"""The opened file: what the model gets of it, and the pages of a PDF as they are shown beside the record."""
+"""The opened file: its text and images for the model, and the pages of a PDF as shown beside the record."""
 
 from __future__ import annotations
 

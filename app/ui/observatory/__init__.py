@@ -1,1 +1,1 @@
-"""The observatory: what the engine does now, drawn, and one request's masks, step by step."""
+"""The observatory: drawings of the engine at work, and the masks of one request, step by step."""
