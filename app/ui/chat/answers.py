@@ -115,7 +115,8 @@ class Answers:
 
     def _drop_old(self) -> None:
         oldest = self._clock() - KEEP_S
-        ended = [each for each in self._kept.values() if each.is_over]
+        # A copy, because Gradio calls handlers without await in other threads.
+        ended = [each for each in list(self._kept.values()) if each.is_over]
         for number, answer in enumerate(sorted(ended, key=lambda each: each.ended, reverse=True)):
             if number >= MAX_KEPT or answer.ended < oldest:
-                del self._kept[answer.answer_id]
+                self._kept.pop(answer.answer_id, None)
