@@ -10,7 +10,8 @@ namespace troupe {
 constexpr int kTileKeys = 64;
 constexpr int kTileParts = 128;  // in which a tile is fetched
 
-// Asks for the memory of a tile little by little: a core waits when it has asked for much at once.
+// Asks for the memory of a tile little by little: a core waits when it has asked for much at once. The tile comes into the
+// second-level cache, which has room for it and lets more requests be under way than the first.
 class TileFetcher {
 public:
     // `pieces` of `bytes` each hold the tile, in the order in which they are needed.
@@ -23,7 +24,7 @@ public:
         if (end > total_) end = total_;
         for (; at_ < end; ++at_, ++line_) {
             if (line_ == lines_) line_ = 0, ++piece_;
-            _mm_prefetch(static_cast<const char*>(pieces_[piece_]) + line_ * 64, _MM_HINT_T0);
+            _mm_prefetch(static_cast<const char*>(pieces_[piece_]) + line_ * 64, _MM_HINT_T1);
         }
     }
 
