@@ -33,6 +33,13 @@ def _drop_log(level: int, text: bytes, user_data: object) -> None:
     """llama.cpp writes pages about every model it loads."""
 
 
+def _load_backends() -> None:
+    """A prebuilt library brings its CPU code in variants, and loads the best one only when asked to."""
+    library = llama_cpp.llama_cpp._lib
+    if not library.ggml_backend_reg_count():
+        library.ggml_backend_load_all_from_path(str(Path(library._name).parent).encode())
+
+
 def choose_kind(config: EngineConfig) -> Kind:
     """Return the format of the file for the dtype or quantization of our engine; "auto" is float32 on CPU.
 
@@ -44,19 +51,35 @@ def choose_kind(config: EngineConfig) -> Kind:
     return QUANTIZED.get(config.quantization) or KINDS.get(config.dtype, Kind.F32)
 
 
+def _write_mixed(path: Path, num_threads: int) -> Path:
+    """Round a file to Q4_K_M, a mixture of Q4_K and Q6_K."""
+    target = path.with_name("mixed.gguf")
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, num_threads
+    if llama_cpp.llama_model_quantize(str(path).encode(), str(target).encode(), params):
+        raise UsageError(f"--peer llama.cpp-q4_k_m: it cannot write {target.name}")
+    return target
+
+
 class LlamaCppRunner:
     """A model of llama.cpp, written to a file of its own and dropped with it."""
 
-    def __init__(self, config: EngineConfig, num_threads: int) -> None:
-        kind = choose_kind(config)
-        self.name = f"llama.cpp {kind.name}"
+    def __init__(self, config: EngineConfig, num_threads: int, is_mixed: bool = False) -> None:
+        """Args:
+        is_mixed: in Q4_K_M, which llama.cpp writes itself, whatever `config` says.
+        """
+        kind = Kind.BF16 if is_mixed else choose_kind(config)
+        self.name = "llama.cpp Q4_K_M" if is_mixed else f"llama.cpp {kind.name}"
         self._num_threads = num_threads
         self._context: Any = None
         self._capacity = (0, 0)  # sequences, tokens of each
         llama_cpp.llama_log_set(_drop_log, ctypes.c_void_p(0))
+        _load_backends()
         with TemporaryDirectory(prefix="troupe-gguf-") as folder:
             path = Path(folder) / "model.gguf"
             write_gguf(Path(config.model), path, kind)
+            if is_mixed:
+                path = _write_mixed(path, num_threads)
             params = llama_cpp.llama_model_default_params()
             params.n_gpu_layers = 0
             # mapped: the pages stay although the name goes

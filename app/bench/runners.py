@@ -18,7 +18,7 @@ from app.config import UsageError
 from engine import LLM, EngineConfig, LoRARequest, SamplingParams
 from grammar import GrammarSpec
 
-PEERS = ("transformers", "llama.cpp")
+PEERS = ("transformers", "llama.cpp", "llama.cpp-q4_k_m")
 RECORDING_S = 20.0
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # "auto" is float32 on CPU
 
@@ -131,7 +131,7 @@ def make_peer(name: str, config: EngineConfig, num_threads: int) -> Runner:
     """
     if name == "transformers":
         return TransformersRunner(config, num_threads)
-    runner: Runner = _import_llama_cpp().LlamaCppRunner(config, num_threads)
+    runner: Runner = _import_llama_cpp().LlamaCppRunner(config, num_threads, name.endswith("q4_k_m"))
     return runner
 
 
@@ -142,7 +142,7 @@ def shared_weights(config: EngineConfig, peers: Sequence[str]) -> Iterator[Engin
     Raises:
         UsageError: a peer is not installed, or runs elsewhere than on the CPU.
     """
-    if "llama.cpp" not in peers:
+    if set(peers) <= {"transformers"}:
         yield config
         return
     _import_llama_cpp()
