@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine.adapter_catalog import LoRARequest
     from engine.cluster.journal_file import RecordedRequest, read_journal
     from engine.cluster.measure_steps import measure_steps
-    from engine.cluster.ray_placement import connect_ray, import_ray
+    from engine.cluster.ray_actors import connect_ray, import_ray
     from engine.cluster.remote import serve_headless
     from engine.cluster.simulator import Crashes, PrefillReplicas, SimulatedRequest, SimulatedRun, Simulator
     from engine.cluster.step_table import StepTable
@@ -52,7 +52,7 @@ else:
         "engine": ("Engine",),
         "llm": ("LLM",),
         "cluster.measure_steps": ("measure_steps",),
-        "cluster.ray_placement": ("connect_ray", "import_ray"),
+        "cluster.ray_actors": ("connect_ray", "import_ray"),
         "adapter_catalog": ("LoRARequest",),
         "cluster.journal_file": ("RecordedRequest", "read_journal"),
         "cluster.remote": ("serve_headless",),

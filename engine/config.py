@@ -103,6 +103,8 @@ class EngineConfig(EngineFields):
                 raise ConfigError(f"{name}={value!r} does not work with nnodes above 1; it must be {other!r}")
         if self.nnodes > 1 and self.data_parallel_key is None:
             raise ConfigError("nnodes above 1 needs data_parallel_key")
+        if self.distributed_executor_backend == "ray" and (self.nnodes == 1 or self.node_rank):
+            raise ConfigError("distributed_executor_backend=ray needs nnodes above 1, and node_rank=0")
 
     def _check_adapters(self) -> None:
         _check_range(self, "max_cpu_loras", self.max_loras, 2**20)

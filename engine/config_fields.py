@@ -240,6 +240,12 @@ class EngineFields:
         metadata={"help": "address of node 0, on which the ranks of other nodes connect to it"},
     )
     master_port: int = field(default=29501, metadata={"help": "port of node 0 for the ranks of other nodes"})
+    distributed_executor_backend: ParallelBackend = field(
+        default="mp",
+        metadata={
+            "help": "who starts the other nodes: mp: you, with node_rank; ray: Ray, on the cluster of RAY_ADDRESS"
+        },
+    )
     data_parallel_size: int = field(
         default=1, metadata={"help": "number of replicas of the model; requests are distributed over them"}
     )

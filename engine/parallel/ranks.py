@@ -23,6 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from engine.cluster.ray_actors import RayActors
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
@@ -39,7 +40,7 @@ from engine.parallel.commands import (
     receive_reply,
     send,
 )
-from engine.parallel.nodes import accept_ranks, choose_device, launch
+from engine.parallel.nodes import accept_ranks, choose_device, launch, place_nodes
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
 from engine.parallel.stage_link import (
     Arrival,
@@ -78,6 +79,7 @@ class Ranks:
         self._connections: list[socket.socket] = []  # of ranks 1, 2, ...
         self._loss: str | None = None  # why the ranks have ended
         self._is_exchanging = False
+        self._nodes: RayActors | None = None  # that Ray started
         self._lock = Lock()  # of sending
         self._results: StageLink | None = None  # from the last stage; None: there is one stage
         self._next: StageLink | None = None  # to the second stage
@@ -194,12 +196,14 @@ class Ranks:
             self._watcher.join()
         for connection in self._connections:
             connection.close()
-        for end in (self.comm, self._next, self._results):
+        for end in (self.comm, self._next, self._results, self._nodes):
             if end is not None:
                 end.close()
 
     def _start_torch(self, config: EngineConfig, worker: WorkerConfig) -> None:
         size, num_stages = self._size, config.pipeline_parallel_size
+        if config.distributed_executor_backend == "ray":
+            self._nodes = place_nodes(config)
         remote = accept_ranks(config) if config.nnodes > 1 else {}
         store = open_store(config.master_addr, config.num_ranks)
         for number in range(1, config.num_ranks):
@@ -210,10 +214,8 @@ class Ranks:
             else:
                 self._connections.append(connection)
                 # The key stays on this machine.
-                send(
-                    connection,
-                    msgspec.structs.replace(start, config=replace(config, nnodes=1, data_parallel_key=None)),
-                )
+                theirs = replace(config, nnodes=1, data_parallel_key=None, distributed_executor_backend="mp")
+                send(connection, msgspec.structs.replace(start, config=theirs))
         device = torch.device("cuda:0" if worker.device == "cuda" else "cpu")
         comm = TorchComm(store, 0, size, device, 0, num_stages, config.master_addr)
         self.comm = comm if size > 1 else None

@@ -8,6 +8,9 @@ import pytest
 
 from engine import ConfigError, Engine, EngineConfig
 from engine.cluster.ray_placement import HeadlessActor, RayListener
+from engine.parallel.nodes import NodeActor, place_nodes
+
+KEY = "a key of all nodes"
 
 
 class FakeRay:
@@ -33,7 +36,7 @@ class FakeRay:
         return self.resources
 
     def remote(self, actor_class: type) -> Any:
-        assert actor_class is HeadlessActor
+        assert actor_class in (HeadlessActor, NodeActor)
         return SimpleNamespace(options=self._make_options)
 
     def _make_options(self, **options: Any) -> Any:
@@ -60,6 +63,21 @@ async def test_each_rank_becomes_an_actor_that_ray_starts_again(monkeypatch: pyt
     assert len(ray.killed) == 3 and not ray.is_up
 
 
+def test_each_other_node_of_a_model_becomes_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay(CPU=8.0, GPU=8.0)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    actors = place_nodes(
+        EngineConfig(
+            tensor_parallel_size=8, nnodes=4, distributed_executor_backend="ray", data_parallel_key=KEY
+        )
+    )
+    assert [config.node_rank for config in ray.configs] == [1, 2, 3]
+    assert {config.distributed_executor_backend for config in ray.configs} == {"mp"}
+    assert all((each["num_cpus"], each["num_gpus"]) == (2, 2) for each in ray.options)
+    actors.close()
+    assert len(ray.killed) == 3 and not ray.is_up
+
+
 async def test_a_missing_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(EngineConfig(data_parallel_backend="ray", mock_step_ms=0.0))
     monkeypatch.setitem(sys.modules, "ray", None)  # importing it raises ImportError
@@ -71,3 +89,5 @@ async def test_a_missing_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPa
 def test_settings_that_contradict_ray_are_refused() -> None:
     with pytest.raises(ConfigError, match="data_parallel_size_local"):
         EngineConfig(data_parallel_backend="ray", data_parallel_size_local=1)
+    with pytest.raises(ConfigError, match="distributed_executor_backend=ray needs nnodes above 1"):
+        EngineConfig(distributed_executor_backend="ray")
