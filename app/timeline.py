@@ -34,7 +34,7 @@ class Timeline:
         self._phases += phases
 
     def table(self) -> str:
-        """The phases one a line, those that ran beside others last, and the whole time."""
+        """Return one line per phase, concurrent phases last, and the whole time."""
         total = time.perf_counter() - self.start
         rows = [(name, seconds, "") for name, seconds in self._phases]
         rows += [(name, seconds, " (meanwhile)") for name, seconds in self._parallel]

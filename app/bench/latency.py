@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
-from app.bench.runners import PEERS, Runner, TroupeRunner, make_peer, shared_weights
+from app.bench.runners import DTYPES, PEERS, Runner, TroupeRunner, make_peer, shared_weights
 from app.bench.settings import (
     add_engine_flags,
     as_settings,
@@ -30,8 +29,6 @@ from app.config import UsageError
 from engine import EngineConfig
 
 _QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # bytes of a weight
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 MAX_TRIES = 4  # at one repeat
 

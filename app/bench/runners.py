@@ -20,7 +20,11 @@ from grammar import GrammarSpec
 
 PEERS = ("transformers", "llama.cpp", "llama.cpp-q4_k_m")
 RECORDING_S = 20.0
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # "auto" is float32 on CPU
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}  # "auto" on CPU: float32
 
 
 class Runner(Protocol):

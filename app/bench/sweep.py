@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     knee = find_knee(frontier)
     best = choose_batched_tokens([point for point in points if point.concurrency == knee.concurrency])
     print(
-        f"knee: {knee.concurrency} requests at a time, {knee.output_tokens_per_s:.1f} tok/s, TPOT {knee.tpot_ms:.1f} ms"
+        f"best balance: {knee.concurrency} requests at a time, {knee.output_tokens_per_s:.1f} tok/s, "
+        f"TPOT {knee.tpot_ms:.1f} ms"
     )
     print(f"proposed: --max-num-seqs {knee.concurrency} --max-num-batched-tokens {best.batched_tokens}")
     proposal = {"max_num_seqs": knee.concurrency, "max_num_batched_tokens": best.batched_tokens}

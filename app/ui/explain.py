@@ -44,7 +44,7 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
             return Explanation(
                 f"Unsupported keyword “{error.keyword}” at {where}.",
                 _sentence(error.reason),
-                "Nothing is loosened silently: take the keyword out or say it another way, then run again.",
+                "No keyword is ignored silently. Remove it, or express it with other keywords, and run again.",
             )
         case GrammarError():
             return Explanation("This schema or grammar cannot be used.", why, "Correct it and run again.")

@@ -79,7 +79,7 @@ def test_json_and_classes_follow_the_form(site: Site) -> None:
     page.get_by_role("textbox", name="Name of field 7").fill("paid")
     kind = page.get_by_label("Kind of paid").or_(page.get_by_label("Kind of new field"))
     kind.select_option("choice")
-    choices = page.get_by_label("paid: choices, one a line")
+    choices = page.get_by_label("paid: choices, one per line")
     assert choices.input_value() == "yes\nno"
     details = page.get_by_role("button", name="Details of paid")
     details.click()

@@ -165,7 +165,7 @@ def make_cell(value: float | None) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The schemas, the vocabulary, the engines."""
     parser.add_argument(
-        "--schemas", type=Path, required=True, metavar="FILE", help="cases of MaskBench, one a line"
+        "--schemas", type=Path, required=True, metavar="FILE", help="cases of MaskBench, one per line"
     )
     parser.add_argument(
         "--ranks", type=Path, required=True, metavar="FILE", help="vocabulary, as a tiktoken rank file"

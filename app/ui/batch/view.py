@@ -114,7 +114,7 @@ def render_records(run: BatchRun) -> str:
     )
     heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
     body = "".join(_render_record(index + 1, run.records[index], list(columns)) for index in shown)
-    more = f'<p class="figures-line">The first {NUM_SHOWN} of {len(done):,}; the files have all.</p>'
+    more = f'<p class="figures-line">The first {NUM_SHOWN} of {len(done):,} rows; the downloads have all of them.</p>'
     return (
         '<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th><th scope="col">source</th>'
         '<th scope="col">state</th><th scope="col">lowest confidence</th>'

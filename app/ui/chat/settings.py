@@ -136,14 +136,14 @@ def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.co
         min_p = gr.Slider(0, 1, defaults.min_p, step=0.01, label="Min-p")
         # Not gr.Number, which shows an empty field as 0, a valid seed.
         seed = gr.Textbox("", label="Seed (same seed, same text)", placeholder="random", max_lines=1)
-        stop = gr.Textbox("", label="Stop strings, one a line", lines=1, max_lines=4)
+        stop = gr.Textbox("", label="Stop strings, one per line", lines=1, max_lines=4)
     with gr.Accordion("Engine", open=False):
         priority = gr.Slider(
             -10, 10, defaults.priority, step=1, label="Priority (lower runs first)",
-            info="Counts where the app runs with --scheduling-policy priority.",
+            info="Has an effect only with --scheduling-policy priority.",
         )  # fmt: skip
         with_tokens = gr.Checkbox(
-            defaults.with_tokens, label="Record token probabilities", info="For the look inside an answer."
+            defaults.with_tokens, label="Record token probabilities", info="Needed to look inside an answer."
         )
     by_name: dict[str, Any] = {
         "system_prompt": system, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,

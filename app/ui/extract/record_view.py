@@ -41,7 +41,7 @@ def render_badge(kind: str, text: str, detail: str = "") -> str:
 def render_verdict(result: ExtractionResult) -> str:
     """Return whether the record may be used, and why not."""
     if result.valid:
-        return render_badge("good", "fits the schema", "whether the values are right is for you to check")
+        return render_badge("good", "fits the schema", "please check whether the values are right")
     if result.finish_reason == "length":
         return render_badge("cut", "cut off", result.errors[0])
     return render_badge("bad", "not valid", "; ".join(result.errors))
@@ -101,7 +101,7 @@ def _render_review(
     num_others = len(rows) - num_flagged - sum(leaf.pointer in by_hand for leaf in rows)
     counts = [f"{num_flagged} to check"] if num_flagged else []
     counts += [f"{num_others} not looked at"] if num_others else []
-    text = ", ".join(counts) or "All values typed by you"
+    text = ", ".join(counts) or "You typed all values"
     against = ""
     if changes:
         num_same = sum(change.kind == "same" for change in changes.values())

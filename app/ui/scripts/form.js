@@ -36,7 +36,7 @@ const drawDetails = (field, name, pointer) => {
   }));
   if (field.kind === "choice")
     details.append(make("textarea", {
-      rows: 3, placeholder: "One choice a line", "aria-label": `${name}: choices, one a line`,
+      rows: 3, placeholder: "One choice per line", "aria-label": `${name}: choices, one per line`,
       oninput: (event) => { field.choices = event.target.value.split("\n").filter((line) => line.trim()); commit(false); },
     }, (field.choices || []).join("\n")));
   if (!field.many && field.kind !== "choice" && field.kind !== "group")
