@@ -63,6 +63,7 @@ class Turn:
         is_left: the page now shows another chat, or went back to before this turn.
         is_watched: an event is showing the answer while it grows.
         is_shown: the answer is in the history that was sent to the page.
+        has_refused: another turn was refused meanwhile, and the page has no notice of it yet.
     """
 
     history: History
@@ -72,6 +73,7 @@ class Turn:
     is_left: bool = False
     is_watched: bool = False
     is_shown: bool = False
+    has_refused: bool = False
 
     @property
     def written(self) -> History:
@@ -106,7 +108,7 @@ class ChatRun:
         """Begin a turn with the typed text and attachments; do nothing while another turn runs."""
         thread, running, *others = rest
         if is_running(running):
-            return _begin_nothing()
+            return _refuse(running)
         text, problem = typed.get("text") or "", None
         files = typed.get("files") or []
         images = [path for path in files if self.engine.sees_images and is_image(path)]
@@ -115,7 +117,7 @@ class ChatRun:
         except InvalidRequest as error:
             problem = explain(error, self.engine.state)
         if not text and not images and problem is None:
-            return _begin_nothing()
+            return tuple(gr.skip() for _ in range(6))
         asked = [*add_missed(history, running), user_message(text, images)]
         return self._begin(asked, len(history), thread, request, others, problem)
 
@@ -125,7 +127,7 @@ class ChatRun:
         """Begin a turn with the clicked example; do nothing while another turn runs."""
         thread, running, *others = rest
         if is_running(running):
-            return _begin_nothing()
+            return _refuse(running)
         asked = [*add_missed(history, running), user_message(data.value["text"])]
         return self._begin(asked, len(history), thread, request, others)
 
@@ -133,7 +135,7 @@ class ChatRun:
         """Ask the same question again and keep the answer as another version. Does nothing while another turn runs."""
         thread, running, *others = rest
         if is_running(running):
-            return _begin_nothing()
+            return _refuse(running)
         asked = drop_answer(history[: first_index(data.index) + 1])
         thread = fork(thread or make_thread(), history, len(asked))
         return asked, *self._begin(asked, len(asked), thread, request, others)[1:]
@@ -150,7 +152,7 @@ class ChatRun:
         ]
         thread, running, *others = rest
         if is_running(running):
-            return _begin_nothing(before)
+            return _refuse(running, before)
         asked = [*history[:index], user_message(read_text(data.value), images)]
         thread = fork(thread or make_thread(), before, index)
         return asked, *self._begin(asked, len(asked), thread, request, others)[1:]
@@ -162,7 +164,8 @@ class ChatRun:
 
     async def watch(self, turn: Turn | None) -> AsyncGenerator[History, None]:
         """Show the answer. Only the growing messages are sent, because the whole history would be redrawn."""
-        if turn is not None and turn.is_watched and is_running(turn):
+        if turn is not None and turn.has_refused and is_running(turn):
+            turn.has_refused = False
             # Here, because Gradio shows notices only for events in its queue.
             gr.Info("An answer is still being written. Stop it first.")
         async with aclosing(self.watch_again(turn)) as updates:
@@ -319,8 +322,9 @@ def open_composer(**more: Any) -> Any:
     return gr.update(submit_btn=True, stop_btn=False, **more)
 
 
-def _begin_nothing(chatbot: Any = None) -> Begun:
-    """Change nothing, because another turn runs, except restoring what the page has already changed."""
+def _refuse(running: Turn, chatbot: Any = None) -> Begun:
+    """Begin nothing, because another turn runs; `chatbot` restores what the page has already changed."""
+    running.has_refused = True
     return chatbot or gr.skip(), *(gr.skip() for _ in range(5))
 
 

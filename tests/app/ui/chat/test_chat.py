@@ -182,6 +182,19 @@ async def test_a_question_asked_before_the_page_has_the_end_of_an_answer_loses_n
     await play(tab, third)
 
 
+async def test_a_page_that_opens_may_watch_a_question_asked_meanwhile(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The question's own event then shows no notice of a second question."""
+    tab, _ = make_tab()
+    turn = (await ask(tab))[4]
+    opening = tab.watch_again(turn)
+    await anext(opening)
+    assert [update async for update in tab.watch(turn)] == [gr.skip()]
+    assert "still being written" not in capsys.readouterr().out
+    await finish(tab, turn, opening)
+
+
 async def test_an_event_that_opens_the_chat_again_leaves_its_answer_on_the_page() -> None:
     """Another tab has written to the chat; the question of this one may not be in the browser yet."""
     tab, _ = make_tab()
