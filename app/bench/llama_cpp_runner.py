@@ -1,4 +1,4 @@
-"""LlamaCppRunner: the same work by llama.cpp, through the optional packages `llama-cpp-python` and `gguf`.
+"""LlamaCppRunner: the same work by llama.cpp, through a prebuilt library and the optional package `gguf`.
 
 All sequences decode as one batch in one context, each with a cache of its own, as in llama.cpp's own
 batched benchmark; greedy sampling is an argmax over the logits.
@@ -6,38 +6,26 @@ batched benchmark; greedy sampling is an argmax over the logits.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import llama_cpp
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 from app.bench.gguf_file import write_gguf
+from app.bench.llama_cpp_library import FLASH_ATTENTION, Q4_K_M, load_library
 from app.bench.workload import Job, find_lengths
 from app.config import UsageError
 from engine import EngineConfig
 
 BATCH_TOKENS = 2048  # tokens of one call, llama.cpp's default
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+LIBRARY = load_library()
 KINDS = {"bfloat16": Kind.BF16, "float16": Kind.F16}
 QUANTIZED = {"int8": Kind.Q8_0, "int4": Kind.Q4_0}
-
-
-@llama_cpp.llama_log_callback
-def _drop_log(level: int, text: bytes, user_data: object) -> None:
-    """llama.cpp writes pages about every model it loads."""
-
-
-def _load_backends() -> None:
-    """A prebuilt library brings its CPU code in variants, and loads the best one only when asked to."""
-    library = llama_cpp.llama_cpp._lib
-    if not library.ggml_backend_reg_count():
-        library.ggml_backend_load_all_from_path(str(Path(library._name).parent).encode())
 
 
 def choose_kind(config: EngineConfig) -> Kind:
@@ -54,9 +42,9 @@ def choose_kind(config: EngineConfig) -> Kind:
 def _write_mixed(path: Path, num_threads: int) -> Path:
     """Round a file to Q4_K_M, a mixture of Q4_K and Q6_K."""
     target = path.with_name("mixed.gguf")
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, num_threads
-    if llama_cpp.llama_model_quantize(str(path).encode(), str(target).encode(), params):
+    params = LIBRARY.llama_model_quantize_default_params()
+    params.file_type, params.num_threads = Q4_K_M, num_threads
+    if LIBRARY.llama_model_quantize(str(path).encode(), str(target).encode(), params):
         raise UsageError(f"--peer llama.cpp-q4_k_m: it cannot write {target.name}")
     return target
 
@@ -73,26 +61,24 @@ class LlamaCppRunner:
         self._num_threads = num_threads
         self._context: Any = None
         self._capacity = (0, 0)  # sequences, tokens of each
-        llama_cpp.llama_log_set(_drop_log, ctypes.c_void_p(0))
-        _load_backends()
         with TemporaryDirectory(prefix="troupe-gguf-") as folder:
             path = Path(folder) / "model.gguf"
             write_gguf(Path(config.model), path, kind)
             if is_mixed:
                 path = _write_mixed(path, num_threads)
-            params = llama_cpp.llama_model_default_params()
-            params.n_gpu_layers = 0
+            params = LIBRARY.llama_model_default_params()
+            params.num_gpu_layers = 0
             # mapped: the pages stay although the name goes
-            self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+            self._model = LIBRARY.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise UsageError(f"--peer llama.cpp: it cannot load {config.model}")
-        self._num_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
+        self._num_tokens = LIBRARY.llama_vocab_n_tokens(LIBRARY.llama_model_get_vocab(self._model))
+        self._batch = LIBRARY.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._inputs = [
             np.ctypeslib.as_array(array, (BATCH_TOKENS,))
-            for array in (self._batch.token, self._batch.pos, self._batch.logits)
+            for array in (self._batch.token, self._batch.position, self._batch.has_logits)
         ]
-        np.ctypeslib.as_array(self._batch.n_seq_id, (BATCH_TOKENS,))[:] = 1
+        np.ctypeslib.as_array(self._batch.num_sequences, (BATCH_TOKENS,))[:] = 1
 
     def run(self, jobs: Sequence[Job]) -> float:
         """As `Runner.run`; every prompt and every answer must have one length."""
@@ -107,7 +93,7 @@ class LlamaCppRunner:
         """Greedy answers [N, num_tokens] to prompts [N, L]."""
         num, length = prompts.shape
         self._prepare(num, length + num_tokens)
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
+        LIBRARY.llama_memory_clear(LIBRARY.llama_get_memory(self._context), False)
         answers = np.empty((num, num_tokens), dtype=np.int64)
         answers[:, 0] = self._prefill(prompts)
         rows, ones = np.arange(num), np.ones(num, dtype=bool)
@@ -119,9 +105,9 @@ class LlamaCppRunner:
     def close(self) -> None:
         """As `Runner.close`."""
         if self._context is not None:
-            llama_cpp.llama_free(self._context)
-        llama_cpp.llama_batch_free(self._batch)
-        llama_cpp.llama_model_free(self._model)
+            LIBRARY.llama_free(self._context)
+        LIBRARY.llama_batch_free(self._batch)
+        LIBRARY.llama_model_free(self._model)
 
     def _prepare(self, num_sequences: int, length: int) -> None:
         """A context with room for that many sequences of that length."""
@@ -130,16 +116,16 @@ class LlamaCppRunner:
         if num_sequences == self._capacity[0] and length <= self._capacity[1]:
             return
         if self._context is not None:
-            llama_cpp.llama_free(self._context)
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = num_sequences * length
-        params.n_seq_max = num_sequences
-        params.n_batch = BATCH_TOKENS
-        params.n_threads = params.n_threads_batch = self._num_threads
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        params.kv_unified = False
-        params.no_perf = True
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
+            LIBRARY.llama_free(self._context)
+        params = LIBRARY.llama_context_default_params()
+        params.num_tokens = num_sequences * length
+        params.num_sequences = num_sequences
+        params.num_batch_tokens = BATCH_TOKENS
+        params.num_threads = params.num_prompt_threads = self._num_threads
+        params.flash_attention = FLASH_ATTENTION
+        params.is_cache_shared = False
+        params.has_no_timings = True
+        self._context = LIBRARY.llama_init_from_model(self._model, params)
         if not self._context:
             raise UsageError(
                 f"--peer llama.cpp: no context for {num_sequences} sequences of {length} tokens; is there memory?"
@@ -161,19 +147,17 @@ class LlamaCppRunner:
         self, tokens: np.ndarray, positions: np.ndarray, sequences: np.ndarray, is_last: np.ndarray
     ) -> np.ndarray:
         """Compute tokens [T]; returns the greedy token after each that is the last of its sequence."""
-        count = self._batch.n_tokens = len(tokens)
+        count = self._batch.num_tokens = len(tokens)
         for array, values in zip(self._inputs, (tokens, positions, is_last), strict=True):
             array[:count] = values
-        seq_id = self._batch.seq_id
+        lists = self._batch.sequence
         for index, sequence in enumerate(sequences.tolist()):
-            seq_id[index][0] = sequence
-        code = llama_cpp.llama_decode(self._context, self._batch)
+            lists[index][0] = sequence
+        code = LIBRARY.llama_decode(self._context, self._batch)
         if code:
             raise RuntimeError(f"llama_decode failed with {code}")
         num_rows = int(is_last.sum())
         if not num_rows:
             return np.empty(0, dtype=np.int64)
-        logits = np.ctypeslib.as_array(
-            llama_cpp.llama_get_logits(self._context), (num_rows, self._num_tokens)
-        )
+        logits = np.ctypeslib.as_array(LIBRARY.llama_get_logits(self._context), (num_rows, self._num_tokens))
         return logits.argmax(axis=1)

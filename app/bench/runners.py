@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from app.bench.llama_cpp_library import INSTALL
 from app.bench.workload import Job, find_lengths
 from app.config import UsageError
 from engine import LLM, EngineConfig, LoRARequest, SamplingParams
@@ -164,10 +165,10 @@ def shared_weights(config: EngineConfig, peers: Sequence[str]) -> Iterator[Engin
 
 
 def _import_llama_cpp() -> Any:
-    """Import its runner by name: it needs optional packages, one of which takes minutes to build."""
+    """Import its runner by name: it needs an optional package and a library."""
     try:
         return importlib.import_module("app.bench.llama_cpp_runner")
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise UsageError(
-            f"--peer llama.cpp needs packages that are not here ({error}): pip install llama-cpp-python gguf"
+            f"--peer llama.cpp needs what is not here ({error}): pip install gguf; {INSTALL}"
         ) from error

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from app.bench.llama_cpp_library import INSTALL, LIBRARY
 from app.bench.runners import make_peer, shared_weights
 from app.config import UsageError
 from engine import EngineConfig
@@ -100,7 +101,8 @@ def test_its_tokens_are_the_best_of_transformers(
     checkpoint: Path, dtype: Any, quantization: Any, tolerance: float
 ) -> None:
     """Each is, by the logits of the same rounded weights, the best one or within a tolerance (in deviations)."""
-    pytest.importorskip("llama_cpp", reason="the optional package llama-cpp-python is not installed")
+    if not LIBRARY.exists():
+        pytest.skip(f"llama.cpp's library is not installed: {INSTALL}")
     config = EngineConfig(model=str(checkpoint), dtype=dtype, quantization=quantization)
     runner: Any = make_peer("llama.cpp", config, 1)
     try:
@@ -126,9 +128,9 @@ def test_its_tokens_are_the_best_of_transformers(
 
 def test_without_its_package_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "app.bench.llama_cpp_runner", raising=False)
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.setitem(sys.modules, "gguf", None)
     with (
-        pytest.raises(UsageError, match=r"needs packages that are not here .* pip install llama-cpp-python"),
+        pytest.raises(UsageError, match=r"needs what is not here .* pip install gguf; npm install"),
         shared_weights(EngineConfig(), ["llama.cpp"]),
     ):
         pass
