@@ -84,15 +84,17 @@ async def test_mixed_requests_have_the_tokens_and_logprobs_of_one_rank(
 
 
 def kill_in(owner: type, method: str, rank: int, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a rank be dead when rank 0 calls a method for the given time from now on."""
+    """Let a rank be dead, and the others stopped, when rank 0 calls a method for the given time from now on."""
     original, calls = getattr(owner, method), count(1)
 
     def kill_first(*args: Any) -> Any:
         if next(calls) == call:
-            process = sorted(find_processes("engine.parallel.rank_process", os.getpid()))[rank - 1]
-            os.kill(process, signal.SIGKILL)
+            processes = sorted(find_processes("engine.parallel.rank_process", os.getpid()))
+            for process in processes:
+                os.kill(process, signal.SIGSTOP)
+            os.kill(processes[rank - 1], signal.SIGKILL)
             with suppress(ChildProcessError):  # another thread has waited for it
-                os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+                os.waitid(os.P_PID, processes[rank - 1], os.WEXITED | os.WNOWAIT)
         return original(*args)
 
     monkeypatch.setattr(owner, method, kill_first)
