@@ -143,8 +143,7 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
     """
     allowed = unpack_bitmask(bitmask, logits.shape[1])
     if logits.device.type == "cpu" and allowed.numel() <= FEW_ELEMENTS:
-        for row, forbidden in zip(logits.numpy(), ~allowed.numpy(), strict=True):
-            np.putmask(row, forbidden, -np.inf)
+        np.copyto(logits.numpy(), -np.inf, where=~allowed.numpy())
     else:
         logits.masked_fill_(~allowed, -torch.inf)
 
