@@ -10,9 +10,9 @@ import threading
 NICENESS = 10
 
 
-def lower_priority() -> None:
+def lower_priority(niceness: int = NICENESS) -> None:
     """Let other threads use the CPU before this one and those that it starts. Does nothing except on Linux."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
-        niceness = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
-        os.setpriority(os.PRIO_PROCESS, thread, min(niceness, 19))
+        before = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(before + niceness, 19))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 from engine.actors.actor import ThreadActor
@@ -34,6 +35,8 @@ from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 COMPILE_THREADS = 2
 # Longer specs, and those for xgrammar, may take seconds each, so they have a thread of their own.
 LONG_SPEC = 8192  # characters
+# Of threads that fill slow masks and compile long grammars: a third of the CPU time of a step's thread beside them.
+NICENESS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,10 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         self._deliver = deliver
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
-        # These two run without the GIL nearly always. A thread of low priority that holds it would delay all others.
-        self._native_pool = ThreadPoolExecutor(1, "troupe-compile-native", lower_priority)
-        self._mask_pool = ThreadPoolExecutor(1, "troupe-masks-slow", lower_priority)
+        # These two rarely hold the GIL. A thread that holds it and waits for a CPU delays all others.
+        lower = partial(lower_priority, NICENESS)
+        self._native_pool = ThreadPoolExecutor(1, "troupe-compile-native", lower)
+        self._mask_pool = ThreadPoolExecutor(1, "troupe-masks-slow", lower)
         # By the handle of each request's first completion.
         self._compiling: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
 
