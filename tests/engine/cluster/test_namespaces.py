@@ -51,7 +51,6 @@ def address() -> Iterator[str]:
 
 
 @needs_model
-@pytest.mark.timeout(300)
 def test_replicas_in_other_networks_lose_nothing_when_a_link_fails(address: str) -> None:
     module = ["-m", "tests.engine.cluster.fault_run", "--fault", "link", "--address", address]
     sizes = ["--replicas", "2", "--streams", "12", "--faults", "2"]

@@ -51,7 +51,6 @@ async def test_texts_do_not_change_when_replicas_are_killed(
 
 
 @needs_model
-@pytest.mark.timeout(300)
 async def test_streams_over_http_do_not_change_when_replicas_are_killed() -> None:
     """The full size is run by hand, see `fault_run.py`."""
     found = await compare(make_demo_config(2, "sigkill", "127.0.0.1"), make_bodies(18, 1), kill, 2, 0)

@@ -193,7 +193,6 @@ async def run_requests(engine: Engine, twin: PeftTwin) -> list[list[Completion]]
     return found
 
 
-@pytest.mark.timeout(300)  # five processes import torch, on a busy machine, too
 @pytest.mark.parametrize("size", [2, 4])
 async def test_mixed_requests_with_adapters_have_the_texts_of_one_rank(size: int, twin: PeftTwin) -> None:
     """Ranks hold whole experts, whose number they do not divide."""

@@ -42,7 +42,6 @@ def run_node(config: EngineConfig, settings: dict[str, Any]) -> Iterator[subproc
         node.wait()
 
 
-@pytest.mark.timeout(300)  # processes import torch, on a busy machine, too
 async def test_two_nodes_have_the_tokens_of_one_and_survive_the_loss_of_a_rank(
     make_config: MakeConfig,
 ) -> None:

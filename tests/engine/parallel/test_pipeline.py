@@ -100,7 +100,6 @@ def kill_in(owner: type, method: str, rank: int, call: int, monkeypatch: pytest.
     monkeypatch.setattr(owner, method, kill_first)
 
 
-@pytest.mark.timeout(300)  # nine processes import torch
 async def test_requests_go_on_whenever_a_rank_of_any_stage_is_killed(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
