@@ -35,7 +35,7 @@ def small(desk: Any, small_url: str) -> Iterator[Site]:
 def error_of(site: Site) -> str:
     """The last message of the chat, once the turn has ended."""
     site.page.locator("#chatbot .bot-row strong").last.wait_for()
-    return site.answer
+    return str(site.page.locator("#chatbot .bot-row .message-content").last.inner_text())
 
 
 def occupy(url: str, is_over: threading.Event, max_tokens: int = 1900) -> None:

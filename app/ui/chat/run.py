@@ -191,10 +191,11 @@ class ChatRun:
 
     def close(self, turn: Turn | None) -> Closed:
         """Add the turn to the history, with its figures or its error."""
-        if is_running(turn) or (turn is not None and turn.is_shown):
+        if is_running(turn):
             return tuple(gr.skip() for _ in range(4))
-        if turn is None or turn.is_left:
-            # A question may be asked while this event runs: its composer stays.
+        if turn is None or turn.is_left or turn.is_shown:
+            # A question may be asked while this event runs: its composer stays. An update that was on its way when
+            # the turn was shown goes.
             return gr.skip(), gr.skip(), [], gr.skip()
         turn.is_shown = True
         history = conclude(turn)

@@ -147,6 +147,14 @@ async def test_an_empty_message_asks_nothing() -> None:
     assert await ask(tab, "  ") == (gr.skip(),) * 6 and engine.requests == []
 
 
+async def test_an_answer_is_shown_once_and_a_late_update_of_it_is_cleared() -> None:
+    """Two events may end one turn: its own, and the one that follows the page's opening."""
+    tab, _ = make_tab()
+    begun = await ask(tab)
+    await play(tab, begun)
+    assert tab.close(begun[4]) == (gr.skip(), gr.skip(), [], gr.skip())
+
+
 def test_a_page_that_opens_without_an_answer_leaves_a_question_asked_meanwhile_alone() -> None:
     """What follows the page's opening may end after the question has begun its turn."""
     tab, _ = make_tab()
