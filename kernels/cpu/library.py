@@ -22,7 +22,12 @@ from kernels.cpu.structs import (
     StepStruct,
 )
 
-_ISA_NAMES = ("AVX2", "AVX-512", "AVX-512 with bfloat16 and int8 products")
+_ISA_NAMES = (
+    "AVX2",
+    "AVX-512",
+    "AVX-512 with bfloat16 and int8 products",
+    "AVX-512, and AMX for products of bfloat16 and int8",
+)
 MAX_THREADS = 256
 # function -> (result, arguments); those that compute run in a pool, their first argument
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
@@ -94,7 +99,7 @@ class NativeLibrary:
 
     @property
     def isa_name(self) -> str:
-        """The instruction set it was compiled for."""
+        """The instruction set of its products."""
         return _ISA_NAMES[self._functions["isa"]()]
 
 

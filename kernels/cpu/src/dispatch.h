@@ -19,4 +19,15 @@ void with_arithmetic(int32_t kind, const Body& body) {
     }
 }
 
+// The same for a product of so many rows, on tiles where there are some.
+template <class Body>
+void with_product(int32_t kind, int64_t rows, const Body& body) {
+#ifdef TROUPE_TILES
+    if (kind == kWeightBFloat16 && has_tiles()) return body(Tiled<BFloat16>());
+    // Sums of integers are exact, so few rows may use the other instructions.
+    if (kind == kWeightInt8 && rows > kMaxRows && has_tiles()) return body(Tiled<Int8>());
+#endif
+    with_arithmetic(kind, body);
+}
+
 }  // namespace troupe

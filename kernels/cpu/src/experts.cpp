@@ -12,7 +12,7 @@ namespace {
 // Bounds the scratch memory. More tokens read the matrices again, which costs little beside their products.
 constexpr int64_t kMaxTokens = 512;
 
-// A few rows of one expert, at most kMaxRows.
+// A few rows of one expert, at most kBlockRows.
 struct Block {
     int64_t start;  // in sorted order
     int32_t size;
@@ -30,7 +30,7 @@ struct Grouping {
     Segment* segments;
     Block* blocks;
 
-    Grouping(Pool* pool, const int64_t* ids, int64_t count, int64_t num_experts) : num_pairs(count) {
+    Grouping(Pool* pool, const int64_t* ids, int64_t count, int64_t num_experts, int block_rows) : num_pairs(count) {
         int64_t most_segments = count < num_experts ? count : num_experts;
         size_t bytes = (2 * count + num_experts + 1) * 8 + most_segments * sizeof(Segment) + count * sizeof(Block);
         pairs = static_cast<int64_t*>(pool_scratch(pool, 0, kPlanScratch, bytes));
@@ -42,7 +42,7 @@ struct Grouping {
         for (int64_t pair = 0; pair < count; ++pair) ++ends[ids[pair] + 1];
         for (int64_t expert = 0; expert < num_experts; ++expert) {
             int64_t size = ends[expert + 1];
-            if (size > 0) add_segment(expert, ends[expert], size);
+            if (size > 0) add_segment(expert, ends[expert], RowBlocks(size, block_rows));
             ends[expert + 1] += ends[expert];
         }
         for (int64_t pair = 0; pair < count; ++pair) {
@@ -53,8 +53,7 @@ struct Grouping {
     }
 
 private:
-    void add_segment(int64_t expert, int64_t start, int64_t size) {
-        RowBlocks rows(size);
+    void add_segment(int64_t expert, int64_t start, const RowBlocks& rows) {
         segments[num_segments++] = {expert, num_blocks, rows.num_blocks};
         for (int64_t block = 0; block < rows.num_blocks; ++block)
             blocks[num_blocks++] = {start + rows.start(block), rows.size(block)};
@@ -72,10 +71,10 @@ struct SortedRows {
 template <class Arithmetic, class Row>
 SortedRows pack_sorted(Pool* pool, const Grouping& grouping, int64_t in_features, const Row& row) {
     int64_t width = words_per_row<Arithmetic>(in_features);
-    size_t bytes = (size_t(grouping.num_pairs) * width * 4 + 63) / 64 * 64;
+    size_t bytes = ((size_t(grouping.num_pairs) * width + kSpareWords<Arithmetic>) * 4 + 63) / 64 * 64;
     auto* memory = static_cast<uint8_t*>(pool_scratch(pool, 0, kInputScratch, bytes + grouping.num_pairs * 4));
     SortedRows rows{reinterpret_cast<uint32_t*>(memory), reinterpret_cast<float*>(memory + bytes), width};
-    parallel_ranges(pool, grouping.num_blocks, kMaxRows * in_features, [&](int64_t first, int64_t end, int thread) {
+    parallel_ranges(pool, grouping.num_blocks, kBlockRows<Arithmetic> * in_features, [&](int64_t first, int64_t end, int thread) {
         auto* line = static_cast<uint32_t*>(pool_scratch(pool, thread, kTileScratch, width * 4));
         for (int64_t index = first; index < end; ++index) {
             Block block = grouping.blocks[index];
@@ -105,7 +104,7 @@ void run_gate_up(Pool* pool, const Experts& experts, const Grouping& grouping, c
     int64_t num_groups = ceil_div(experts.gate->in_features, Arithmetic::kGroup);
     parallel(pool, grouping.num_segments * num_panels, [&](int64_t tile, int) {
         constexpr int64_t width = 2 * kPanelWidth;
-        alignas(64) float sums[kMaxRows * width];
+        alignas(64) float sums[kBlockRows<Arithmetic> * width];
         Segment segment = grouping.segments[tile / num_panels];
         int64_t panel = tile % num_panels;
         const Linear &gate = experts.gate[segment.expert], &up = experts.up[segment.expert];
@@ -143,7 +142,7 @@ void run_down(Pool* pool, const Experts& experts, const Grouping& grouping, cons
     int64_t num_groups = ceil_div(experts.down->in_features, Arithmetic::kGroup);
     int64_t panel_stride = num_groups * kPanelBytes, num_tiles = ceil_div(num_panels, kMaxPanels);
     parallel(pool, grouping.num_segments * num_tiles, [&](int64_t tile, int) {
-        alignas(64) float sums[kMaxRows * kMaxPanels * kPanelWidth];
+        alignas(64) float sums[kBlockRows<Arithmetic> * kMaxPanels * kPanelWidth];
         Segment segment = grouping.segments[tile / num_tiles];
         int64_t panel = tile % num_tiles * kMaxPanels;
         int panels = num_panels - panel < kMaxPanels ? 1 : kMaxPanels;
@@ -184,19 +183,21 @@ template <class T, class Out>
 void run_chunk(
     Pool* pool, const Experts& experts, const T* x, const int64_t* ids, const float* weights, int64_t tokens,
     int64_t top_k, Out* out) {
-    Grouping grouping(pool, ids, tokens * top_k, experts.num_experts);
+    int block_rows = 0;
+    with_product(experts.gate->kind, tokens, [&](auto arithmetic) { block_rows = kBlockRows<decltype(arithmetic)>; });
+    Grouping grouping(pool, ids, tokens * top_k, experts.num_experts, block_rows);
     int64_t hidden = experts.gate->in_features, inner_size = experts.gate->out_features;
     size_t inner_bytes = (grouping.num_pairs * inner_size * sizeof(T) + 63) / 64 * 64;
     size_t result_bytes = grouping.num_pairs * hidden * sizeof(float);
     auto* memory = static_cast<uint8_t*>(pool_scratch(pool, 0, kStepScratch, inner_bytes + result_bytes));
     T* inner = reinterpret_cast<T*>(memory);
     auto* results = reinterpret_cast<float*>(memory + inner_bytes);
-    with_arithmetic(experts.gate->kind, [&](auto arithmetic) {
+    with_product(experts.gate->kind, tokens, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         auto row = [&](int64_t place) { return x + grouping.pairs[place] / top_k * hidden; };
         run_gate_up<Arithmetic>(pool, experts, grouping, pack_sorted<Arithmetic>(pool, grouping, hidden, row), inner);
     });
-    with_arithmetic(experts.down->kind, [&](auto arithmetic) {
+    with_product(experts.down->kind, tokens, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         auto row = [&](int64_t place) { return inner + place * inner_size; };
         run_down<Arithmetic>(pool, experts, grouping, pack_sorted<Arithmetic>(pool, grouping, inner_size, row), results);

@@ -7,16 +7,20 @@
 #include "layers.h"
 #include "linear.h"
 #include "lora.h"
+#include "panels.h"
 #include "pool.h"
-#include "simd.h"
 #include "states.h"
 
 using namespace troupe;
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// The instruction set this was compiled for: 2 AVX-512 with bfloat16 and int8 products, 1 AVX-512, 0 AVX2.
+// The instruction set of the products: 3 AMX beside AVX-512, 2 AVX-512 with bfloat16 and int8 products, 1 AVX-512, 0 AVX2.
+// Called when the library is loaded: the permission for AMX is there before the first thread.
 EXPORT int troupe_isa() {
+#ifdef TROUPE_TILES
+    if (has_tiles()) return 3;
+#endif
 #if defined(TROUPE_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
     return 2;
 #elif defined(TROUPE_AVX512)

@@ -7,7 +7,7 @@ namespace troupe {
 
 namespace {
 
-// The rows of a product, packed: block[group][row] words, and the scale of each row for Int8.
+// The rows of a product, packed in blocks of words, and the scale of each row for Int8.
 struct PackedRows {
     uint32_t* words;
     float* scales;
@@ -17,11 +17,11 @@ struct PackedRows {
 template <class Arithmetic, class From>
 PackedRows pack_rows(Pool* pool, const From* x, int64_t rows, int64_t in_features) {
     int64_t width = words_per_row<Arithmetic>(in_features);
-    size_t bytes = (size_t(rows) * width * 4 + 63) / 64 * 64;
+    size_t bytes = ((size_t(rows) * width + kSpareWords<Arithmetic>) * 4 + 63) / 64 * 64;
     auto* memory = static_cast<uint8_t*>(pool_scratch(pool, 0, kInputScratch, bytes + rows * 4));
     PackedRows packed{reinterpret_cast<uint32_t*>(memory), reinterpret_cast<float*>(memory + bytes), width};
-    RowBlocks blocks(rows);
-    parallel_ranges(pool, blocks.num_blocks, kMaxRows * in_features, [&](int64_t first, int64_t end, int thread) {
+    RowBlocks blocks(rows, kBlockRows<Arithmetic>);
+    parallel_ranges(pool, blocks.num_blocks, kBlockRows<Arithmetic> * in_features, [&](int64_t first, int64_t end, int thread) {
         auto* line = static_cast<uint32_t*>(pool_scratch(pool, thread, kTileScratch, width * 4));
         for (int64_t block = first; block < end; ++block) {
             int64_t start = blocks.start(block);
@@ -47,13 +47,13 @@ struct PanelTiles {
 
 template <class Arithmetic, class To>
 void run_panels(Pool* pool, const Linear& linear, const PackedRows& packed, To* y, int64_t rows) {
-    RowBlocks blocks(rows);
+    RowBlocks blocks(rows, kBlockRows<Arithmetic>);
     PanelTiles tiles(ceil_div(linear.out_features, kPanelWidth), pool_threads(pool));
     Epilogue epilogue{linear, linear.kind == kWeightInt8};
     int64_t num_groups = ceil_div(linear.in_features, Arithmetic::kGroup);
     int64_t panel_stride = num_groups * kPanelBytes;
     parallel(pool, tiles.count(), [&](int64_t tile, int) {
-        alignas(64) float sums[kMaxRows * kMaxPanels * kPanelWidth];
+        alignas(64) float sums[kBlockRows<Arithmetic> * kMaxPanels * kPanelWidth];
         int panels = tile < tiles.num_pairs ? 2 : 1;
         int64_t panel = panels == 2 ? 2 * tile : tiles.num_pairs + tile;
         int64_t width = panels * kPanelWidth;
@@ -74,7 +74,7 @@ void run_panels(Pool* pool, const Linear& linear, const PackedRows& packed, To* 
 void run_linear(Pool* pool, const Linear& linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows) {
     if (rows == 0) return;
     if (linear.kind == kWeightInt4) return run_int4(pool, linear, x, x_dtype, y, y_dtype, rows);
-    with_arithmetic(linear.kind, [&](auto arithmetic) {
+    with_product(linear.kind, rows, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         PackedRows packed = x_dtype == kBFloat16
             ? pack_rows<Arithmetic>(pool, static_cast<const bf16*>(x), rows, linear.in_features)

@@ -21,6 +21,10 @@ constexpr int kPanelWidth = 32;
 constexpr int kPanelBytes = kPanelWidth * 4;  // of one group
 constexpr int kPanelVecs = kPanelWidth / kLanes;
 
+#if defined(TROUPE_TILE_TWIN) || (defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__))
+#define TROUPE_TILES 1
+#endif
+
 #ifdef TROUPE_AVX512
 // 6 rows x 4 vectors of accumulators, 4 vectors of weights, 1 of activations: 29 of 32 registers
 constexpr int kMaxRows = 6;
@@ -109,8 +113,30 @@ struct Int8 {
 #endif
 };
 
-// c[row][output] = x[row][:] . w[output][:], or += where `adds`, for `rows` rows packed together (at most kMaxRows) and
+// An arithmetic on the tile registers of AMX, see `tiles.cpp`. 16 words of a row lie together: block[group / 16][row][16].
+template <class Base>
+struct Tiled : Base {};
+template <class Arithmetic>
+constexpr bool kIsTiled = false;
+template <class Base>
+constexpr bool kIsTiled<Tiled<Base>> = true;
+
+constexpr int kTileRows = 16, kTileWords = 16;
+
+// How many rows are packed together at most; how many words of a row lie together, and the inputs in them; how many
+// words past the last one a product may read.
+template <class Arithmetic>
+constexpr int kBlockRows = kIsTiled<Arithmetic> ? 2 * kTileRows : kMaxRows;
+template <class Arithmetic>
+constexpr int kRowWords = kIsTiled<Arithmetic> ? kTileWords : Arithmetic::kWords;
+template <class Arithmetic>
+constexpr int kRowInputs = kIsTiled<Arithmetic> ? kTileWords * Arithmetic::kGroup : Arithmetic::kGroup;
+template <class Arithmetic>
+constexpr int kSpareWords = kIsTiled<Arithmetic> ? (kTileRows - 1) * kTileWords : 0;
+
+// c[row][output] = x[row][:] . w[output][:], or += where `adds`, for `rows` rows packed together (at most kBlockRows) and
 // `panels` neighbouring panels (at most kMaxPanels). c holds the accumulators' words: float32, or int32 for Int8.
+// Tiles write whole: they overwrite rows of c up to the next multiple of kTileRows, and never add.
 struct TileProduct {
     const uint32_t* x;
     const uint8_t* w;
@@ -128,6 +154,16 @@ extern template void multiply_tile<Float32>(const TileProduct&, int, int);
 extern template void multiply_tile<Float32Half>(const TileProduct&, int, int);
 extern template void multiply_tile<BFloat16>(const TileProduct&, int, int);
 extern template void multiply_tile<Int8>(const TileProduct&, int, int);
+
+#ifdef TROUPE_TILES
+template <>
+void multiply_tile<Tiled<BFloat16>>(const TileProduct&, int, int);
+template <>
+void multiply_tile<Tiled<Int8>>(const TileProduct&, int, int);
+
+// Whether this process may use the tiles; the first call asks Linux for the permission.
+bool has_tiles();
+#endif
 
 // How M rows are cut into blocks of at most `limit`, all nearly alike.
 struct RowBlocks {

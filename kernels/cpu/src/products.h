@@ -9,7 +9,7 @@ namespace troupe {
 // Words of one packed row: activations in groups of the arithmetic, the last group filled up.
 template <class Arithmetic>
 int64_t words_per_row(int64_t in_features) {
-    return ceil_div(in_features, Arithmetic::kGroup) * Arithmetic::kWords;
+    return ceil_div(in_features, kRowInputs<Arithmetic>) * kRowWords<Arithmetic>;
 }
 
 // Scatter the words of one row into its block: `stride` words from group to group, `count` of them a group.
@@ -31,9 +31,9 @@ void convert(const From* x, To* out, int64_t count, int64_t padded) {
     for (i = count; i < padded; ++i) from_float(0.0f, out + i);
 }
 
-// Quantize a row to bytes around the zero point; returns its scale, NaN where the row holds NaN.
+// Quantize a row to bytes around `zero_point`; returns its scale, NaN where the row holds NaN.
 template <class From>
-float quantize(const From* x, uint8_t* out, int64_t count, int64_t padded) {
+float quantize(const From* x, uint8_t* out, int64_t count, int64_t padded, int zero_point = Int8::kZeroPoint) {
     // The maximum passes over NaN, which has no byte; `spoiled` is 0, or NaN where a value is.
     Vec largest = zero(), spoiled = zero();
     int64_t i = 0;
@@ -49,9 +49,9 @@ float quantize(const From* x, uint8_t* out, int64_t count, int64_t padded) {
     for (i = 0; i < count; i += kLanes) {
         int n = int(count - i < kLanes ? count - i : kLanes);
         store_int(lanes, to_int(mul(load_first(x + i, n), inverse)));
-        for (int lane = 0; lane < n; ++lane) out[i + lane] = uint8_t(lanes[lane] + Int8::kZeroPoint);
+        for (int lane = 0; lane < n; ++lane) out[i + lane] = uint8_t(lanes[lane] + zero_point);
     }
-    for (i = count; i < padded; ++i) out[i] = Int8::kZeroPoint;
+    for (i = count; i < padded; ++i) out[i] = uint8_t(zero_point);
     return (limit + sum(spoiled)) / 127.0f;
 }
 
@@ -74,15 +74,21 @@ template <class From>
 float to_words(Int8, const From* x, uint32_t* out, int64_t count, int64_t padded) {
     return quantize(x, reinterpret_cast<uint8_t*>(out), count, padded);
 }
+// Tiles multiply signed bytes as well, so their zero point is what the corrections of the weights expect.
+template <class From>
+float to_words(Tiled<Int8>, const From* x, uint32_t* out, int64_t count, int64_t padded) {
+    return quantize(x, reinterpret_cast<uint8_t*>(out), count, padded, Int8::kSurplus);
+}
 
-// Pack rows [0, size) of a block as block[group][row] words, and note their scales. `row(i)` points to the numbers of
+// Pack rows [0, size) of a block in the order of the arithmetic, and note their scales. `row(i)` points to the numbers of
 // row i; `line` has room for the words of one row.
 template <class Arithmetic, class Row>
 void pack_block(const Row& row, int size, int64_t in_features, uint32_t* line, uint32_t* words, float* scales) {
-    int64_t num_groups = ceil_div(in_features, Arithmetic::kGroup);
+    constexpr int WORDS = kRowWords<Arithmetic>, INPUTS = kRowInputs<Arithmetic>;
+    int64_t num_groups = ceil_div(in_features, INPUTS);
     for (int i = 0; i < size; ++i) {
-        scales[i] = to_words(Arithmetic(), row(i), line, in_features, num_groups * Arithmetic::kGroup);
-        place(line, num_groups, Arithmetic::kWords, words + i * Arithmetic::kWords, int64_t(size) * Arithmetic::kWords);
+        scales[i] = to_words(Arithmetic(), row(i), line, in_features, num_groups * INPUTS);
+        place(line, num_groups, WORDS, words + i * WORDS, int64_t(size) * WORDS);
     }
 }
 

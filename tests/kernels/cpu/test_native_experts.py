@@ -18,6 +18,11 @@ SHAPES = [(1, 1, 8, 4), (5, 2, 63, 100), (16, 4, 131, 96)]
 KINDS = ["float32", "half", "bfloat16", "int8", "int8-bfloat16"]
 
 
+@pytest.fixture
+def ops(product_ops: NativeOps) -> NativeOps:
+    return product_ops
+
+
 def make_kind(
     kind: str, shape: tuple[int, int, int, int]
 ) -> tuple[ExpertWeights, Quantization | None, torch.dtype]:

@@ -15,6 +15,11 @@ ROWS = [1, 2, 5, 6, 7, 13, 64, 100]
 KINDS = ["float32", "half", "bfloat16", "int8", "int8-bfloat16", "int4", "int4-bfloat16"]
 
 
+@pytest.fixture
+def ops(product_ops: NativeOps) -> NativeOps:
+    return product_ops
+
+
 def make(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
