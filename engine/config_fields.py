@@ -209,6 +209,13 @@ class EngineFields:
             "tensor_parallel_size ranks; as many batches run at a time"
         },
     )
+    decode_context_parallel_size: int = field(
+        default=1,
+        metadata={
+            "help": "number of ranks (1, 2, 4 or 8) that divide the keys and values of each request, so that longer "
+            "contexts fit, on CPU; tensor_parallel_size must be a multiple of it times the model's KV heads"
+        },
+    )
     batch_invariant_tp: bool = field(
         default=False,
         metadata={

@@ -203,6 +203,24 @@ class PagedAttention(Protocol):
         """
 
 
+class PartialAttention(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        scale: float,
+        soft_cap: float | None,
+        plan: Plan,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend as `PagedAttention`, over a part of each context, for a sum over the parts.
+
+        Returns the result [T, H, D] over this part alone, and the logarithm of the sum of the exponentials of its
+        scores, [T, H] float32. Every token must see a key.
+        """
+
+
 class LmHeadSample(Protocol):
     def __call__(self, hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
         """Draw one token per row from softmax(hidden W^T / temperature).
@@ -307,6 +325,8 @@ class Ops:
     # Whether products with a matrix that comes in 4-bit codes are fast.
     takes_int4: bool = False
     run_layers: RunLayers | None = None
+    # None: the keys of a request cannot be divided over ranks.
+    partial_attention: PartialAttention | None = None
     # Lets the decodes of a plan attend what they share once, see `kernels.shared_prefixes`; None: each by itself.
     share_prefixes: Callable[[Plan, SharedPrefixes], Plan] | None = None
     # None: logits are always computed.

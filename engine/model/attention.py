@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
+from engine.model.context_parts import ContextPart, divide_context
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.rope import Rotation, order_pairs
@@ -28,6 +29,7 @@ class GroupInputs:
     slot_mapping: Tensor  # [T]
     block_tables: Tensor  # [R, max_blocks]
     plan: Plan
+    part: ContextPart | None = None  # of this rank, where ranks divide contexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,13 @@ class StepInputs:
     adapters: StepAdapters | None = None
 
 
-def plan_groups(ops: Ops, metadata: AttnMetadata, block_size: int) -> tuple[GroupInputs, ...]:
+def plan_groups(
+    ops: Ops, metadata: AttnMetadata, block_size: int, sharding: Sharding = ONE_RANK
+) -> tuple[GroupInputs, ...]:
     """Return the inputs of each group of layers."""
+    if sharding.context_size > 1:
+        part = divide_context(ops, metadata, block_size, sharding)
+        return (GroupInputs(part.slot_mapping, part.block_tables, part.plan, part),)
     found: list[GroupInputs] = []
     for slot_mapping, block_tables in zip(metadata.slot_mapping, metadata.block_tables, strict=True):
         plan = ops.make_plan(
@@ -135,18 +142,21 @@ class Attention(nn.Module):
         group = step.groups[self._group]
         heads, gate = self._project(hidden, step)
         q = self._store(heads, kv_cache, step)
-        attended = ops.paged_attention(
-            q,
-            *kv_cache,
-            group.block_tables,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            scale=spec.scale,
-            sliding_window=spec.window,
-            soft_cap=spec.soft_cap,
-            sinks=self.sinks,
-            plan=group.plan,
-        )
+        if group.part is not None:
+            attended = group.part.attend(ops, q, kv_cache, spec, self._sharding)
+        else:
+            attended = ops.paged_attention(
+                q,
+                *kv_cache,
+                group.block_tables,
+                metadata.query_start_loc,
+                metadata.seq_lens,
+                scale=spec.scale,
+                sliding_window=spec.window,
+                soft_cap=spec.soft_cap,
+                sinks=self.sinks,
+                plan=group.plan,
+            )
         attended = attended.view(hidden.shape[0], -1)
         if gate is not None:
             attended = attended * compute_sigmoid(gate)

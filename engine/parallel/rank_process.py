@@ -61,7 +61,9 @@ class Follower:
             is_sliced=start.config.batch_invariant_tp,
             has_whole_experts=start.config.enable_expert_parallel,
             layers=start.layers,
+            context_size=start.config.decode_context_parallel_size,
         )
+        self._context_size = sharding.context_size
         self._model: DecoderModel = load_shard(start.config, start.worker, config, self._device, sharding)
         self._adapters = RankAdapters(self._model, start.config.max_lora_rank)
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -132,7 +134,7 @@ class Follower:
         self._kv_caches = allocate_kv_cache(
             self._model.kv_specs()[self._model.list_held()],
             command.num_blocks,
-            command.block_size,
+            command.block_size // self._context_size,
             choose_kv_dtype(self._worker),
             self._device,
         )

@@ -8,7 +8,7 @@ Shapes come from host copies of the lengths, so that building a plan never waits
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -113,6 +113,13 @@ class AttentionPlan:
         if layout is None:
             layout = self._layouts[key] = self._make_layout(sliding_window, q, k_cache)
         return layout
+
+    def list_contexts(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield the tokens [start, end) of each request, and the slots of its context."""
+        start = 0
+        for request, (query_len, seq_len) in enumerate(zip(self._query_lens, self._seq_lens, strict=True)):
+            yield start, start + query_len, self._slots([request], [0], seq_len).flatten()
+            start += query_len
 
     def _make_layout(self, window: int | None, q: Tensor, k_cache: Tensor) -> Layout:
         starts: list[int] = []

@@ -45,6 +45,7 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         norm_rope_store=norm_rope_store,
         make_plan=make_plan,
         paged_attention=paged_attention,
+        partial_attention=None,
         share_prefixes=share_prefixes,
         pack_experts=pack_experts,
         run_experts=run_experts,

@@ -190,7 +190,9 @@ private:
     void write_result(const Workspace& space, int64_t token, int64_t rows, int64_t kv_head) const {
         for (int64_t row = 0; row < rows; ++row) {
             int64_t head = kv_head * group_size_ + row % group_size_;
-            T* out = out_ + ((token + row / group_size_) * shape_.num_heads + head) * shape_.head_dim;
+            int64_t place = (token + row / group_size_) * shape_.num_heads + head;
+            T* out = out_ + place * shape_.head_dim;
+            if (shape_.log_sums) shape_.log_sums[place] = space.maximum[row] + std::log(space.total[row]);
             const float* result = space.result + row * dim_padded_;
             Vec inverse = splat(1.0f / space.total[row]);
             for (int64_t dim = 0; dim < shape_.head_dim; dim += kLanes) {

@@ -62,7 +62,8 @@ void run_attention_block(
     run_rope_store(pool, rope);
     AttentionShape shape{
         decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.block_size, layer.sliding_window,
-        decoder.scale,     0.0f,                 dtype,            decoder.is_int8,    nullptr};
+        decoder.scale,     0.0f,                 dtype,            decoder.is_int8,    nullptr,
+        nullptr};
     int64_t q_stride = decoder.num_heads * decoder.head_dim;
     run_attention(pool, batch, shape, buffers.queries, q_stride, k_cache, v_cache, buffers.attended);
     run_matrix(pool, decoder, step, index, kOutput, layer.output, buffers.attended, buffers.product);
