@@ -24,8 +24,11 @@ from kernels.cpu import make_native_ops
 from kernels.ops import Ops
 from kernels.torch import make_ops
 from tests.engine.conftest import make_tiny_config
+from tests.engine.lora.peft_adapters import PeftTwin
 from tests.engine.mixed_requests import TIGHT, Completion, make_mixed_requests, run_mixed
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+from tests.engine.parallel.test_adapters import make_engine, run_requests
+from tests.engine.parallel.test_adapters import twin as twin
 from tests.engine.parallel.test_pipeline import kill_in
 from tests.engine.parallel.test_ranks import generate
 from tests.engine.parallel.test_sharding import EIGHTHS, run_ranks
@@ -35,6 +38,7 @@ from tests.kernels.cpu.conftest import require_library
 MakeConfig = Callable[..., EngineConfig]
 BOTH: dict[str, Any] = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
 LOCAL: dict[str, Any] = {"core": "local", "attention_backend": "native"}
+NGRAM = {"method": "ngram"}
 # Query and context lengths: decodes of one and more tokens, a verification, prompts alone and behind a prefix.
 LENGTHS = [(1, 1), (1, 90), (4, 67), (1, 3), (40, 40), (70, 200), (300, 300), (2, 2)]
 
@@ -126,17 +130,25 @@ def assert_same(found: list[list[Completion]], expected: list[list[Completion]])
             assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-3 for a, b in pairs)
 
 
-@pytest.mark.parametrize("changes", [{}, {"speculative_config": {"method": "ngram"}}])
-async def test_mixed_requests_have_the_tokens_of_one_rank(
-    changes: dict[str, Any], make_config: MakeConfig
-) -> None:
-    requests = make_mixed_requests(num_requests=104)
+async def test_mixed_requests_have_the_tokens_of_one_rank(make_config: MakeConfig) -> None:
+    requests = make_mixed_requests(num_requests=78)
     async with Engine(make_config(**TIGHT, **LOCAL)) as engine:
         expected = await run_mixed(engine, requests)
-    async with Engine(make_config(**TIGHT, **LOCAL, **BOTH, **changes)) as engine:
+    async with Engine(make_config(**TIGHT, **LOCAL, **BOTH, speculative_config=NGRAM)) as engine:
         assert_same(await run_mixed(engine, requests), expected)
         stats = engine.stats()
-    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
+    assert (
+        stats.num_preemptions > 0
+        and stats.prefix_cache_hits > 0
+        and any(each.num_accepted for each in stats.drafts.values())
+    )
+
+
+async def test_requests_with_adapters_have_the_tokens_of_one_rank(twin: PeftTwin) -> None:
+    async with make_engine(twin) as engine:
+        expected = await run_requests(engine, twin)
+    async with make_engine(twin, **BOTH, enable_expert_parallel=True) as engine:
+        assert_same(await run_requests(engine, twin), expected)
 
 
 async def test_a_context_that_one_rank_cannot_hold_runs_on_two(
