@@ -137,13 +137,13 @@ async def test_mixed_requests_have_the_tokens_of_one_rank(make_config: MakeConfi
     async with Engine(make_config(**TIGHT, **LOCAL, **BOTH, speculative_config=NGRAM)) as engine:
         assert_same(await run_mixed(engine, requests), expected)
         stats = engine.stats()
-    assert (
-        stats.num_preemptions > 0
-        and stats.prefix_cache_hits > 0
-        and any(each.num_accepted for each in stats.drafts.values())
-    )
+    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
+    assert sum(stats.drafts["ngram"].accepted_per_position) > 0
 
 
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)  # of PEFT
 async def test_requests_with_adapters_have_the_tokens_of_one_rank(twin: PeftTwin) -> None:
     async with make_engine(twin) as engine:
         expected = await run_requests(engine, twin)
