@@ -201,19 +201,20 @@ def add_flags(
     for item in fields(config_class):
         if names is not None and item.name not in names:
             continue
-        flag = "--" + item.name.replace("_", "-")
+        short = item.metadata.get("short_flag")
+        flags = [*([short] if short else []), "--" + item.name.replace("_", "-")]
         text = _help_of(item)
         kind = _plain_type(hints[item.name])
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text}
         if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            group.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
         elif typing.get_origin(kind) is tuple:
             several: dict[str, Any] = {"action": "append"}
             if item.metadata.get("takes_several"):
                 several = {"action": "extend", "nargs": "+"}
-            group.add_argument(flag, metavar="TEXT", **several, **options)
+            group.add_argument(*flags, metavar="TEXT", **several, **options)
         else:
-            group.add_argument(flag, type=_argument_type(kind), metavar=_metavar(kind), **options)
+            group.add_argument(*flags, type=_argument_type(kind), metavar=_metavar(kind), **options)
 
 
 def make_config(

@@ -198,22 +198,25 @@ class EngineFields:
     tensor_parallel_size: int = field(
         default=1,
         metadata={
+            "short_flag": "-tp",
             "help": "number of ranks (1, 2, 4 or 8) that divide the matrices of one model, on this machine; each has "
-            "its CUDA device, or its share of the CPU's cores"
+            "its CUDA device, or its share of the CPU's cores",
         },
     )
     pipeline_parallel_size: int = field(
         default=1,
         metadata={
+            "short_flag": "-pp",
             "help": "number of stages that divide the layers of one model, on this machine, each with "
-            "tensor_parallel_size ranks; as many batches run at a time"
+            "tensor_parallel_size ranks; as many batches run at a time",
         },
     )
     decode_context_parallel_size: int = field(
         default=1,
         metadata={
+            "short_flag": "-dcp",
             "help": "number of ranks (1, 2, 4 or 8) that divide the keys and values of each request, so that longer "
-            "contexts fit, on CPU; tensor_parallel_size must be a multiple of it times the model's KV heads"
+            "contexts fit, on CPU; tensor_parallel_size must be a multiple of it times the model's KV heads",
         },
     )
     batch_invariant_tp: bool = field(

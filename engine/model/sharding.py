@@ -102,7 +102,8 @@ def check_context(config: ModelConfig, size: int, context_size: int) -> None:
     Raises:
         ConfigError: the layers need all keys on one rank, or the ranks have different KV heads.
     """
-    name, kv_heads = f"decode_context_parallel_size={context_size}", config.num_key_value_heads
+    name = f"decode_context_parallel_size={context_size}"
+    kv_heads = max((spec.num_kv_heads for spec in config.layer_specs), default=1)
     if any(spec.window is not None for spec in config.layer_specs):
         raise ConfigError(f"{name}: {config.architecture} has layers with a window; use 1")
     if config.style.has_sinks:

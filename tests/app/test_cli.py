@@ -27,7 +27,7 @@ class Sample:
     """One field of every kind."""
 
     name: str = "x"
-    count: int = 1
+    count: int = field(default=1, metadata={"short_flag": "-cn"})
     share: float | None = field(default=None, metadata={"help": "50 % of it"})
     is_on: bool = True
     mode: Literal["fast", "slow"] = "fast"
@@ -43,6 +43,7 @@ def parse(*arguments: str, environ: dict[str, str] | None = None) -> Sample:
 def test_every_field_is_a_flag() -> None:
     flags = "--name y --count 2 --share 0.5 --no-is-on --mode slow --keys a --keys b,c"
     assert parse(*flags.split()) == Sample("y", 2, 0.5, False, "slow", ("a", "b", "c"))
+    assert parse("-cn", "3") == Sample(count=3)
 
 
 def test_a_variable_gives_a_default_that_a_flag_overrides() -> None:
