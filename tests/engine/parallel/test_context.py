@@ -38,7 +38,7 @@ from tests.kernels.cpu.conftest import require_library
 MakeConfig = Callable[..., EngineConfig]
 BOTH: dict[str, Any] = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
 LOCAL: dict[str, Any] = {"core": "local", "attention_backend": "native"}
-NGRAM = {"method": "ngram"}
+NGRAM = {"method": "ngram", "adaptive": False}  # drafts whatever a step costs
 # Query and context lengths: decodes of one and more tokens, a verification, prompts alone and behind a prefix.
 LENGTHS = [(1, 1), (1, 90), (4, 67), (1, 3), (40, 40), (70, 200), (300, 300), (2, 2)]
 
@@ -131,10 +131,10 @@ def assert_same(found: list[list[Completion]], expected: list[list[Completion]])
 
 
 async def test_mixed_requests_have_the_tokens_of_one_rank(make_config: MakeConfig) -> None:
-    requests = make_mixed_requests(num_requests=78)
-    async with Engine(make_config(**TIGHT, **LOCAL)) as engine:
+    requests, settings = make_mixed_requests(num_requests=78), TIGHT | LOCAL | {"num_blocks": 50}
+    async with Engine(make_config(**settings)) as engine:
         expected = await run_mixed(engine, requests)
-    async with Engine(make_config(**TIGHT, **LOCAL, **BOTH, speculative_config=NGRAM)) as engine:
+    async with Engine(make_config(**settings, **BOTH, speculative_config=NGRAM)) as engine:
         assert_same(await run_mixed(engine, requests), expected)
         stats = engine.stats()
     assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
