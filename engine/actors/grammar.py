@@ -1,4 +1,4 @@
-"""GrammarActor: compiles grammars in a pool; fills masks in one thread, while the forward runs."""
+"""GrammarActor: compiles grammars in a pool, and fills masks in one thread during the forward pass."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from engine.thread_priority import lower_priority
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 
 COMPILE_THREADS = 2
-# Longer specs, and those for xgrammar, may take seconds each, so they have a thread of their own.
+# Longer specs and those for xgrammar may take seconds to compile, so they use a separate thread.
 LONG_SPEC = 8192  # characters
-# Of threads that fill slow masks and compile long grammars: a third of the CPU time of a step's thread beside them.
+# Niceness of the threads that fill slow masks and compile long grammars. A thread of the forward pass on the same core
+# gets three times their CPU time.
 NICENESS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMatcher:
-    """For the actor's own thread; a matcher cannot be sent to another process."""
+    """Message to the actor's own thread, since a matcher cannot be sent to another process."""
 
     handle: int
     matcher: Matcher
@@ -85,7 +86,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         lower = partial(lower_priority, NICENESS)
         self._native_pool = ThreadPoolExecutor(1, "troupe-compile-native", lower)
         self._mask_pool = ThreadPoolExecutor(1, "troupe-masks-slow", lower)
-        # By the handle of each request's first completion.
+        # Keys are the handles of the requests' first completions.
         self._compiling: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
 
     def add(self, message: AddRequest, spec: GrammarSpec) -> None:
@@ -96,7 +97,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         task.add_done_callback(lambda _: self._compiling.pop(handle, None))
 
     def abort(self, handles: Sequence[int]) -> None:
-        """End those of the requests whose grammar is still being compiled."""
+        """End the requests whose grammar is still being compiled."""
         for handle in self._compiling.keys() & set(handles):
             message, task = self._compiling.pop(handle)
             task.cancel()
@@ -109,7 +110,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         try:
             compiled, info = await self.compile(spec)
             matchers = [compiled.matcher() for _ in message.completions]
-        except BaseException as error:  # also a panic of a library: it ends this request only
+        except BaseException as error:  # a panic of a library is one, too; it ends this request only
             if not is_fault(error):
                 raise
             self._deliver(Refused.make(first, error))
@@ -141,7 +142,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         begun: asyncio.Future[None] = self._loop.create_future()
         pending = None if self._compiler is None else self._compiler.find_pending(spec)
         if pending is not None:
-            # Another request has it compiled; waiting for that takes no thread.
+            # Another request compiles the same spec. Waiting for it takes no thread.
             job = asyncio.wrap_future(pending, loop=self._loop)
             begun.set_result(None)
         else:
@@ -160,7 +161,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
                 f"the grammar took longer than {self._timeout_s:g} s to compile; make it smaller", "grammar"
             ) from error
         finally:
-            job.cancel()  # if it still waits for a thread, it is not compiled
+            job.cancel()  # a job without a thread yet is not compiled
             begun.cancel()
 
     async def run(self) -> None:
@@ -201,7 +202,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
                     assert_never(message)
 
     def _report(self, failed: list[GrammarFailed]) -> None:
-        """Report failures. Without any the scheduler is not woken: a step's result follows its masks."""
+        """Report failures. Without failures the scheduler is not woken, because the step's result follows the masks."""
         if failed:
             self.post(self._tell_scheduler, GrammarReport(failed))
 
@@ -217,14 +218,14 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         """Fill the mask in the pool's thread, and return it to the actor's thread."""
         try:
             mask.fill()
-        except BaseException as error:  # in a pool's thread it would be lost in its future
+        except BaseException as error:  # the pool would keep it in a future that nobody reads
             mask.problem = describe_problem(error)
         self.tell(mask)
 
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
         self.post(_tell_begun, begun)
         if self._compiler is None:
-            # Twice at worst, when two threads come first together.
+            # At worst, two threads build it at the same time.
             self._compiler = self._make_compiler(self._native_pool)
         return self._compiler.compile(spec)
 

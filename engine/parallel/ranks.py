@@ -59,14 +59,14 @@ DRAIN_POLL_S = 0.0005
 class Ranks:
     """The processes of the other ranks, and rank 0's connections to them.
 
-    A thread watches the connections. When one ends, it ends all ranks, so that nobody waits for one that is gone.
+    A thread watches the connections. When one closes, the thread ends all ranks, so that every wait for a rank ends.
 
     Attributes:
         layers: [first, end) of each stage's layers.
         comm: exchanges tensors with the other ranks of the first stage; None: there are none.
 
     Raises:
-        ConfigError: the layers of the model cannot be divided so.
+        ConfigError: the model's layers cannot be divided into that many stages.
     """
 
     def __init__(self, config: EngineConfig, worker: WorkerConfig, model: ModelConfig) -> None:
@@ -77,13 +77,13 @@ class Ranks:
         self._size = config.tensor_parallel_size  # ranks of a stage
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of this machine, by rank
         self._connections: list[socket.socket] = []  # of ranks 1, 2, ...
-        self._loss: str | None = None  # why the ranks have ended
+        self._loss: str | None = None  # the reason why the ranks have ended
         self._is_exchanging = False
-        self._nodes: RayActors | None = None  # that Ray started
-        self._lock = Lock()  # of sending
-        self._results: StageLink | None = None  # from the last stage; None: there is one stage
-        self._next: StageLink | None = None  # to the second stage
-        self._expected: deque[Arrival] = deque(maxlen=config.pipeline_parallel_size)  # the last ones
+        self._nodes: RayActors | None = None  # the nodes that Ray has started
+        self._lock = Lock()  # held while a command is sent
+        self._results: StageLink | None = None  # link from the last stage; None: there is one stage
+        self._next: StageLink | None = None  # link to the second stage
+        self._expected: deque[Arrival] = deque(maxlen=config.pipeline_parallel_size)  # the latest steps
         self._watcher = Thread(target=self._watch, name="troupe-ranks", daemon=True)
         try:
             if worker.device == "cuda" or config.nnodes > 1:
@@ -155,7 +155,7 @@ class Ranks:
         """
         if self.is_broken:
             raise RankLost(self._loss or "an exchange of ranks was interrupted")
-        self._is_exchanging = True  # unless the block ends
+        self._is_exchanging = True  # stays set if the block raises an error
         self.send(command)
         yield self.comm
         self._is_exchanging = False
@@ -213,7 +213,7 @@ class Ranks:
                 self._launch(start, [])
             else:
                 self._connections.append(connection)
-                # The key stays on this machine.
+                # Do not send the key to another machine.
                 theirs = replace(config, nnodes=1, data_parallel_key=None, distributed_executor_backend="mp")
                 send(connection, msgspec.structs.replace(start, config=theirs))
         device = torch.device("cuda:0" if worker.device == "cuda" else "cpu")
@@ -243,7 +243,9 @@ class Ranks:
                     theirs,
                 )
                 for descriptor in theirs[1:]:
-                    os.close(descriptor)  # else the end of a rank would not be seen
+                    os.close(
+                        descriptor
+                    )  # a pipe reports the end of a rank only if this process has closed its copy
             if stage == 0 and size > 1:
                 self.comm = SharedMemoryComm(0, size, memory, sending[0], receiving[0])
             else:
@@ -280,9 +282,9 @@ class Ranks:
         self._end_all()
 
     def _end_all(self) -> None:
-        """Kill the processes of this machine, and hang up on those of others."""
+        """Kill the processes of this machine, and close the connections to other nodes."""
         for connection in self._connections:
-            with suppress(OSError):  # it is hung up
+            with suppress(OSError):  # the connection is closed already
                 connection.shutdown(socket.SHUT_RDWR)
         for process in self._processes.values():
             process.kill()
