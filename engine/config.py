@@ -82,11 +82,7 @@ class EngineConfig(EngineFields):
 
     def _check_stages(self) -> None:
         needed = {"kv_offload_gb": 0.0, "kv_transfer_config": None, "enable_lora": False}
-        for name, other in needed.items() if self.pipeline_parallel_size > 1 else ():
-            if (value := getattr(self, name)) != other:
-                raise ConfigError(
-                    f"{name}={value!r} does not work with pipeline_parallel_size above 1; it must be {other!r}"
-                )
+        _check_together(self, "pipeline_parallel_size", needed)
 
     def _check_nodes(self) -> None:
         _check_range(self, "node_rank", 0, self.nnodes - 1)
@@ -98,9 +94,7 @@ class EngineConfig(EngineFields):
             "kv_offload_gb": 0.0,
             "kv_transfer_config": None,
         }
-        for name, other in needed.items() if self.nnodes > 1 else ():
-            if (value := getattr(self, name)) != other:
-                raise ConfigError(f"{name}={value!r} does not work with nnodes above 1; it must be {other!r}")
+        _check_together(self, "nnodes", needed)
         if self.nnodes > 1 and self.data_parallel_key is None:
             raise ConfigError("nnodes above 1 needs data_parallel_key")
         if self.distributed_executor_backend == "ray" and (self.nnodes == 1 or self.node_rank):
@@ -119,11 +113,7 @@ class EngineConfig(EngineFields):
             "kv_offload_gb": 0.0,
             "kv_transfer_config": None,
         }
-        for name, other in needed.items() if size > 1 else ():
-            if (value := getattr(self, name)) != other:
-                raise ConfigError(
-                    f"{name}={value!r} does not work with decode_context_parallel_size above 1; it must be {other!r}"
-                )
+        _check_together(self, "decode_context_parallel_size", needed)
         speculative = self.read_speculative()
         if size > 1 and speculative is not None and speculative.device_method is not None:
             raise ConfigError(
@@ -270,6 +260,15 @@ class EngineConfig(EngineFields):
 def _find_hints() -> dict[str, Any]:
     """Return the types of the fields by name."""
     return get_type_hints(EngineConfig)
+
+
+def _check_together(config: EngineConfig, size_name: str, needed: Mapping[str, object]) -> None:
+    """Check the fields that must have these values if a size is above 1."""
+    for name, other in needed.items() if getattr(config, size_name) > 1 else ():
+        if (value := getattr(config, name)) != other:
+            raise ConfigError(
+                f"{name}={value!r} does not work with {size_name} above 1; it must be {other!r}"
+            )
 
 
 def _check_choice(config: EngineConfig, name: str, allowed: tuple[str | int, ...]) -> None:

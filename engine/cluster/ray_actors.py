@@ -18,7 +18,7 @@ class RayActors:
     """Actors of one kind, and the connection to Ray.
 
     Args:
-        option: that asks for Ray, for the error.
+        option: the setting that needs Ray; error messages name it.
 
     Raises:
         ConfigError: Ray is not installed or not reachable.
@@ -26,7 +26,7 @@ class RayActors:
 
     def __init__(self, option: str) -> None:
         self._ray = import_ray(option)
-        self._is_owner = not self._ray.is_initialized()  # of the connection
+        self._is_owner = not self._ray.is_initialized()  # whether `close` ends the connection
         self._actors: list[Any] = []
         connect_ray(self._ray)
 
@@ -34,7 +34,8 @@ class RayActors:
         """Create an actor for each config, and let its `run` serve it.
 
         Args:
-            num_gpus: of each actor on CUDA.
+            num_cpus: CPUs of each actor.
+            num_gpus: GPUs of each actor, if Ray has any and the device is not "cpu".
         """
         ray = self._ray
         resources = ray.cluster_resources()

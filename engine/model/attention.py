@@ -29,7 +29,7 @@ class GroupInputs:
     slot_mapping: Tensor  # [T]
     block_tables: Tensor  # [R, max_blocks]
     plan: Plan
-    part: ContextPart | None = None  # of this rank, where ranks divide contexts
+    part: ContextPart | None = None  # this rank's keys; None: contexts are not divided
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""ContextPart: what one of several ranks attends in a step, where they divide the keys of each request.
+"""ContextPart: attention of one rank in a step, if several ranks divide the keys of each request.
 
     position of a token    0 1 2 3 4 5 6 7 ...       rank r of N holds the positions r, r + N, r + 2 N, ...
     rank 0                 0   2   4   6             in its N-th part of each block
@@ -28,10 +28,10 @@ class ContextPart:
     """The keys that this rank writes and reads in one step.
 
     Attributes:
-        slot_mapping: [T] int64; the null block for the keys of other ranks.
+        slot_mapping: [T] int64 slots for this step's keys; keys of other ranks go to the null block.
         block_tables: [runs, max_blocks] int32.
-        places: [Q] int64, the tokens that see keys of this rank, run after run.
-        plan: attends them.
+        places: [Q] int64 indices of the tokens that see keys of this rank, run after run.
+        plan: how those tokens are attended.
     """
 
     slot_mapping: Tensor
@@ -97,13 +97,13 @@ def divide_context(ops: Ops, metadata: AttnMetadata, block_size: int, sharding: 
 
 
 def merge_parts(parts: Tensor) -> Tensor:
-    """Return attention over all keys, from that over parts of them, added in the order of the parts.
+    """Merge attention over parts of the keys, in the order of the parts.
 
     Args:
-        parts: [N, ..., D + 1] float32, the results, each with the logarithm of its sum of exponentials. It is -inf
-            for a part without keys; not all of them are.
+        parts: [N, ..., D + 1] float32. The first D values are the result over one part, the last one is the logarithm
+            of its sum of exponentials, or -inf for a part without keys. At least one part has keys.
 
-    Returns [..., D] float32.
+    Returns attention over all keys, [..., D] float32.
     """
     results, log_sums = parts[..., :-1], parts[..., -1:]
     weights = (log_sums - log_sums.amax(dim=0)).exp()
@@ -114,9 +114,9 @@ def merge_parts(parts: Tensor) -> Tensor:
 
 
 def estimate_exchange(num_tokens: int, num_heads: int, head_size: int, context_size: int) -> int:
-    """Return the bytes of a rank's queries and results of one layer, its own and those of all other ranks.
+    """Return the bytes of memory in which a rank exchanges the queries and results of one layer.
 
     Args:
-        num_heads: of all ranks.
+        num_heads: sum of the heads of all ranks.
     """
     return num_tokens * num_heads * (head_size + 1) * torch.float32.itemsize * (4 + 2 * context_size)

@@ -75,8 +75,8 @@ class Ranks:
             self.layers = split_layers(model, config.pipeline_parallel_size)
         self.comm: Comm | None = None
         self._size = config.tensor_parallel_size  # ranks of a stage
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of this machine, by rank
-        self._connections: list[socket.socket] = []  # of ranks 1, 2, ...
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # processes of this machine, by rank
+        self._connections: list[socket.socket] = []  # to ranks 1, 2, ... in this order
         self._loss: str | None = None  # the reason why the ranks have ended
         self._is_exchanging = False
         self._nodes: RayActors | None = None  # the nodes that Ray has started

@@ -28,7 +28,7 @@ class LaunchedStep:
     step_id: int
     is_last: bool = True
     skipped: list[int] = field(default_factory=list)
-    runs: SampleRuns = NO_RUNS  # of the sampled rows
+    runs: SampleRuns = NO_RUNS  # how the sampled rows are laid out
     sampled: SampledTokens = NO_TOKENS
     prompt_logprobs: dict[int, SampledLogprobs] = field(default_factory=dict)  # by index in the step
     start_time: float = 0.0

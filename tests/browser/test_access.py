@@ -95,7 +95,7 @@ def test_flagged_fields_are_stepped_through_by_keyboard(site: Site) -> None:
 
 
 def check_sizes(site: Site) -> list[str]:
-    """What axe says of the page as it is, on a desk, on a small laptop and on a phone."""
+    """Return what axe finds on the page at the widths of a desktop, a small laptop and a phone."""
     found = []
     for width, height in SIZES:
         site.page.set_viewport_size({"width": width, "height": height})

@@ -1,4 +1,4 @@
-// The tile registers of AMX as arrays: what Intel's manual says each instruction does, in loops.
+// The tile registers of AMX as arrays, and each instruction as loops that follow Intel's manual.
 //
 // Slow, and for tests only: a machine without AMX can so run the products that `tiles.cpp` makes of these instructions.
 
