@@ -47,7 +47,7 @@ import aiohttp
 async def main():
     headers = {{"Authorization": "Bearer {api_key}"}}
     # schema: a name or a JSON Schema. "images": [data: URLs] go beside the text or replace it.
-    body = {{"schema": "contact", "text": "Ada Lovelace, ada@example.com"}}
+    body = {{"schema": "contact", "text": "{text}"}}
     async with aiohttp.ClientSession(headers=headers) as session:
         async with session.post("{base_url}/extract", json=body) as answer:
             found = await answer.json()
@@ -59,9 +59,11 @@ asyncio.run(main())"""
 EXTRACT_OPENAI = """from openai import OpenAI
 
 client = OpenAI(base_url="{base_url}", api_key="{api_key}")
-body = {{"schema": "contact", "text": "Ada Lovelace, ada@example.com"}}  # or a JSON Schema
+body = {{"schema": "contact", "text": "{text}"}}  # or a JSON Schema
 found = client.post("/extract", body=body, cast_to=object)
 print(found["record"], found["flags"], found["evidence"])"""
+
+TEXT = "Ada Lovelace, Analyst, Northwind Ltd, ada@example.com, +44 20 7946 0018"
 
 # label -> language and text
 SNIPPETS = {
@@ -109,6 +111,7 @@ def make_snippets(page_url: str, model: str, needs_key: bool) -> tuple[str, ...]
     values = {
         "base_url": page_url.rstrip("/") + "/v1",
         "model": model,
+        "text": TEXT,
         "api_key": "YOUR_KEY" if needs_key else "none",
         "key_line": "\n  -H 'Authorization: Bearer YOUR_KEY' \\" if needs_key else "",
     }

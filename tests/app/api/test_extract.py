@@ -9,7 +9,9 @@ import openai
 import pytest
 
 from app.extraction import Example, extract
+from app.extraction.cases import ASSETS
 from app.ui.api_hint import SNIPPETS, make_snippets
+from app.ui.api_hint import TEXT as CONTACT
 from engine import LLM
 from tests.app.api.harness import Server, Start, events, needs_model
 from tests.fakes import PERSON, FakeEngine
@@ -115,6 +117,16 @@ async def test_the_examples_of_the_page_run(server: Server, capsys: Any) -> None
         await asyncio.to_thread(exec, compile(snippet, "snippet", "exec"), {})
         assert "'name': 'Ada'" in capsys.readouterr().out
     assert openai and len(server.engine.requests) == 2
+
+
+@needs_model
+def test_the_demo_model_reads_the_example_of_the_page_right() -> None:
+    schema = json.loads((ASSETS / "schemas" / "contact.json").read_text(encoding="utf-8"))
+    with LLM(num_threads=1, num_blocks=200) as llm:
+        (found,) = extract(llm, schema, [CONTACT])
+    name, title, company, email, phone = CONTACT.split(", ")
+    right = {"name": name, "email": email, "phone": phone, "company": company, "title": title}
+    assert found.record == right
 
 
 @needs_model
