@@ -1,8 +1,8 @@
 // A few threads that share one caller's loops.
 //
-// A loop is cut into small tiles; caller and workers take the next tile from one counter. The caller waits only
-// for tiles that somebody has taken, never for a thread: a worker whose core was given to a neighbour takes no
-// tiles and holds nobody up. Idle workers watch for some microseconds, then sleep on a futex.
+// A loop is cut into small tiles; caller and workers each take a run of neighbouring tiles, one by one, and then those
+// left in the runs of others. The caller waits only for tiles that somebody has taken, never for a thread: a worker
+// whose core was given to a neighbour takes no tiles and holds nobody up. Idle workers watch for some microseconds, then sleep on a futex.
 //
 // Who computes a tile does not change what is computed, so results do not depend on the number of threads.
 
