@@ -2,45 +2,43 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta, Struct
+
+from .description import read_description
 from .errors import InvalidGrammar
 from .regex.text import escape
 from .schema.formats import EXACT_PATTERNS
 
+Type = Literal["string", "integer", "number", "boolean", "date"]
 # Within what 64-bit integers and doubles hold exactly.
 INTEGER = r"(?:0|-?[1-9][0-9]{0,17})"
 NUMBER = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
 BOOLEAN = "(?:true|false)"
 DATE = EXACT_PATTERNS["date"].removeprefix("^").removesuffix("$")
 SCALAR_PATTERNS = {"integer": INTEGER, "number": NUMBER, "boolean": BOOLEAN, "date": DATE}
-DELIMITERS = (",", ";", "\t", "|")
+
+
+class Table(Struct):
+    """A description of tables: name of a column -> its type, or the values allowed."""
+
+    columns: Annotated[dict[str, Type | Annotated[list[str], Meta(min_length=1)]], Meta(min_length=1)]
+    has_header: bool
+    delimiter: Literal[",", ";", "\t", "|"]
+    is_quoting: bool
 
 
 def describe_table(
     columns: Mapping[str, str | Sequence[str]], has_header: bool, delimiter: str, is_quoting: bool
 ) -> dict[str, Any]:
-    """Return a table as a JSON value, checked.
-
-    Args:
-        columns: name -> "string", "integer", "number", "boolean", "date", or a list of the values allowed.
-    """
-    if not columns:
-        raise InvalidGrammar("a CSV table needs at least one column")
-    if delimiter not in DELIMITERS:
-        raise InvalidGrammar(f"a CSV delimiter is one of {list(DELIMITERS)}, not {delimiter!r}")
-    listed = []
-    for name, kind in columns.items():
-        values = None if isinstance(kind, str) else list(kind)
-        if values is None and kind != "string" and kind not in SCALAR_PATTERNS:
-            known = ["string", *SCALAR_PATTERNS]
-            raise InvalidGrammar(f"column {name!r} has type {kind!r}; choose from {known} or list its values")
-        if values is not None and not (values and all(isinstance(value, str) for value in values)):
-            raise InvalidGrammar(f"column {name!r} needs at least one value, all of them strings")
-        for text in (name, *(values or ())):
+    """Return a table as a JSON value, checked."""
+    written = {"columns": columns, "has_header": has_header, "delimiter": delimiter, "is_quoting": is_quoting}
+    table = read_description(written, Table, "CSV table")
+    for name, kind in table["columns"].items():
+        for text in (name, *(kind if isinstance(kind, list) else ())):
             write_field(text, delimiter, is_quoting)
-        listed.append([name, kind if values is None else values])
-    return {"columns": listed, "has_header": has_header, "delimiter": delimiter, "is_quoting": is_quoting}
+    return table | {"columns": [[*column] for column in table["columns"].items()]}
 
 
 def make_csv_pattern(text: str) -> str:

@@ -48,24 +48,13 @@ def read_spec(
         return GrammarSpec.choice(parsed, backend)
     if not isinstance(parsed, Mapping):
         raise InvalidGrammar(f"{kind} is an object, not {type(parsed).__name__}")
-    fields = {"root": parsed} if kind == "xml" and "name" in parsed else dict(parsed)
+    fields: dict[str, Any] = {"root": parsed} if kind == "xml" and "name" in parsed else dict(parsed)
     unknown = [str(key) for key in fields if key not in PARTS[kind]]
     if unknown:
         known = ", ".join(PARTS[kind])
         raise InvalidGrammar(f"{kind} has the unknown field {unknown[0][:80]!r}; known are {known}")
-    return _read_csv(fields, backend) if kind == "csv" else _read_xml(fields, whitespace, backend)
-
-
-def _read_csv(table: dict[str, Any], backend: str | None) -> GrammarSpec:
-    if not isinstance(table.get("columns"), Mapping):
-        raise InvalidGrammar("csv.columns is an object: name -> type, or a list of values")
-    for name in ("has_header", "is_quoting"):
-        if not isinstance(table.get(name, True), bool):
-            raise InvalidGrammar(f"csv.{name} is true or false, not {str(table[name])[:80]!r}")
-    return GrammarSpec.csv(**table, backend=backend)
-
-
-def _read_xml(document: dict[str, Any], whitespace: Whitespace, backend: str | None) -> GrammarSpec:
-    if not isinstance(document.get("root"), Mapping):
-        raise InvalidGrammar("xml.root is an element: an object with a name")
-    return GrammarSpec.xml(**document, whitespace=whitespace, backend=backend)
+    # The first one has no default.
+    fields.setdefault(PARTS[kind][0], None)
+    if kind == "csv":
+        return GrammarSpec.csv(**fields, backend=backend)
+    return GrammarSpec.xml(**fields, whitespace=whitespace, backend=backend)

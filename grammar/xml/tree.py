@@ -17,6 +17,7 @@ from xml.parsers import expat
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from ..csv_table import Type
 from ..description import read_description
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..schema.keywords import join_pointer
@@ -31,7 +32,6 @@ FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _KINDS = {"name": ("attributes", "text", "children"), "ref": (), "choice": (), "sequence": ()}
 
 Json = dict[str, Any]
-Type = Literal["string", "integer", "number", "boolean", "date"]
 Length = Annotated[int, Meta(ge=0, le=MAX_LENGTH)]
 Count = Annotated[int, Meta(ge=0, le=MAX_REPEAT)]
 Particles = Annotated[list["Particle"], Meta(min_length=1)]
