@@ -7,7 +7,7 @@ import jsonschema_rs
 
 from .errors import InvalidGrammar, is_panic
 from .regex.linear_pattern import may_backtrack
-from .schema.dialect import DRAFT_4, Dialect, detect_dialect, is_dialect_named, with_dialect
+from .schema.dialect import DRAFT_4, Dialect, detect_dialect, find_named, with_dialect
 from .schema.formats import CHECKED_FORMATS
 from .schema.identifiers import BASE_URI, encode_reference, join_uri, write_reference
 from .schema.keywords import SCHEMA_MAP_KEYWORDS, join_pointer
@@ -46,7 +46,7 @@ class SchemaValidator:
         self, schema: dict[str, Any] | bool, pointer: str = "", dialect: Dialect | None = None
     ) -> None:
         draft = dialect or detect_dialect(schema)
-        is_annotating = dialect is None and is_dialect_named(schema) and draft.annotates_formats
+        is_annotating = dialect is None and find_named(schema) is not None and draft.annotates_formats
         try:
             written = encode_references(with_dialect(schema, draft))
             self.backtracking = list_backtracking(written)

@@ -48,45 +48,30 @@ _CONTAINERS = (dict, list)
 DIALECTS = {strip_uri(d.uri): d for d in (DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020)}
 
 
+def find_named(schema: Any) -> Dialect | None:
+    """Return the draft that `$schema` names, None without a known one."""
+    named = schema.get("$schema") if isinstance(schema, dict) else None
+    return DIALECTS.get(strip_uri(named)) if isinstance(named, str) else None
+
+
 def detect_dialect(schema: dict[str, Any] | bool) -> Dialect:
     """Return the draft that `$schema` names, else the newest one that knows the forms the schema uses.
 
     Draft 2019-09 stands for draft 7's forms: unlike draft 7 it does not ignore keywords beside `$ref`.
     """
-    if isinstance(schema, bool):
-        return DRAFT_2020
-    named = schema.get("$schema")
-    if isinstance(named, str) and strip_uri(named) in DIALECTS:
-        return DIALECTS[strip_uri(named)]
-    forms = find_old_forms(schema)
-    if "draft-4" in forms:
-        return DRAFT_4
-    return DRAFT_2019 if "draft-7" in forms else DRAFT_2020
-
-
-def is_dialect_named(schema: dict[str, Any] | bool) -> bool:
-    named = schema.get("$schema") if isinstance(schema, dict) else None
-    return isinstance(named, str) and strip_uri(named) in DIALECTS
-
-
-def find_old_forms(schema: dict[str, Any]) -> set[str]:
-    """Look at every object, schema or not: a guess at the draft needs no more."""
-    forms: set[str] = set()
-    nodes: list[Any] = [schema]
-    # The list grows while it is read.
+    if (named := find_named(schema)) is not None:
+        return named
+    # Look at every object, schema or not: a guess needs no more. The list grows while it is read.
+    found, nodes = DRAFT_2020, list[Any]([schema] if isinstance(schema, dict) else [])
     for node in nodes:
-        if isinstance(node, dict):
-            if not _CHANGED.isdisjoint(node):
-                if any(
-                    isinstance(node.get(bound), bool) for bound in ("exclusiveMinimum", "exclusiveMaximum")
-                ):
-                    forms.add("draft-4")
-                if isinstance(node.get("dependencies"), dict) or isinstance(node.get("items"), list):
-                    forms.add("draft-7")
-            nodes.extend([value for value in node.values() if isinstance(value, _CONTAINERS)])
-        else:
-            nodes.extend([value for value in node if isinstance(value, _CONTAINERS)])
-    return forms
+        if isinstance(node, dict) and not _CHANGED.isdisjoint(node):
+            if any(isinstance(node.get(bound), bool) for bound in ("exclusiveMinimum", "exclusiveMaximum")):
+                return DRAFT_4
+            if isinstance(node.get("dependencies"), dict) or isinstance(node.get("items"), list):
+                found = DRAFT_2019
+        values = node.values() if isinstance(node, dict) else node
+        nodes.extend([value for value in values if isinstance(value, _CONTAINERS)])
+    return found
 
 
 def with_dialect(schema: dict[str, Any] | bool, dialect: Dialect) -> dict[str, Any] | bool:
@@ -103,9 +88,10 @@ def check_well_formed(schema: dict[str, Any] | bool, place: str = "") -> None:
     written = dict(schema) if isinstance(schema, dict) else {}
     for keyword in {"$defs", "definitions"} & written.keys():
         definitions = written[keyword] if isinstance(written[keyword], dict) else {}
-        named = {name: each for name, each in definitions.items() if is_dialect_named(each)}
-        bundled = {name: each for name, each in named.items() if "$id" in each or "id" in each}
-        others = {name: each for name, each in bundled.items() if detect_dialect(each) is not dialect}
+        bundled = {
+            name: each for name, each in definitions.items() if find_named(each) not in (None, dialect)
+        }
+        others = {name: each for name, each in bundled.items() if "$id" in each or "id" in each}
         for name, each in others.items():
             check_well_formed(each, join_pointer(place, keyword, name))
         if others:

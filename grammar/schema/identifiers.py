@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote, urljoin
 import jsonschema_rs
 
 from ..errors import InvalidGrammar
-from .dialect import DRAFT_4, Dialect, detect_dialect, is_dialect_named
+from .dialect import DRAFT_4, Dialect, find_named
 from .keywords import iterate_subschemas, join_pointer, split_pointer
 
 # Stands for the address of a document: identifiers in it may be relative.
@@ -62,8 +62,7 @@ class Identifiers:
     def _scan(self, schema: Any, pointer: str, dialect: Dialect, is_in_place: bool) -> None:
         if not isinstance(schema, dict):
             return
-        if is_dialect_named(schema):
-            dialect = detect_dialect(schema)
+        dialect = find_named(schema) or dialect
         if not (dialect.ignores_ref_siblings and isinstance(schema.get("$ref"), str)):
             self._take_names(schema, pointer, dialect, is_in_place)
         for path, child in iterate_subschemas(schema, dict):

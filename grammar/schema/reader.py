@@ -5,7 +5,7 @@ from typing import Any
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..plan import ANNOTATION
-from .dialect import Dialect, check_well_formed, detect_dialect, is_dialect_named, with_dialect
+from .dialect import Dialect, check_well_formed, detect_dialect, find_named, with_dialect
 from .formats import CHECKED_FORMATS
 from .identifiers import SIGNS, Identifiers
 from .keywords import (
@@ -60,8 +60,7 @@ class _Reader:
         self._references: list[tuple[Node, Context, str, str]] = []
 
     def read(self) -> Schema:
-        named = self._dialect if is_dialect_named(self._document) else None
-        root = self._make(self._document, "", Context(named, self._extend((), "")))
+        root = self._make(self._document, "", Context(find_named(self._document), self._extend((), "")))
         assert isinstance(root, Node), "booleans are not read here"
         self._expand([root])
         # The list grows during the loop, because targets contain further references.
@@ -97,8 +96,8 @@ class _Reader:
 
     def _read_keywords(self, node: Node, context: Context) -> None:
         raw, node.keywords = node.keywords, {}
-        if node.pointer and is_dialect_named(raw):
-            context = Context(detect_dialect(raw), context.scope)
+        if (named := find_named(raw)) is not None:
+            context = Context(named, context.scope)
         if context.scope or self._identifiers.dynamic:
             context = Context(context.named, self._extend(context.scope, node.pointer))
         drops_siblings = context.named is not None and context.named.ignores_ref_siblings
@@ -176,7 +175,7 @@ def is_annotation(keyword: str, value: Any, named: Dialect | None) -> bool:
 def check_target(schema: dict[str, Any] | bool, pointer: str, dialect: Dialect) -> None:
     """Raise InvalidGrammar for a malformed target that the meta-schema does not cover."""
     try:
-        check_well_formed(schema if is_dialect_named(schema) else with_dialect(schema, dialect))
+        check_well_formed(schema if find_named(schema) else with_dialect(schema, dialect))
     except InvalidGrammar as error:
         raise InvalidGrammar(f"below {pointer}, {error}", pointer + (error.pointer or "")) from error
 

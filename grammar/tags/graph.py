@@ -123,7 +123,7 @@ class TagGraph:
             case "tag":
                 return self._mark(part["begin"], where, self._tag_content(part, where, target))
             case "any_text":
-                return self._free_text({}, part["excludes"], where, target, exits)
+                return self._free_text({}, part["excludes"], where, target, exits, target)
             case "triggered_tags" | "token_triggered_tags":
                 return self._triggered(part, where, target, exits)
             case "dispatch":
@@ -212,9 +212,7 @@ class TagGraph:
             raise UnsupportedGrammar(
                 where, "trigger_tokens", "only special tokens, which no text contains, may open tags"
             )
-        text = self._free_text(rests, part.get("excludes", ()), where, target, exits, tokens)
-        if after != target:
-            self.nodes[after] = Fork((text,))
+        text = self._free_text(rests, part.get("excludes", ()), where, target, exits, after, tokens)
         return self._fork(firsts) if part["at_least_one"] else text
 
     def _dispatch(self, part: Json, where: str, target: int, exits: Exits) -> int:
@@ -225,10 +223,7 @@ class TagGraph:
                 raise InvalidGrammar(f"{where}/rules/{index} has an empty pattern")
             found = self._build(content, f"{where}/rules/{index}/1", after, ())
             rests.setdefault(pattern, []).append(found)
-        text = self._free_text(rests, part["excludes"], where, target, exits)
-        if after != target:
-            self.nodes[after] = Fork((text,))
-        return text
+        return self._free_text(rests, part["excludes"], where, target, exits, after)
 
     def _free_text(
         self,
@@ -237,9 +232,14 @@ class TagGraph:
         where: str,
         target: int,
         exits: Exits,
+        after: int,
         tokens: Sequence[int] = (),
     ) -> int:
-        """Return the node of free text: triggers and exits continue at other nodes, excluded patterns are forbidden."""
+        """Return the node of free text: triggers and exits continue at other nodes, excluded patterns are forbidden.
+
+        Args:
+            after: a node that leads back to this text; `target` where there is none.
+        """
         patterns = {trigger: list(nodes) for trigger, nodes in triggers.items()}
         ends: dict[str, list[int]] = {}
         for text, node in exits:
@@ -259,7 +259,10 @@ class TagGraph:
             (*tokens, *self._find_tokens(led)),
             None if exits else target,
         )
-        return self._append(text_node)
+        index = self._append(text_node)
+        if after != target:
+            self.nodes[after] = Fork((index,))
+        return index
 
     def _find_tokens(self, led: Mapping[str, int]) -> Iterator[int]:
         """Yield the nodes of special tokens whose names are a prefix of a pattern."""
