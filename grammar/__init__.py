@@ -7,7 +7,7 @@ bitmask = allocate_bitmask(1, vocabulary.size)
 matcher.fill_next_token_bitmask(bitmask)
 """
 
-from .backend import Backend, CompiledGrammar, Filler, Matcher, Program, fill_bitmask, fill_draft_bitmask
+from .backend import CompiledGrammar, Filler, Matcher, Program, fill_bitmask, fill_draft_bitmask
 from .bitmask import allocate_bitmask
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
@@ -23,7 +23,6 @@ from .vocabulary import Vocabulary
 from .xml.validator import XmlValidator
 
 __all__ = [
-    "Backend",
     "CompiledGrammar",
     "Filler",
     "GrammarCompiler",

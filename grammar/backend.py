@@ -7,111 +7,16 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from .bitmask import check_bitmask
 from .plan import PlanEntry
-from .spec import GrammarSpec
 from .vocabulary import Vocabulary
 
 # Longest forced text that is searched for.
 MAX_FORCED_BYTES = 512
-
-
-class Matcher(ABC):
-    """Grammar state of one request, used by one thread at a time. The end token is kept here and reaches no engine.
-
-    Attributes:
-        filler: the engine's batch fill, shared by all matchers of one backend.
-        inner: the matcher around which this one stands, None for an engine's.
-        num_text_tokens: accepted tokens, EOS not counted.
-        has_ended: EOS was accepted.
-        error: why the engine gave up (a resource limit), or None. From then on the mask is all zeros.
-    """
-
-    filler: "Filler"
-    inner: "Matcher | None" = None
-    error: str | None = None
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-        self.num_text_tokens = 0
-        self.has_ended = False
-
-    @abstractmethod
-    def _take(self, token_id: int) -> bool:
-        """Advance by one token of text; False, with nothing changed, when it is not allowed here."""
-
-    @abstractmethod
-    def _take_back(self, num_tokens: int) -> None:
-        """Undo the last tokens of text, at least one."""
-
-    @abstractmethod
-    def is_completed(self) -> bool:
-        """Return whether the text so far is a complete sentence, so that EOS is allowed."""
-
-    @property
-    def reads_inner(self) -> bool:
-        """Whether `write_row` edits the row of the inner matcher."""
-        return self.inner is not None
-
-    def write_row(self, words: np.ndarray) -> None:
-        """Write the allowed tokens of a text that has not ended into a row, int32 [words]."""
-        raise NotImplementedError("engines with a filler of their own have no such method")
-
-    def accept_token(self, token_id: int) -> bool:
-        """Advance by one token; False, with nothing changed, when it is not allowed here."""
-        if self.has_ended or not 0 <= token_id < self.vocabulary.size:
-            return False
-        if token_id in self.vocabulary.eos_token_ids:
-            self.has_ended = self.error is None and self.is_completed()
-            return self.has_ended
-        is_taken = self._take(token_id)
-        self.num_text_tokens += is_taken
-        return is_taken
-
-    def accept_tokens(self, token_ids: Sequence[int]) -> int:
-        """Advance by tokens as long as they are allowed; return how many were."""
-        for number, token_id in enumerate(token_ids):
-            if not self.accept_token(token_id):
-                return number
-        return len(token_ids)
-
-    def accept_allowed(self, token_id: int) -> bool:
-        """Advance by a token that the last mask allows; where the engine can, other threads run Python meanwhile."""
-        return self.accept_token(token_id)
-
-    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
-        """Write the allowed tokens into one row of an int32 [rows, ceil(V/32)] bitmask."""
-        if self.has_ended:
-            check_bitmask(bitmask, self.vocabulary.num_words, [row])
-            bitmask[row] = self.vocabulary.eos_mask
-        else:
-            self.filler.fill([self], [row], bitmask)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Undo the last `num_tokens` accepted tokens, EOS included."""
-        num_text = num_tokens - (self.has_ended and num_tokens > 0)
-        if not 0 <= num_text <= self.num_text_tokens:
-            num_accepted = self.num_text_tokens + self.has_ended
-            raise ValueError(f"cannot roll back {num_tokens} tokens of {num_accepted}")
-        if num_text:
-            self._take_back(num_text)
-            self.num_text_tokens -= num_text
-        self.has_ended = self.has_ended and num_tokens == 0
-
-    def is_terminated(self) -> bool:
-        """Return whether EOS was accepted."""
-        return self.has_ended
-
-    def forced_text(self) -> bytes:
-        """Return the bytes that any continuation begins with, b"" where there is a choice; nothing changes."""
-        return b"" if self.has_ended or self.error is not None else self._find_forced()
-
-    def _find_forced(self) -> bytes:
-        return b"" if self.inner is None else self.inner.forced_text()
 
 
 class Filler:
@@ -155,8 +60,91 @@ class Filler:
         return num_accepted
 
 
-# It has no state; one object makes all such matchers of a batch one group.
-ROW_FILLER = Filler()
+class Matcher(ABC):
+    """Grammar state of one request, used by one thread at a time. The end token is kept here and reaches no engine.
+
+    Attributes:
+        filler: the batch fill, shared by all matchers of one kind; by default one row after the other.
+        inner: the matcher around which this one stands, None for an engine's.
+        num_text_tokens: accepted tokens, EOS not counted.
+        has_ended: EOS was accepted.
+        error: why the engine gave up (a resource limit), or None. From then on the mask is all zeros.
+    """
+
+    filler: Filler = Filler()
+    inner: "Matcher | None" = None
+    error: str | None = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.num_text_tokens = 0
+        self.has_ended = False
+
+    @abstractmethod
+    def _take(self, token_id: int) -> bool:
+        """Advance by one token of text; False, with nothing changed, when it is not allowed here."""
+
+    @abstractmethod
+    def _take_back(self, num_tokens: int) -> None:
+        """Undo the last tokens of text, at least one."""
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """Return whether the text so far is a complete sentence, so that EOS is allowed."""
+
+    @property
+    def reads_inner(self) -> bool:
+        """Whether `write_row` edits the row of the inner matcher."""
+        return self.inner is not None
+
+    def write_row(self, words: np.ndarray) -> None:
+        """Write the allowed tokens of a text that has not ended into a row, int32 [words]."""
+        raise NotImplementedError("engines with a filler of their own have no such method")
+
+    def accept_token(self, token_id: int) -> bool:
+        """Advance by one token; False, with nothing changed, when it is not allowed here."""
+        if self.has_ended or not 0 <= token_id < self.vocabulary.size:
+            return False
+        if token_id in self.vocabulary.eos_token_ids:
+            self.has_ended = self.error is None and self.is_completed()
+            return self.has_ended
+        is_taken = self._take(token_id)
+        self.num_text_tokens += is_taken
+        return is_taken
+
+    def accept_allowed(self, token_id: int) -> bool:
+        """Advance by a token that the last mask allows; where the engine can, other threads run Python meanwhile."""
+        return self.accept_token(token_id)
+
+    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
+        """Write the allowed tokens into one row of an int32 [rows, ceil(V/32)] bitmask."""
+        if self.has_ended:
+            check_bitmask(bitmask, self.vocabulary.num_words, [row])
+            bitmask[row] = self.vocabulary.eos_mask
+        else:
+            self.filler.fill([self], [row], bitmask)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last `num_tokens` accepted tokens, EOS included."""
+        num_text = num_tokens - (self.has_ended and num_tokens > 0)
+        if not 0 <= num_text <= self.num_text_tokens:
+            num_accepted = self.num_text_tokens + self.has_ended
+            raise ValueError(f"cannot roll back {num_tokens} tokens of {num_accepted}")
+        if num_text:
+            self._take_back(num_text)
+            self.num_text_tokens -= num_text
+        self.has_ended = self.has_ended and num_tokens == 0
+
+    def is_terminated(self) -> bool:
+        """Return whether EOS was accepted."""
+        return self.has_ended
+
+    def forced_text(self) -> bytes:
+        """Return the bytes that any continuation begins with, b"" where there is a choice; nothing changes."""
+        return b"" if self.has_ended or self.error is not None else self._find_forced()
+
+    def _find_forced(self) -> bytes:
+        return b"" if self.inner is None else self.inner.forced_text()
 
 
 def fill_bitmask(matchers: Sequence[Matcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
@@ -225,17 +213,6 @@ class Program:
     size_bytes: int
     grammar: str = ""
     checks: Any = None
-
-
-class Backend(Protocol):
-    """One grammar engine, bound to one vocabulary. Safe to call from several threads."""
-
-    @property
-    def name(self) -> str:
-        """The name a request may ask for."""
-
-    def compile(self, spec: GrammarSpec) -> Program:
-        """Compile or raise GrammarError; a program accepts nothing that the spec forbids."""
 
 
 @dataclass(frozen=True, slots=True)

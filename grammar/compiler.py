@@ -17,13 +17,13 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
-from .backend import Backend, CompiledGrammar, Program
+from .backend import CompiledGrammar, Program
 from .bitmask import allocate_bitmask
 from .engines.llguidance_backend import LLGuidanceBackend
 from .engines.outlines_backend import OutlinesBackend
 from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
-from .json_route import JsonEngine, compile_json_schema
+from .json_route import compile_json_schema
 from .limits import GrammarLimits
 from .match.closing_tokens import ClosingTokens
 from .match.reasoning import GatedMatcher, ReasoningTables
@@ -148,11 +148,11 @@ class GrammarCompiler:
         gated = Program(lambda: GatedMatcher(inner.new_matcher(), tables), tables.size_bytes)
         return replace(compiled, program=gated)
 
-    def _compile_leaf(self, spec: GrammarSpec, engine: JsonEngine) -> CompiledGrammar:
-        """Compile a JSON Schema in a structural tag, with llguidance or for it."""
+    def _compile_leaf(self, spec: GrammarSpec, name: str, is_built: bool) -> CompiledGrammar:
+        """Compile a JSON Schema in a structural tag, or only write its grammar."""
         if spec.backend not in (None, "llguidance"):
             raise UnsupportedGrammar("", spec.kind, "only llguidance compiles a part of a structural tag")
-        return compile_json_schema(spec, engine, lambda: self._closing)
+        return compile_json_schema(spec, self._llguidance, lambda: self._closing, name, is_built)
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:
@@ -182,7 +182,9 @@ class GrammarCompiler:
             self._refusals.popitem(last=False)
 
 
-def compile_with(backend: Backend, spec: GrammarSpec) -> CompiledGrammar:
+def compile_with(
+    backend: LLGuidanceBackend | OutlinesBackend | XGrammarBackend, spec: GrammarSpec
+) -> CompiledGrammar:
     entry = PlanEntry("", spec.kind, backend.name)
     return CompiledGrammar(backend.name, lambda: (entry,), backend.compile(spec))
 

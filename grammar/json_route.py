@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jsonschema_rs
 
-from .backend import CompiledGrammar, Program
-from .engines.llguidance_backend import Complaint
+from .backend import CompiledGrammar, Matcher, Program
+from .engines.llguidance_backend import Complaint, LLGuidanceBackend
 from .engines.llguidance_json import SEPARATORS, make_json_grammar
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .match.checks import ResidualChecks
@@ -45,27 +45,19 @@ _CONDITION = (
 OFTEN_REFUSED = frozenset(["oneOf", "minProperties", "maxProperties"])
 
 
-class JsonEngine(Protocol):
-    """The engine that compiles the grammars written by engines/llguidance_json.py."""
-
-    @property
-    def name(self) -> str:
-        """The name in plans."""
-
-    def compile_json(self, grammar: str, num_quotable: int = 0) -> Program:
-        """Compile a grammar, or raise Complaint."""
-
-    def find_complaint(self, grammar: str) -> str:
-        """Return the complaint about a grammar, "" when there is none."""
-
-
 def compile_json_schema(
-    spec: GrammarSpec, engine: JsonEngine, find_tokens: Callable[[], ClosingTokens]
+    spec: GrammarSpec,
+    backend: LLGuidanceBackend,
+    find_tokens: Callable[[], ClosingTokens],
+    name: str = "",
+    is_built: bool = True,
 ) -> CompiledGrammar:
     """Compile a JSON Schema, or raise GrammarError.
 
     Args:
         find_tokens: returns the tokens that residual checks look at.
+        name: of the grammar, as a part of another one.
+        is_built: build the grammar; without, it is only written.
     """
     root = read_schema(spec.document, spec.text)
     if root is False:
@@ -81,12 +73,13 @@ def compile_json_schema(
         if gap.verdict == "refused":
             raise UnsupportedGrammar(gap.node.pointer, gap.node.written_name(gap.keyword), gap.reason)
     weakening = Weakening(gaps, around)
-    program: Program = SchemaCompiler(spec, node, weakening, around, engine, source).compile()
+    compiler = SchemaCompiler(spec, node, weakening, around, backend, source, name, is_built)
+    program: Program = compiler.compile()
     if source is not None:
         refuse_conditions(weakening.dropped)
     if weakening.dropped:
         program = add_checks(program, spec.document, PlaceMap(node, weakening.dropped), find_tokens())
-    return CompiledGrammar(engine.name, lambda: make_plan(around.nodes, weakening, engine.name), program)
+    return CompiledGrammar(backend.name, lambda: make_plan(around.nodes, weakening, backend.name), program)
 
 
 @dataclass(slots=True)
@@ -102,8 +95,10 @@ class SchemaCompiler:
     root: Node
     weakening: Weakening
     around: Surroundings
-    engine: JsonEngine
+    backend: LLGuidanceBackend
     source: Source | None
+    name: str
+    is_built: bool
     impossible: frozenset[Node] = frozenset()
 
     def compile(self) -> Program:
@@ -114,18 +109,12 @@ class SchemaCompiler:
             UnsupportedGrammar: a keyword can be neither enforced nor checked.
         """
         for number in range(MAX_NUM_REFUSALS + 1):
-            self.weakening.is_guided = True
-            program = self._try()
-            if is_contradiction(program) and self._find_impossible():
-                continue
-            if isinstance(program, str) and self.weakening.dropped:
+            program = guided = self._try(is_guided=True)
+            if isinstance(guided, str) and self.weakening.dropped:
                 # A guide may exceed the engine's limits although the schema without it does not.
-                message, self.weakening.is_guided = program, False
-                program = self._try()
-                if is_contradiction(program) and self._find_impossible():
-                    continue
-                if is_contradiction(message) and not is_contradiction(program):
-                    raise self._explain_contradiction(message)
+                program = self._try(is_guided=False)
+                if is_contradiction(guided) and not is_contradiction(program):
+                    raise self._explain_contradiction(guided)
             if not isinstance(program, str):
                 return program
             refusal = locate(self.root, self._make_emitter, self._probe, program)
@@ -145,32 +134,32 @@ class SchemaCompiler:
         self.impossible |= found
         return bool(found)
 
-    def _try(self) -> Program | str:
-        if self.spec.property_order == "any" or self.source is not None:
-            return self._try_rules()
-        written = as_object(self._make_emitter().write(self.root))
-        return self._compile_grammar("start: @v0", [written])
-
-    def _try_rules(self) -> Program | str:
-        """Compile the schema as rules; return the program or the complaint."""
-        impossible: frozenset[str] = frozenset()
+    def _try(self, is_guided: bool) -> Program | str:
+        """Return the program of the schema as it is weakened now, or the complaint."""
+        self.weakening.is_guided = is_guided
+        is_in_rules = self.spec.property_order == "any" or self.source is not None
+        lark, impossible = f"start: @{self.name}v0", frozenset[str]()
         while True:
-            lark, values = self._write_rules(impossible)
+            if is_in_rules:
+                lark, values = self._write_rules(impossible)
+            else:
+                values = [self._write_schema()]
             if not lark:
-                return (
-                    self._probe(as_object(self._make_emitter().write(self.root)))
-                    or f"{SIGN}: nothing is left"
-                )
+                return self._probe(self._write_schema()) or f"{SIGN}: nothing is left"
             program = self._compile_grammar(lark, values)
             if not is_contradiction(program):
                 return program
             if self._find_impossible():
                 continue
             # With ordered properties llguidance omits optional values that nothing satisfies.
-            found = {json.dumps(value) for value in values if self._probe(value).startswith(SIGN)}
-            if not found - impossible:
+            rules = values if is_in_rules else []
+            found = {json.dumps(value) for value in rules if self._probe(value).startswith(SIGN)}
+            if found <= impossible:
                 return program
             impossible |= found
+
+    def _write_schema(self) -> Json:
+        return as_object(self._make_emitter().write(self.root))
 
     def _write_rules(self, impossible: frozenset[str]) -> tuple[str, list[Json]]:
         separators = None if self.spec.whitespace == "any" else SEPARATORS[self.spec.whitespace]
@@ -184,6 +173,7 @@ class SchemaCompiler:
                 Impossible(self.impossible, impossible),
                 self.spec.property_order == "any",
                 self.source,
+                self.name,
             )
             try:
                 return writer.write(self.root), writer.values
@@ -193,9 +183,12 @@ class SchemaCompiler:
                     raise make_error(refusal) from problem
 
     def _compile_grammar(self, lark: str, values: list[Json]) -> Program | str:
+        grammar = self._make_grammar(lark, values)
+        if not self.is_built:
+            return Program(refuse_matcher, len(grammar), grammar)
         try:
             num_quotable = self.source.num_characters if self.source is not None else 0
-            return self.engine.compile_json(self._make_grammar(lark, values), num_quotable)
+            return self.backend.compile_json(grammar, num_quotable)
         except Complaint as complaint:
             return str(complaint)
 
@@ -205,11 +198,11 @@ class SchemaCompiler:
 
     def _make_grammar(self, lark: str, values: list[Json]) -> str:
         is_open = self.around.has_open_names or "patternProperties" in self._list_dropped()
-        return make_json_grammar(lark, values, self.spec.whitespace, is_open)
+        return make_json_grammar(lark, values, self.spec.whitespace, is_open, self.name)
 
     def _probe(self, written: Json) -> str:
         """Return llguidance's complaint about a schema, "" for none."""
-        return self.engine.find_complaint(self._make_grammar("", [written]))
+        return self.backend.find_complaint(self._make_grammar("", [written]))
 
     def _list_dropped(self) -> set[str]:
         return {keyword for keywords in self.weakening.dropped.values() for keyword in keywords}
@@ -218,12 +211,9 @@ class SchemaCompiler:
         """Leave a refused keyword to the checks; False if no check can enforce it."""
         if refusal.is_contradiction or refusal.node is None:
             return False
-        if not self.weakening.drop_refused(refusal.node, refusal.keyword, refusal.reason):
-            return False
-        if refusal.keyword in OFTEN_REFUSED:
-            for node in self.around.nodes:
-                self.weakening.drop_refused(node, refusal.keyword, refusal.reason)
-        return True
+        nodes = self.around.nodes if refusal.keyword in OFTEN_REFUSED else (refusal.node,)
+        found = [self.weakening.drop_refused(node, refusal.keyword, refusal.reason) for node in nodes]
+        return any(found)
 
     def _explain_contradiction(self, message: str) -> InvalidGrammar:
         places = [
@@ -235,6 +225,10 @@ class SchemaCompiler:
         return InvalidGrammar(
             f"no text satisfies the schema: nothing is left by {'; '.join(places[:8])}: {reason}", pointer
         )
+
+
+def refuse_matcher() -> Matcher:
+    raise NotImplementedError("a grammar that was only written has no matchers")
 
 
 def refuse_conditions(dropped: Mapping[Node, Iterable[str]]) -> None:
@@ -302,8 +296,8 @@ def add_checks(program: Program, document: Any, places: PlaceMap, tokens: Closin
         cause = error.__cause__
         if not isinstance(cause, jsonschema_rs.ValidationError) or not is_pattern(cause.instance):
             raise
-        path = [str(step) for step in cause.instance_path]
         # Among the names of patternProperties it is the last step itself.
+        path = cause.instance_path
         *above, keyword = path[:-1] if path[-2:-1] == ["patternProperties"] else path
         if keyword not in ("pattern", "patternProperties"):
             raise

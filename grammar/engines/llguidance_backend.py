@@ -8,8 +8,7 @@ import json
 import re
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 
@@ -203,17 +202,13 @@ class LLGuidanceBackend:
             reason = re.sub(r"^(?:at )?\d+\(\d+\): ", "", explain_pattern("\n", message))
             raise InvalidGrammar(f"the GBNF grammar cannot be used: {reason}")
         if spec.kind == "regex":
-            self._refuse_pattern(spec.text, message)
-        if "error" in message and "not supported" not in message:
-            raise InvalidGrammar(f"{spec.kind} cannot be parsed: {message}")
-        raise UnsupportedGrammar("", spec.kind, message)
-
-    def _refuse_pattern(self, pattern: str, message: str) -> None:
-        shown = pattern if len(pattern) <= MAX_SHOWN else pattern[:MAX_SHOWN] + "…"
-        reason = f"{shown!r}: {explain_pattern(pattern, message)}"
-        if "regex parse error" in message and "not supported" not in message:
-            raise InvalidGrammar(f"the regex cannot be parsed: {reason}")
-        raise UnsupportedGrammar("", "regex", reason)
+            shown = spec.text if len(spec.text) <= MAX_SHOWN else spec.text[:MAX_SHOWN] + "…"
+            reason = f"{shown!r}: {explain_pattern(spec.text, message)}"
+        else:
+            reason = message
+        if "parse error" in message and "not supported" not in message:
+            raise InvalidGrammar(f"the {spec.kind} cannot be parsed: {reason}")
+        raise UnsupportedGrammar("", spec.kind, reason)
 
 
 def make_grammar(spec: GrammarSpec) -> str:
@@ -274,14 +269,6 @@ class LLGuidanceMatcher(Matcher):
         if not self.engine.rollback(num_tokens):
             raise ValueError(f"llguidance cannot roll back: {self.engine.get_error()}")
 
-    def accept_tokens(self, token_ids: Sequence[int]) -> int:
-        """Advance by tokens as long as they are allowed, in one call; return how many were."""
-        if not self.is_plain_text(token_ids):
-            return super().accept_tokens(token_ids)
-        num_taken = self.engine.try_consume_tokens(list(token_ids))
-        self.num_text_tokens += num_taken
-        return num_taken
-
     def is_plain_text(self, token_ids: Sequence[int]) -> bool:
         known, ends = range(self.vocabulary.size), self.vocabulary.eos_set
         return (
@@ -313,8 +300,6 @@ class LLGuidanceFiller(Filler):
         self._executor = LLExecutor(num_threads)
         # The executor fills in threads of its own. One alone gains nothing; waking several takes as long as some rows.
         self._num_direct = FEW_ROWS if num_threads > 1 else sys.maxsize
-        # The last bitmask, its address and its number of rows; an array in use is never moved.
-        self._known: tuple[Callable[[], np.ndarray | None], int, int] = (lambda: None, 0, 0)
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
         address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
@@ -353,11 +338,6 @@ class LLGuidanceFiller(Filler):
         return [counts[i] for i in range(len(matchers))]
 
     def _locate(self, bitmask: np.ndarray, rows: Sequence[int]) -> int:
-        """Return the address of a bitmask; one that was checked before is only asked for its rows."""
-        known, address, num_rows = self._known
-        if rows and known() is bitmask and min(rows) >= 0 and max(rows) < num_rows:
-            return address
+        """Return the address of a bitmask, checked for these rows."""
         check_bitmask(bitmask, self._vocabulary.num_words, rows)
-        address = bitmask.ctypes.data
-        self._known = weakref.ref(bitmask), address, len(bitmask)
-        return address
+        return bitmask.ctypes.data

@@ -1,7 +1,6 @@
 """JSON schemas in llguidance's own format: a Lark grammar, and the schemas it calls with the options for each."""
 
 import json
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,8 +13,7 @@ _OPTIONS: Any = {
     "lenient": False,
     "json_allow_general_unicode_escapes": False,
 }
-# Header of each schema beside the Lark grammar.
-NAMED = '{"name": "'
+_BEGIN, _END = '{"grammars": [', "]}"
 _SHORT_ESCAPES = 'nrbtf\\"'
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
 # Unbounded whitespace would let a model write newlines forever.
@@ -23,23 +21,26 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 def make_json_grammar(
-    lark: str, schemas: Sequence[dict[str, Any]], whitespace: str, has_open_names: bool
+    lark: str, schemas: Sequence[dict[str, Any]], whitespace: str, has_open_names: bool, name: str = ""
 ) -> str:
-    """Return the grammar of a Lark grammar and the schemas that it calls `@v0` and so on.
+    """Return the grammar of a Lark grammar and the schemas that it calls `@{name}v0` and so on.
 
     Args:
         lark: "" for one schema alone, compiled in a tenth of the time. Its masks force tokens, so it serves only to see
             whether llguidance takes it.
         has_open_names: an object may have both listed names and others. Then strings hold short escapes only:
             llguidance takes any other escape in a name, which could repeat a listed one.
+        name: of the Lark grammar, by which another one calls it.
     """
     options = make_options(whitespace, has_open_names)
-    parts = [json.dumps({"lark_grammar": HEADER + lark})] if lark else []
+    parts = [json.dumps({"name": name, "lark_grammar": HEADER + lark})] if lark else []
     for number, schema in enumerate(schemas):
         body = json.dumps(schema, ensure_ascii=False)[1:-1]
         separator = ", " if body else ""
-        parts.append(f'{NAMED}v{number}", "json_schema": {{{body}{separator}"x-guidance": {options}}}}}')
-    return f'{{"grammars": [{", ".join(parts)}]}}'
+        parts.append(
+            f'{{"name": "{name}v{number}", "json_schema": {{{body}{separator}"x-guidance": {options}}}}}'
+        )
+    return join_grammars(parts)
 
 
 @cache
@@ -55,17 +56,11 @@ def make_options(whitespace: str, has_open_names: bool) -> str:
     return json.dumps(options)
 
 
-def rename_grammars(text: str, name: str) -> list[str]:
-    """Return the grammars of a text that `make_json_grammar` wrote, the first one under a name, as parts of another."""
-    decoder, start = json.JSONDecoder(), len('{"grammars": [')
-    parts: list[str] = []
-    while text[start] in "{,":
-        start += 2 * (text[start] == ",")
-        found, end = decoder.raw_decode(text, start)
-        if not parts:
-            lark = found["lark_grammar"].removeprefix(HEADER)
-            parts.append(json.dumps({"name": name, "lark_grammar": re.sub(r"@v(\d+)", rf"@{name}v\1", lark)}))
-        else:
-            parts.append(f'{{"name": "{name}{text[start + len(NAMED) : end]}')
-        start = end
-    return parts
+def join_grammars(parts: Sequence[str]) -> str:
+    """Return one text of several grammars, of which the first is the start."""
+    return f"{_BEGIN}{', '.join(parts)}{_END}"
+
+
+def take_parts(grammar: str) -> str:
+    """Return the grammars of a text, to stand beside others."""
+    return grammar.removeprefix(_BEGIN).removesuffix(_END)

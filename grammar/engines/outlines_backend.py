@@ -12,7 +12,7 @@ import numpy as np
 from outlines_core import Guide, Index
 from outlines_core import Vocabulary as OutlinesVocabulary
 
-from ..backend import ROW_FILLER, Matcher, Program
+from ..backend import Matcher, Program
 from ..errors import UnsupportedGrammar
 from ..limits import GrammarLimits
 from ..regex.text import choices_to_regex
@@ -72,7 +72,6 @@ class OutlinesMatcher(Matcher):
 
     def __init__(self, backend: OutlinesBackend, index: Index, num_states: int) -> None:
         super().__init__(backend.vocabulary)
-        self.filler = ROW_FILLER
         self._end_id = backend.end_id
         # Every token takes the automaton at least one state further.
         self._guide = Guide(index, max_rollback=num_states + 1)

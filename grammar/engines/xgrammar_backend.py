@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import MAX_FORCED_BYTES, ROW_FILLER, Matcher, Program
+from ..backend import MAX_FORCED_BYTES, Matcher, Program
 from ..bitmask import clear_beyond
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
@@ -112,7 +112,6 @@ class XGrammarMatcher(Matcher):
     def __init__(self, engine: Any, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         self.engine = engine
-        self.filler = ROW_FILLER
 
     def _take(self, token_id: int) -> bool:
         # xgrammar also refuses special tokens, but prints a line to stderr each time.

@@ -17,6 +17,7 @@ from ..schema.places import Place
 FAR = 1 << 20
 _SPACE = frozenset(b" \t\r\n")
 _NUMBER = frozenset(b"-+.eE0123456789")
+_LETTERS = frozenset(b"rueals")
 _LITERALS = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
 
 
@@ -64,7 +65,6 @@ class State(NamedTuple):
         place: place of the value being read or about to be read.
         position: of that value in its array.
         is_escaped: the next byte belongs to an escape.
-        num_left: bytes that a literal still wants.
     """
 
     mode: Mode
@@ -73,7 +73,6 @@ class State(NamedTuple):
     place: Place | None
     position: int = 0
     is_escaped: bool = False
-    num_left: int = 0
 
 
 # Called with a place, the text of the value complete there, and what gives the text from the bracket around it to
@@ -135,9 +134,9 @@ def _step(state: State, byte: int, reader: _Reader, check: CheckValue) -> State 
             return state._replace(is_escaped=True)
         return _end_string(state, reader, check) if byte == 0x22 else state
     if mode is Mode.LITERAL:
-        if state.num_left > 1:
-            return state._replace(num_left=state.num_left - 1)
-        return after(state.frame, state.position)
+        if byte in _LETTERS:
+            return state
+        return _step_between(after(state.frame, state.position), byte, reader, check)
     if mode is Mode.NUMBER:
         if byte in _NUMBER:
             return state
@@ -175,7 +174,7 @@ def _step_between(state: State, byte: int, reader: _Reader, check: CheckValue) -
             before = partial(reader.read, frame.start if frame else offset, offset)
             if not check(state.place, literal, before):
                 return None
-        return State(Mode.LITERAL, frame, state.start, state.place, state.position, False, len(literal) - 1)
+        return State(Mode.LITERAL, frame, offset, state.place, state.position)
     return State(Mode.NUMBER, frame, offset, state.place, state.position)
 
 

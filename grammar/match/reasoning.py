@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backend import ROW_FILLER, Matcher
+from ..backend import Matcher
 from ..bitmask import clear_bits
 from ..spec import Reasoning
 from ..vocabulary import Vocabulary, make_mask
@@ -94,7 +94,6 @@ class GatedMatcher(Matcher):
 
     def __init__(self, inner: Matcher, tables: ReasoningTables) -> None:
         super().__init__(tables.vocabulary)
-        self.filler = ROW_FILLER
         self.inner = inner
         self._tables = tables
         self.state = State(Phase.START if tables.start else Phase.REASONING)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import ROW_FILLER, Matcher
+from ..backend import Matcher
 from ..bitmask import clear_bits, is_set, list_tokens, set_bits
 from ..errors import InvalidGrammar
 from ..schema.node import Node
@@ -65,7 +65,6 @@ class ResidualMatcher(Matcher):
     def __init__(self, inner: Matcher, checks: ResidualChecks) -> None:
         super().__init__(checks.tokens.vocabulary)
         self.inner = inner
-        self.filler = ROW_FILLER
         self._text = bytearray()
         self._state = begin(checks.places.root)
         # Before each accepted text token: its length and the state it led to.
@@ -209,7 +208,10 @@ class ResidualMatcher(Matcher):
         """Clear the tokens after which an element could only become one that stands before it."""
         frame = self._state.frame
         place = frame.place if frame else None
-        if frame is None or frame.is_object or place is None or not place.has_choices:
+        if frame is None or place is None or not place.distinct:
+            return
+        near = [place.element(self._state.position + step) for step in (0, 1)]
+        if not any(element is not None and element.choices for element in near):
             return
         # If values are listed, few tokens are allowed.
         allowed = list_tokens(words)[:MAX_NUM_CANDIDATES]

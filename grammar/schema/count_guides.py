@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 from ..errors import InvalidGrammar
@@ -12,19 +12,17 @@ from ..validator import SchemaValidator
 from .dialect import DRAFT_2020
 from .emit import write_for_validator
 from .node import Node, Schema, iterate_nodes, list_properties
-from .rules import allowed_types, types_of
+from .rules import TYPES, list_types, types_of
 
 # Combinations that a guide may list.
 MAX_NUM_CHOICES = 20
 # Characters of JSON that a guide may spend on copies of the `contains` schema.
 MAX_NUM_REPEATED = 4096
 MAX_NUM_VALUES = 64
-MAX_DEPTH = 4
 # Integers of a range that are validated one by one; takes about 1 ms.
 MAX_NUM_TRIED = 1024
 # Doubles represent all integers up to this one exactly.
 MAX_EXACT = 2**53
-TYPES = ("object", "array", "string", "number", "boolean", "null")
 Guide = Node | None
 
 
@@ -36,27 +34,23 @@ def guide_names(node: Node, names: Schema) -> Guide:
     """Forbid properties whose names `propertyNames` rejects; if it has a pattern or a list, also all other names."""
     if names is False:
         return make(maxProperties=0)
-    if not isinstance(names, Node):
-        return None
     validator = make_validator(names)
-    if validator is None:
+    if validator is None or not isinstance(names, Node):
         return None
     listed = dict.fromkeys([*list_properties(node), *node.get("required", [])])
     properties: dict[str, Schema] = {name: False for name in listed if not validator.is_valid(name)}
-    values = list_values(names)
-    if values is None and "string" not in list_types(names):
-        values = []
-    if values is None and "pattern" in names.keywords:
-        patterns = {names.keywords["pattern"]: True}
-        return make(properties=properties, patternProperties=patterns, additionalProperties=False)
-    if values is None:
+    values = list_values(names) if "string" in list_types(names) else []
+    if values is None and "pattern" not in names.keywords:
         return make(properties=properties) if properties else None
-    properties = {**{name: validator.is_valid(name) for name in list_properties(node)}, **properties}
-    fine = [value for value in values if isinstance(value, str) and validator.is_valid(value)]
-    others = [value for value in fine if value not in properties]
+    patterns = [names.get("pattern")]
+    if values is not None:
+        properties = {**dict.fromkeys(list_properties(node), True), **properties}
+        fine = [value for value in values if isinstance(value, str) and validator.is_valid(value)]
+        others = [re.escape(value) for value in fine if value not in properties]
+        patterns = [f"^(?:{'|'.join(others)})$"] if others else []
     guide = make(properties=properties, additionalProperties=False)
-    if others:
-        guide.keywords["patternProperties"] = {f"^(?:{'|'.join(map(re.escape, others))})$": True}
+    if patterns:
+        guide.keywords["patternProperties"] = dict.fromkeys(patterns, True)
     return guide
 
 
@@ -104,7 +98,7 @@ def guide_number(node: Node, keyword: str) -> Guide:
 
 def guide_distinct(node: Node) -> Guide:
     """Limit an array of distinct items to the number of values that the items can have."""
-    values = list_values(node.get("items", True), MAX_DEPTH)
+    values = list_values(node.get("items", True))
     return None if values is None else make(maxItems=len(node.get("prefixItems", ())) + len(values))
 
 
@@ -118,17 +112,13 @@ def guide_integers(node: Node) -> Guide:
     # Without a bound the model can always add digits, so values beyond this range need no check.
     first = low if low is not None else (0 if high is None else high) - MAX_NUM_VALUES + 1
     last = high if high is not None else first + 2 * MAX_NUM_VALUES
-    if last - first >= MAX_NUM_TRIED:
+    validator = make_validator(node) if last - first < MAX_NUM_TRIED else None
+    values = [
+        value for value in range(first, last + 1) if validator is not None and validator.is_valid(value)
+    ]
+    if validator is None or len(values) > 2 * MAX_NUM_VALUES:
         return None
-    validator = make_validator(node)
-    if validator is None:
-        return None
-    values = [value for value in range(first, last + 1) if validator.is_valid(value)]
-    parts = list_runs(values)
-    if len(parts) > MAX_NUM_CHOICES:
-        if len(values) > 2 * MAX_NUM_VALUES:
-            return None
-        parts = [make(enum=values)]
+    parts = [make(enum=values)] if values else []
     parts += [make(type="integer", maximum=first - 1)] if low is None else []
     parts += [make(type="integer", minimum=last + 1)] if high is None else []
     parts += [make(type=sorted(types - {"integer"}))] if len(types) > 1 else []
@@ -148,19 +138,6 @@ def has_reference(node: Node) -> bool:
     return any("$ref" in each.keywords for each in iterate_nodes([node]))
 
 
-def list_types(schema: Any) -> list[str]:
-    """Return the types that a schema lists, or all types if it lists none."""
-    found = schema.get("type", TYPES) if isinstance(schema, Node) else TYPES
-    return [found] if isinstance(found, str) else list(found)
-
-
-def list_runs(values: list[int]) -> list[Node]:
-    """Return a schema for each run of consecutive integers in a sorted list."""
-    starts = [place for place, value in enumerate(values) if place == 0 or value > values[place - 1] + 1]
-    runs = [(values[start], values[end - 1]) for start, end in pairwise([*starts, len(values)])]
-    return [make(type="integer", minimum=low, maximum=high) for low, high in runs]
-
-
 def find_bound(node: Node, keyword: str, make_whole: Callable[[float], int]) -> int | None:
     """Return the node's integer bound, None if it has none. An exclusive bound is returned as if inclusive."""
     names = (keyword, "exclusive" + keyword.capitalize())
@@ -177,34 +154,30 @@ def exclude(kind: str) -> Node:
 
 def list_choices(nodes: Iterable[Node]) -> list[Any] | None:
     """Return the few values that one of these schemas lists; None if none does, or the values are not all scalars."""
-    found = [values for node in nodes if (values := list_values(node, MAX_DEPTH)) is not None]
+    found = [values for node in nodes if (values := list_values(node)) is not None]
     choices = min(found, key=len, default=[])
     is_plain = all(isinstance(value, str | int | None) for value in choices)
     return choices if is_plain and 0 < len(choices) <= MAX_NUM_VALUES else None
 
 
-def list_values(schema: Schema, depth: int = 1) -> list[Any] | None:
-    """Return the values that a schema lists, or that its type and bounds leave; None where it does not.
-
-    Args:
-        depth: 1 looks at `const` and `enum` alone; more also at bounds, and so many levels of `anyOf` and `oneOf`.
-    """
-    if not isinstance(schema, Node) or not depth:
+def list_values(schema: Schema) -> list[Any] | None:
+    """Return the values that a schema lists, or that its type and bounds leave; None where it does not."""
+    if not isinstance(schema, Node):
         return None
     kind, low, high = schema.get("type"), schema.get("minimum"), schema.get("maximum")
     values: list[Any] | None = None
     if "enum" in schema.keywords or "const" in schema.keywords:
         values = schema.get("enum", [schema.get("const")])
-    elif depth > 1 and kind in ("null", "boolean"):
+    elif kind in ("null", "boolean"):
         values = [None] if kind == "null" else [True, False]
-    elif depth > 1 and kind == "object" and schema.get("maxProperties") == 0:
+    elif kind == "object" and schema.get("maxProperties") == 0:
         values = [{}]
-    elif depth > 1 and kind == "integer" and low is not None and high is not None:
+    elif kind == "integer" and low is not None and high is not None:
         few = high - low < MAX_NUM_VALUES
         values = list(range(math.ceil(low), math.floor(high) + 1)) if few else None
     else:
-        branches = [list_values(each, depth - 1) for each in schema.get("anyOf", schema.get("oneOf", ()))]
+        branches = [list_values(each) for each in schema.get("anyOf", schema.get("oneOf", ()))]
         if branches and None not in branches:
             values = [value for branch in branches for value in branch or ()]
-    types = allowed_types(schema)
-    return values if values is None or types is None else [v for v in values if types & types_of(v)]
+    types = list_types(schema)
+    return None if values is None else [value for value in values if types & types_of(value)]

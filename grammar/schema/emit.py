@@ -147,7 +147,7 @@ def spell_numbers(schema: dict[str, Any]) -> None:
         return
     kept = [value for value in values if not has_whole_number(value)]
     branches = [{"enum": kept}] if kept else []
-    branches.extend(make_schema(value) for value in values if has_whole_number(value))
+    branches.extend(make_schema(value, has_whole_number) for value in values if has_whole_number(value))
     del schema[keyword]
     if "anyOf" in schema or "$ref" in schema:
         schema["allOf"] = [*schema.get("allOf", []), {"anyOf": branches}]
@@ -169,16 +169,20 @@ def has_whole_number(value: Any) -> bool:
     )
 
 
-def make_schema(value: Any) -> dict[str, Any]:
-    """Return a schema of which only this value is an instance."""
-    if not has_whole_number(value):
+def make_schema(value: Any, is_spelt_out: Callable[[Any], bool]) -> Json:
+    """Return a schema of which only this value is an instance.
+
+    Args:
+        is_spelt_out: returns whether a value is described by more than `const`.
+    """
+    if not is_spelt_out(value):
         return {"const": value}
     if isinstance(value, dict):
-        properties = {name: make_schema(child) for name, child in value.items()}
-        closed: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+        properties = {name: make_schema(child, is_spelt_out) for name, child in value.items()}
+        closed: Json = {"type": "object", "properties": properties, "additionalProperties": False}
         return {**closed, "required": list(value)}
     if isinstance(value, list):
-        items = [make_schema(child) for child in value]
+        items = [make_schema(child, is_spelt_out) for child in value]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
     # Zero has no sign: beside 0, which is the same number, -0 would be a dead end where items are distinct.
     least = value - 0.25 if value else 0

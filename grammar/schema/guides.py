@@ -13,17 +13,15 @@ from .count_guides import (
     guide_integers,
     guide_names,
     guide_number,
-    list_types,
     list_values,
     make,
 )
 from .keywords import TYPES_OF_KEYWORD
 from .node import Node, Schema, find_member, list_properties
-from .rules import allowed_types
+from .rules import list_types
 
 MAX_NUM_GUIDES = 4
 MAX_NUM_BRANCHES = 3  # of a `oneOf` whose branches exclude each other
-MAX_DEPTH = 4
 # Bound -> the bound that holds for exactly the numbers that violate it.
 _OPPOSITES = {
     "minimum": "exclusiveMaximum",
@@ -89,7 +87,7 @@ def guide_one_of(node: Node, branches: list[Schema]) -> Guide:
     return make(anyOf=ways)
 
 
-def negate(schema: Schema, known: Schema | None, depth: int = MAX_DEPTH) -> Schema:
+def negate(schema: Schema, known: Schema | None) -> Schema:
     """Return a schema of the values that violate another one, and perhaps of more; `True` where nothing is known.
 
     Args:
@@ -98,8 +96,7 @@ def negate(schema: Schema, known: Schema | None, depth: int = MAX_DEPTH) -> Sche
     if isinstance(schema, bool):
         return not schema
     around = known if isinstance(known, Node) else make()
-    ways = [negate_keyword(keyword, value, around, depth) for keyword, value in schema.keywords.items()]
-    return unite(ways)
+    return unite([negate_keyword(keyword, value, around) for keyword, value in schema.keywords.items()])
 
 
 def unite(ways: list[Schema]) -> Schema:
@@ -110,31 +107,29 @@ def unite(ways: list[Schema]) -> Schema:
     return left[0] if len(left) == 1 else make(anyOf=left)
 
 
-def negate_keyword(keyword: str, value: Any, known: Node, depth: int) -> Schema:
+def negate_keyword(keyword: str, value: Any, known: Node) -> Schema:
     """Return a schema of the values that violate one keyword."""
     if keyword == "type":
-        return negate_types(allowed_types(make(type=value)) or set(), known)
+        return negate_types(list_types(make(type=value)), known)
     if keyword in ("const", "enum"):
         return negate_values(value if keyword == "enum" else [value], known)
     if keyword == "required":
         return unite([make(type="object", properties={name: False}) for name in value])
     if keyword in _OPPOSITES:
         return make(type="number", **{_OPPOSITES[keyword]: value})
-    if depth and keyword == "properties":
-        return unite([negate_member(name, each, known, depth) for name, each in value.items()])
-    if depth and keyword == "not":
+    if keyword == "properties":
+        return unite([negate_member(name, each, known) for name, each in value.items()])
+    if keyword == "not":
         return value
-    if depth and keyword == "allOf":
-        return unite([negate(each, known, depth - 1) for each in value])
-    if depth and keyword == "anyOf":
-        parts = [part for each in value if (part := negate(each, known, depth - 1)) is not True]
+    if keyword == "anyOf":
+        parts = [part for each in value if (part := negate(each, known)) is not True]
         return False if False in parts else make(allOf=parts) if parts else True
     return make(type=list(TYPES_OF_KEYWORD[keyword])) if keyword in TYPES_OF_KEYWORD else True
 
 
-def negate_member(name: str, schema: Schema, known: Node, depth: int) -> Schema:
+def negate_member(name: str, schema: Schema, known: Node) -> Schema:
     """Return a schema of the objects whose property violates its schema."""
-    opposite = negate(schema, find_member(known.keywords, name), depth - 1)
+    opposite = negate(schema, find_member(known.keywords, name))
     if opposite is False or not is_listed(known, {name}):
         return opposite is not False
     return make(type="object", properties={name: opposite}, required=[name])
@@ -142,19 +137,17 @@ def negate_member(name: str, schema: Schema, known: Node, depth: int) -> Schema:
 
 def negate_types(types: set[str], known: Node) -> Schema:
     """Return a schema of the values of other types; no type holds exactly the numbers with a fraction."""
-    left = [
-        kind
-        for kind in list_types(known)
-        if kind not in types and not (kind == "integer" and "number" in types)
-    ]
-    return make(type=left) if left else False
+    left = list_types(known) - types
+    if "number" in types | left:
+        left.discard("integer")
+    return make(type=sorted(left)) if left else False
 
 
 def negate_values(values: list[Any], known: Node) -> Schema:
     """Return a schema of the other values that the known schema lists."""
     if all(value is None for value in values):
         return negate_types({"null"}, known)
-    possible = [True, False] if known.get("type") == "boolean" else list_values(known)
+    possible = list_values(known)
     # Numbers have several spellings, and to Python 1 is True.
     if not possible or not all(isinstance(value, str | bool | None) for value in [*values, *possible]):
         return True

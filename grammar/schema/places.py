@@ -52,7 +52,6 @@ class Place:
         strings: the strings on which a check at this place, or around it, may depend.
         names: the place of property names, as strings; None when they are not checked.
         distinct: the checks of an element's own, when elements have to be distinct.
-        has_choices: of elements that have to be distinct, some have `choices`.
         is_compared: a value here is compared with its siblings.
         choices: the values that a schema here lists, for an element that is compared with its siblings; None for
             many, and where it is not.
@@ -65,7 +64,6 @@ class Place:
     strings: Strings
     names: "Place | None" = None
     distinct: tuple[Check, ...] = ()
-    has_choices: bool = False
     is_compared: bool = False
     choices: list[Any] | None = None
     _names: dict[str | None, "Place | None"] = field(default_factory=dict)
@@ -143,15 +141,9 @@ class PlaceMap:
             strings=strings,
             names=names,
             distinct=tuple(Check(node, ("uniqueItems",), True) for node in distinct),
-            has_choices=bool(distinct) and any(list_choices(each) for each in self._list_elements(nodes)),
             is_compared=bool(extra),
             choices=list_choices(nodes) if extra else None,
         )
-
-    def _list_elements(self, nodes: frozenset[Node]) -> list[frozenset[Node]]:
-        """Return what applies to each element of an array, those behind the listed ones last."""
-        indices = range(self.num_places + 1)
-        return [expand(find_element(node.keywords, index) for node in nodes) for index in indices]
 
     def _is_left(self, node: Node, keyword: str) -> bool:
         return keyword in self._dropped.get(node, ()) and node.get(keyword, False) is not False

@@ -7,7 +7,7 @@ from typing import Any
 from .emit import Json, Read
 from .keywords import TYPES_OF_KEYWORD
 from .node import Node, iterate_children
-from .rules import allowed_types
+from .rules import list_types
 
 SCALARS = ("boolean", "null", "number", "string")
 CONTAINER_KEYWORDS = frozenset(k for k, types in TYPES_OF_KEYWORD.items() if {"object", "array"} & {*types})
@@ -57,7 +57,7 @@ def is_ordered(value: Any) -> bool:
 
 def read_types(node: Node) -> set[str]:
     """Return the types that a node allows; every integer is a number."""
-    types = allowed_types(node) or {"object", "array", *SCALARS}
+    types = list_types(node)
     return types | {"number"} if "integer" in types else types
 
 
@@ -66,15 +66,3 @@ def join_scalars(parts: list[Json], types: list[str]) -> Node:
     skipped = APPLIED | CONTAINER_KEYWORDS
     kept = [{keyword: value for keyword, value in part.items() if keyword not in skipped} for part in parts]
     return Node("", {"type": types, "allOf": [Node("", part) for part in kept if part]})
-
-
-def make_listed(value: Any) -> Node:
-    """Return a node that only this value satisfies."""
-    if isinstance(value, dict) and value:
-        properties = {name: make_listed(each) for name, each in value.items()}
-        closed = {"type": "object", "properties": properties, "required": list(value)}
-        return Node("", {**closed, "additionalProperties": False})
-    if isinstance(value, list) and value:
-        items = [make_listed(each) for each in value]
-        return Node("", {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)})
-    return Node("", {"enum": [value]})

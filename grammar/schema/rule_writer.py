@@ -18,7 +18,7 @@ from llguidance import regex_to_lark
 from ..errors import InvalidGrammar
 from ..regex.text import escape
 from .count_guides import make, make_validator
-from .emit import Json, Read
+from .emit import Json, Read, make_schema
 from .keywords import TYPES_OF_KEYWORD
 from .node import Node, Schema, find_element, find_member
 from .property_order import (
@@ -30,10 +30,10 @@ from .property_order import (
     fixes_order,
     is_ordered,
     join_scalars,
-    make_listed,
     read_types,
 )
 from .quotations import Source, check_neighbours, check_ways, write_quotation
+from .reader import read_schema
 from .rules import GROUNDED
 
 # Bits of a rule's number, less one. Names beyond may be repeated, which changes no verdict.
@@ -68,7 +68,7 @@ class Impossible(NamedTuple):
 
 
 class RuleWriter:
-    """Writes one schema as a Lark grammar with the start rule `start`, and the schemas it calls @v0, @v1, ...
+    """Writes one schema as a Lark grammar with the start rule `start`, and the schemas it calls @{name}v0 and so on.
 
     Attributes:
         values: those schemas.
@@ -81,6 +81,7 @@ class RuleWriter:
         impossible: what nothing satisfies.
         is_any_order: properties come in any order, not in that of the schema.
         source: what grounded strings are parts of.
+        name: of the grammar.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class RuleWriter:
         impossible: Impossible,
         is_any_order: bool,
         source: Source | None,
+        name: str,
     ) -> None:
         self.values: list[Json] = []
+        self._name = name
         self._read = read
         self._write = write
         self._is_guide = is_guide
@@ -160,7 +163,7 @@ class RuleWriter:
         if written is False or text in self._impossible.texts:
             return None
         if text not in self._leaves:
-            self._leaves[text] = f"@v{len(self.values)}"
+            self._leaves[text] = f"@{self._name}v{len(self.values)}"
             self.values.append({} if written is True else dict(written))
         return self._leaves[text]
 
@@ -268,7 +271,8 @@ class RuleWriter:
         yield from [leaf] if leaf is not None else []
         for value in fine:
             if is_ordered(value):
-                node = make_listed(value)
+                node = read_schema(make_schema(value, is_ordered), "")
+                assert isinstance(node, Node), "it lists an object"
                 self._ordered |= find_ordered(node, self._read, self._needs_rules)
                 yield self._write_value(frozenset([node])) or self._never()
 

@@ -8,8 +8,10 @@ from ..plan import ANNOTATION
 from ..regex.text import ends_in_escape
 from .formats import ASSERTED_FORMATS
 from .keywords import IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
-from .node import Node, is_trivial
+from .node import Node, Schema, is_trivial
 
+TYPES = ("object", "array", "string", "number", "boolean", "null")
+_ALL = (*TYPES, "integer")
 # Strings of schemas with this annotation are quotations from a source (schema/quotations.py).
 GROUNDED = "x-grounded"
 COUNTS = frozenset(
@@ -18,7 +20,6 @@ COUNTS = frozenset(
         *("minContains", "maxContains"),
     ]
 )
-_DEPENDENCIES = frozenset(["dependencies", "dependentRequired", "dependentSchemas"])
 # Keywords that mean nothing without a partner.
 _PARTNERS = (("then", "if"), ("else", "if"), ("minContains", "contains"), ("maxContains", "contains"))
 
@@ -61,20 +62,16 @@ def modernise_items(node: Node) -> None:
 
 def exclude_types(node: Node) -> None:
     """Drop keywords that speak about other types than the ones the schema allows."""
-    types = allowed_types(node)
-    if types is None:
-        return
+    types = list_types(node)
     for keyword in [k for k in node.keywords if k in TYPES_OF_KEYWORD]:
-        if not types.intersection(TYPES_OF_KEYWORD[keyword]):
+        if types.isdisjoint(TYPES_OF_KEYWORD[keyword]):
             node.drop(keyword)
 
 
-def allowed_types(node: Node) -> set[str] | None:
-    """Return the types that `type` lists, or None when it does not say."""
-    declared = node.get("type")
-    if isinstance(declared, str):
-        return {declared}
-    return {name for name in declared if isinstance(name, str)} if isinstance(declared, list) else None
+def list_types(schema: Schema) -> set[str]:
+    """Return the types that `type` lists, all types where it does not say."""
+    declared = schema.get("type", _ALL) if isinstance(schema, Node) else _ALL
+    return {declared} if isinstance(declared, str) else set(declared)
 
 
 def types_of(value: Any) -> set[str]:
@@ -108,50 +105,22 @@ def drop_idle(node: Node) -> None:
             node.drop(keyword)
 
 
-def demands_nothing(node: Node, dependencies: Any) -> bool:
-    return all(is_trivial(demand) or demand == [] for demand in dependencies.values())
-
-
-def is_evaluation_seen(node: Node) -> bool:
-    """Return whether it matters which parts a keyword looked at, even where it cannot fail."""
-    return not {"unevaluatedItems", "unevaluatedProperties"}.isdisjoint(node.keywords)
-
-
 _IDLE: dict[str, Callable[[Node, Any], bool]] = {
-    **dict.fromkeys(_DEPENDENCIES, demands_nothing),
     "uniqueItems": lambda node, value: value is False or node.get("maxItems", 2) <= 1,
-    "not": lambda node, value: value is False,
     **dict.fromkeys(
         ("propertyNames", "unevaluatedItems", "unevaluatedProperties"), lambda node, value: is_trivial(value)
     ),
-    "if": lambda node, value: (
-        not is_evaluation_seen(node)
-        and all(is_trivial(node.get(branch, True)) for branch in ("then", "else"))
-    ),
-    "contains": lambda node, value: (
-        not is_evaluation_seen(node) and node.get("minContains") == 0 and "maxContains" not in node.keywords
-    ),
-    **dict.fromkeys(("minProperties", "minItems", "minLength"), lambda node, value: value == 0),
 }
 
 
 def close_unevaluated(node: Node) -> None:
     """Without applicators on the same instance, "unevaluated" means "additional"."""
-    keywords = node.keywords
-    if not IN_PLACE_APPLICATORS.isdisjoint(keywords):
-        return
-    for unevaluated, additional in (
-        ("unevaluatedProperties", "additionalProperties"),
-        ("unevaluatedItems", "items"),
-    ):
+    pairs = (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items"))
+    for unevaluated, additional in pairs:
         # `contains` counts as evaluation of the items it matched.
-        if unevaluated not in keywords or (additional == "items" and "contains" in keywords):
-            continue
-        if additional in keywords:
-            node.drop(unevaluated)
-        else:
-            node.rename(unevaluated, additional, keywords[unevaluated])
-            keywords = node.keywords
+        others = IN_PLACE_APPLICATORS | {additional, "contains"}
+        if unevaluated in node.keywords and others.isdisjoint(node.keywords):
+            node.rename(unevaluated, additional, node.keywords[unevaluated])
 
 
 # Each rule with the keywords without which it has nothing to do; in the order they are applied.

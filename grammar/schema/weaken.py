@@ -21,7 +21,7 @@ _COMPANIONS: dict[str, tuple[str, ...]] = {
 # Keywords that llguidance may refuse and a validator can check.
 _DROPPABLE = frozenset(
     [
-        *("minProperties", "maxProperties", "patternProperties", "pattern", "format", "multipleOf"),
+        *("oneOf", "minProperties", "maxProperties", "patternProperties", "pattern", "format", "multipleOf"),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     ]
 )
@@ -63,9 +63,7 @@ class Weakening:
         """Leave a keyword that the engine refused to the checks; False if no check can enforce it."""
         # A schema that refers to itself cannot be combined with another; the others still guide.
         is_circular = keyword == "$ref" and "ircular" in reason
-        return (keyword in _DROPPABLE or keyword == "oneOf" or is_circular) and self.drop_unsaid(
-            node, keyword
-        )
+        return (keyword in _DROPPABLE or is_circular) and self.drop_unsaid(node, keyword)
 
     def drop_unsaid(self, node: Node, keyword: str) -> bool:
         """Leave a keyword that cannot be expressed to the checks; False if that changes nothing."""

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..backend import ROW_FILLER, Matcher
+from ..backend import Matcher
 from ..bitmask import clear_beyond, clear_bits, is_set
 from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
 from ..limits import GrammarLimits
@@ -82,7 +82,6 @@ class CheckedMatcher(Matcher):
     ) -> None:
         super().__init__(tables.vocabulary)
         assert isinstance(inner, LLGuidanceMatcher), "structural tags go to llguidance"
-        self.filler = ROW_FILLER
         self.inner = inner
         self._tables = tables
         self._checks = checks

