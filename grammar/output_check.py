@@ -4,16 +4,13 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
 from typing import Any, Literal
 
 from .csv_table import SCALAR_PATTERNS
-from .regex.linear_pattern import read_pattern
+from .regex.linear_pattern import Matches, read_pattern
 from .spec import GrammarSpec
 from .validator import SchemaValidator
 from .xml.validator import XmlValidator
-
-Matches = Callable[[str], bool | None]
 
 
 class OutputCheck:
@@ -48,8 +45,7 @@ def find_check(spec: GrammarSpec) -> Matches | None:
             return lambda text: is_table(text, table)
         case "regex" if re.search(r"\[\[|\[:|&&|--|~~|\\[pPzAbB]", spec.text) is None:
             # Other patterns may mean something else to the engines.
-            pattern = read_pattern(spec.text)
-            return None if pattern is None else pattern.matches
+            return read_pattern(spec.text)
     return None
 
 

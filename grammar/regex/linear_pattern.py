@@ -5,10 +5,12 @@ it. jsonschema-rs brings an engine that never goes back. It reads the shorthands
 """
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 import jsonschema_rs
 
+Matches = Callable[[str], bool | None]
 # These mean more to the grammar engines than to this one, once a text leaves ASCII.
 _SHORTHAND = re.compile(r"\\[dDwWsSbBpP]|\(\?[A-Za-z]*i")
 # What Rust's regex crate may use for one pattern.
@@ -17,40 +19,24 @@ _SIZE_LIMIT = 10 * 1024 * 1024
 _BACKTRACKING = re.compile(r"\\[bB]|[*+?}]\+")
 
 
-class LinearPattern:
-    """A pattern that stands for whole texts.
-
-    Raises:
-        ValueError: the engine does not take the pattern: look-around, back references, an automaton over the limit.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        options = jsonschema_rs.RegexOptions(size_limit=_SIZE_LIMIT, dfa_size_limit=_SIZE_LIMIT)
-        schema = {"pattern": f"^(?:{pattern})$"}
-        self._has_shorthand = _SHORTHAND.search(pattern) is not None
-        try:
-            self._validator = jsonschema_rs.Draft202012Validator(
-                schema, pattern_options=options, offline=True
-            )
-        except jsonschema_rs.ValidationError as error:
-            raise ValueError(f"the pattern cannot be matched in linear time: {error.message}") from error
-
-    def matches(self, text: str) -> bool | None:
-        """Return whether a text matches from start to end; None where that depends on what a shorthand means."""
-        if self._has_shorthand and not text.isascii():
-            return None
-        return self._validator.is_valid(text)
-
-
 def may_backtrack(pattern: str) -> bool:
     """Return whether a JSON Schema validator needs more than linear time for a pattern."""
     return _BACKTRACKING.search(pattern) is not None or read_pattern(pattern) is None
 
 
 @lru_cache(maxsize=256)
-def read_pattern(pattern: str) -> LinearPattern | None:
-    """Return a pattern ready to match, None where it cannot be."""
+def read_pattern(pattern: str) -> Matches | None:
+    """Return what tells whether a text matches a pattern from start to end.
+
+    It returns None where that depends on what a shorthand means. There is none for a pattern that the engine does not
+    take: look-around, back references, an automaton over the limit.
+    """
+    options = jsonschema_rs.RegexOptions(size_limit=_SIZE_LIMIT, dfa_size_limit=_SIZE_LIMIT)
     try:
-        return LinearPattern(pattern)
-    except ValueError:
+        validator = jsonschema_rs.Draft202012Validator(
+            {"pattern": f"^(?:{pattern})$"}, pattern_options=options, offline=True
+        )
+    except (jsonschema_rs.ValidationError, ValueError):
         return None
+    has_shorthand = _SHORTHAND.search(pattern) is not None
+    return lambda text: None if has_shorthand and not text.isascii() else validator.is_valid(text)

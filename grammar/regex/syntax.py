@@ -52,4 +52,4 @@ def find_members(token: str) -> frozenset[int]:
         *map(chr, range(0x80)),
         *(char for char in {*written, *token} if not "\ud800" <= char <= "\udfff"),
     }
-    return frozenset(ord(char) for char in probes if known.matches(char) is not False)
+    return frozenset(ord(char) for char in probes if known(char) is not False)

@@ -201,7 +201,7 @@ class TagText:
                 conflict = error
         pointer = self._values[conflict.node]
         place, kind = self._name_place(pointer, False), self._parts[pointer]["type"]
-        raise UnsupportedGrammar(place, conflict.keyword or kind, conflict.reason)
+        raise UnsupportedGrammar(place, kind, conflict.reason)
 
 
 def find_types(schema: Any) -> set[str]:

@@ -90,8 +90,8 @@ def make_tail(patterns: Sequence[str]) -> str:
 
 def make_regular(patterns: Sequence[str]) -> tuple[tuple[Piece, ...], Piece]:
     """Return free text as regular languages: up to each pattern, and without any."""
-    hits = [Piece(f"({make_hit(patterns, pattern)})", None, True) for pattern in patterns]
-    return tuple(hits), Piece(f"({make_tail(patterns)})", None, True)
+    hits = [Piece(f"({make_hit(patterns, pattern)})", None) for pattern in patterns]
+    return tuple(hits), Piece(f"({make_tail(patterns)})", None)
 
 
 def make_class(chars: set[str] | Sequence[str]) -> str:

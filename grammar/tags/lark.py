@@ -12,7 +12,7 @@ from llguidance import regex_to_lark
 
 from .free_text import ANY, make_lexemes, make_regular
 from .graph import ACCEPT, Fork, FreeText, Step, TagGraph
-from .regular import EMPTY, Piece, find_texts, make_literal, quote
+from .regular import EMPTY, Piece, find_texts, make_literal, quote, unite
 
 ANY_CHARACTER = "(?s:.)"
 
@@ -36,17 +36,12 @@ class Value(NamedTuple):
 
 
 class Conflict(Exception):
-    """The text does not determine where a node begins or ends.
+    """The text does not determine where a node begins or ends."""
 
-    Attributes:
-        keyword: the neighbour that it can be confused with; None for the node itself.
-    """
-
-    def __init__(self, node: int, reason: str, keyword: str | None = None) -> None:
+    def __init__(self, node: int, reason: str) -> None:
         super().__init__(reason)
         self.node = node
         self.reason = reason
-        self.keyword = keyword
 
 
 NO_BEGIN = "nothing marks where it begins; put a const_string before it"
@@ -153,9 +148,7 @@ class TagWriter:
         for target, piece in ways:
             if target is not None:
                 known = found.get(target)
-                found[target] = (
-                    piece if known is None else Piece(f"({known.text} | {piece.text})", None, True)
-                )
+                found[target] = piece if known is None else unite(known, piece)
         return found
 
     def _write_free(self, index: int) -> str:
@@ -216,7 +209,7 @@ class TagWriter:
         is_listed = all(piece.words is not None for piece in ways.values())
         wrong = self._compare_words(ways) if is_listed else self._compare_languages(ways)
         if wrong is not None:
-            raise Conflict(wrong, NO_BEGIN, "any_text" if ways[wrong].has_free_text else None)
+            raise Conflict(wrong, NO_BEGIN)
 
     def _compare_words(self, ways: Mapping[int, Piece]) -> int | None:
         words = sorted((word, target) for target, piece in ways.items() for word in piece.words or ())

@@ -18,12 +18,10 @@ class Piece(NamedTuple):
     Attributes:
         text: as a Lark terminal; "" for the empty text alone.
         words: all its words, None when they are too many.
-        has_free_text: free text is part of it.
     """
 
     text: str
     words: frozenset[str] | None
-    has_free_text: bool = False
 
 
 EMPTY = Piece("", frozenset([""]))
@@ -47,8 +45,7 @@ def concat(first: Piece, second: Piece) -> Piece:
             return make_literal("".join((*first.words, *second.words)))
         if len(first.words) * len(second.words) <= MAX_NUM_WORDS:
             words = frozenset(a + b for a in first.words for b in second.words)
-    has_free_text = first.has_free_text or second.has_free_text
-    return Piece(f"{first.text} {second.text}", words, has_free_text)
+    return Piece(f"{first.text} {second.text}", words)
 
 
 def unite(first: Piece, second: Piece) -> Piece:
@@ -56,15 +53,14 @@ def unite(first: Piece, second: Piece) -> Piece:
     if first.text == second.text:
         return first
     words = None if first.words is None or second.words is None else first.words | second.words
-    has_free_text = first.has_free_text or second.has_free_text
     if not first.text or not second.text:
-        return Piece(f"({first.text or second.text})?", words, has_free_text)
-    return Piece(f"({first.text} | {second.text})", words, has_free_text)
+        return Piece(f"({first.text or second.text})?", words)
+    return Piece(f"({first.text} | {second.text})", words)
 
 
 def repeat(piece: Piece) -> Piece:
     """Return the language of any number of words of a language."""
-    return Piece(f"({piece.text})*", None, piece.has_free_text) if piece.text else EMPTY
+    return Piece(f"({piece.text})*", None) if piece.text else EMPTY
 
 
 Edges = dict[int, Piece]

@@ -87,7 +87,7 @@ def is_value(text: str, value: Json) -> bool:
     if "pattern" in value:
         pattern = read_pattern(value["pattern"])
         # What cannot be matched in linear time is left to the grammar.
-        return pattern is None or pattern.matches(text) is not False
+        return pattern is None or pattern(text) is not False
     if value["type"] != "string":
         return re.fullmatch(SCALAR_PATTERNS[value["type"]], text) is not None
     most = value.get("max_length")

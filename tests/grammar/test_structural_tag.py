@@ -289,7 +289,7 @@ def test_the_older_form_is_the_same_grammar(compiler):
          "/format/content", "style"),
         (TEXT | {"max_tokens": 5}, "/format", "max_tokens"),
         ({"type": "any_tokens"}, "/format", "any_tokens"),
-        (sequence(TEXT, NUMBER), "/format/elements/1", "any_text"),
+        (sequence(TEXT, NUMBER), "/format/elements/1", "json_schema"),
         ({"type": "star", "content": {"type": "json_schema", "json_schema": True}}, "/format/content", "json_schema"),
     ],
 )  # fmt: skip
