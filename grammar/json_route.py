@@ -30,7 +30,7 @@ from .schema.places import PlaceMap
 from .schema.quotations import Source
 from .schema.reader import read_schema
 from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate, name_place
-from .schema.rule_writer import Impossible, RuleWriter, TooWide
+from .schema.rule_writer import RuleWriter
 from .schema.rules import GROUNDED
 from .schema.weaken import Weakening
 from .spec import GrammarSpec
@@ -164,23 +164,20 @@ class SchemaCompiler:
     def _write_rules(self, impossible: frozenset[str]) -> tuple[str, list[Json]]:
         separators = None if self.spec.whitespace == "any" else SEPARATORS[self.spec.whitespace]
         while True:
-            emitter = self._make_emitter()
             writer = RuleWriter(
-                self.weakening.read,
-                emitter.copy_write,
-                self.weakening.is_guide,
+                self.weakening,
+                self._make_emitter(),
                 separators,
-                Impossible(self.impossible, impossible),
                 self.spec.property_order == "any",
                 self.source,
                 self.name,
+                impossible,
             )
             try:
                 return writer.write(self.root), writer.values
-            except TooWide as problem:
-                if not self.weakening.drop_unsaid(problem.node, problem.keyword):
-                    refusal = Refusal(problem.node, problem.keyword, problem.reason)
-                    raise make_error(refusal) from problem
+            except Refusal as refusal:
+                if refusal.node is None or not self.weakening.drop_unsaid(refusal.node, refusal.keyword):
+                    raise make_error(refusal) from refusal
 
     def _compile_grammar(self, lark: str, values: list[Json]) -> Program | str:
         grammar = self._make_grammar(lark, values)

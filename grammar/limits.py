@@ -28,6 +28,5 @@ class GrammarLimits:
     max_xgrammar_s: float = 5.0
     max_xgrammar_memory_bytes: int = 2 * 1024**3
     max_xgrammar_bytes: int = 16 * 1024
-    max_xgrammar_repetition: int = 1_000
     # The values in a structural tag are compiled one after the other.
     max_tags_s: float = 10.0

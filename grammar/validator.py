@@ -7,9 +7,9 @@ import jsonschema_rs
 
 from .errors import InvalidGrammar, is_panic
 from .regex.linear_pattern import may_backtrack
-from .schema.dialect import DRAFT_4, Dialect, detect_dialect, find_named, with_dialect
+from .schema.dialect import Dialect, detect_dialect, find_named, with_dialect
 from .schema.formats import CHECKED_FORMATS
-from .schema.identifiers import BASE_URI, encode_reference, join_uri, write_reference
+from .schema.identifiers import encode_reference, write_reference
 from .schema.keywords import SCHEMA_MAP_KEYWORDS, join_pointer
 
 # Patterns with look-around or back references can take exponential time, during which every thread waits. After
@@ -20,7 +20,7 @@ PROBE_LENGTH = 32
 MAX_NUM_PROBED = 32  # characters of a pattern
 _PATTERN_OPTIONS = jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS)
 
-_UNUSABLE = (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError)
+_UNUSABLE = (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError, KeyError)
 
 
 class SchemaValidator:
@@ -45,17 +45,20 @@ class SchemaValidator:
         try:
             written = encode_references(with_dialect(schema, draft))
             self.backtracking = list_backtracking(written)
-            uri = find_uri(written, draft) if pointer else ""
-            self._validator = draft.validator_class(
-                {"$ref": uri + write_reference(pointer)} if pointer else written,
-                registry=jsonschema_rs.Registry([(uri, written)]) if pointer else None,
+            options: dict[str, Any] = {
                 # A format that is only an annotation accepts any value.
-                formats=dict.fromkeys(CHECKED_FORMATS, lambda text: True) if is_annotating else {},
-                validate_formats=True,
-                ignore_unknown_formats=True,
-                pattern_options=_PATTERN_OPTIONS,
-                offline=True,
-            )
+                "formats": dict.fromkeys(CHECKED_FORMATS, lambda text: True) if is_annotating else {},
+                "validate_formats": True,
+                "ignore_unknown_formats": True,
+                "pattern_options": _PATTERN_OPTIONS,
+                "offline": True,
+            }
+            if pointer:
+                self._validator = jsonschema_rs.validator_map_for(written, **options)[
+                    write_reference(pointer)
+                ]
+            else:
+                self._validator = draft.validator_class(written, **options)
         except RecursionError as error:
             reason = "it is nested too deeply"
             raise InvalidGrammar(f"the schema cannot be used for validation: {reason}") from error
@@ -82,15 +85,6 @@ class SchemaValidator:
         errors = list(self._validator.iter_errors(instance))
         check_steps(errors)
         return (join_pointer("", *errors[0].instance_path), errors[0].message) if errors else None
-
-
-def find_uri(schema: dict[str, Any] | bool, dialect: Dialect) -> str:
-    """Return the URI of a document: its own, because references may be relative to it."""
-    named = schema if isinstance(schema, dict) else {}
-    identifier = named.get("id" if dialect is DRAFT_4 else "$id")
-    if not isinstance(identifier, str) or (dialect.ignores_ref_siblings and "$ref" in named):
-        return BASE_URI
-    return join_uri(BASE_URI, identifier).partition("#")[0]
 
 
 def check_steps(errors: Iterable[jsonschema_rs.ValidationError]) -> None:

@@ -17,7 +17,7 @@ _BEGIN, _END = '{"grammars": [', "]}"
 _SHORT_ESCAPES = 'nrbtf\\"'
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
 # Unbounded whitespace would let a model write newlines forever.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 def make_json_grammar(
@@ -50,7 +50,7 @@ def make_options(whitespace: str, has_open_names: bool) -> str:
     options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
     options["whitespace_flexible"] = whitespace == "any"
     if whitespace == "any":
-        options["whitespace_pattern"] = _WHITESPACE
+        options["whitespace_pattern"] = WHITESPACE
     if has_open_names:
         options["json_allowed_escapes"] = _SHORT_ESCAPES
     return json.dumps(options)

@@ -10,9 +10,10 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,17 +27,15 @@ from ..vocabulary import Vocabulary
 
 START_SECONDS = 60
 WORKER_SCRIPT = Path(__file__).with_name("xgrammar_worker.py")
-_REPETITION = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
 
+@dataclass
 class XGrammarBackend:
     """Compiles grammars with xgrammar for one vocabulary."""
 
-    name = "xgrammar"
-
-    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
-        self.vocabulary = vocabulary
-        self._limits = limits
+    name: ClassVar[str] = "xgrammar"
+    vocabulary: Vocabulary
+    limits: GrammarLimits
 
     @cached_property
     def xgrammar(self) -> Any:
@@ -59,7 +58,12 @@ class XGrammarBackend:
         return str(self._info.serialize_json())
 
     def compile(self, spec: GrammarSpec) -> Program:
-        check_bounds(spec, self._limits)
+        num_bytes = len(spec.text.encode())
+        if num_bytes > self.limits.max_xgrammar_bytes:
+            reason = (
+                f"{num_bytes} bytes are more than the {self.limits.max_xgrammar_bytes} that xgrammar is given"
+            )
+            raise UnsupportedGrammar("", spec.kind, reason)
         answer = self._run_worker(write_ebnf(spec.text))
         if "error" in answer:
             raise InvalidGrammar(f"{spec.kind} cannot be compiled: {tidy(answer['error'])}")
@@ -70,7 +74,7 @@ class XGrammarBackend:
         )
 
     def _run_worker(self, text: str) -> dict[str, str]:
-        limits = self._limits
+        limits = self.limits
         order = {
             "tokenizer": self._tokenizer,
             "text": text,
@@ -87,18 +91,6 @@ class XGrammarBackend:
             raise UnsupportedGrammar("", "ebnf", reason) from error
         answer: dict[str, str] = json.loads(done.stdout)
         return answer
-
-
-def check_bounds(spec: GrammarSpec, limits: GrammarLimits) -> None:
-    """Refuse grammars that could take xgrammar long, because its compile can be neither limited nor cancelled."""
-    num_bytes = len(spec.text.encode())
-    if num_bytes > limits.max_xgrammar_bytes:
-        reason = f"{num_bytes} bytes are more than the {limits.max_xgrammar_bytes} that xgrammar is given"
-        raise UnsupportedGrammar("", spec.kind, reason)
-    total = sum(max(int(count or 0) for count in pair) for pair in _REPETITION.findall(spec.text))
-    if total > limits.max_xgrammar_repetition:
-        reason = f"counted repetitions add up to {total}; the limit is {limits.max_xgrammar_repetition}"
-        raise UnsupportedGrammar("", spec.kind, reason)
 
 
 def tidy(message: str) -> str:

@@ -1,10 +1,11 @@
 """Write nodes as a JSON Schema of draft 2020-12: as they are for a validator, and as llguidance reads it exactly."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from .formats import EXACT_PATTERNS
-from .keywords import SCHEMA_KEYWORDS, SCHEMA_LIST_KEYWORDS, SCHEMA_MAP_KEYWORDS
+from .keywords import Path, map_subschemas
 from .node import Node, Schema
 from .patterns import make_safe
 from .rules import GROUNDED
@@ -20,31 +21,26 @@ _MEMBERS = frozenset(["properties", "patternProperties", "additionalProperties"]
 _BRANCHING = frozenset(["$ref", "allOf", "anyOf", "oneOf"])
 
 
+@dataclass(slots=True)
 class Emitter:
     """Writes one document. What is referred to stands under `$defs`.
 
-    Args:
+    Attributes:
         read: the keywords of a node, its own by default.
         adapt: changes the written form of one node in place.
         impossible: nodes that nothing satisfies; a reference to one is written as `false`.
     """
 
-    def __init__(
-        self,
-        read: Read = lambda node: node.keywords,
-        adapt: Callable[[Json], None] | None = None,
-        impossible: frozenset[Node] = frozenset(),
-    ) -> None:
-        self._read = read
-        self._adapt = adapt
-        self._impossible = impossible
-        self._root: Node | None = None
-        self._names: dict[Node, str] = {}
-        self._pending: list[Node] = []
+    read: Read = lambda node: node.keywords
+    adapt: Callable[[Json], None] = lambda written: None
+    impossible: frozenset[Node] = frozenset()
+    _root: Node | None = None
+    _names: dict[Node, str] = field(default_factory=dict)
+    _pending: list[Node] = field(default_factory=list)
 
     def write(self, root: Schema) -> Json | bool:
         """Return the document of a schema."""
-        if isinstance(root, bool) or root.get("$ref") in self._impossible:
+        if isinstance(root, bool) or root.get("$ref") in self.impossible:
             return root is True
         self._root = root
         document = self._write_node(root)
@@ -59,11 +55,11 @@ class Emitter:
 
     def copy_write(self, root: Schema) -> Json | bool:
         """Return the document of another schema, in the same form."""
-        return Emitter(self._read, self._adapt, self._impossible).write(root)
+        return Emitter(self.read, self.adapt, self.impossible).write(root)
 
     def list_keywords(self, node: Node) -> set[str]:
         """Return the keywords that are written of a node."""
-        found = set(self._read(node))
+        found = set(self.read(node))
         return found | {"pattern"} if "format" in found else found
 
     def refer(self, node: Node) -> str:
@@ -76,25 +72,20 @@ class Emitter:
         return f"#/$defs/{self._names[node]}"
 
     def _write_node(self, node: Node) -> Json:
-        written = {keyword: self._write_value(keyword, value) for keyword, value in self._read(node).items()}
-        if self._adapt is not None:
-            self._adapt(written)
+        written = {keyword: self._write_value(keyword, value) for keyword, value in self.read(node).items()}
+        self.adapt(written)
         return written
 
     def _write_value(self, keyword: str, value: Any) -> Any:
         if keyword == "$ref":
             return self.refer(value)
-        if keyword in SCHEMA_MAP_KEYWORDS:
-            return {name: self._write_schema(each) for name, each in value.items()}
-        if keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
-            return [self._write_schema(each) for each in value]
-        return self._write_schema(value) if keyword in SCHEMA_KEYWORDS else value
+        return map_subschemas(keyword, value, self._write_schema)
 
-    def _write_schema(self, value: Any) -> Any:
+    def _write_schema(self, path: Path, value: Any) -> Any:
         """Return a subschema as JSON; other values, such as the names in `dependencies`, stay."""
         if not isinstance(value, Node):
             return value
-        return False if value.get("$ref") in self._impossible else self._write_node(value)
+        return False if value.get("$ref") in self.impossible else self._write_node(value)
 
 
 def write_for_validator(root: Schema) -> Json | bool:

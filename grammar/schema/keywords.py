@@ -1,6 +1,6 @@
 """The JSON Schema keywords: where subschemas live, what asserts, and which types they speak about."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 # Keywords whose value is a schema, a list of schemas, or a map from names to schemas.
@@ -98,6 +98,15 @@ def iterate_subschemas(keywords: Mapping[str, Any], kind: type) -> Iterator[tupl
             yield from (((keyword, index), sub) for index, sub in enumerate(value) if isinstance(sub, kinds))
         elif keyword in SCHEMA_KEYWORDS and isinstance(value, kinds):
             yield (keyword,), value
+
+
+def map_subschemas(keyword: str, value: Any, convert: Callable[[Path, Any], Any]) -> Any:
+    """Return the value of a keyword with each subschema, or what stands in its place, converted."""
+    if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
+        return {name: convert((keyword, name), each) for name, each in value.items()}
+    if keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
+        return [convert((keyword, index), each) for index, each in enumerate(value)]
+    return convert((keyword,), value) if keyword in SCHEMA_KEYWORDS else value
 
 
 def is_schema(value: Any) -> bool:

@@ -14,8 +14,10 @@ from .keywords import (
     SCHEMA_LIST_KEYWORDS,
     SCHEMA_MAP_KEYWORDS,
     STRUCTURE_KEYWORDS,
+    Path,
     is_schema,
     join_pointer,
+    map_subschemas,
     split_pointer,
 )
 from .node import Node, Schema, is_trivial, iterate_nodes, list_applied, list_related
@@ -120,21 +122,10 @@ class _Reader:
         apply_rules(node)
 
     def _read_value(self, pointer: str, keyword: str, value: Any, context: Context) -> Any:
-        if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
-            return {
-                name: self._make(each, join_pointer(pointer, keyword, name), context)
-                if is_schema(each)
-                else each
-                for name, each in value.items()
-            }
-        if keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
-            return [
-                self._make(each, join_pointer(pointer, keyword, index), context)
-                for index, each in enumerate(value)
-            ]
-        if keyword in SCHEMA_KEYWORDS and is_schema(value):
-            return self._make(value, join_pointer(pointer, keyword), context)
-        return value
+        def read(path: Path, each: Any) -> Any:
+            return self._make(each, join_pointer(pointer, *path), context) if is_schema(each) else each
+
+        return map_subschemas(keyword, value, read)
 
     def _extend(self, scope: Scope, pointer: str) -> Scope:
         """Return the dynamic anchors after entering the resource at a pointer."""

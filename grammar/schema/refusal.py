@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from .emit import Emitter, Json
 from .keywords import ASSERTIONS
@@ -42,8 +43,9 @@ _CONTRADICTING = (
 )
 
 
-class Refusal(NamedTuple):
-    """A keyword that an engine refused, with its node if that is known."""
+@dataclass(eq=False)
+class Refusal(Exception):
+    """A keyword that an engine refused or that rules cannot express, with its node if that is known."""
 
     node: Node | None
     keyword: str
@@ -85,7 +87,7 @@ def locate(
             written = emitter.write(node)
             num_probes, num_left = num_probes - 1, num_left - len(json.dumps(written))
             if probe(as_object(written)) == message:
-                return first._replace(node=node, keyword=keyword)
+                return replace(first, node=node, keyword=keyword)
         if first is not None and not is_contradiction:
             return first
     return Refusal(None, "schema", summary, is_contradiction)

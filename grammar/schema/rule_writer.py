@@ -10,15 +10,17 @@ A value is described by the nodes that apply to it. `allOf` and references add n
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from llguidance import regex_to_lark
 
+from ..engines.llguidance_json import WHITESPACE
 from ..errors import InvalidGrammar
 from ..regex.text import escape
 from .count_guides import make, make_validator
-from .emit import Json, Read, make_schema
+from .emit import Emitter, Json, make_schema
 from .keywords import TYPES_OF_KEYWORD
 from .node import Node, Schema, find_element, find_member
 from .property_order import (
@@ -34,7 +36,9 @@ from .property_order import (
 )
 from .quotations import Source, check_neighbours, check_ways, write_quotation
 from .reader import read_schema
+from .refusal import Refusal
 from .rules import GROUNDED
+from .weaken import Weakening
 
 # Bits of a rule's number, less one. Names beyond may be repeated, which changes no verdict.
 MAX_NUM_BITS = 63
@@ -42,7 +46,6 @@ MAX_NUM_RULES = 8_192
 MAX_NUM_ALTERNATIVES = 64
 # A string as llguidance writes it; names that are listed are cut out of it.
 _NAME = r'"(?:[^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"'
-_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _WRITTEN_HERE = frozenset(
     ["properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems"]
 )
@@ -50,86 +53,57 @@ _NEVER = 'NEVER: "a" & ~"a"'
 Nodes = frozenset[Node]
 
 
-class TooWide(Exception):
-    """A keyword of a node that these rules cannot express."""
-
-    def __init__(self, node: Node, keyword: str, reason: str) -> None:
-        super().__init__(reason)
-        self.node = node
-        self.keyword = keyword
-        self.reason = reason
-
-
-class Impossible(NamedTuple):
-    """Nodes, and schemas as JSON, that nothing satisfies."""
-
-    nodes: Nodes
-    texts: frozenset[str]
-
-
+@dataclass
 class RuleWriter:
     """Writes one schema as a Lark grammar with the start rule `start`, and the schemas it calls @{name}v0 and so on.
 
     Attributes:
-        values: those schemas.
-
-    Args:
-        read: the keywords of a node that the engine gets.
-        write: a node as a document of its own.
-        is_guide: returns whether a node is only a guide, which may be left out.
+        emitter: writes a node as a document of its own.
         separators: what stands between items, and after a name; None allows white space around plain ones.
-        impossible: what nothing satisfies.
         is_any_order: properties come in any order, not in that of the schema.
         source: what grounded strings are parts of.
         name: of the grammar.
+        impossible: schemas as JSON that nothing satisfies.
+        values: the schemas that the grammar calls.
     """
 
-    def __init__(
-        self,
-        read: Read,
-        write: Callable[[Node], Json | bool],
-        is_guide: Callable[[Node], bool],
-        separators: tuple[str, str] | None,
-        impossible: Impossible,
-        is_any_order: bool,
-        source: Source | None,
-        name: str,
-    ) -> None:
-        self.values: list[Json] = []
-        self._name = name
-        self._read = read
-        self._write = write
-        self._is_guide = is_guide
-        self._impossible = impossible
-        self._is_any_order = is_any_order
-        self._source = source
-        self._gap = " ws?" if separators is None else ""
-        self._comma, self._colon = separators or (",", ":")
-        self._lines: list[str] = []
-        self._names: dict[Nodes, str | None] = {}
-        self._leaves: dict[str, str] = {}
-        self._ordered: set[Node] = set()
-        self._num_rules = 0
+    weakening: Weakening
+    emitter: Emitter
+    separators: tuple[str, str] | None
+    is_any_order: bool
+    source: Source | None
+    name: str
+    impossible: frozenset[str]
+    values: list[Json] = field(default_factory=list)
+    _lines: list[str] = field(default_factory=list)
+    _names: dict[Nodes, str | None] = field(default_factory=dict)
+    _leaves: dict[str, str] = field(default_factory=dict)
+    _ordered: set[Node] = field(default_factory=set)
+    _num_rules: int = 0
+
+    def __post_init__(self) -> None:
+        self._gap = " ws?" if self.separators is None else ""
+        self._comma, self._colon = self.separators or (",", ":")
 
     def write(self, root: Node) -> str:
         """Return the grammar, "" where nothing satisfies the schema.
 
         Raises:
-            TooWide: a keyword has to be left to residual checks.
+            Refusal: a keyword has to be left to residual checks.
         """
-        self._ordered = find_ordered(root, self._read, self._needs_rules)
+        self._ordered = find_ordered(root, self.weakening.read, self._needs_rules)
         start = self._write_value(frozenset([root]))
         if start is None or (_NEVER in self._lines and f"{start}: NEVER" in self._lines):
             return ""
         lines = [f"start: {start}", *self._lines]
         if self._gap:
-            lines.append(f"ws: /{_SPACE}/")
-        if self._source is not None:
-            lines.append(self._source.write())
+            lines.append(f"ws: /{WHITESPACE}/")
+        if self.source is not None:
+            lines.append(self.source.write())
         return "\n".join(lines)
 
     def _needs_rules(self, node: Node) -> bool:
-        return GROUNDED in node.keywords or (self._is_any_order and fixes_order(node))
+        return GROUNDED in node.keywords or (self.is_any_order and fixes_order(node))
 
     def _never(self) -> str:
         if _NEVER not in self._lines:
@@ -139,7 +113,7 @@ class RuleWriter:
     def _new_rule(self, node: Node) -> str:
         self._num_rules += 1
         if self._num_rules > MAX_NUM_RULES:
-            raise TooWide(node, "properties", f"it would take more than {MAX_NUM_RULES} rules")
+            raise Refusal(node, "properties", f"it would take more than {MAX_NUM_RULES} rules")
         return f"r{self._num_rules}"
 
     def _write_value(self, nodes: Nodes) -> str | None:
@@ -150,7 +124,7 @@ class RuleWriter:
         if nodes not in self._names:
             self._names[nodes] = name = self._new_rule(sort_nodes(nodes)[0])
             ways = self._list_alternatives(nodes)
-            if self._source is not None:
+            if self.source is not None:
                 check_ways(ways)
             found = [text for each in ways for text in self._write_alternative(each)]
             self._lines.append(f"{name}: {' | '.join(dict.fromkeys(found)) or self._never()}")
@@ -158,12 +132,12 @@ class RuleWriter:
 
     def _leaf(self, node: Node) -> str | None:
         """Return the reference to a schema that fixes no order."""
-        written = self._write(node)
+        written = self.emitter.copy_write(node)
         text = json.dumps(written)
-        if written is False or text in self._impossible.texts:
+        if written is False or text in self.impossible:
             return None
         if text not in self._leaves:
-            self._leaves[text] = f"@{self._name}v{len(self.values)}"
+            self._leaves[text] = f"@{self.name}v{len(self.values)}"
             self.values.append({} if written is True else dict(written))
         return self._leaves[text]
 
@@ -184,9 +158,9 @@ class RuleWriter:
                 continue
             seen.add(node)
             found = [each | {node} for each in found]
-            keywords = self._read(node)
+            keywords = self.weakening.read(node)
             applied = [*keywords.get("allOf", ()), *([keywords["$ref"]] if "$ref" in keywords else ())]
-            if False in applied or not self._impossible.nodes.isdisjoint(applied):
+            if False in applied or not self.emitter.impossible.isdisjoint(applied):
                 return []
             pending += [each for each in applied if isinstance(each, Node)]
             for keyword in UNIONS:
@@ -196,23 +170,23 @@ class RuleWriter:
 
     def _multiply(self, found: list[Nodes], node: Node, keyword: str, above: Nodes) -> list[Nodes]:
         """Return the alternatives with one branch of a union in each."""
-        if keyword == "oneOf" and not self._is_guide(node):
-            raise TooWide(node, keyword, "that its branches exclude each other is checked")
+        if keyword == "oneOf" and not self.weakening.is_guide(node):
+            raise Refusal(node, keyword, "that its branches exclude each other is checked")
         branches: list[Nodes] = []
-        for branch in self._read(node)[keyword]:
+        for branch in self.weakening.read(node)[keyword]:
             if isinstance(branch, Node):
                 branches += self._list_alternatives(frozenset([branch]), above)
             elif branch:
                 branches.append(frozenset())
         if len(found) * len(branches) > MAX_NUM_ALTERNATIVES:
-            if self._is_guide(node):
+            if self.weakening.is_guide(node):
                 return found
-            raise TooWide(node, keyword, f"there are more than {MAX_NUM_ALTERNATIVES} alternatives")
+            raise Refusal(node, keyword, f"there are more than {MAX_NUM_ALTERNATIVES} alternatives")
         return list(dict.fromkeys(each | way for each in found for way in branches))
 
     def _write_alternative(self, nodes: Nodes) -> Iterable[str]:
         """Yield the ways to write a value to which all these nodes apply; unions among them are decided."""
-        parts = [(node, self._read(node)) for node in sort_nodes(nodes)]
+        parts = [(node, self.weakening.read(node)) for node in sort_nodes(nodes)]
         is_grounded = any(GROUNDED in node.keywords for node in nodes)
         if is_grounded:
             check_neighbours(nodes)
@@ -239,12 +213,12 @@ class RuleWriter:
 
     def _write_quotation(self, parts: list[tuple[Node, Json]]) -> str:
         """Write the terminal of a grounded string and return its name."""
-        assert self._source is not None, "without a source the annotation is refused"
+        assert self.source is not None, "without a source the annotation is refused"
         least = max(int(keywords.get("minLength", 0)) for _, keywords in parts)
         most = min(
             (int(keywords["maxLength"]) for _, keywords in parts if "maxLength" in keywords), default=None
         )
-        if not self._source.has_quotation(least, most):
+        if not self.source.has_quotation(least, most):
             at_most = "" if most is None else f" and at most {most}"
             pointer = next(node.pointer for node, _ in parts if GROUNDED in node.keywords)
             reason = f"no part of the source has at least {least}{at_most} characters"
@@ -256,13 +230,14 @@ class RuleWriter:
         return name
 
     def _leave_out(self, node: Node, keyword: str) -> None:
-        if not self._is_guide(node):
-            raise TooWide(node, keyword, "it cannot be written in rules")
+        if not self.weakening.is_guide(node):
+            raise Refusal(node, keyword, "it cannot be written in rules")
 
     def _write_listed(self, values: list[Any], nodes: Nodes) -> Iterable[str]:
         """Yield the ways to write one of some values that all these nodes allow."""
         parts = [
-            {k: v for k, v in self._read(node).items() if k not in APPLIED} for node in sort_nodes(nodes)
+            {k: v for k, v in self.weakening.read(node).items() if k not in APPLIED}
+            for node in sort_nodes(nodes)
         ]
         validator = make_validator(make(allOf=[make(**part) for part in parts]))
         fine = [value for value in values if validator is None or validator.is_valid(value)]
@@ -273,7 +248,7 @@ class RuleWriter:
             if is_ordered(value):
                 node = read_schema(make_schema(value, is_ordered), "")
                 assert isinstance(node, Node), "it lists an object"
-                self._ordered |= find_ordered(node, self._read, self._needs_rules)
+                self._ordered |= find_ordered(node, self.weakening.read, self._needs_rules)
                 yield self._write_value(frozenset([node])) or self._never()
 
     def _write_object(self, parts: list[tuple[Node, Json]]) -> Iterable[str]:
@@ -288,7 +263,7 @@ class RuleWriter:
         if any(values[name] is None for name in required):
             return
         other = self._write_other(list(listed), parts)
-        if not self._is_any_order:
+        if not self.is_any_order:
             members = {name: str(values[name]) for name in names}
             yield self._write_in_order(members, required.keys(), other, parts[0][0])
             return
@@ -296,7 +271,7 @@ class RuleWriter:
         names.sort(key=lambda name: name not in required)
         if len(required) > MAX_NUM_BITS:
             node = max(parts, key=lambda part: len(part[1].get("required", ())))[0]
-            raise TooWide(node, "required", f"more than {MAX_NUM_BITS} names are required")
+            raise Refusal(node, "required", f"more than {MAX_NUM_BITS} names are required")
         yield self._write_members(
             {name: str(values[name]) for name in names}, len(required), other, parts[0][0]
         )

@@ -5,6 +5,7 @@ so that llguidance reports where one begins. From there on a ResidualMatcher fol
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -20,15 +21,15 @@ from ..vocabulary import Vocabulary
 _OPENERS = b"{["
 
 
+@dataclass
 class CheckedVocabulary:
     """A vocabulary for such tags: with every byte as a token and with a marker, both behind its own tokens.
 
     All of it is made when it is first asked for.
     """
 
-    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
-        self.vocabulary = vocabulary
-        self._limits = limits
+    vocabulary: Vocabulary
+    limits: GrammarLimits
 
     @cached_property
     def extended(self) -> Vocabulary:
@@ -47,7 +48,7 @@ class CheckedVocabulary:
 
     @cached_property
     def backend(self) -> LLGuidanceBackend:
-        return LLGuidanceBackend(self.extended, self._limits, num_threads=1)
+        return LLGuidanceBackend(self.extended, self.limits, num_threads=1)
 
     @cached_property
     def openings(self) -> dict[tuple[bytes, bytes], list[tuple[int, bytes]]]:

@@ -6,6 +6,7 @@ if a lexeme could continue with the first character of the value after it.
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llguidance import regex_to_lark
@@ -35,13 +36,12 @@ class Value(NamedTuple):
     is_spaced: bool = False
 
 
+@dataclass(eq=False)
 class Conflict(Exception):
     """The text does not determine where a node begins or ends."""
 
-    def __init__(self, node: int, reason: str) -> None:
-        super().__init__(reason)
-        self.node = node
-        self.reason = reason
+    node: int
+    reason: str
 
 
 NO_BEGIN = "nothing marks where it begins; put a const_string before it"
@@ -49,32 +49,26 @@ NO_END = "nothing marks its end; put a const_string behind it, or give the schem
 GBNF_END = "a grammar is followed by fixed text or by the end"
 
 
+@dataclass(slots=True)
 class TagWriter:
     """Writes the rules of one structural tag.
 
-    Args:
+    Attributes:
         values: node of a leaf -> how it is called.
         is_empty: whether a Lark terminal matches nothing at all.
         has_fast_text: free text has rules of its own; without, it is part of the text around it.
     """
 
-    def __init__(
-        self,
-        graph: TagGraph,
-        values: Mapping[int, Value],
-        is_empty: Callable[[str], bool],
-        has_fast_text: bool,
-    ) -> None:
-        self._graph = graph
-        self._values = values
-        self._is_empty = is_empty
-        self._has_fast_text = has_fast_text
-        self._rules: dict[str, str] = {}
-        self._terminals: dict[str, str] = {}
-        self._pending: list[int] = []
+    graph: TagGraph
+    values: Mapping[int, Value]
+    is_empty: Callable[[str], bool]
+    has_fast_text: bool
+    _rules: dict[str, str] = field(default_factory=dict)
+    _terminals: dict[str, str] = field(default_factory=dict)
+    _pending: list[int] = field(default_factory=list)
 
     def write(self) -> str:
-        self._rules["start"] = self._refer(self._graph.start) or '""'
+        self._rules["start"] = self._refer(self.graph.start) or '""'
         while self._pending:
             node = self._pending.pop()
             name = f"t{node}" if self._is_fast(node) else f"s{node}"
@@ -99,15 +93,15 @@ class TagWriter:
 
     def _is_fast(self, index: int) -> bool:
         """Return whether free text has a rule of its own: it ends with a pattern, a token or the end of the text."""
-        node = self._graph.nodes[index]
-        if not self._has_fast_text or not isinstance(node, FreeText):
+        node = self.graph.nodes[index]
+        if not self.has_fast_text or not isinstance(node, FreeText):
             return False
         return node.next is None or all(
             self._is_end_or_token(target) for target in self._list_next(node.next)
         )
 
     def _is_end_or_token(self, index: int) -> bool:
-        node = self._graph.nodes[index]
+        node = self.graph.nodes[index]
         return index == ACCEPT or (isinstance(node, Step) and node.kind == "token")
 
     def _list_next(self, index: int) -> list[int]:
@@ -116,7 +110,7 @@ class TagWriter:
         seen: set[int] = set()
         while pending:
             each = pending.pop()
-            node = self._graph.nodes[each]
+            node = self.graph.nodes[each]
             if each not in seen and isinstance(node, Fork):
                 pending += node.targets
             elif each not in seen:
@@ -126,7 +120,7 @@ class TagWriter:
 
     def _list_edges(self, index: int) -> dict[int, Piece] | None:
         """Return the successors of a node of regular text; None for a border."""
-        node = self._graph.nodes[index]
+        node = self.graph.nodes[index]
         if index == ACCEPT or self._is_fast(index):
             return None
         match node:
@@ -152,7 +146,7 @@ class TagWriter:
         return found
 
     def _write_free(self, index: int) -> str:
-        node = self._graph.nodes[index]
+        node = self.graph.nodes[index]
         assert isinstance(node, FreeText), "only free text has such rules"
         lexemes = make_lexemes([pattern for pattern, _ in node.patterns])
         ways = []
@@ -177,13 +171,13 @@ class TagWriter:
         return f"{lexeme} {self._write_border(target)}".strip() or '""'
 
     def _write_border(self, target: int) -> str:
-        node = self._graph.nodes[target]
+        node = self.graph.nodes[target]
         match node:
             case Step(kind="json_schema" | "grammar", next=following):
                 self._check_ends(target, node)
                 if node.kind == "grammar":
-                    return f"{self._values[target].text} ({self._write_letters(target, following)})"
-                return f"{self._values[target].text} {self._refer(following)}"
+                    return f"{self.values[target].text} ({self._write_letters(target, following)})"
+                return f"{self.values[target].text} {self._refer(following)}"
             case Step(kind="token", value=token_id, next=following):
                 return f"<[{token_id}]> {self._refer(following)}"
         return self._refer(target)
@@ -200,8 +194,8 @@ class TagWriter:
 
     def _find_first(self, target: int) -> str:
         """Return the class of the first characters of a border, "" if it has no text."""
-        if target in self._values:
-            return self._values[target].first
+        if target in self.values:
+            return self.values[target].first
         return ANY_CHARACTER if self._is_fast(target) else ""
 
     def _check_begins(self, ways: Mapping[int, Piece]) -> None:
@@ -229,7 +223,7 @@ class TagWriter:
         """Return whether two alternatives at one position could be confused."""
         if not self._find_first(target) or not self._find_first(rival):
             return False
-        pair = [self._values.get(each) for each in (target, rival)]
+        pair = [self.values.get(each) for each in (target, rival)]
         if pair[0] is not None and pair[0] == pair[1]:
             return False
         # Free text and GBNF have lexemes of their own, which longer lexemes could override.
@@ -245,27 +239,27 @@ class TagWriter:
             first = self._find_first(target)
             if not first:
                 continue
-            if not self._is_empty(f"({text} /{first}/ {ANY}) & ({whole})"):
+            if not self.is_empty(f"({text} /{first}/ {ANY}) & ({whole})"):
                 return target
             rivals = [
                 other for each, other in texts.items() if each != target and self._are_confused(target, each)
             ]
-            if rivals and not self._is_empty(f"{text} & ({' | '.join(rivals)})"):
+            if rivals and not self.is_empty(f"{text} & ({' | '.join(rivals)})"):
                 return target
         return None
 
     def _check_ends(self, index: int, leaf: Step) -> None:
         """Raise Conflict if a complete value could continue with the text after it."""
-        value = self._values[index]
+        value = self.values[index]
         if leaf.kind == "grammar" or not (value.more or value.is_spaced):
             return
         for target, piece in find_texts(leaf.next, self._list_edges).items():
             text = f"({piece.text})" if piece.text else '""'
             rest = f"{text} /{self._find_first(target)}/ {ANY}" if self._find_first(target) else text
-            if value.is_spaced and not piece.text and target in self._values:
+            if value.is_spaced and not piece.text and target in self.values:
                 raise Conflict(index, NO_END)
-            if value.more and not self._is_empty(f"({rest}) & (/{value.more}/ {ANY})"):
+            if value.more and not self.is_empty(f"({rest}) & (/{value.more}/ {ANY})"):
                 raise Conflict(index, NO_END)
 
     def _is_apart(self, first: str, second: str) -> bool:
-        return self._is_empty(f"/{first}/ & /{second}/")
+        return self.is_empty(f"/{first}/ & /{second}/")
