@@ -101,14 +101,15 @@ def list_backtracking(schema: dict[str, Any] | bool) -> list[str]:
     """Return the patterns in a schema that may take more than linear time."""
     found: dict[str, None] = {}
     # References may point below any keyword, so the whole document is searched.
-    pending: list[Any] = [schema]
+    pending: list[Any] = [schema] if isinstance(schema, dict) else []
     while pending:
         each = pending.pop()
         if isinstance(each, dict):
             names = each.get("patternProperties")
             patterns = [each.get("pattern"), *(names if isinstance(names, dict) else ())]
             found.update(dict.fromkeys(pattern for pattern in patterns if isinstance(pattern, str)))
-        pending.extend(each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        children = each.values() if isinstance(each, dict) else each
+        pending.extend([child for child in children if isinstance(child, (dict, list))])
     return list(filter(may_backtrack, found))
 
 

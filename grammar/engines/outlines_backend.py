@@ -45,7 +45,7 @@ class OutlinesBackend:
 
     def compile(self, spec: GrammarSpec) -> Program:
         choices = json.loads(spec.text) if spec.kind == "choice" else []
-        num_states = sum(len(choice.encode()) for choice in choices) or count_characters(spec.text)
+        num_states = len("".join(choices).encode()) or count_characters(spec.text)
         max_states = self._max_index_work // max(self.vocabulary.size, 1)
         if not num_states or num_states > max_states or "\x03" in "".join(choices):
             reason = f"it takes choices and patterns of fixed length, up to {max_states} states"

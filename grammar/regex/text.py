@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+_ESCAPES = {ord(sign): f"\\{sign}" for sign in r"\.+*?()|[]{}^$#&~-"}
+
 
 def choices_to_regex(choices: Sequence[str]) -> str:
     """Return a pattern for exactly these texts, in the syntax of Rust's regex crate."""
@@ -11,7 +13,7 @@ def choices_to_regex(choices: Sequence[str]) -> str:
 
 def escape(text: str) -> str:
     """Escape a text for Rust's regex syntax, which takes fewer escapes of letters than Python's."""
-    return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text)
+    return text.translate(_ESCAPES)
 
 
 def ends_in_escape(pattern: str) -> bool:

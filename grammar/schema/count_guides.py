@@ -156,8 +156,8 @@ def list_choices(nodes: Iterable[Node]) -> list[Any] | None:
     """Return the few values that one of these schemas lists; None if none does, or the values are not all scalars."""
     found = [values for node in nodes if (values := list_values(node)) is not None]
     choices = min(found, key=len, default=[])
-    is_plain = all(isinstance(value, str | int | None) for value in choices)
-    return choices if is_plain and 0 < len(choices) <= MAX_NUM_VALUES else None
+    is_few = 0 < len(choices) <= MAX_NUM_VALUES
+    return choices if is_few and all(isinstance(value, str | int | None) for value in choices) else None
 
 
 def list_values(schema: Schema) -> list[Any] | None:

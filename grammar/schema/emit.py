@@ -134,11 +134,13 @@ def spell_numbers(schema: dict[str, Any]) -> None:
         return
     keyword = "enum" if "enum" in schema else "const"
     values = schema["enum"] if keyword == "enum" else [schema["const"]]
-    if len(values) > MAX_NUM_VALUES or not any(map(has_whole_number, values)):
+    if len(values) > MAX_NUM_VALUES:
+        return
+    spelled = [make_schema(value, has_whole_number) for value in values if has_whole_number(value)]
+    if not spelled:
         return
     kept = [value for value in values if not has_whole_number(value)]
-    branches = [{"enum": kept}] if kept else []
-    branches.extend(make_schema(value, has_whole_number) for value in values if has_whole_number(value))
+    branches = [{"enum": kept}, *spelled] if kept else spelled
     del schema[keyword]
     if "anyOf" in schema or "$ref" in schema:
         schema["allOf"] = [*schema.get("allOf", []), {"anyOf": branches}]
@@ -153,7 +155,7 @@ def has_whole_number(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(has_whole_number, value))
     return (
-        isinstance(value, int | float)
+        isinstance(value, (int, float))
         and not isinstance(value, bool)
         and abs(value) < MAX_NUMBER
         and not value % 1

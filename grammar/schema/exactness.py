@@ -232,7 +232,7 @@ def find_inexact(value: Any) -> int | float | None:
     """Return the first number in a value that llguidance does not read exactly."""
     if isinstance(value, dict):
         value = list(value.values())
-    if isinstance(value, list):
+    if isinstance(value, list) and not are_strings(value):
         return next((found for found in map(find_inexact, value) if found is not None), None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and not is_exact(value) else None
@@ -254,8 +254,15 @@ def is_open(node: Node) -> bool:
     return any(node.get(keyword) for keyword in ("properties", "patternProperties", "required"))
 
 
+def are_strings(values: list[Any]) -> bool:
+    """Return whether all values are strings, without a call for each: lists of thousands nearly always are."""
+    return {str}.issuperset(map(type, values))
+
+
 def has_long_escape(value: Any) -> bool:
     """Return whether a string in a value needs a long escape; names of properties are not escaped."""
+    if isinstance(value, list) and are_strings(value):
+        value = "".join(value)
     if isinstance(value, str):
         return not LONG_ESCAPED.isdisjoint(value)
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

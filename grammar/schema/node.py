@@ -4,7 +4,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..plan import NO_EFFECT, PlanEntry
-from .keywords import Path, iterate_subschemas
+from .keywords import SCHEMA_KEYWORDS, SCHEMA_LIST_KEYWORDS, SCHEMA_MAP_KEYWORDS, Path, iterate_subschemas
+
+_RELATING = SCHEMA_KEYWORDS | SCHEMA_LIST_KEYWORDS | SCHEMA_MAP_KEYWORDS | {"$ref"}
 
 
 class Node:
@@ -57,6 +59,8 @@ def iterate_children(node: Node) -> Iterator[tuple[Path, Schema]]:
 
 def list_related(node: Node) -> list[Node]:
     """Return the nodes directly below a node and the target of its `$ref`."""
+    if _RELATING.isdisjoint(node.keywords):
+        return []
     found = [child for _, child in iterate_children(node) if isinstance(child, Node)]
     target = node.keywords.get("$ref")
     return [*found, target] if isinstance(target, Node) else found

@@ -76,7 +76,7 @@ def locate(
     nodes = list(iterate_nodes([root]))[::-1]
     for keywords, wording in attempts:
         first, num_probes, num_left = None, MAX_NUM_PROBES, MAX_NUM_PROBED
-        for node in nodes:
+        for node in nodes if keywords else ():
             emitter = make_emitter()
             keyword = next((name for name in keywords if name in emitter.list_keywords(node)), None)
             if keyword is None:
