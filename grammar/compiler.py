@@ -48,6 +48,7 @@ class GrammarCompiler:
         limits: bounds on single grammars and on the cache.
         num_threads: threads of one batch fill and one compile; None takes half the cores, at most 8.
         native_pool: threads for llguidance's compiles of long grammars, without the GIL; None uses the caller's.
+        pause: called often while a JSON Schema is compiled, so that the caller's other threads can run.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class GrammarCompiler:
         limits: GrammarLimits | None = None,
         num_threads: int | None = None,
         native_pool: Executor | None = None,
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
         limits = limits or GrammarLimits()
         num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
+        self._pause = pause
         llguidance = LLGuidanceBackend(vocabulary, limits, num_threads, native_pool)
         checked = CheckedVocabulary(vocabulary, limits)
         self._tags = TagCompiler(llguidance, self._compile_leaf, checked, limits.max_tags_s)
@@ -126,7 +129,7 @@ class GrammarCompiler:
             kinds = " and ".join(TAKEN_KINDS[spec.backend])
             raise UnsupportedGrammar("", spec.kind, f"{spec.backend} takes only {kinds}")
         if spec.kind in ("json_schema", "json_object"):
-            return compile_json_schema(spec, self._llguidance, lambda: self._closing)
+            return compile_json_schema(spec, self._llguidance, lambda: self._closing, self._pause)
         if spec.backend == "xgrammar":
             return compile_with(self._xgrammar, spec)
         if spec.backend == "outlines_core" or (spec.backend is None and spec.kind == "choice"):
@@ -152,7 +155,7 @@ class GrammarCompiler:
         """Compile a JSON Schema in a structural tag, or only write its grammar."""
         if spec.backend not in (None, "llguidance"):
             raise UnsupportedGrammar("", spec.kind, "only llguidance compiles a part of a structural tag")
-        return compile_json_schema(spec, self._llguidance, lambda: self._closing, name, is_built)
+        return compile_json_schema(spec, self._llguidance, lambda: self._closing, self._pause, name, is_built)
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

@@ -23,7 +23,7 @@ from .match.residual import ResidualMatcher
 from .plan import GROUNDING, RESIDUAL, PlanEntry
 from .regex.linear_pattern import may_backtrack
 from .schema.emit import Emitter, Json, adapt_for_llguidance
-from .schema.exactness import Surroundings, find_gaps
+from .schema.exactness import Gap, Surroundings, find_gaps
 from .schema.keywords import join_pointer
 from .schema.node import Node, iterate_children, iterate_nodes
 from .schema.places import PlaceMap
@@ -49,6 +49,7 @@ def compile_json_schema(
     spec: GrammarSpec,
     backend: LLGuidanceBackend,
     find_tokens: Callable[[], ClosingTokens],
+    pause: Callable[[], None] = lambda: None,
     name: str = "",
     is_built: bool = True,
 ) -> CompiledGrammar:
@@ -56,15 +57,19 @@ def compile_json_schema(
 
     Args:
         find_tokens: returns the tokens that residual checks look at.
+        pause: called often, so that the caller's other threads can run.
         name: of the grammar, as a part of another one.
         is_built: build the grammar; without, it is only written.
     """
-    root = read_schema(spec.document, spec.text)
+    root = read_schema(spec.document, spec.text, pause)
     if root is False:
         raise InvalidGrammar("no text satisfies the schema: it is false")
     node = root if isinstance(root, Node) else Node("", {})
     around = Surroundings(tuple(iterate_nodes([node])))
-    gaps = [gap for each in around.nodes for gap in find_gaps(each, around)]
+    gaps: list[Gap] = []
+    for each in around.nodes:
+        pause()
+        gaps += find_gaps(each, around)
     source = None
     if spec.source is not None and any(GROUNDED in each.keywords for each in around.nodes):
         source = Source(spec.source)
@@ -72,7 +77,7 @@ def compile_json_schema(
     for gap in gaps:
         if gap.verdict == "refused":
             raise UnsupportedGrammar(gap.node.pointer, gap.node.written_name(gap.keyword), gap.reason)
-    weakening = Weakening(gaps, around)
+    weakening = Weakening(gaps, around, pause)
     compiler = SchemaCompiler(spec, node, weakening, around, backend, source, name, is_built)
     program: Program = compiler.compile()
     if source is not None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import assert_never
 
 from engine.actors.actor import ThreadActor
+from engine.actors.compile_pacing import CompilePacing
 from engine.core.grammar_manager import GrammarManager, SlowMask, describe_problem, is_fault
 from engine.errors import EngineDead, InvalidRequest
 from engine.messages import (
@@ -54,21 +55,23 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
     """Owns the compiler and the matchers.
 
     Args:
-        make_compiler: builds the compiler on first use, with a pool for long compiles without the GIL; the vocabulary
-            of a large model takes a second.
+        make_compiler: builds the compiler on first use, with a pool for long compiles without the GIL and a function
+            to call during others; the vocabulary of a large model takes a second.
         vocab_size: width of the model's logits.
         encode: text -> token ids, for drafts of forced text; None: there are no drafts.
+        is_busy: whether the executor has steps.
     """
 
     def __init__(
         self,
-        make_compiler: Callable[[Executor], GrammarCompiler],
+        make_compiler: Callable[[Executor, Callable[[], None]], GrammarCompiler],
         vocab_size: int,
         timeout_s: float,
         send_masks: Callable[[StepMasks], None],
         tell_scheduler: Callable[[AddRequest | GrammarReport], None],
         deliver: Callable[[Accepted | Refused | NewTokens], None],
         encode: Callable[[str], Sequence[int]] | None = None,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__("troupe-grammar")
         self._manager = GrammarManager(vocab_size)
@@ -80,6 +83,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         self._send_masks = send_masks
         self._tell_scheduler = tell_scheduler
         self._deliver = deliver
+        self._pacing = CompilePacing(is_busy)
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
         # These two rarely hold the GIL. A thread that holds it and waits for a CPU delays all others.
@@ -224,9 +228,10 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
 
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
         self.post(_tell_begun, begun)
+        self._pacing.start()
         if self._compiler is None:
             # At worst, two threads build it at the same time.
-            self._compiler = self._make_compiler(self._native_pool)
+            self._compiler = self._make_compiler(self._native_pool, self._pacing.pause)
         return self._compiler.compile(spec)
 
 
