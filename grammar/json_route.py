@@ -190,7 +190,7 @@ class SchemaCompiler:
             return Program(refuse_matcher, len(grammar), grammar)
         try:
             num_quotable = self.source.num_characters if self.source is not None else 0
-            return self.backend.compile_json(grammar, num_quotable)
+            return self.backend.compile_text(grammar, num_quotable)
         except Complaint as complaint:
             return str(complaint)
 

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from .csv_table import Table
 from .engines.lark import remove_quoted
 from .errors import InvalidGrammar
 from .spec import GrammarSpec, PropertyOrder, Whitespace, parse_json
+from .xml.tree import Document
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "ebnf", "lark", "csv", "xml", "structural_tag")
 # Kind -> the fields of its object.
-PARTS = {
-    "csv": ("columns", "has_header", "delimiter", "is_quoting"),
-    "xml": ("root", "definitions", "declaration"),
-}
+PARTS = {"csv": Table.__struct_fields__, "xml": Document.__struct_fields__}
 
 
 def read_spec(

@@ -25,7 +25,7 @@ from llguidance import (
 from ..backend import MAX_FORCED_BYTES, Filler, Matcher, Program
 from ..bitmask import check_bitmask
 from ..csv_table import make_csv_pattern
-from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
 from ..regex.text import choices_to_regex, explain_pattern
 from ..spec import GrammarSpec
@@ -121,28 +121,33 @@ class LLGuidanceBackend:
 
     def compile(self, spec: GrammarSpec) -> Program:
         """Compile a Lark grammar, an XML tree or a regular language."""
-        grammar = make_grammar(spec)
-        share = self._make_share(0)
         max_items = self._limits.max_gbnf_items if spec.kind == "ebnf" else None
-        matcher = self._make_matcher(grammar, share.num_states, max_items)
-        if matcher.is_error():
-            self._refuse(spec, matcher.get_error())
-        return self._finish(matcher, grammar, share)
+        try:
+            return self.compile_text(make_grammar(spec), max_items=max_items)
+        except Complaint as complaint:
+            raise explain_refusal(spec, str(complaint)) from complaint
 
-    def compile_json(self, grammar: str, num_quotable: int = 0) -> Program:
-        """Compile what llguidance_json.py writes.
+    def compile_text(self, grammar: str, num_quotable: int = 0, max_items: int | None = None) -> Program:
+        """Compile a grammar in llguidance's own format.
 
         Args:
             num_quotable: the characters of a source in it, whose every word is a part of the lexer.
+            max_items: bound on the work of one mask, llguidance's own by default.
 
         Raises:
             Complaint: llguidance does not take it.
         """
         share = self._make_share(num_quotable // 4)
-        matcher = self._make_matcher(grammar, share.num_states, num_quotable=num_quotable)
+        matcher = self._make_matcher(grammar, share.num_states, max_items, num_quotable)
         if matcher.is_error():
             raise Complaint(matcher.get_error())
-        return self._finish(matcher, grammar, share)
+        # The lexer states of the first mask are made once, here: copies share them.
+        matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        if matcher.is_error():
+            raise InvalidGrammar(f"the grammar allows no first token: {matcher.get_error()}")
+        # llguidance reports no size; its lexer and productions take a small multiple of the text.
+        size = 64 * 1024 + 32 * len(grammar)
+        return Program(lambda: LLGuidanceMatcher(matcher.deep_copy(), self, share), size, grammar)
 
     def find_complaint(self, grammar: str) -> str:
         """Return llguidance's complaint about a grammar, "" when it has none."""
@@ -162,25 +167,10 @@ class LLGuidanceBackend:
         matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         return matcher.is_error()
 
-    def _finish(self, matcher: LLMatcher, grammar: str, share: LexerShare) -> Program:
-        # The lexer states of the first mask are made once, here: copies share them.
-        matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
-        if matcher.is_error():
-            raise InvalidGrammar(f"the grammar allows no first token: {matcher.get_error()}")
-        # llguidance reports no size; its lexer and productions take a small multiple of the text.
-        size = 64 * 1024 + 32 * len(grammar)
-        return Program(lambda: LLGuidanceMatcher(matcher.deep_copy(), self, share), size, grammar)
-
     def _make_matcher(
         self, grammar: str, num_states: int | None = None, max_items: int | None = None, num_quotable: int = 0
     ) -> LLMatcher:
-        """Return a matcher at the start of a grammar, in its error state if llguidance does not take it.
-
-        Args:
-            num_states: bound on the states of its lexer.
-            max_items: bound on the work of one mask, llguidance's own by default.
-            num_quotable: the characters of a source in it.
-        """
+        """Return a matcher at the start of a grammar, in its error state if llguidance does not take it."""
         bounds = LLParserLimits(
             initial_lexer_fuel=self._limits.initial_lexer_fuel + 40 * num_quotable,
             step_lexer_fuel=self._limits.step_lexer_fuel + 20 * num_quotable,
@@ -194,46 +184,41 @@ class LLGuidanceBackend:
         pool = self._native_pool if len(grammar) > LONG_GRAMMAR else None
         return make() if pool is None else pool.submit(make).result()
 
-    def _refuse(self, spec: GrammarSpec, message: str) -> None:
-        if spec.kind == "lark":
-            raise InvalidGrammar(f"the Lark grammar cannot be used: {explain_complaint(message)}")
-        if spec.kind == "ebnf":
-            # Its places are those of the Lark grammar, which is not the user's.
-            reason = re.sub(r"^(?:at )?\d+\(\d+\): ", "", explain_pattern("\n", message))
-            raise InvalidGrammar(f"the GBNF grammar cannot be used: {reason}")
-        if spec.kind == "regex":
-            shown = spec.text if len(spec.text) <= MAX_SHOWN else spec.text[:MAX_SHOWN] + "…"
-            reason = f"{shown!r}: {explain_pattern(spec.text, message)}"
-        else:
-            reason = message
-        if "parse error" in message and "not supported" not in message:
-            raise InvalidGrammar(f"the {spec.kind} cannot be parsed: {reason}")
-        raise UnsupportedGrammar("", spec.kind, reason)
+
+def explain_refusal(spec: GrammarSpec, message: str) -> GrammarError:
+    """Return the error for a spec about which llguidance complains."""
+    if spec.kind == "lark":
+        return InvalidGrammar(f"the Lark grammar cannot be used: {explain_complaint(message)}")
+    if spec.kind == "ebnf":
+        # Its places are those of the Lark grammar, which is not the user's.
+        reason = re.sub(r"^(?:at )?\d+\(\d+\): ", "", explain_pattern("\n", message))
+        return InvalidGrammar(f"the GBNF grammar cannot be used: {reason}")
+    reason = message
+    if spec.kind == "regex":
+        shown = spec.text if len(spec.text) <= MAX_SHOWN else spec.text[:MAX_SHOWN] + "…"
+        reason = f"{shown!r}: {explain_pattern(spec.text, message)}"
+    if "parse error" in message and "not supported" not in message:
+        return InvalidGrammar(f"the {spec.kind} cannot be parsed: {reason}")
+    return UnsupportedGrammar("", spec.kind, reason)
 
 
 def make_grammar(spec: GrammarSpec) -> str:
-    """Return a spec in llguidance's own format: a Lark grammar, with the schema as a grammar beside it."""
-    if spec.kind == "lark":
-        return LLMatcher.grammar_from_lark(HEADER + spec.text)
-    if spec.kind == "ebnf":
-        # One lexeme for each character, so that text is read as GBNF means it and not in the longest lexemes.
-        return LLMatcher.grammar_from_lark(f"{HEADER}start: groot\n{write_gbnf(spec.text, 'g')}")
-    if spec.kind == "xml":
-        return LLMatcher.grammar_from_lark(HEADER + make_xml_lark(spec.text, spec.whitespace))
-    return LLMatcher.grammar_from_lark(f"{HEADER}start: /{regex_to_lark(make_pattern(spec))}/")
-
-
-def make_pattern(spec: GrammarSpec) -> str:
-    """Return the pattern of a spec that is a regular language."""
+    """Return a spec in llguidance's own format."""
     match spec.kind:
-        case "regex":
-            return spec.text
+        case "lark":
+            lark = spec.text
+        case "ebnf":
+            # One lexeme for each character, so that text is read as GBNF means it and not in the longest lexemes.
+            lark = f"start: groot\n{write_gbnf(spec.text, 'g')}"
+        case "xml":
+            lark = make_xml_lark(spec.text, spec.whitespace)
         case "choice":
-            return choices_to_regex(json.loads(spec.text))
+            lark = f"start: /{regex_to_lark(choices_to_regex(json.loads(spec.text)))}/"
         case "csv":
-            return make_csv_pattern(spec.text)
+            lark = f"start: /{regex_to_lark(make_csv_pattern(spec.text))}/"
         case _:
-            raise AssertionError(f"no other kind is a regular language: {spec.kind}")
+            lark = f"start: /{regex_to_lark(spec.text)}/"
+    return LLMatcher.grammar_from_lark(HEADER + lark)
 
 
 class LLGuidanceMatcher(Matcher):

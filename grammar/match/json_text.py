@@ -92,14 +92,14 @@ def advance(state: State, text: bytearray, token: bytes, check: CheckValue) -> S
     Args:
         text: everything before the token.
     """
-    position = 0
+    walk, position = _Walk(text, token, check), 0
     while position < len(token) and state.mode is not Mode.END:
         if state.mode in _IN_STRING and not state.is_escaped:
             stop = _STRING_STOP.search(token, position)
             if stop is None:
                 return state
             position = stop.start()
-        found = _step(state, token[position], _Reader(text, token, position), check)
+        found = walk.step(state, token[position], len(text) + position)
         if found is None:
             return None
         state = found
@@ -107,16 +107,12 @@ def advance(state: State, text: bytearray, token: bytes, check: CheckValue) -> S
     return state
 
 
-class _Reader(NamedTuple):
-    """The text up to a byte of the token being tried."""
+class _Walk(NamedTuple):
+    """A token after a text, and the check of the values that it completes."""
 
     text: bytearray
     token: bytes
-    position: int
-
-    @property
-    def offset(self) -> int:
-        return len(self.text) + self.position
+    check: CheckValue
 
     def read(self, start: int, end: int) -> bytes:
         split = len(self.text)
@@ -124,73 +120,68 @@ class _Reader(NamedTuple):
             return self.token[start - split : end - split]
         return bytes(self.text[start:end]) + self.token[: max(end - split, 0)]
 
+    def is_fine(self, place: Place | None, start: int, end: int, frame: Frame | None) -> bool:
+        if place is None or not place.checks:
+            return True
+        return self.check(
+            place, self.read(start, end), partial(self.read, frame.start if frame else start, start)
+        )
 
-def _step(state: State, byte: int, reader: _Reader, check: CheckValue) -> State | None:
-    mode = state.mode
-    if mode is Mode.STRING or mode is Mode.NAME:
-        if state.is_escaped:
-            return state._replace(is_escaped=False)
-        if byte == 0x5C:
-            return state._replace(is_escaped=True)
-        return _end_string(state, reader, check) if byte == 0x22 else state
-    if mode is Mode.LITERAL:
-        if byte in _LETTERS:
-            return state
-        return _step_between(after(state.frame, state.position), byte, reader, check)
-    if mode is Mode.NUMBER:
-        if byte in _NUMBER:
-            return state
-        if not _is_fine(state.place, state.start, reader.offset, state.frame, reader, check):
-            return None
-        return _step_between(after(state.frame, state.position), byte, reader, check)
-    return _step_between(state, byte, reader, check)
-
-
-def _step_between(state: State, byte: int, reader: _Reader, check: CheckValue) -> State | None:
-    """Take a byte outside strings, numbers and literals."""
-    frame, offset = state.frame, reader.offset
-    if byte in _SPACE or byte == 0x3A:
-        return state
-    if byte == 0x22:
-        mode = Mode.NAME if state.mode is Mode.KEY else Mode.STRING
-        return State(mode, frame, offset, state.place, state.position)
-    if byte == 0x7B or byte == 0x5B:
-        return _open(state, byte == 0x7B, offset)
-    if byte == 0x7D or byte == 0x5D:
-        assert frame is not None, "a bracket is closed only where one is open"
-        if not _is_fine(frame.place, frame.start, offset + 1, frame.parent, reader, check):
-            return None
-        return after(frame.parent, frame.index)
-    if byte == 0x2C:
-        assert frame is not None, "commas stand only in containers"
-        if frame.is_object:
-            return State(Mode.KEY, frame, offset, None)
-        index = state.position + 1
-        return State(Mode.VALUE, frame, offset, frame.place and frame.place.element(index), index)
-    literal = _LITERALS.get(byte)
-    if literal is not None:
-        # The first letter selects the literal, while several are possible.
-        if state.place is not None and state.place.checks:
-            before = partial(reader.read, frame.start if frame else offset, offset)
-            if not check(state.place, literal, before):
+    def step(self, state: State, byte: int, offset: int) -> State | None:
+        """Take one byte; in a string, and not escaped, it is a quote or a backslash."""
+        mode = state.mode
+        if mode is Mode.STRING or mode is Mode.NAME:
+            if state.is_escaped or byte == 0x5C:
+                return state._replace(is_escaped=not state.is_escaped)
+            return self.end_string(state, offset + 1)
+        if mode is Mode.LITERAL or mode is Mode.NUMBER:
+            if byte in (_LETTERS if mode is Mode.LITERAL else _NUMBER):
+                return state
+            if mode is Mode.NUMBER and not self.is_fine(state.place, state.start, offset, state.frame):
                 return None
-        return State(Mode.LITERAL, frame, offset, state.place, state.position)
-    return State(Mode.NUMBER, frame, offset, state.place, state.position)
+            state = after(state.frame, state.position)
+        return self.step_between(state, byte, offset)
 
-
-def _end_string(state: State, reader: _Reader, check: CheckValue) -> State | None:
-    end = reader.offset + 1
-    if state.mode is Mode.NAME:
+    def step_between(self, state: State, byte: int, offset: int) -> State | None:
+        """Take a byte outside strings, numbers and literals."""
         frame = state.frame
+        if byte in _SPACE or byte == 0x3A:
+            return state
+        if byte == 0x22:
+            mode = Mode.NAME if state.mode is Mode.KEY else Mode.STRING
+            return State(mode, frame, offset, state.place, state.position)
+        if byte == 0x7B or byte == 0x5B:
+            return _open(state, byte == 0x7B, offset)
+        if byte == 0x7D or byte == 0x5D:
+            assert frame is not None, "a bracket is closed only where one is open"
+            is_fine = self.is_fine(frame.place, frame.start, offset + 1, frame.parent)
+            return after(frame.parent, frame.index) if is_fine else None
+        if byte == 0x2C:
+            assert frame is not None, "commas stand only in containers"
+            if frame.is_object:
+                return State(Mode.KEY, frame, offset, None)
+            index = state.position + 1
+            return State(Mode.VALUE, frame, offset, frame.place and frame.place.element(index), index)
+        literal = _LITERALS.get(byte)
+        if literal is not None and state.place is not None and state.place.checks:
+            # The first letter selects the literal, while several are possible.
+            before = partial(self.read, frame.start if frame else offset, offset)
+            if not self.check(state.place, literal, before):
+                return None
+        mode = Mode.NUMBER if literal is None else Mode.LITERAL
+        return State(mode, frame, offset, state.place, state.position)
+
+    def end_string(self, state: State, end: int) -> State | None:
+        frame = state.frame
+        if state.mode is Mode.STRING:
+            is_fine = self.is_fine(state.place, state.start, end, frame)
+            return after(frame, state.position) if is_fine else None
         assert frame is not None, "names stand only in objects"
         if frame.place is None:
             return State(Mode.VALUE, frame, end, None)
-        if not _is_fine(frame.place.names, state.start, end, frame, reader, check):
+        if not self.is_fine(frame.place.names, state.start, end, frame):
             return None
-        return State(Mode.VALUE, frame, end, frame.place.member(json.loads(reader.read(state.start, end))))
-    if not _is_fine(state.place, state.start, end, state.frame, reader, check):
-        return None
-    return after(state.frame, state.position)
+        return State(Mode.VALUE, frame, end, frame.place.member(json.loads(self.read(state.start, end))))
 
 
 def _open(state: State, is_object: bool, offset: int) -> State:
@@ -207,11 +198,3 @@ def _open(state: State, is_object: bool, offset: int) -> State:
 def after(frame: Frame | None, index: int) -> State:
     """Return the state after a value."""
     return State(Mode.END if frame is None else Mode.AFTER, frame, 0, None, index)
-
-
-def _is_fine(
-    place: Place | None, start: int, end: int, frame: Frame | None, reader: _Reader, check: CheckValue
-) -> bool:
-    if place is None or not place.checks:
-        return True
-    return check(place, reader.read(start, end), partial(reader.read, frame.start if frame else start, start))

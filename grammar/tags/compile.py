@@ -70,9 +70,9 @@ class TagCompiler:
             text.compile_schema(pointer, lambda leaf, name: self.route(leaf, name, is_built))
         checks = text.find_checks()
         if not checks:
-            return CompiledGrammar(NAME, text.make_plan, self.backend.compile_json(text.write(self.backend)))
+            return CompiledGrammar(NAME, text.make_plan, self.backend.compile_text(text.write(self.backend)))
         checked = self.checked
-        program = checked.backend.compile_json(text.write(checked.backend, checked.marker))
+        program = checked.backend.compile_text(text.write(checked.backend, checked.marker))
         size = program.size_bytes + sum(text.size_bytes(number) for number in checks)
         make_inner = program.new_matcher
         made = Program(lambda: CheckedMatcher(make_inner(), checked, checks), size)

@@ -41,12 +41,10 @@ class _Writer:
         self._definitions = {name: f"d{i}" for i, name in enumerate(document["definitions"])}
 
     def write(self) -> str:
-        prolog = {"none": "", "optional": f"prolog?{self._gap} ", "required": f"prolog{self._gap} "}
+        # White space only after a declaration.
+        prolog = {"none": "", "optional": f"(prolog{self._gap})? ", "required": f"prolog{self._gap} "}
         root = self._element(self._document["root"])
         self._lines.append(f"start: {prolog[self._document['declaration']]}{root}")
-        if self._document["declaration"] == "optional" and self._gap:
-            # White space only after a declaration.
-            self._lines[-1] = f"start: (prolog{self._gap})? {root}"
         if self._document["declaration"] != "none":
             self._lines.append(f"prolog: {quote(XML_DECLARATION)}")
         if self._space is not None:
@@ -55,13 +53,9 @@ class _Writer:
             self._lines.append(f"{rule}: {self._element(self._document['definitions'][name])}")
         return "\n".join(self._lines)
 
-    def _rule(self, body: str) -> str:
-        name = f"r{len(self._lines)}"
-        self._lines.append(f"{name}: {body}")
-        return name
-
-    def _terminal(self, body: str) -> str:
-        name = f"T{len(self._lines)}"
+    def _rule(self, body: str, kind: str = "r") -> str:
+        """Write a rule, or a terminal with the kind T, and return its name."""
+        name = f"{kind}{len(self._lines)}"
         self._lines.append(f"{name}: {body}")
         return name
 
@@ -72,7 +66,7 @@ class _Writer:
 
     def _attribute(self, name: str, value: Json) -> str:
         body = write_value(value, _ATTRIBUTE_CHARACTER, _PLAIN_ATTRIBUTE, is_attribute=True)
-        terminal = self._terminal(f"{quote(f' {name}=' + chr(34))} {body} {quote(chr(34))}")
+        terminal = self._rule(f"{quote(f' {name}=' + chr(34))} {body} {quote(chr(34))}", "T")
         return f" {terminal}" if value["required"] else f" {terminal}?"
 
     def _content(self, element: Json) -> str:
@@ -85,7 +79,7 @@ class _Writer:
             return f'"/>" | {quote(f"></{name}>")}'
         text = element["text"]
         body = write_value(text, _TEXT_CHARACTER, _PLAIN_TEXT, is_attribute=False)
-        terminal = self._terminal(f'">" {body} {quote(f"</{name}>")}')
+        terminal = self._rule(f'">" {body} {quote(f"</{name}>")}', "T")
         is_empty_fine = (text.get("type") == "string" and not text.get("min_length")) or "" in text.get(
             "enum", ()
         )
