@@ -62,7 +62,7 @@ class State(NamedTuple):
     Attributes:
         frame: the innermost open container.
         start: offset of the scalar being read.
-        place: place of the value being read or about to be read.
+        place: place of the value, or of the name, being read or about to be read.
         position: of that value in its array.
         is_escaped: the next byte belongs to an escape.
     """
@@ -148,8 +148,10 @@ class _Walk(NamedTuple):
         if byte in _SPACE or byte == 0x3A:
             return state
         if byte == 0x22:
-            mode = Mode.NAME if state.mode is Mode.KEY else Mode.STRING
-            return State(mode, frame, offset, state.place, state.position)
+            if state.mode is not Mode.KEY:
+                return State(Mode.STRING, frame, offset, state.place, state.position)
+            assert frame is not None, "names stand only in objects"
+            return State(Mode.NAME, frame, offset, frame.place and frame.place.names)
         if byte == 0x7B or byte == 0x5B:
             return _open(state, byte == 0x7B, offset)
         if byte == 0x7D or byte == 0x5D:
@@ -173,14 +175,13 @@ class _Walk(NamedTuple):
 
     def end_string(self, state: State, end: int) -> State | None:
         frame = state.frame
+        if not self.is_fine(state.place, state.start, end, frame):
+            return None
         if state.mode is Mode.STRING:
-            is_fine = self.is_fine(state.place, state.start, end, frame)
-            return after(frame, state.position) if is_fine else None
+            return after(frame, state.position)
         assert frame is not None, "names stand only in objects"
         if frame.place is None:
             return State(Mode.VALUE, frame, end, None)
-        if not self.is_fine(frame.place.names, state.start, end, frame):
-            return None
         return State(Mode.VALUE, frame, end, frame.place.member(json.loads(self.read(state.start, end))))
 
 

@@ -86,12 +86,7 @@ class ResidualMatcher(Matcher):
             inner: has taken the token that ends with these bytes; the matcher moves it on.
         """
         matcher = cls(inner, checks)
-        state = advance(matcher._state, matcher._text, text, matcher._is_fine)
-        if state is None:
-            return None
-        matcher._text += text
-        matcher._state = state
-        return matcher
+        return matcher if matcher._advance(text) else None
 
     @property
     def is_value_complete(self) -> bool:
@@ -106,16 +101,20 @@ class ResidualMatcher(Matcher):
     def _take(self, token_id: int) -> bool:
         if self._failure is not None or not self.inner.accept_token(token_id):
             return False
-        token = self.vocabulary.token_bytes[token_id]
-        state = advance(self._state, self._text, token, self._is_fine)
-        if state is None:
+        token, before = self.vocabulary.token_bytes[token_id], self._state
+        if not self._advance(token):
             self.inner.rollback(1)
             return False
-        self._history.append((len(token), self._state))
-        self._text += token
-        self._state = state
+        self._history.append((len(token), before))
         self._verdicts.clear()
         return True
+
+    def _advance(self, token: bytes) -> bool:
+        state = advance(self._state, self._text, token, self._is_fine)
+        if state is not None:
+            self._text += token
+            self._state = state
+        return state is not None
 
     def _take_back(self, num_tokens: int) -> None:
         self.inner.rollback(num_tokens)
@@ -152,21 +151,13 @@ class ResidualMatcher(Matcher):
         elif not words.any():
             self._dead_end = explain_dead_end(self._violation)
 
-    def _find_string_place(self) -> Place | None:
-        """Return the place of the string that is open, which may be a property name."""
-        state = self._state
-        if state.mode is not Mode.NAME:
-            return state.place
-        place = state.frame.place if state.frame else None
-        return place.names if place else None
-
     def _clear_outside(self, words: np.ndarray) -> None:
         """Clear candidates outside strings, and those after a backslash inside a string."""
         state = self._state
         num_closers = state.frame.num_closers if state.frame else 0
         name = "escaped quote" if state.is_escaped else "any"
-        place = self._find_string_place() if state.is_escaped else state.place
-        if place is not None and place.checks and (state.is_escaped or state.mode is Mode.NUMBER):
+        has_checks = state.place is not None and state.place.checks
+        if has_checks and (state.is_escaped or state.mode is Mode.NUMBER):
             num_closers = 0
             name = name if state.is_escaped else "delimiter"
         if num_closers < FAR:
@@ -178,7 +169,7 @@ class ResidualMatcher(Matcher):
 
     def _clear_in_string(self, words: np.ndarray) -> None:
         """Clear the tokens that end the open string, and those that complete a value around it too."""
-        state, tokens, place = self._state, self._checks.tokens, self._find_string_place()
+        state, tokens, place = self._state, self._checks.tokens, self._state.place
         known = self._find_known(place)
         special = NO_STRINGS
         if known is not None and known.near:
