@@ -15,7 +15,7 @@ import jsonschema_rs
 
 from .backend import CompiledGrammar, Matcher, Program
 from .engines.llguidance_backend import Complaint, LLGuidanceBackend
-from .engines.llguidance_json import SEPARATORS, make_json_grammar
+from .engines.llguidance_json import make_json_grammar
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .match.checks import ResidualChecks
 from .match.closing_tokens import ClosingTokens
@@ -29,7 +29,7 @@ from .schema.node import Node, iterate_children, iterate_nodes
 from .schema.places import PlaceMap
 from .schema.quotations import Source
 from .schema.reader import read_schema
-from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate, name_place
+from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate
 from .schema.rule_writer import RuleWriter
 from .schema.rules import GROUNDED
 from .schema.weaken import Weakening
@@ -167,12 +167,11 @@ class SchemaCompiler:
         return as_object(self._make_emitter().write(self.root))
 
     def _write_rules(self, impossible: frozenset[str]) -> tuple[str, list[Json]]:
-        separators = None if self.spec.whitespace == "any" else SEPARATORS[self.spec.whitespace]
         while True:
             writer = RuleWriter(
                 self.weakening,
                 self._make_emitter(),
-                separators,
+                self.spec.whitespace,
                 self.spec.property_order == "any",
                 self.source,
                 self.name,
@@ -219,7 +218,7 @@ class SchemaCompiler:
 
     def _explain_contradiction(self, message: str) -> InvalidGrammar:
         places = [
-            f"{', '.join(map(repr, dict.fromkeys(map(node.written_name, keywords))))} at {name_place(node)}"
+            f"{', '.join(map(repr, dict.fromkeys(map(node.written_name, keywords))))} at {node.pointer or '#'}"
             for node, keywords in self.weakening.dropped.items()
         ]
         pointer = next(iter(self.weakening.dropped)).pointer if len(places) == 1 else None

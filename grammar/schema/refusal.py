@@ -100,10 +100,6 @@ def summarise(message: str) -> str:
     return line.removeprefix(f"{SIGN}:").strip()[:300]
 
 
-def name_place(node: Node | None) -> str:
-    return (node.pointer if node is not None else "") or "#"
-
-
 def as_object(schema: Any) -> Json:
     """Return a document as an object, because an engine expects options beside keywords."""
     return {"enum": []} if schema is False else {} if schema is True else schema

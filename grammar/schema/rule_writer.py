@@ -16,7 +16,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from ..engines.llguidance_json import WHITESPACE
+from ..engines.llguidance_json import SEPARATORS, WHITESPACE
 from ..errors import InvalidGrammar
 from ..regex.text import escape
 from .count_guides import make, make_validator
@@ -59,7 +59,7 @@ class RuleWriter:
 
     Attributes:
         emitter: writes a node as a document of its own.
-        separators: what stands between items, and after a name; None allows white space around plain ones.
+        whitespace: what stands between items, and after a name, as in a `GrammarSpec`.
         is_any_order: properties come in any order, not in that of the schema.
         source: what grounded strings are parts of.
         name: of the grammar.
@@ -69,7 +69,7 @@ class RuleWriter:
 
     weakening: Weakening
     emitter: Emitter
-    separators: tuple[str, str] | None
+    whitespace: str
     is_any_order: bool
     source: Source | None
     name: str
@@ -82,8 +82,8 @@ class RuleWriter:
     _num_rules: int = 0
 
     def __post_init__(self) -> None:
-        self._gap = " ws?" if self.separators is None else ""
-        self._comma, self._colon = self.separators or (",", ":")
+        self._gap = " ws?" if self.whitespace == "any" else ""
+        self._comma, self._colon = SEPARATORS[self.whitespace]
 
     def write(self, root: Node) -> str:
         """Return the grammar, "" where nothing satisfies the schema.

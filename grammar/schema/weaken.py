@@ -93,7 +93,10 @@ class Weakening:
 
     def _weaken(self, node: Node) -> dict[str, Any]:
         is_own = node in self._nodes
-        dropped = self.dropped.get(node, []) if is_own else self._list_gaps(node)
+        # A guide may itself exceed what an engine enforces.
+        dropped = (
+            self.dropped.get(node, []) if is_own else [gap.keyword for gap in find_gaps(node, self._around)]
+        )
         if not dropped:
             return node.keywords
         kept = {
@@ -106,16 +109,8 @@ class Weakening:
             branches = node.keywords["oneOf"]
             added = [Node("", {"anyOf": branches})] if "anyOf" in kept else []
             kept.setdefault("anyOf", branches)
-        added += self._list_guides(node, dropped) if is_own else []
+        if is_own and self._num_guides_left > 0:
+            guides = [guide for keyword in dropped for guide in find_guides(node, keyword)]
+            self._num_guides_left -= len(guides)
+            added += guides
         return {**kept, "allOf": [*kept.get("allOf", ()), *added]} if added else kept
-
-    def _list_guides(self, node: Node, dropped: list[str]) -> list[Node]:
-        found: list[Node] = []
-        for keyword in dropped if self._num_guides_left > 0 else ():
-            found += find_guides(node, keyword)
-        self._num_guides_left -= len(found)
-        return found
-
-    def _list_gaps(self, node: Node) -> list[str]:
-        """Return the keywords to leave out of a guide, which may itself exceed what an engine enforces."""
-        return [gap.keyword for gap in find_gaps(node, self._around)]
