@@ -1,6 +1,6 @@
 """The interface of grammar engines, and what all matchers share: the end of the text, and rollback.
 
-GrammarSpec --Backend.compile--> Program --new_matcher--> Matcher --Filler.fill--> bitmask rows
+GrammarSpec --compile--> Program --new_matcher--> Matcher --Filler.fill--> bitmask rows
 """
 
 from abc import ABC, abstractmethod

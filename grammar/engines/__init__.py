@@ -1,1 +1,1 @@
-"""The engines that enforce a grammar token by token, each behind the protocol of `backend.py`."""
+"""The engines that enforce a grammar token by token: each has a name, and compiles a spec to a program."""
