@@ -41,7 +41,7 @@ class UnsupportedGrammar(GrammarError):
         super().__init__(f"{keyword!r} at {pointer or '#'} is not supported: {reason}")
 
     def __reduce__(self) -> tuple[type["UnsupportedGrammar"], tuple[str, str, str]]:
-        # The default rebuilds from the message alone; worker processes send errors home as they are.
+        # The default rebuilds from the message alone, also in `copy`.
         return type(self), (self.pointer, self.keyword, self.reason)
 
 

@@ -214,15 +214,17 @@ class GrammarSpec:
 NAMES = {"json_schema": "JSON Schema", "structural_tag": "structural tag"}
 
 
+def make_depth_error(kind: str) -> InvalidGrammar:
+    return InvalidGrammar(f"the {NAMES.get(kind, kind)} is nested deeper than {MAX_NESTING_DEPTH} levels")
+
+
 def parse_json(text: str, kind: str) -> Any:
     """Parse JSON text; raise InvalidGrammar with line and column for other text."""
     check_size(text, kind)
     try:
         return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_twice)
     except RecursionError as error:
-        raise InvalidGrammar(
-            f"the {NAMES.get(kind, kind)} is nested deeper than {MAX_NESTING_DEPTH} levels"
-        ) from error
+        raise make_depth_error(kind) from error
     except ValueError as error:
         raise InvalidGrammar(f"the {NAMES.get(kind, kind)} is not valid JSON: {error}") from error
 
@@ -246,9 +248,7 @@ def dump_json(value: Any, kind: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except RecursionError as error:
-        raise InvalidGrammar(
-            f"the {NAMES.get(kind, kind)} is nested deeper than {MAX_NESTING_DEPTH} levels"
-        ) from error
+        raise make_depth_error(kind) from error
     except (TypeError, ValueError) as error:
         raise InvalidGrammar(f"{kind} is not a JSON value: {error}") from error
 
@@ -271,4 +271,4 @@ def check_depth(value: Any) -> None:
             return
         found = chain.from_iterable([node.values() if isinstance(node, dict) else node for node in level])
         level = [node for node in found if isinstance(node, (dict, list))]
-    raise InvalidGrammar(f"the JSON Schema is nested deeper than {MAX_NESTING_DEPTH} levels")
+    raise make_depth_error("json_schema")
