@@ -1,6 +1,7 @@
 """ExecutorActor: the one thread that owns the device. It receives steps and sends their results.
 
-On CUDA the next step is launched before the results of the last one have been copied back.
+On CUDA the next step is launched before the results of the last one have been copied back. On the CPU, results wait
+until the layers of the next step start: the event loop works on them while the layers run without Python's lock.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         self._executor = executor
         self._deliver = deliver
         self._pending: deque[PendingStep] = deque()  # launched steps whose results are not copied back yet
+        self._finished: StepDone | None = None  # sent before the layers of the next step
         self._held: deque[ExecutorInbox | None] = deque()  # messages received while waiting for masks
 
     def work(self) -> None:
+        self._executor.before_layers = self._send_finished
         if self.loaded is None:
             self.loaded = self._executor.load()
         elif self._executor.sleep_level:
@@ -53,8 +56,10 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                 case StepMasks():
                     self._answer(self._executor.sample(message))
                 case Sleep(level=level):
+                    self._send_finished()
                     self._executor.sleep(level)
                     return
+        self._send_finished()
 
     def _take(self) -> ExecutorInbox | None:
         """Return the next message, or None at the end. Runs chores while the actor is idle."""
@@ -74,9 +79,12 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         Raises:
             Empty: the deadline passed.
         """
+        if self._queue.empty():
+            self._send_finished()
         while self._pending:
             if self._pending[0].is_done():
                 if (done := self._pending.popleft().wait()) is not None:
+                    self._send_finished()
                     self.post(self._deliver, done)
                 continue
             try:
@@ -112,14 +120,23 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         return isinstance(message, StepPlan) and self._executor.get_mask_timeout(message) < math.inf
 
     def _answer(self, answer: StepDone | PendingStep | None) -> None:
-        """Deliver a result now, or queue it behind the pending ones: results are delivered in the order of steps.
+        """Deliver a result in the order of steps: now, during the next message, or behind the pending ones.
 
         Masks may arrive while later stages compute their step; its gated rows follow its other rows.
         """
         if isinstance(answer, StepDone) and not self._pending:
-            self.post(self._deliver, answer)
+            self._send_finished()
+            self._finished = answer
+            if self._queue.empty() and not self._held:
+                self._send_finished()
         elif isinstance(answer, StepDone):
             self._pending.append(PendingStep(HostFetch([]), lambda _: answer))
         elif answer is not None:
             same = [at for at, each in enumerate(self._pending, start=1) if each.fetch is answer.fetch]
             self._pending.insert(same[-1] if same else len(self._pending), answer)
+
+    def _send_finished(self) -> None:
+        """Deliver the last result, if it is still here."""
+        if self._finished is not None:
+            done, self._finished = self._finished, None
+            self.post(self._deliver, done)

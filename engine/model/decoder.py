@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -62,6 +62,7 @@ class DecoderModel(nn.Module):
         self.matrix_parts: dict[str, MatrixPart] = {}  # by the module's name in the checkpoint; set by `pack`
         # Layers whose inputs follow the final hidden state in the result of `forward`; see `engine.spec.device`.
         self.aux_layers: tuple[int, ...] = ()
+        self.before_layers: Callable[[], None] = lambda: None
         self.specs = tuple(map(sharding.shrink, config.layer_specs))
         self._sharding = sharding
         self._first, self._end = sharding.layers or (0, len(self.specs))
@@ -146,6 +147,7 @@ class DecoderModel(nn.Module):
         if images is not None:
             features, *deep = images.features.split(self.config.hidden_size, dim=-1)
             residual.index_copy_(0, images.places, features)
+        self.before_layers()
         if ops.run_layers is not None and self._can_fuse and not self.aux_layers and not deep:
             return self._run_layers(ops, residual, kv_caches, step)
         for index, layer in enumerate(self.layers, start=self._first):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -31,6 +31,7 @@ class Model(Protocol):
         embed_tokens: [V, D] input embedding, which draft heads share.
         matrix_parts: matrices that adapters may change, by the module's name in the checkpoint.
         aux_layers: layers whose inputs follow the final hidden state in each row of the result, for draft heads.
+        before_layers: called by a step when the inputs of its layers are ready.
     """
 
     config: ModelConfig
@@ -41,6 +42,7 @@ class Model(Protocol):
     embed_tokens: nn.Parameter
     aux_layers: tuple[int, ...]
     matrix_parts: dict[str, MatrixPart]
+    before_layers: Callable[[], None]
 
     def __call__(
         self,

@@ -8,7 +8,7 @@ experts are ours. Its output head is called with the hidden states of the sample
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
@@ -153,6 +153,7 @@ class TransformersModel(nn.Module):
         self.quantization: Quantization | None = None
         self.weights_hash = b""  # set by the loader
         self.matrix_parts: dict[str, MatrixPart] = {}  # adapters are refused
+        self.before_layers: Callable[[], None] = lambda: None
         self._specs = skeleton.kv_specs
         prefix, decoder = find_decoder(model)
         self.source = model
@@ -186,6 +187,7 @@ class TransformersModel(nn.Module):
         context, metadata, ops = self._context, attn_metadata, self.ops
         context.ops, context.metadata, context.kv_caches = ops, metadata, kv_caches
         context.groups = plan_groups(ops, metadata, kv_caches[0][0].shape[1])
+        self.before_layers()
         try:
             return run_decoder(self._decoder[0], input_ids[None], positions[None])[0]
         finally:  # the cache must be freed when its owner drops it

@@ -7,7 +7,7 @@ load ─▶ ready ◀─▶ execute, sample, do_chore
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,7 +63,12 @@ class Executor(Protocol):
     """Runs steps.
 
     One thread calls all methods except `describe`, `sleep_level`, `adapters`, `encoder`, `host_memory` and `close`.
+
+    Attributes:
+        before_layers: `execute` calls this when the inputs of the model's layers are ready.
     """
+
+    before_layers: Callable[[], None]
 
     @property
     def encoder(self) -> Encoder | None:

@@ -6,6 +6,7 @@ A token depends only on seed and position, so batches, chunks and restarts do no
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class MockWorker:
 
     def __init__(self, config: EngineConfig) -> None:
         self.sleep_level = 0
+        self.before_layers: Callable[[], None] = lambda: None
         self._config = config
         self._step_s = (config.mock_step_ms or 0.0) / 1000
         self._seeds = np.zeros(config.find_step_limits("cpu")[0], dtype=np.int64)  # by row
@@ -71,6 +73,7 @@ class MockWorker:
         return False
 
     def execute(self, plan: StepPlan) -> StepDone:
+        self.before_layers()
         if self._step_s:
             time.sleep(self._step_s)
         for new_row in plan.new_rows:

@@ -9,7 +9,7 @@ load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute, sa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
@@ -89,6 +89,7 @@ class Worker:
         self._draft_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._host_store: HostStore | None = None  # blocks that left the KV cache
         self._num_steps = 0
+        self.before_layers: Callable[[], None] = lambda: None
 
     @property
     def model(self) -> Model:
@@ -249,6 +250,7 @@ class Worker:
         if plan.block_moves:
             assert self._host_store is not None, "the core moves blocks if there is a store"
             self._host_store.move(plan.block_moves)
+        self.model.before_layers = self.before_layers
         answer = self.runner.execute(plan)
         if plan.block_saves:
             assert self._host_store is not None, "the core saves blocks if there is a store"

@@ -44,6 +44,7 @@ class LateWorker:
         self.fetches: dict[int, LateFetch] = {}
         self.has_parked = False
         self.chores = 0
+        self.before_layers: Callable[[], None] = lambda: None
         self.on_launch: Callable[[], None] = lambda: None
         self.make_fetch: Callable[[], LateFetch] = LateFetch
 
@@ -180,3 +181,25 @@ async def test_the_end_of_the_work_is_seen_behind_a_step_that_was_held() -> None
             desk.executor.tell(make_plan(step_id))
         desk.executor.tell(None)  # type: ignore[arg-type]
         assert [await desk.answers.get() for _ in range(2)] == [101, 102]
+
+
+async def test_a_result_is_sent_when_the_layers_of_the_next_step_start() -> None:
+    worker, is_told, has_arrived = LateWorker(), Event(), Event()
+    was_in_time: list[bool] = []
+
+    def launch() -> None:
+        if worker.launched == [101]:
+            is_told.wait(10)  # until the second step is in the inbox
+        else:
+            worker.before_layers()
+            was_in_time.append(has_arrived.wait(10))
+
+    async with open_desk(worker) as desk:
+        worker.on_launch = launch
+        for step_id in (101, 102):
+            desk.executor.tell(make_plan(step_id))
+        is_told.set()
+        assert await desk.answers.get() == 101
+        has_arrived.set()
+        assert await desk.answers.get() == 102
+    assert was_in_time == [True]
