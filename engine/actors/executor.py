@@ -59,6 +59,8 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                     self._send_finished()
                     self._executor.sleep(level)
                     return
+            if self._queue.empty() and not self._held:
+                self._send_finished()
         self._send_finished()
 
     def _take(self) -> ExecutorInbox | None:
@@ -120,15 +122,13 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         return isinstance(message, StepPlan) and self._executor.get_mask_timeout(message) < math.inf
 
     def _answer(self, answer: StepDone | PendingStep | None) -> None:
-        """Deliver a result in the order of steps: now, during the next message, or behind the pending ones.
+        """Keep a result until it is sent, or queue it behind the pending ones: results are sent in the order of steps.
 
         Masks may arrive while later stages compute their step; its gated rows follow its other rows.
         """
         if isinstance(answer, StepDone) and not self._pending:
             self._send_finished()
             self._finished = answer
-            if self._queue.empty() and not self._held:
-                self._send_finished()
         elif isinstance(answer, StepDone):
             self._pending.append(PendingStep(HostFetch([]), lambda _: answer))
         elif answer is not None:
