@@ -9,6 +9,8 @@ from collections.abc import Callable
 # A step takes the interpreter lock some 40 times, about 75 us each while another thread runs Python.
 RUN_S = 0.001
 PAUSE_S = 0.004
+# Of one compile, so that pauses alone never exceed its time limit.
+MAX_PAUSES_S = 1.0
 
 
 class CompilePacing:
@@ -20,14 +22,16 @@ class CompilePacing:
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
         self._is_busy = is_busy
-        self._run = threading.local()  # `start` of the thread's current run
+        # Of this thread: `start` of its run, `left_s` of its pauses.
+        self._run = threading.local()
 
     def start(self) -> None:
-        """Begin a compile in this thread, with a run of its own."""
-        self._run.start = time.perf_counter()
+        """Begin a compile in this thread."""
+        self._run.start, self._run.left_s = time.perf_counter(), MAX_PAUSES_S
 
     def pause(self) -> None:
         """Sleep if this thread has run for long enough. Called often."""
-        if time.perf_counter() - self._run.start > RUN_S and self._is_busy():
+        run = self._run
+        if run.left_s > 0 and time.perf_counter() - run.start > RUN_S and self._is_busy():
             time.sleep(PAUSE_S)
-            self.start()
+            run.start, run.left_s = time.perf_counter(), run.left_s - PAUSE_S
