@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import threading
 import time
 
@@ -39,6 +40,9 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         app_config = make_config(AppConfig, vars(arguments))
         set_up_logging(app_config.log_level)
         if engine_config.node_rank:
+            # A process that a script starts in the background ignores SIGINT; SIGTERM alone would leave the ranks.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler)
             import_large("engine").serve_node(engine_config)
         if app_config.headless:
             asyncio.run(import_large("engine").serve_headless(engine_config))

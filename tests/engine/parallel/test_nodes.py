@@ -34,7 +34,8 @@ def choose_settings(**changes: Any) -> dict[str, Any]:
 def run_node(config: EngineConfig, settings: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "app", "serve", "--model", config.model, "--node-rank", "1", *flags]
-    node = subprocess.Popen(command)
+    # As in a script's background: the process starts with SIGINT ignored.
+    node = subprocess.Popen(["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command])
     try:
         yield node
     finally:
