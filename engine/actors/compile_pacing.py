@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-# A step takes the interpreter lock some 40 times, about 75 us each while another thread runs Python.
+# A step acquires the interpreter lock about 40 times. Each time takes 75 us while another thread runs Python.
 RUN_S = 0.001
 PAUSE_S = 0.004
-# Of one compile, so that pauses alone never exceed its time limit.
+# A compile sleeps no longer in total, so that pauses alone never exceed its time limit.
 MAX_PAUSES_S = 1.0
 
 
@@ -22,7 +22,7 @@ class CompilePacing:
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
         self._is_busy = is_busy
-        # Of this thread: `start` of its run, `left_s` of its pauses.
+        # Each thread has its own `start` of the current run, and `left_s`, the seconds that it may still sleep.
         self._run = threading.local()
 
     def start(self) -> None:

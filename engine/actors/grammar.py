@@ -55,8 +55,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
     """Owns the compiler and the matchers.
 
     Args:
-        make_compiler: builds the compiler on first use, with a pool for long compiles without the GIL and a function
-            to call during others; the vocabulary of a large model takes a second.
+        make_compiler: builds the compiler on first use, which takes a second for the vocabulary of a large model. Its
+            arguments: a pool for long compiles without the GIL, and a function to call often during other compiles.
         vocab_size: width of the model's logits.
         encode: text -> token ids, for drafts of forced text; None: there are no drafts.
         is_busy: whether the executor has steps.
@@ -86,7 +86,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         self._pacing = CompilePacing(is_busy)
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
-        # These two rarely hold the GIL. A thread that holds it and waits for a CPU delays all others.
+        # These two pools rarely hold the GIL. A thread that holds it and waits for a CPU delays all others.
         lower = partial(lower_priority, NICENESS)
         self._native_pool = ThreadPoolExecutor(1, "troupe-compile-native", lower)
         self._mask_pool = ThreadPoolExecutor(1, "troupe-masks-slow", lower)
@@ -114,7 +114,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         try:
             compiled, info = await self.compile(spec)
             matchers = [compiled.matcher() for _ in message.completions]
-        except BaseException as error:  # a panic of a library is one, too; it ends this request only
+        except BaseException as error:  # also a panic of a library; it ends this request only
             if not is_fault(error):
                 raise
             self._deliver(Refused.make(first, error))
@@ -230,7 +230,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         self.post(_tell_begun, begun)
         self._pacing.start()
         if self._compiler is None:
-            # At worst, two threads build it at the same time.
+            # Two threads may build it at the same time; either result is right.
             self._compiler = self._make_compiler(self._native_pool, self._pacing.pause)
         return self._compiler.compile(spec)
 

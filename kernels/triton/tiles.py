@@ -22,7 +22,7 @@ Kind = Literal["short", "long"]
 class Tile:
     """Tile sizes and launch settings of one attention kernel."""
 
-    block_m: int  # rows: queries times the heads of a group; for short queries the minimum
+    block_m: int  # rows: queries times heads of a group; short queries use at least so many
     block_n: int  # keys
     num_warps: int
     num_stages: int
