@@ -4,8 +4,9 @@
     rank 0                 0   2   4   6             in its N-th part of each block
     rank 1                   1   3   5   7
 
-Of N queries in a row, each sees one more key on another rank. So the queries p, p + N, p + 2 N, ... of a request see
-one more key each on every rank, and are an ordinary causal run: a chunk of a prompt becomes up to N runs.
+A query sees one key more than the query before it, and that key is on the next rank. So the queries p, p + N, p + 2 N,
+... of a request each see one key more on every rank: they are an ordinary causal run. A chunk of a prompt becomes up to
+N runs.
 """
 
 from __future__ import annotations
