@@ -26,7 +26,7 @@ from engine.input.chat_messages import read_messages
 from engine.input.special_token_escaper import SpecialTokenEscaper
 from engine.model import read_eos_token_ids
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
-from engine.model.formats.gguf_file import GGUFFile, is_gguf
+from engine.model.formats.gguf_file import GGUFFile, is_gguf, resolve_gguf
 
 TOKENIZER_PATTERNS = (
     *("*token*", "*.model", "vocab.*", "merges.txt", "tekken.json"),
@@ -66,7 +66,7 @@ class Tokenizer:
         self.name = str(path_or_name)
         field = "model" if model is None else "tokenizer"
         if is_gguf(path_or_name):
-            source = Path(path_or_name).expanduser()
+            source = resolve_gguf(path_or_name)
         else:
             source = resolve_checkpoint(path_or_name, TOKENIZER_PATTERNS, field)
         self._tokenizer = _load(source, self.name)

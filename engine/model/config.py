@@ -15,7 +15,7 @@ from engine.model.formats.gguf_file import is_gguf
 from engine.model.formats.gguf_model import GGUFModel
 from engine.model.formats.quant_config import WeightFormat, parse_format
 from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerStyle
-from engine.model.moe_spec import MoESpec
+from engine.model.moe_spec import MoENames, MoESpec
 from engine.model.registry import FAMILIES
 from engine.model.rope_config import RopeConfig, parse_ropes
 from engine.model.state_spec import StateSpec
@@ -114,7 +114,8 @@ class ModelConfig:
             ConfigError: the checkpoint does not exist, or its architecture or a field is not supported.
         """
         if is_gguf(path_or_name):
-            return cls.from_dict(GGUFModel(path_or_name).make_config(), str(path_or_name))
+            config = cls.from_dict(GGUFModel(path_or_name).make_config(), str(path_or_name))
+            return config.with_plain_tensors()
         path = resolve_checkpoint(path_or_name, ("config.json",)) / "config.json"
         if not path.is_file():
             raise ConfigError(f"{path.parent} is not a checkpoint: it has no config.json")
@@ -136,6 +137,18 @@ class ModelConfig:
             reader.constant(key, value)
         reader.refuse_rest(_INERT | family.inert)
         return replace(config, **text_fields)
+
+    def with_plain_tensors(self) -> ModelConfig:
+        """Return the config for a checkpoint with one tensor a matrix, under our modules' names, and final norms."""
+        style = replace(self.style, has_fused_qkv=False, has_fused_names=False, norm_offset=0.0)
+        return replace(
+            self,
+            style=style,
+            weight_prefix="",
+            weight_renames=(),
+            layer_moes=tuple(moe and replace(moe, names=MoENames()) for moe in self.layer_moes),
+            layer_states=tuple(state and replace(state, has_fused_names=False) for state in self.layer_states),
+        )
 
     @property
     def max_model_len(self) -> int:

@@ -174,19 +174,26 @@ class Experts(nn.Module):
         return matrices | {"experts.gate_up_proj_bias": Shard(1, 2 * whole, pairs)}
 
     def _separate_targets(self, gate_up: Tensor, down: Tensor) -> Targets:
-        gates, ups = gate_up.chunk(2, dim=1)
-        shards = [Shard(dim, self._spec.inner_size, (self._inner,)) for dim in (0, 0, 1)]
+        gate, up, down_name = self._spec.names.experts
+        rows, columns = (Shard(dim, self._spec.inner_size, (self._inner,)) for dim in (0, 1))
+        parts: list[tuple[str, Tensor, Shard | None]] = [
+            *zip((f"{gate}.weight", f"{up}.weight"), gate_up.chunk(2, dim=1), (rows, rows), strict=True),
+            (f"{down_name}.weight", down, columns),
+        ]
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            biases = self.gate_up_bias.chunk(2, dim=1)
+            parts += zip((f"{gate}.bias", f"{up}.bias"), biases, (rows, rows), strict=True)
+            parts.append((f"{down_name}.bias", self.down_bias, None))
         targets: Targets = {}
         for expert in range(self._spec.num_experts):
             index = expert - self._first
-            for name, stacked, shard in zip(
-                self._spec.names.experts, (gates, ups, down), shards, strict=True
-            ):
-                is_own = 0 <= index < self._num_experts
+            is_own = 0 <= index < self._num_experts
+            for name, stacked, shard in parts:
                 target = WeightTarget(stacked[index]) if is_own else SkippedTarget(stacked.shape[1:])
-                targets[f"experts.{expert}.{name}.weight"] = (
-                    ShardedTarget(target, shard) if is_own else target
-                )
+                if is_own and shard is not None:
+                    targets[f"experts.{expert}.{name}"] = ShardedTarget(target, shard)
+                else:
+                    targets[f"experts.{expert}.{name}"] = target
         return targets
 
     def _bias_targets(self) -> Targets:

@@ -134,6 +134,8 @@ def read_gpt_oss(reader: ConfigReader) -> dict[str, Any]:
     """gpt-oss: softmax over the chosen experts, biases, a clamped activation, experts of 4 bits or not."""
     quantization = reader.take("quantization_config") or {}
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if method == "gguf":
+        method = None  # its experts are matrices as any others
     if method not in (None, "mxfp4"):
         raise reader.error(
             "quantization_config", quantization, "is not supported; supported: quant_method mxfp4"

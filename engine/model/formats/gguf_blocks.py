@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import gguf
 import torch
+from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from kernels.int4 import GroupedInt4
@@ -23,11 +25,22 @@ Split = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
 class Kind:
     """One block format: weight = scale * code + minimum, with `minimum` None for none."""
 
-    name: str
-    block_size: int
-    block_bytes: int
-    split: Split
+    type: Type
+    split: Split | None  # None: only the package `gguf` decodes it
     has_int4: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.type.name
+
+    @property
+    def block_size(self) -> int:
+        """Number of weights in a block."""
+        return gguf.GGML_QUANT_SIZES[self.type][0]
+
+    @property
+    def block_bytes(self) -> int:
+        return gguf.GGML_QUANT_SIZES[self.type][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +53,7 @@ class GGUFTensor:
 
     def select_rows(self, order: Tensor) -> GGUFTensor:
         """Return the matrix with its rows in another order."""
-        return GGUFTensor(self.kind, self.rows[order], self.shape)
+        return GGUFTensor(self.kind, self.rows[order], torch.Size((len(order), *self.shape[1:])))
 
     def dequantize(self) -> Tensor:
         parts = [self._dequantize(rows) for rows in self.rows.split(_ROWS_AT_ONCE)]
@@ -51,6 +64,7 @@ class GGUFTensor:
         return self.kind.has_int4
 
     def to_int4(self) -> GroupedInt4:
+        assert self.kind.split is not None, "the kind has codes"
         parts = []
         for rows in self.rows.split(_ROWS_AT_ONCE):
             codes, scales, minimums = self.kind.split(rows.reshape(-1, self.kind.block_bytes))
@@ -60,6 +74,8 @@ class GGUFTensor:
         return GroupedInt4(codes, scales, minimums, _GROUP)
 
     def _dequantize(self, rows: Tensor) -> Tensor:
+        if self.kind.split is None:
+            return torch.from_numpy(gguf.quants.dequantize(rows.numpy(), self.kind.type))
         codes, scales, minimums = self.kind.split(rows.reshape(-1, self.kind.block_bytes))
         num_groups = scales.shape[1]
         values = scales.unsqueeze(2) * codes.view(len(codes), num_groups, -1).float()
@@ -132,13 +148,21 @@ def _split_q6_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return codes.to(torch.int8) - 32, scales, None
 
 
+_SPLITS = {
+    Type.Q4_0: _split_q4_0,
+    Type.Q4_1: _split_q4_1,
+    Type.Q5_0: _split_q5_0,
+    Type.Q8_0: _split_q8_0,
+    Type.Q4_K: _split_q4_k,
+    Type.Q5_K: _split_q5_k,
+    Type.Q6_K: _split_q6_k,
+}
+_DECODED = (
+    *(Type.Q5_1, Type.Q2_K, Type.Q3_K, Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S),
+    *(Type.IQ3_XXS, Type.IQ3_S, Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4),
+)
 # By the number of the type in the file.
 KINDS = {
-    2: Kind("Q4_0", 32, 18, _split_q4_0, has_int4=True),
-    3: Kind("Q4_1", 32, 20, _split_q4_1, has_int4=True),
-    6: Kind("Q5_0", 32, 22, _split_q5_0),
-    8: Kind("Q8_0", 32, 34, _split_q8_0),
-    12: Kind("Q4_K", 256, 144, _split_q4_k, has_int4=True),
-    13: Kind("Q5_K", 256, 176, _split_q5_k),
-    14: Kind("Q6_K", 256, 210, _split_q6_k),
+    int(each): Kind(each, split, has_int4=each in (Type.Q4_0, Type.Q4_1, Type.Q4_K))
+    for each, split in (_SPLITS | dict.fromkeys(_DECODED)).items()
 }

@@ -10,8 +10,10 @@ Source: the GGUF specification of the ggml project, docs/gguf.md.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
+from glob import escape
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.model.checkpoint import resolve_checkpoint
 from engine.model.formats.gguf_blocks import KINDS, GGUFTensor
 
 _MAGIC = b"GGUF"
@@ -30,9 +33,32 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # kinds that are plain numbers
 
 
+_PART = re.compile(r"-00001-of-(\d{5})\.gguf$")
+
+
 def is_gguf(path_or_name: str | Path) -> bool:
-    """Whether this names a GGUF file, and not a folder or a repository."""
+    """Whether this names a GGUF file, local or as `repository:file.gguf` on the hub."""
     return str(path_or_name).lower().endswith(".gguf")
+
+
+def resolve_gguf(path_or_name: str | Path) -> Path:
+    """Return the path of a file, after downloading it if it is `repository:file.gguf`.
+
+    Raises:
+        ConfigError: the file is missing, or is another part than the first of a divided one.
+    """
+    path = Path(path_or_name).expanduser()
+    repository, colon, name = str(path_or_name).partition(":")
+    if colon and not path.exists():
+        pattern = _PART.sub(r"-*-of-\1.gguf", escape(name))
+        path = resolve_checkpoint(repository, (pattern,)) / name
+    if not path.is_file():
+        raise ConfigError(f"model {str(path_or_name)!r} is not a file")
+    if re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name):
+        raise ConfigError(
+            f"model {str(path_or_name)!r} is a part of a file; name the first one, -00001-of-..."
+        )
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +66,30 @@ class _Entry:
     shape: tuple[int, ...]  # outermost first
     kind: int
     offset: int  # from the start of the file
+    data: Tensor  # of the file or part, [bytes] uint8
 
 
 class GGUFFile:
     """An open file; tensors are views of it, read from disk when they are used.
 
     Args:
-        path: of a file ending in .gguf.
+        path_or_name: a file ending in .gguf, the first part of a divided one, or `repository:file.gguf`.
 
     Raises:
         ConfigError: the file is missing, truncated or of another version, or a tensor lies outside it.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
-        if not self.path.is_file():
-            raise ConfigError(f"model {str(path)!r} is not a file")
-        with self.path.open("rb") as file:
-            reader = _Reader(file, self.path.stat().st_size)
-            try:
-                self.metadata, self._entries = self._read_header(reader)
-            except (struct.error, UnicodeDecodeError) as error:
-                raise ConfigError(f"{self.path} is truncated or not a GGUF file: {error}") from error
-            self.header_bytes = file.tell()
-        self._data = torch.from_file(str(self.path), shared=False, size=reader.size, dtype=torch.uint8)
+    def __init__(self, path_or_name: str | Path) -> None:
+        self.path = resolve_gguf(path_or_name)
+        self.metadata, self._entries = _open(self.path)
+        if (count := self.metadata.get("split.count", 1)) > 1:
+            for number in range(2, count + 1):
+                part = self.path.with_name(_PART.sub(f"-{number:05}-of-\\1.gguf", self.path.name))
+                if part == self.path or not part.is_file():
+                    raise ConfigError(
+                        f"{self.path} is the first of {count} parts; {part.name} is not beside it"
+                    )
+                self._entries |= _open(part)[1]
 
     @property
     def names(self) -> list[str]:
@@ -85,18 +111,21 @@ class GGUFFile:
         Raises:
             ConfigError: its kind is not supported.
         """
-        entry, num_bytes = self._entries[name], self._count_bytes(name)
-        if entry.offset + num_bytes > len(self._data):
-            raise ConfigError(f"{self.path} is truncated: tensor {name} ends after the file")
-        data = self._data[entry.offset : entry.offset + num_bytes]
+        entry, data = self._entries[name], self._view(name)
         if entry.kind in _FLOATS:
             return data.view(_FLOATS[entry.kind]).view(entry.shape)
         return GGUFTensor(KINDS[entry.kind], data.view(prod(entry.shape[:-1]), -1), torch.Size(entry.shape))
 
-    def find_ends(self, name: str, num_bytes: int) -> tuple[int, int]:
-        """Return where the first and the last bytes of a tensor start in the file."""
-        start, size = self._entries[name].offset, self._count_bytes(name)
-        return start, max(start, start + size - num_bytes)
+    def sample(self, name: str, num_bytes: int) -> bytes:
+        """Return the first and the last bytes of a tensor."""
+        data = self._view(name)
+        return bytes(torch.cat((data[:num_bytes], data[-num_bytes:])).numpy())
+
+    def _view(self, name: str) -> Tensor:
+        entry, num_bytes = self._entries[name], self._count_bytes(name)
+        if entry.offset + num_bytes > len(entry.data):
+            raise ConfigError(f"{self.path} is truncated: tensor {name} ends after the file")
+        return entry.data[entry.offset : entry.offset + num_bytes]
 
     def _count_bytes(self, name: str) -> int:
         entry = self._entries[name]
@@ -115,32 +144,39 @@ class GGUFFile:
             )
         return prod(entry.shape) // kind.block_size * kind.block_bytes
 
-    def _read_header(self, reader: _Reader) -> tuple[dict[str, Any], dict[str, _Entry]]:
-        if reader.take(4) != _MAGIC:
-            raise ConfigError(f"{self.path} is not a GGUF file")
-        version, num_tensors, num_entries = reader.unpack("IQQ")
-        if version not in _VERSIONS:
-            raise ConfigError(f"{self.path}: GGUF version {version} is not supported; supported: 2, 3")
-        metadata = {}
-        for _ in range(num_entries):
-            name = reader.string()
-            (kind,) = reader.unpack("I")
-            metadata[name] = reader.value(kind)
-        entries = {}
-        for _ in range(num_tensors):
-            name = reader.string()
-            (num_sizes,) = reader.unpack("I")
-            *sizes, kind, offset = reader.unpack("Q" * num_sizes + "IQ")
-            entries[name] = _Entry(tuple(reversed(sizes)), kind, offset)
-        alignment = metadata.get("general.alignment", _ALIGNMENT)
-        if alignment not in (8, 16, 32, 64, 128, 256, 4096):
-            raise ConfigError(
-                f"{self.path}: general.alignment={alignment!r} must be a power of two from 8 to 4096"
-            )
-        start = -(-reader.file.tell() // alignment) * alignment
-        return metadata, {
-            name: _Entry(entry.shape, entry.kind, start + entry.offset) for name, entry in entries.items()
-        }
+
+def _open(path: Path) -> tuple[dict[str, Any], dict[str, _Entry]]:
+    with path.open("rb") as file:
+        reader = _Reader(file, path.stat().st_size)
+        try:
+            return _read_header(path, reader)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is truncated or not a GGUF file: {error}") from error
+
+
+def _read_header(path: Path, reader: _Reader) -> tuple[dict[str, Any], dict[str, _Entry]]:
+    if reader.take(4) != _MAGIC:
+        raise ConfigError(f"{path} is not a GGUF file")
+    version, num_tensors, num_entries = reader.unpack("IQQ")
+    if version not in _VERSIONS:
+        raise ConfigError(f"{path}: GGUF version {version} is not supported; supported: 2, 3")
+    metadata = {}
+    for _ in range(num_entries):
+        name = reader.string()
+        (kind,) = reader.unpack("I")
+        metadata[name] = reader.value(kind)
+    found = []
+    for _ in range(num_tensors):
+        name = reader.string()
+        (num_sizes,) = reader.unpack("I")
+        *sizes, kind, offset = reader.unpack("Q" * num_sizes + "IQ")
+        found.append((name, tuple(reversed(sizes)), kind, offset))
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if alignment not in (8, 16, 32, 64, 128, 256, 4096):
+        raise ConfigError(f"{path}: general.alignment={alignment!r} must be a power of two from 8 to 4096")
+    start = -(-reader.file.tell() // alignment) * alignment
+    data = torch.from_file(str(path), shared=False, size=reader.size, dtype=torch.uint8)
+    return metadata, {name: _Entry(shape, kind, start + offset, data) for name, shape, kind, offset in found}
 
 
 class _Reader:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,21 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.formats.gguf_blocks import GGUFTensor
+from engine.model.formats.gguf_config import ARCHITECTURES, Metadata, make_config
 from engine.model.formats.gguf_file import GGUFFile
 
 _SAMPLE_BYTES = 4096
-_ROPE_FACTORS = "rope_freqs.weight"
+_FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# Factors of RoPE, which are read into the config.
+_ROPE_TENSORS = (_FREQUENCIES, "rope_factors_long.weight", "rope_factors_short.weight")
 _TABLES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # in LFM2, after the last layer
+    "output": "lm_head",
 }
+# Names of a layer's tensors -> names of our modules, which are transformers' names for Llama and its like.
 _PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -33,44 +37,60 @@ _PARTS = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_experts_gate",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
 }
-# Metadata below the architecture's name -> field of config.json.
-_FIELDS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.key_length": "head_dim",
-    "rope.freq_base": "rope_theta",
-    "attention.sliding_window": "sliding_window",
+_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_MAMBA_PARTS = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_out": "mamba.out_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_dt": "mamba.dt_bias",
 }
-# Fields that others repeat, and those that are read by themselves.
-_OTHER_FIELDS = ("vocab_size", "rope.dimension_count", "attention.value_length", "rope.scaling.")
-
-
-@dataclass(frozen=True, slots=True)
-class _Architecture:
-    name: str  # in config.json
-    # Rows of queries and keys are stored with the two values that RoPE rotates side by side.
-    is_interleaved: bool = False
-
-
-_ARCHITECTURES = {
-    "llama": _Architecture("LlamaForCausalLM", is_interleaved=True),
-    "qwen2": _Architecture("Qwen2ForCausalLM"),
-    "qwen3": _Architecture("Qwen3ForCausalLM"),
+_DELTA_PARTS = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_out": "linear_attn.out_proj",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
 }
+_FURTHER_PARTS = {
+    "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
+    "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    "granitehybrid": _MAMBA_PARTS,
+    "qwen3next": _DELTA_PARTS,
+    "qwen35": _DELTA_PARTS,
+    "qwen35moe": _DELTA_PARTS,
+}
+_SCALARS = ("A_log", "D", "dt_bias", "e_score_correction_bias", "sinks")  # names without .weight or .bias
+
+Piece = Tensor | GGUFTensor
 
 
 class GGUFModel:
-    """A GGUF file as a checkpoint.
+    """A GGUF file as a checkpoint, its tensors under the names of our modules.
 
     Raises:
         ConfigError: as `GGUFFile`, or an architecture or setting that is not supported.
@@ -78,100 +98,134 @@ class GGUFModel:
 
     def __init__(self, path: str | Path) -> None:
         self._file = GGUFFile(path)
-        self._metadata = self._file.metadata
-        self._name = self._metadata.get("general.architecture")
-        if self._name not in _ARCHITECTURES:
-            known = ", ".join(_ARCHITECTURES)
-            raise ConfigError(
-                f"{path}: general.architecture={self._name!r} is not supported; supported: {known}"
-            )
-        self._architecture = _ARCHITECTURES[self._name]
+        name = self._file.metadata.get("general.architecture")
+        if name not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ConfigError(f"{path}: general.architecture={name!r} is not supported; supported: {known}")
+        self._name: str = name
+        self._parts = _PARTS | _FURTHER_PARTS.get(name, {})
+        self._config: dict[str, Any] = {}
 
     def make_config(self) -> dict[str, Any]:
         """Return what config.json would contain; unknown settings keep their names, so that they are refused."""
-        names = set(self._file.names)
-        if "token_embd.weight" not in names:
+        shapes = {name: self._file.shape(name) for name in self._file.names}
+        if "token_embd.weight" not in shapes:
             raise ConfigError(f"{self._file.path}: the tensor token_embd.weight is missing")
-        config: dict[str, Any] = {
-            "architectures": [self._architecture.name],
-            "vocab_size": self._file.shape("token_embd.weight")[0],
-            "tie_word_embeddings": "output.weight" not in names,
-            "quantization_config": {"quant_method": "gguf", "has_int4": self._file.has_int4},
-        }
-        if self._name == "llama":
-            config["attention_bias"] = "blk.0.attn_q.bias" in names
-            config["mlp_bias"] = "blk.0.ffn_up.bias" in names
-        prefix = f"{self._name}."
-        for key, value in self._metadata.items():
-            field = key.removeprefix(prefix)
-            if key.startswith(prefix) and not field.startswith(_OTHER_FIELDS):
-                config[_FIELDS.get(field, key)] = value
-        if scaling := self._read_scaling():
-            config["rope_scaling"] = scaling
+        metadata = Metadata(self._name, self._file.metadata, shapes, str(self._file.path))
+        config = make_config(ARCHITECTURES[self._name], metadata)
+        config["quantization_config"] = {"quant_method": "gguf", "has_int4": self._file.has_int4}
+        if "rope_factors_long.weight" in shapes:
+            for kind in ("long", "short"):
+                factors = self._file.read(f"rope_factors_{kind}.weight")
+                assert isinstance(factors, Tensor), "the factors are one-dimensional"
+                config["rope_scaling"][f"{kind}_factor"] = factors.tolist()
+        elif _FREQUENCIES in shapes:
+            config["rope_scaling"] = self._read_llama3(config.get("rope_theta", 10000.0))
         return config
 
     def read_tensors(self) -> Iterator[tuple[str, Tensor | EncodedTensor]]:
-        """Yield each tensor under the name that it has in safetensors; unknown ones keep theirs."""
+        """Yield each tensor under the name of our module; unknown ones keep theirs."""
+        self._config = self.make_config()
         for name in self._file.names:
-            if name != _ROPE_FACTORS:
-                yield self._translate(name), self._arrange(name, self._file.read(name))
+            if name not in _ROPE_TENSORS:
+                yield from self._read(name)
 
     def read_end_tokens(self) -> list[int]:
         """Return the ids that end a text, as far as the file names them."""
         keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        return [self._metadata[key] for key in keys if key in self._metadata]
+        return [self._file.metadata[key] for key in keys if key in self._file.metadata]
 
     def hash_weights(self) -> bytes:
-        """Return a hash of the header, the size, and the first and last 4 KiB of each tensor."""
-        found = hashlib.sha256(f"{self._file.path.name}:{self._file.path.stat().st_size}:".encode())
-        with self._file.path.open("rb") as file:
-            found.update(file.read(self._file.header_bytes))
-            for name in self._file.names:
-                for start in self._file.find_ends(name, _SAMPLE_BYTES):
-                    file.seek(start)
-                    found.update(file.read(_SAMPLE_BYTES))
+        """Return a hash of the metadata, and of each tensor's name, shape, and first and last 4 KiB."""
+        found = hashlib.sha256(repr(sorted(self._file.metadata.items())).encode())
+        for name in self._file.names:
+            found.update(
+                f"{name}:{self._file.shape(name)}:".encode() + self._file.sample(name, _SAMPLE_BYTES)
+            )
         return found.digest()
 
-    def _translate(self, name: str) -> str:
-        if name in _TABLES:
-            return _TABLES[name]
-        found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-        if found is None or found[2] not in _PARTS:
-            return name
-        return f"model.layers.{found[1]}.{_PARTS[found[2]]}.{found[3]}"
+    def _read(self, name: str) -> Iterator[tuple[str, Tensor | EncodedTensor]]:
+        """Yield the matrices of one tensor of the file."""
+        tensor = self._file.read(name)
+        found = re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?", name)
+        layer, part, kind = found.groups() if found else (None, "", None)
+        if layer is None:
+            yield (f"{_TABLES[part]}.{kind}" if part in _TABLES else name), tensor
+            return
+        prefix = f"model.layers.{layer}"
+        if part in _EXPERTS:
+            for expert, matrix in enumerate(_unbind(tensor)):
+                yield f"{prefix}.mlp.experts.{expert}.{_EXPERTS[part]}.{kind}", matrix
+            return
+        if (pieces := self._split(part, tensor)) is not None:
+            for target, piece in pieces.items():
+                yield f"{prefix}.{target}.{kind}", piece
+            return
+        if part not in self._parts:
+            yield name, tensor
+            return
+        end = "" if self._parts[part].endswith(_SCALARS) else f".{kind}"
+        yield f"{prefix}.{self._parts[part]}{end}", self._arrange(part, tensor)
 
-    def _arrange(self, name: str, tensor: Tensor | GGUFTensor) -> Tensor | EncodedTensor:
-        """Undo the order of rows that some architectures have in GGUF."""
-        is_query, is_key = ".attn_q." in name, ".attn_k." in name
-        if not self._architecture.is_interleaved or not (is_query or is_key):
-            return tensor
-        # The config was read before, so the number of heads is there.
-        num_heads: int = self._metadata[f"{self._name}.attention.head_count"]
-        if is_key:
-            num_heads = self._metadata.get(f"{self._name}.attention.head_count_kv", num_heads)
-        order = torch.arange(tensor.shape[0]).view(num_heads, -1, 2).transpose(1, 2).flatten()
-        return tensor.select_rows(order) if isinstance(tensor, GGUFTensor) else tensor[order]
-
-    def _read_scaling(self) -> dict[str, Any] | None:
-        prefix = f"{self._name}.rope.scaling."
-        scaling = {
-            key.removeprefix(prefix): value for key, value in self._metadata.items() if key.startswith(prefix)
-        }
-        if _ROPE_FACTORS in self._file.names:
-            return self._read_llama3()
-        kind = scaling.get("type", "none")
-        if kind == "none":
+    def _split(self, part: str, tensor: Piece) -> dict[str, Piece] | None:
+        """Return the matrices that a file stores as one; None for other tensors."""
+        config = self._config
+        if self._name == "phi3" and part == "attn_qkv":
+            size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+            keys = config["num_key_value_heads"] * size
+            sizes = [config["num_attention_heads"] * size, keys, keys]
+            names = [f"self_attn.{each}_proj" for each in "qkv"]
+        elif self._name == "phi3" and part == "ffn_up":
+            sizes = [config["intermediate_size"]] * 2
+            names = ["mlp.gate_proj", "mlp.up_proj"]
+        elif part == "ssm_ba":  # of each group of heads first all of beta, then all step sizes
+            groups = config["linear_num_key_heads"]
+            order = torch.arange(tensor.shape[0]).view(groups, 2, -1).transpose(0, 1).flatten()
+            tensor = _select_rows(tensor, order)
+            sizes = [tensor.shape[0] // 2] * 2
+            names = ["linear_attn.in_proj_b", "linear_attn.in_proj_a"]
+        else:
             return None
-        found = {"rope_type": kind, "factor": scaling.get("factor")}
-        if kind == "yarn":
-            found["original_max_position_embeddings"] = scaling.get("original_context_length")
-        return found
+        rows = torch.arange(tensor.shape[0]).split(sizes)
+        return {name: _select_rows(tensor, part) for name, part in zip(names, rows, strict=True)}
 
-    def _read_llama3(self) -> dict[str, Any]:
+    def _arrange(self, part: str, tensor: Piece) -> Piece | EncodedTensor:
+        """Undo what the converter has changed in a tensor."""
+        if part in ("attn_q", "attn_k") and ARCHITECTURES[self._name].is_interleaved:
+            key = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
+            num_heads = self._config.get(key) or self._config["num_attention_heads"]
+            order = torch.arange(tensor.shape[0]).view(num_heads, -1, 2).transpose(1, 2).flatten()
+            return _select_rows(tensor, order)
+        if part == "ssm_a":
+            tensor = _decode(tensor).neg().log()
+        if part in ("ssm_conv1d", "shortconv.conv") and len(tensor.shape) == 2:
+            tensor = _decode(tensor).unsqueeze(1)
+        if self._name.startswith("qwen35") and part in _DELTA_PARTS:
+            return self._group_heads(part, tensor)
+        if part in ("ssm_a", "ssm_d", "ssm_norm"):
+            return _decode(tensor).flatten()
+        return tensor
+
+    def _group_heads(self, part: str, tensor: Piece) -> Piece | EncodedTensor:
+        """Put the heads of Qwen3.5's values beside those of their keys; the file has the first of each key first."""
+        config = self._config
+        keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+        size = config["linear_value_head_dim"]
+        heads = torch.arange(values).view(values // keys, keys).t().flatten()
+        rows = (heads.unsqueeze(1) * size + torch.arange(size)).flatten()
+        if part == "ssm_out":
+            return _decode(tensor)[:, rows]
+        if part in ("ssm_a", "ssm_dt", "ssm_alpha", "ssm_beta"):
+            return _select_rows(tensor, heads)
+        if part in ("attn_qkv", "ssm_conv1d"):
+            first = tensor.shape[0] - len(rows)  # queries and keys are before the values
+            rows = torch.cat((torch.arange(first), first + rows))
+        return tensor if part == "ssm_norm" else _select_rows(tensor, rows)
+
+    def _read_llama3(self, base: float) -> dict[str, Any]:
         """Recover the settings from the factors that the file holds instead of them."""
-        factors = self._file.read(_ROPE_FACTORS)
+        factors = self._file.read(_FREQUENCIES)
         assert isinstance(factors, Tensor), "the factors are one-dimensional"
-        base = self._metadata.get(f"{self._name}.rope.freq_base", 10000.0)
         frequencies = base ** (-torch.arange(len(factors), dtype=torch.float64) / len(factors))
         # How often an angle turns within the original context, between the two limits.
         turns = _LLAMA3["original_max_position_embeddings"] * frequencies / (2 * torch.pi)
@@ -180,5 +234,23 @@ class GGUFModel:
         factor = float(factors.max())
         expected = 1 / ((1 - share) / factor + share)
         if not torch.allclose(expected.float(), factors.float(), rtol=1e-3):
-            raise ConfigError(f"{self._file.path}: {_ROPE_FACTORS} does not have the factors of Llama 3")
+            raise ConfigError(f"{self._file.path}: {_FREQUENCIES} does not have the factors of Llama 3")
         return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+
+
+def _decode(tensor: Piece) -> Tensor:
+    return tensor.dequantize() if isinstance(tensor, GGUFTensor) else tensor
+
+
+def _select_rows(tensor: Piece, order: Tensor) -> Piece:
+    return tensor.select_rows(order) if isinstance(tensor, GGUFTensor) else tensor[order]
+
+
+def _unbind(tensor: Piece) -> Iterator[Piece]:
+    """Yield the matrices, or vectors, of all experts."""
+    if isinstance(tensor, Tensor):
+        yield from tensor
+        return
+    num_experts, *shape = tensor.shape
+    for rows in tensor.rows.chunk(num_experts):
+        yield GGUFTensor(tensor.kind, rows, torch.Size(shape))
