@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from app.api.call import Call
 from app.api.errors import ApiError
 from app.api.own_names import own_names
+from app.api.replies import is_own_end
 from app.api.sse import Emit
 from engine import CompletionOutput, RequestOutput
 
@@ -127,7 +128,7 @@ class BlockWriter(ABC):
 
     def _end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
         if self._parser is not None:
-            self._add(self._parser.close())
+            self._add(self._parser.close(not is_own_end(choice)))
         return self.end(output, choice, num_tokens)
 
     def _add(self, delta: Json) -> None:

@@ -167,5 +167,5 @@ def read_message(call: Call, choice: CompletionOutput, echo: str) -> dict[str, A
     reader = call.make_reader()
     if reader is None:
         return {"role": "assistant", "content": echo + choice.text, "refusal": None}
-    message = make_message(reader, choice.text)
+    message = make_message(reader, choice.text, not replies.is_own_end(choice))
     return message | {"content": echo + (message["content"] or "")} if echo else message

@@ -83,17 +83,17 @@ class Chunks:
         return frame(self._rich(index, choice, output, content))
 
     def last(self, index: int, choice: CompletionOutput, output: RequestOutput) -> bytes:
-        """The end of one choice."""
+        """Return the withheld text of one choice, and the chunk of its end: nothing else, as clients stop there."""
         parser = self._parsers.get(index)
-        entry = self._choice(
-            index, "" if not self._is_chat else {} if parser is None else join_parts(parser.close())
-        )
+        held = {} if parser is None else join_parts(parser.close(not replies.is_own_end(choice)))
+        before = frame({**self._header, "choices": [self._choice(index, held)]}) if held else b""
+        entry = self._choice(index, {} if self._is_chat else "")
         reason = replies.finish_reason(choice, parser is not None and parser.num_calls > 0)
         entry |= {"finish_reason": reason, "stop_reason": choice.stop_reason}
         chunk = {**self._header, "choices": [entry], **replies.extras(self.call, [output], (index,))}
         if self.call.body.continuous_usage:
             chunk["usage"] = self._usage(index, output)
-        return frame(chunk)
+        return before + frame(chunk)
 
     def total(self, outputs: list[RequestOutput]) -> bytes:
         """The chunk without choices that carries the usage of the whole request."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.api.errors import ApiError, BadRequest
@@ -22,6 +23,13 @@ IMAGE_TYPES = ("image_url", "input_image")
 IMAGE_DETAILS = ("auto", "low", "high", "original")  # accepted; the model's image processor chooses the size
 MAX_TOOL_CALLS = 128
 MAX_NAME_CHARS = 256
+JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+("|\\?\Z)|[\[\]{},]', re.DOTALL)
+# a member of an object or array that has no value yet, or a part of a name or number
+CUT_MEMBER = re.compile(
+    r'\s*,?\s*(?:"(?:[^"\\]|\\.)*+(?:\\?\Z|"\s*(?::\s*[-+.\w]*)?)|[-+.\w]+)?\s*', re.DOTALL
+)
+CLOSING = {"{": "}", "[": "]"}
+MAX_ESCAPE_CHARS = 12  # a character as two escapes, as in \ud83d\ude00
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]], sees_images: bool = False) -> list[dict[str, Any]]:
@@ -91,17 +99,47 @@ def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any
     if counter.is_over:
         text = f"{where}: the arguments of calls have more than {MAX_JSON_VALUES} commas and brackets outside strings"
         raise ApiError(413, text, "messages", "body_too_large")
-    try:
-        # chat templates write them with tojson, which would put a text into quotes once more
-        arguments = json.loads(text or "{}")
-        check_values(arguments)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+    # chat templates write them with tojson, which would put a text into quotes once more
+    arguments = _read_arguments(text or "{}")
+    if arguments is None:
         raise BadRequest(f"{where}.function.arguments must be the text of a JSON object", "messages")
     name = read_text(f"{where}.function.name", function.get("name"))
     identity = read_text(f"{where}.id", call.get("id"))
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a call; of a cut text, the part that is there; None if it is not an object."""
+    for candidate in (text, *_complete(text)):
+        try:
+            arguments = json.loads(candidate)
+            check_values(arguments)
+        except (ValueError, RecursionError):
+            continue
+        return arguments if isinstance(arguments, dict) else None
+    return None
+
+
+def _complete(text: str) -> Iterator[str]:
+    """Yield texts of which one is JSON if the given one is the beginning of JSON, the longest first."""
+    stack: list[str] = []
+    is_in_string, safe = False, 0  # up to `safe`, only brackets have to be closed
+    for token in JSON_TOKEN.finditer(text):
+        mark = token[0]
+        is_in_string = mark[0] == '"' and token[1] != '"'
+        if mark in CLOSING:
+            stack.append(CLOSING[mark])
+        elif mark in "]}" and stack:
+            stack.pop()
+        if mark in "[]{},":
+            safe = token.start() if mark == "," else token.end()
+    end = "".join(reversed(stack))
+    if is_in_string:
+        yield from (text[: len(text) - length] + '"' + end for length in range(MAX_ESCAPE_CHARS))
+    else:
+        yield text + end
+    if CUT_MEMBER.fullmatch(text, safe):
+        yield text[:safe] + end
 
 
 def _read_content(where: str, content: object, sees_images: bool) -> str | list[dict[str, Any]]:

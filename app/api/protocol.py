@@ -16,7 +16,7 @@ MESSAGES_HELP = (
     "{type: image_url, image_url: {url: data:image/png;base64,...}}; PNG, JPEG or WebP up to 16 megapixels"
 )
 MAX_PROMPTS = 128
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_IDS)]
 Strings = Annotated[list[str], Field(max_length=MAX_IDS)]

@@ -101,8 +101,12 @@ def finish_reason(choice: CompletionOutput, has_tool_calls: bool) -> str | None:
 
     A stop string may have cut a call short. Clients must not execute it, so the reason stays "stop".
     """
-    is_own_end = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
-    return "tool_calls" if has_tool_calls and is_own_end else choice.finish_reason
+    return "tool_calls" if has_tool_calls and is_own_end(choice) else choice.finish_reason
+
+
+def is_own_end(choice: CompletionOutput) -> bool:
+    """Return whether the model ended the choice: neither a limit nor a stop string cut it."""
+    return choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
 
 
 def header(call: Call, kind: str) -> Json:

@@ -28,9 +28,9 @@ class ThoughtParser:
     def feed(self, text: str) -> Json:
         return self._tell(*self._splitter.feed(text))
 
-    def close(self) -> Json:
+    def close(self, is_cut: bool = False) -> Json:
         delta = self._tell(*self._splitter.close())
-        last = {} if self._inner is None else self._inner.close()
+        last = {} if self._inner is None else self._inner.close(is_cut)
         if "content" in delta and "content" in last:
             last["content"] = delta["content"] + last["content"]
         return delta | last

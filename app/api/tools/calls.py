@@ -30,8 +30,8 @@ class ToolParser(Protocol):
         """Return the delta for more text; empty if nothing can be sent yet."""
         ...
 
-    def close(self) -> Json:
-        """Return the delta of the withheld text."""
+    def close(self, is_cut: bool = False) -> Json:
+        """Return the delta of the withheld text, of which the beginning of a call is left out if it was cut."""
         ...
 
 
@@ -45,11 +45,11 @@ def make_parser(tools: ToolUse) -> ToolParser:
     return StyledCalls(style, raw, tools.answer is not None, tools.shows_reasoning)
 
 
-def make_message(parser: ToolParser, text: str) -> Json:
+def make_message(parser: ToolParser, text: str, is_cut: bool = False) -> Json:
     """Return the message of a complete text: its content (None if empty), reasoning and calls."""
     message: Json = {"role": "assistant", "content": None, "refusal": None}
     calls: list[Json] = []
-    for delta in (parser.feed(text), parser.close()):
+    for delta in (parser.feed(text), parser.close(is_cut)):
         for name in TEXTS & delta.keys():
             message[name] = (message.get(name) or "") + delta[name]
         for part in delta.get("tool_calls", ()):

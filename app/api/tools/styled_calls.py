@@ -173,10 +173,18 @@ class StyledCalls:
         self._text, self._at = self._text[self._at :], 0
         return self._flush()
 
-    def close(self) -> Json:
-        """Return the withheld text; a call without arguments counts as content."""
+    def close(self, is_cut: bool = False) -> Json:
+        """Return the withheld text.
+
+        Args:
+            is_cut: a limit or a stop string ended the text. The grammar wrote what begins a call then, so it is not
+                content; free text that only looks like the beginning of a mark is.
+        """
+        is_free = self._part is Part.CONTENT and not self._is_after_call
+        if self._style.channel and "|>" in self._text:
+            is_free = False  # the special token that ends a message
         is_text = self._part in (Part.START, Part.CONTENT, Part.HEAD)
-        if is_text or (self._part is Part.TAIL and not self._is_tail_begun()):
+        if is_free or (is_text and not is_cut) or (self._part is Part.TAIL and not self._is_tail_begun()):
             self._say(self._text)
         self._text = ""
         return self._flush()

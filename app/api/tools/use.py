@@ -37,7 +37,8 @@ Json = dict[str, Any]
 
 MODES = ("none", "auto", "required")
 MAX_PARALLEL_CALLS = 16
-TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# OpenAI allows 64 characters, Anthropic 128
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 # where a grammar of calls contains a tool's schema, by the tool's number, or the schema of an argument
 IN_CALL = re.compile(
     r"/format(?:/\w+)*?/tags/(\d+)/content(?:/elements/(\d+)(?=/[ce]))?(?:/elements/\d+|/content)*(?:/json_schema)?"
@@ -186,9 +187,9 @@ def explain(error: GrammarError, use: ToolUse) -> ApiError:
             return to_api_error(error, "tools")
         return to_api_error(_move(error, found[0], ""), use.answer.param)
     tool = use.tools[int(found[1]) % len(use.tools)]  # a style may list every tool several times
-    names = list(tool.parameters.get("properties", {}))
     is_listed = found[2] and use.style is not None and not list_tool_styles()[use.style].parameter_separator
-    place = f"/properties/{names[int(found[2])]}" if is_listed and not found[3] else ""
+    # arguments are listed only if the properties are an object
+    place = f"/properties/{list(tool.parameters['properties'])[int(found[2])]}" if is_listed and not found[3] else ""
     known = to_api_error(_move(error, found[0], place), "tools")
     return ApiError(400, f"tool {tool.name!r}: {known}", "tools", known.code, details=known.details)
 
@@ -209,7 +210,7 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
         raise BadRequest(message, "tools")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        message = f"{where}.function.name must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+        message = f"{where}.function.name must be 1 to 128 of the characters a-z, A-Z, 0-9, _ and -"
         raise BadRequest(message, "tools")
     if description is not None and not isinstance(description, str):
         raise BadRequest(f"{where}.function.description must be a text", "tools")

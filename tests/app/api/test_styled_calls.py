@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.api.tools.calls import FORCED
 from app.api.tools.styled_calls import StyledCalls, join_parts, more_arguments, open_call
 from app.api.tools.styles import find_style
 from engine import InvalidRequest
@@ -73,6 +74,7 @@ VOCABULARY = Vocabulary(
     [EOS],
     {name: 257 + index for index, name in enumerate(SPECIALS)},
 )  # fmt: skip
+FORCED_CALLS = f'[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "clock", "arguments": {{}}}}]'
 SCHEMAS = [("weather", CITY), ("clock", {"type": "object", "additionalProperties": False})]
 
 
@@ -116,9 +118,10 @@ def test_the_grammar_takes_valid_calls_of_known_tools_only(compiler: GrammarComp
     assert not is_accepted(compiler, style, text, is_parallel=False)
 
 
-def read(parser: StyledCalls, text: str, size: int = 1) -> tuple[str, str, list[tuple[str, str]]]:
+def read(parser: StyledCalls, text: str, size: int = 1, is_cut: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
     """Content, reasoning and calls of a text that comes in pieces."""
-    deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)] + [parser.close()]
+    deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    deltas.append(parser.close(is_cut))
     calls: list[tuple[str, str]] = []
     for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
         function = part["function"]
@@ -215,16 +218,26 @@ def test_a_whole_answer_is_calls_or_text(compiler: GrammarCompiler) -> None:
 
 
 @pytest.mark.parametrize("style", TEXTS)
-def test_a_text_cut_anywhere_loses_no_content_and_invents_no_call(style: str) -> None:
-    text = TEXTS[style]
+def test_a_text_cut_anywhere_loses_no_content_and_shows_nothing_of_a_call(style: str) -> None:
+    text, said = TEXTS[style], "So < it.\n"
+    mark = next(mark for mark in TOOL_STYLES[style].marks if text.startswith(mark, len(said)))
     for length in range(len(text)):
-        words, _, calls = read(make_parser(style), text[:length], 1000)
+        words, _, calls = read(make_parser(style), text[:length], 1000, is_cut=True)
         assert all(ARGUMENTS.startswith(arguments) or arguments in ("", "{}") for _, arguments in calls)
+        # the model is free to write anything until the mark is complete
+        assert words == (text[:length] if length < len(said + mark) else said)
         if not calls:
-            assert words == text[:length]
-        else:
-            # the beginning of a second call that was cut before its arguments is shown
-            assert words.startswith("So < it.\n") and text[:length].endswith(words.removeprefix("So < it.\n"))
+            assert read(make_parser(style), text[:length], 1000)[0] == text[:length]
+
+
+@pytest.mark.parametrize("style", [*WHOLE, "forced", "hermes"])
+def test_a_cut_answer_that_has_to_be_a_call_has_no_content(style: str) -> None:
+    texts = WHOLE | {"hermes": TEXTS["hermes"].removeprefix("So < it.\n"), "forced": FORCED_CALLS}
+    text, said = texts[style], "So < it.\n<|end|"  # a special token is one token, so the last of these are free text
+    for length in range(len(text) + 1):
+        parser = StyledCalls(FORCED, {}) if style == "forced" else make_parser(style, style == "hermes")
+        words, reasoning, _ = read(parser, text[:length], 1000, is_cut=True)
+        assert (words, said.startswith(reasoning)) == ("", True), text[:length]
 
 
 @pytest.mark.parametrize("style", TEXTS)

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from app.api.messages import tell_plainly
+from app.api.messages import read_messages, tell_plainly
 from app.api.protocol import ChatRequest
 from app.api.replies import finish_reason
 from app.api.tools.calls import is_valid
@@ -281,11 +281,12 @@ WRONG: list[dict[str, Any]] = [
     {"tools": [{"type": "function"}]},
     {"tools": [{"type": "retrieval"}]},
     {"tools": [tool("two words")]},
-    {"tools": [tool("x" * 65)]},
+    {"tools": [tool("x" * 129)]},
     {"tools": [tool(), tool()]},
-    {"tools": [tool(f"t{i}") for i in range(129)]},
+    {"tools": [tool(f"t{i}") for i in range(1025)]},
     {"tools": "weather"},
-    *({"tools": [tool(parameters=schema)]} for schema in ("text", {"type": "array"}, {"properties": []})),
+    *({"tools": [tool(parameters=schema)]} for schema in ("text", {"type": "array"})),
+    *({"tools": [tool(parameters={"properties": value})]} for value in ([], None, 5)),
     {"tools": [tool(parameters={"type": ["object", 7]})]},
     {"tools": [tool(parameters={"properties": {"a": {"enum": ["x" * 10] * 40_000}}})]},
     {"tools": TOOLS, "tool_choice": "always"},
@@ -306,12 +307,44 @@ async def test_a_hostile_tool_is_a_400_and_reaches_no_engine(server: Server, fie
 
 @pytest.mark.parametrize(
     "call",
-    ["x", {"id": "1"}, {"id": "1", "function": {"name": "f", "arguments": "[1]"}},
-     {"id": "1", "function": {"name": "f", "arguments": "{"}}, {"id": 1, "function": {"name": "f", "arguments": ""}}],
+    ["x", {"id": "1"},
+     {"id": "1", "function": {"name": "f", "arguments": "[1]"}},
+     {"id": "1", "function": {"name": "f", "arguments": '{"a" 1'}},
+     {"id": 1, "function": {"name": "f", "arguments": ""}}],
 )  # fmt: skip
 async def test_a_malformed_call_in_the_history_is_a_400(knowing: Server, call: Any) -> None:
     status, reply = await knowing.chat(messages=[{"role": "assistant", "tool_calls": [call]}])
     assert (status, reply["error"]["param"]) == (400, "messages")
+
+
+def test_arguments_that_a_limit_cut_anywhere_come_back_as_far_as_they_go() -> None:
+    whole = r'{"path": "a.txt", "n": -12.5e3, "t": "\n\ud83d\ude00 \\u1 {", "l": [1, {"x": true}], "z": {}}'
+
+    def read(text: str) -> Any:
+        call = {"id": "1", "function": {"name": "write", "arguments": text}}
+        (message,) = read_messages([{"role": "assistant", "tool_calls": [call]}])
+        return message["tool_calls"][0]["function"]["arguments"]
+
+    expected = json.loads(whole)
+    assert read(whole[:14]) == {"path": "a.tx"} and read(whole[:-2])["l"] == expected["l"]
+    for length in range(len(whole) + 1):
+        found = read(whole[:length])
+        *complete, _ = found.items() if found else [()]
+        assert list(found) == list(expected)[: len(found)] and dict(complete).items() <= expected.items()
+        assert expected["t"].startswith(found.get("t", ""))
+
+
+@pytest.mark.parametrize("limit", range(1, 40, 6))
+async def test_the_last_chunk_only_ends_the_choice(knowing: Server, forced: Server, limit: int) -> None:
+    for server, choice in ((knowing, "auto"), (forced, "required")):
+        fields = {"tools": TOOLS, "tool_choice": choice, "max_tokens": limit}
+        chunks = await server.chat_chunks(**fields)
+        assert chunks[-1]["choices"][0]["delta"] == {}
+        words, calls, _ = collect(chunks)
+        _, reply = await server.chat(**fields)
+        message = reply["choices"][0]["message"]
+        assert (message["content"] or "", len(message.get("tool_calls", ()))) == (words, len(calls))
+        assert server is knowing or not words
 
 
 async def test_the_official_stream_helper_follows_the_arguments(forced: Server) -> None:
