@@ -8,6 +8,7 @@ from typing import Any
 from app.api import chat, completions
 from app.api.context import ApiContext
 from app.api.errors import ApiError, BadRequest, to_api_error
+from app.api.fields import WARNINGS
 from app.api.json_body import check_json
 from app.api.protocol import ChatRequest, CompletionRequest
 from app.api.responses import routes as responses
@@ -29,6 +30,8 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
     """
     request_id = uuid.uuid4().hex
     status, body = 200, {}
+    warnings: list[str] = []
+    WARNINGS.set(warnings)
     try:
         body = await _answer(context, row, request_id)
     except (ApiError, EngineError, GrammarError) as caught:
@@ -39,7 +42,8 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
     return {
         "id": f"batch_req_{request_id}",
         "custom_id": row["custom_id"],
-        "response": {"status_code": status, "request_id": request_id, "body": body},
+        "response": {"status_code": status, "request_id": request_id, "body": body}
+        | ({"warnings": warnings} if warnings else {}),
         # for requests without a response; here every row gets one
         "error": None,
     }

@@ -14,6 +14,7 @@ from app.api.chunks import Chunks, stream
 from app.api.constraint import Constraint, read_constraint
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
+from app.api.fields import warn
 from app.api.messages import has_tool_messages, read_messages, read_template_kwargs, tell_plainly
 from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
@@ -58,7 +59,7 @@ async def prepare(
     template = await context.read_template()
     tools = find_tools(body, template)
     if tools is None and body.tools and body.tool_choice != "none":
-        visit.warning = TOOLS_NOT_SHOWN
+        warn(TOOLS_NOT_SHOWN)
     answer = read_constraint(body)
     if tools is not None:
         tools = tools.in_style(template.tool_style, answer)

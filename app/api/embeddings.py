@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from app.api.context import Context
 from app.api.errors import BadRequest
+from app.api.fields import VECTOR
 from app.api.protocol import Fields
 
 router = APIRouter()
@@ -26,7 +27,7 @@ OneOrMore = str | Texts
 class EmbeddingRequest(Fields):
     """POST /v1/embeddings."""
 
-    model_config = ConfigDict(extra="forbid")
+    CONSTRAINTS = VECTOR
 
     input: Any
     model: str | None = None
@@ -38,7 +39,7 @@ class EmbeddingRequest(Fields):
 class RerankRequest(Fields):
     """POST /rerank."""
 
-    model_config = ConfigDict(extra="forbid")
+    CONSTRAINTS = VECTOR
 
     query: str
     documents: Texts
@@ -51,7 +52,7 @@ class RerankRequest(Fields):
 class ScoreRequest(Fields):
     """POST /score: vLLM's names of both generations."""
 
-    model_config = ConfigDict(extra="forbid")
+    CONSTRAINTS = VECTOR
 
     text_1: OneOrMore | None = None
     text_2: OneOrMore | None = None

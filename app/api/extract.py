@@ -25,9 +25,8 @@ from starlette.datastructures import UploadFile
 
 from app.api.context import ApiContext, context_of
 from app.api.errors import BadRequest, describe_fields
-from app.api.fields import check_names
 from app.api.json_body import parse_body
-from app.api.protocol import Fields, Options
+from app.api.protocol import Fields
 from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
 from app.extraction import (
     Example,
@@ -56,7 +55,7 @@ PARTIAL_INTERVAL_S = 0.05
 JSON_PARTS = ("examples", "images", "options", "rows", "stream")
 
 
-class ExampleFields(Options):
+class ExampleFields(Fields):
     """A text with its correct record."""
 
     PLACE = "examples"
@@ -65,7 +64,7 @@ class ExampleFields(Options):
     record: Any
 
 
-class ExtractOptions(Options):
+class ExtractOptions(Fields):
     """Options of an extraction.
 
     Attributes:
@@ -102,16 +101,6 @@ class ExtractRequest(Fields):
     options: ExtractOptions = Field(default_factory=ExtractOptions)
     stream: bool = False
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse_unknown(cls, given: Any) -> Any:
-        """Refuse unknown fields."""
-        if isinstance(given, dict):
-            check_names(
-                "the request", given, [field.alias or name for name, field in cls.model_fields.items()]
-            )
-        return given
 
     @model_validator(mode="after")
     def check_source(self) -> Self:

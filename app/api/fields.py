@@ -1,80 +1,138 @@
-"""Checks fields that no request model defines: a short list is ignored, all others are a 400.
+"""The policy for fields that a route does not define, the same for every route and every object within a request.
 
-A dropped field would change the answer without notice. A field passes if it is null or empty, if its value is the
-default of the server that knows it (NEUTRAL), or if it is only bookkeeping (IGNORED).
+A field that would constrain the answer is refused. Any other unknown field is left out, and the response header
+x-troupe-warning names it. A value that requests nothing (null, an empty list, a default) passes without a word.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from app.api.errors import BadRequest
 from app.api.wording import say_value
 
-# Not {}, which is a schema that accepts everything.
-EMPTY: tuple[Any, ...] = (None, False, [], "")
-# Bookkeeping fields, cache hints and formatting wishes that change no token here.
-IGNORED = frozenset([
-    "cache_prompt", "id_slot", "include_reasoning", "keep_alive", "metadata", "moderation", "num_batch", "num_ctx",
-    "num_gpu", "num_keep", "num_thread", "parallel_tool_calls",
-    "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
-    "reasoning_format", "return_progress", "safety_identifier", "service_tier", "session_id", "store",
-    "stream_interval", "timings_per_token", "user", "verbosity",
+Values = tuple[Any, ...]
+
+# Fields that clients send with every request and that change no token.
+BOOKKEEPING = frozenset([
+    "cache_control", "cache_prompt", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "service_tier", "session_id", "store", "user",
 ])  # fmt: skip
-# field -> values, beside the empty ones, that request nothing
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "dry_multiplier": (0,), "dynatemp_range": (0,), "function_call": ("none", "auto"),
-    "length_penalty": (1,), "mirostat": (0,), "mm_processor_kwargs": ({},), "vllm_xargs": ({},),
-    "modalities": (["text"],), "n_probs": (0,),
-    "no_repeat_ngram_size": (0,), "num_beams": (1,), "repeat_last_n": (0,), "repeat_penalty": (1,),
-    "tfs_z": (1,), "tool_choice": ("none", "auto"), "top_a": (0,), "top_n_sigma": (-1, 0), "typical_p": (1,),
-    "xtc_probability": (0,), "do_sample": (True,), "spaces_between_special_tokens": (True,),
+# The constraints of all dialects -> the values, beside the empty ones, that request nothing. False requests something
+# where True is listed. A route checks only the fields that its model does not define.
+READ: dict[str, Values] = {
+    **dict.fromkeys((
+        "chat_template", "conversation", "documents", "functions", "images", "input", "input_extra", "input_prefix",
+        "input_suffix", "instructions", "lora", "lora_path", "lora_request", "messages", "multi_modal_data",
+        "previous_response_id", "prompt", "prompt_embeds", "suffix", "system", "system_prompt", "template", "tools",
+    ), ()),
+    "function_call": ("none", "auto"), "mm_processor_kwargs": ({},), "modalities": (["text"],),
+    "tool_choice": ("none", "auto"), "truncate_prompt_tokens": (-1,), "truncation": ("auto", "disabled"),
 }  # fmt: skip
-# Fields for which false is a request.
-MEANT_IF_FALSE = ("do_sample", "spaces_between_special_tokens")
-# another server's or library's name -> the name to use here
+WRITTEN: dict[str, Values] = {
+    **dict.fromkeys((
+        "allowed_token_ids", "audio", "bad_words", "bad_words_ids", "choice", "enum", "format", "json", "json_mode",
+        "json_object", "jsonmode", "logit_bias", "output_config", "pattern", "random_seed", "response_model", "seed",
+        "structural_tag", "structured", "structured_outputs", "use_beam_search",
+    ), ()),
+    **dict.fromkeys(("extra_body", "nvext", "options", "vllm_xargs"), ({},)),
+    "best_of": (1,), "do_sample": (True,), "dynatemp_range": (0,), "dry_multiplier": (0,), "mirostat": (0,),
+    "length_penalty": (1,), "min_p": (0,), "n": (1,), "no_repeat_ngram_size": (0,), "num_beams": (1,),
+    "num_return_sequences": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "repeat_last_n": (0,),
+    "repeat_penalty": (1,), "repetition_penalty": (1,), "response_format": ({"type": "text"},), "temperature": (1,),
+    "output_format": ({"type": "text"},), "text": ({"format": {"type": "text"}},), "tfs_z": (1,), "top_a": (0,),
+    "top_k": (0, -1), "top_n_sigma": (-1, 0), "top_p": (1,), "typical_p": (1,), "xtc_probability": (0,),
+    **dict.fromkeys(("reasoning_budget", "thinking_budget", "thinking_token_budget"), (-1,)),
+    "spaces_between_special_tokens": (True,),
+}  # fmt: skip
+ANSWER = READ | WRITTEN
+# The same for a vector or a score instead of a text.
+VECTOR: dict[str, Values] = {
+    **dict.fromkeys(("chat_template", "images", "instruction", "messages", "prompt_name", "task"), ()),
+    "add_special_tokens": (True,), "dimensions": (), "embedding_types": (["float"],), "embed_dtype": ("float32",),
+    "lora_path": (), "lora_request": (), "mm_processor_kwargs": ({},), "normalize": (True,),
+    "output_dtype": ("float",), "output_dimension": (), "pooling": (), "truncate_prompt_tokens": (-1,),
+    "truncate": ("NONE",), "use_activation": (True,),
+}  # fmt: skip
+# Names that constrain in whatever dialect they come: json_schema, guided_regex, stop_words, max_new_tokens.
+CONSTRAINING = re.compile(
+    r"guided_.*|(.*_)?(schema|grammar|regex|ebnf|lark)(_(file|name|string|type))?|.*logits?_processors?|(.+_)?stop(_(at|ids|regex|sequences|strings"
+    r"|token_ids|tokens|words))?|(max|min)(_new|_output|_completion|_generated)?_(tokens|length|chars|words)"
+    r"(_to_sample)?|n(um)?_predict"
+)
+# What the largest and smallest length request when they request nothing.
+NO_LIMIT = (-1, 0)
+# another server's or library's name -> the names here, of which a route has one
 OURS = {
-    "max_length": "max_tokens", "max_new_tokens": "max_tokens", "max_tokens_to_sample": "max_tokens",
-    "n_predict": "max_tokens", "num_predict": "max_tokens", "n_probs": "logprobs", "random_seed": "seed",
-    "repeat_penalty": "repetition_penalty", "format": "response_format", "grammar": "structured_outputs",
-    "json_schema": "response_format", "json_mode": "response_format", "schema": "response_format",
-    "response_model": "response_format", "responseFormat": "response_format", "text": "response_format",
-    "extra_body": "its fields in the body itself", "options": "its fields in the body itself",
+    "n_probs": ("logprobs",), "random_seed": ("seed",), "repeat_penalty": ("repetition_penalty",),
+    "extra_body": ("its fields in the body itself",), "options": ("its fields in the body itself",),
+    "conversation": ("previous_response_id",), "system": ("instructions", "messages"),
+    "instructions": ("system", "messages"), "stop_sequences": ("stop",), "stop": ("stop_sequences",),
 }  # fmt: skip
-CONSTRAINTS = "response_format or structured_outputs"
+LENGTHS = ("max_tokens", "max_output_tokens")
+FORMATS = ("response_format", "text", "output_config")
+FORM = re.compile(r"guided_.*|.*(schema|grammar|regex|ebnf|json).*|(response_?)?(format|model|text)|choice")
 MAX_NAME_CHARS = 80
+MAX_WARNINGS = 32
+
+# The warnings of the request that is being answered; the gate puts them into the response's headers.
+WARNINGS: ContextVar[list[str]] = ContextVar("warnings")
 
 
-def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
-    """Reject the first field that would be ignored.
+def warn(text: str) -> None:
+    """Name a part of the request that the answer leaves out, in the response header x-troupe-warning."""
+    warnings = WARNINGS.get([])
+    if text not in warnings and len(warnings) < MAX_WARNINGS:
+        warnings.append(text)
+
+
+def check_unknown(
+    given: Mapping[str, Any],
+    known: Collection[str] = (),
+    where: str = "",
+    constraints: Mapping[str, Values] | None = ANSWER,
+) -> None:
+    """Refuse the first field that would constrain the answer, and leave out the other ones that are not known.
+
+    Args:
+        where: the place of the fields in the request, as in stream_options; empty for the request itself.
+        constraints: the fields that constrain, and the values of each that request nothing; None: every one does.
 
     Raises:
         ApiError: 400 naming the field, and ours for the same thing.
     """
-    for name, value in (extra or {}).items():
-        is_absent = value is None if name in MEANT_IF_FALSE else is_empty(value)
-        if not (name in IGNORED or is_absent or value in NEUTRAL.get(name, ())):
-            shown = name[:MAX_NAME_CHARS]
-            ours = OURS.get(name, CONSTRAINTS if name.startswith("guided_") else None)
-            hint = f"; use {ours}" if ours else ""
-            raise BadRequest(f"{shown} is not a field of this API{hint}", shown, "unknown_field")
+    for name, value in given.items():
+        if name in known or (name in BOOKKEEPING and not where):
+            continue
+        # camelCase and dashes: maxTokens is max_tokens
+        plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name[:MAX_NAME_CHARS]).replace("-", "_").lower()
+        constrains = constraints is None or plain in constraints
+        is_pattern = constraints is ANSWER and CONSTRAINING.fullmatch(plain) is not None
+        neutral = (constraints or {}).get(plain, NO_LIMIT if is_pattern else ())
+        is_absent = value is None if any(each is True for each in neutral) else is_empty(value)
+        if is_absent or value in neutral:
+            continue
+        shown = f"{where}.{name[:MAX_NAME_CHARS]}".removeprefix(".")
+        if is_pattern or constrains:
+            param = field_of(where) if where else shown
+            raise BadRequest(f"{shown} is not a field of this route{_hint(plain, known)}", param, "unknown_field")
+        if value not in (0, {}) and not (isinstance(value, dict) and all(map(is_empty, value.values()))):
+            warn(f"{shown} is not known here and was left out")
 
 
-def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Reject an unknown name in a group of fields, as in stream_options; null requests nothing.
-
-    Args:
-        where: the group's place in the request.
-
-    Raises:
-        ApiError: 400 naming the field, and those that are known.
-    """
-    wrong = next((name for name, value in given.items() if name not in known and value is not None), None)
-    if wrong is not None:
-        message = f"{where}.{wrong[:80]} is not a known field; known are {', '.join(known)}"
-        raise BadRequest(message, field_of(where), "unknown_field")
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return the name of the same thing on this route, after a comma."""
+    if FORM.fullmatch(name):
+        ours: tuple[str, ...] = FORMATS
+    elif name.startswith(("max_", "n_predict", "num_predict")):
+        ours = LENGTHS
+    else:
+        ours = OURS.get(name, ())
+    found = [each for each in ours if each in known or " " in each]
+    return f"; use {' or '.join(found)}" if found else ""
 
 
 def check_choice(where: str, value: object, allowed: Collection[str]) -> None:
@@ -105,5 +163,5 @@ def field_of(where: str) -> str:
 
 
 def is_empty(value: object) -> bool:
-    """Return whether a value requests nothing; zero, which Python treats as false, may request something."""
-    return value in EMPTY and (isinstance(value, bool) or not isinstance(value, int | float))
+    """Return whether a value requests nothing: not {}, a schema of everything, nor 0, which may be a limit."""
+    return value is None or value is False or value in ([], "")

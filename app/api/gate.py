@@ -23,6 +23,7 @@ from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import API_PREFIXES, HEALTH_PATHS, ApiError, BadRequest, to_api_error
+from app.api.fields import WARNINGS
 from app.api.origins import SAFE_METHODS, AllowedOrigins
 from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 from app.api.visit import Visit
@@ -37,6 +38,7 @@ WORK_PATHS = frozenset((
 ))  # fmt: skip
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
+MAX_WARNING_BYTES = 2000
 # Parsers disagree about which of two duplicate headers counts: some use the first, some the last.
 SINGLE_HEADERS = frozenset((
     b"authorization", b"content-length", b"content-type", b"host", b"origin", b"sec-fetch-site", b"x-api-key",
@@ -81,6 +83,7 @@ class Gate:
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         visit = Visit(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
         scope.setdefault("state", {})["visit"] = visit
+        WARNINGS.set(visit.warnings)
         is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
         send = _watched(send, visit, self.origins.make_cors_headers(headers) if is_api else {})
         is_work = scope["method"] == "POST" and scope["path"].startswith(
@@ -225,7 +228,9 @@ def _watched(send: Send, visit: Visit, more: Mapping[str, str]) -> Send:
     async def send_watched(message: Message) -> None:
         if message["type"] == "http.response.start":
             visit.status = message["status"]
-            added = {"x-request-id": visit.request_id, "x-troupe-warning": visit.warning, **more}
+            # clients choose the names of fields: no control character may reach a header
+            warning = "; ".join(visit.warnings).encode("unicode_escape")[:MAX_WARNING_BYTES].decode()
+            added = {"x-request-id": visit.request_id, "x-troupe-warning": warning, **more}
             headers = [(name.encode(), value.encode()) for name, value in added.items() if value]
             message["headers"] = [*message.get("headers", ()), *headers]
         await send(message)

@@ -9,14 +9,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import ConfigDict
 
 from app import __version__
 from app.api import completions, replies
 from app.api.call import Call
 from app.api.context import Context
 from app.api.errors import BadRequest
-from app.api.fields import IGNORED, is_empty
 from app.api.own_names import own_names
 from app.api.protocol import CompletionRequest, Fields
 from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
@@ -41,7 +39,7 @@ STOP_TYPES = {"length": "limit", "stop": "eos"}
 class LlamaCompletion(Fields):
     """POST /completion: the fields of llama.cpp's server."""
 
-    model_config = ConfigDict(extra="allow")
+    PASSED = frozenset((*SAME, *NAMES, *CompletionRequest.model_fields))
 
     prompt: Any
     stream: bool = False
@@ -86,8 +84,6 @@ def read_request(body: LlamaCompletion) -> CompletionRequest:
             fields[name] = value
         elif NAMES.get(name):
             fields[str(NAMES[name])] = value or None
-        elif name not in NAMES and name not in IGNORED and not is_empty(value):
-            fields[name] = value  # refused there by its name, or neutral
     fields["max_tokens"] = None if body.n_predict < 0 else body.n_predict
     fields["seed"] = None if body.seed < 0 else body.seed
     if body.grammar and body.json_schema is not None:

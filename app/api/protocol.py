@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from app.api.errors import BadRequest, describe_fields
-from app.api.fields import check_extra_fields, check_names
+from app.api.fields import ANSWER, Values, check_unknown
 
 MAX_IDS = 1024
 MAX_MESSAGES = 4096
@@ -25,10 +26,19 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class Fields(BaseModel):
-    """Fields of a request; optional fields accept null."""
+    """Fields of a request, or of an object within one; optional fields accept null.
+
+    Attributes:
+        PLACE: where the request has the object; empty for the request itself.
+        PASSED: fields of other routes that the route accepts and reads from model_extra.
+        CONSTRAINTS: the unknown fields that are refused, see `fields.py`.
+    """
 
     # strict: "0.7" is not a number and true is not an integer
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+    PLACE: ClassVar[str] = ""
+    PASSED: ClassVar[frozenset[str]] = frozenset()
+    CONSTRAINTS: ClassVar[Mapping[str, Values] | None] = ANSWER
 
     @classmethod
     def read(cls, given: Any) -> Self:
@@ -42,6 +52,11 @@ class Fields(BaseModel):
         except ValidationError as error:
             raise describe_fields(error.errors()) from error
 
+    @classmethod
+    def list_names(cls) -> frozenset[str]:
+        """Return the names of the fields as the request has them."""
+        return cls.PASSED | {field.alias or name for name, field in cls.model_fields.items()}
+
     @model_validator(mode="before")
     @classmethod
     def drop_nulls(cls, given: Any) -> Any:
@@ -52,28 +67,14 @@ class Fields(BaseModel):
         }
         return {name: value for name, value in given.items() if value is not None or name not in optional}
 
-
-class Options(Fields):
-    """A group of fields within a request; unknown ones are a 400.
-
-    Attributes:
-        PLACE: where the request has it, for errors.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    PLACE: ClassVar[str]
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse_unknown(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        known = [field.alias or name for name, field in cls.model_fields.items()]
-        check_names(cls.PLACE, given, known)
-        return {name: value for name, value in given.items() if name in known}
+    @model_validator(mode="after")
+    def check_extra(self) -> Self:
+        """Refuse or leave out the fields that are not defined here."""
+        check_unknown(self.model_extra or {}, self.list_names(), self.PLACE, self.CONSTRAINTS)
+        return self
 
 
-class StreamOptions(Options):
+class StreamOptions(Fields):
     """Options of a stream. include_obfuscation is accepted and ignored."""
 
     PLACE = "stream_options"
@@ -83,7 +84,7 @@ class StreamOptions(Options):
     include_obfuscation: bool = False
 
 
-class JsonSchemaFormat(Options):
+class JsonSchemaFormat(Fields):
     """The schema of a response_format; `strict` has no effect because a schema is always enforced."""
 
     PLACE = "response_format.json_schema"
@@ -94,7 +95,7 @@ class JsonSchemaFormat(Options):
     strict: bool | None = None
 
 
-class ResponseFormat(Options):
+class ResponseFormat(Fields):
     """OpenAI's response_format."""
 
     PLACE = "response_format"
@@ -107,10 +108,11 @@ class ResponseFormat(Options):
     triggers: list[Any] | None = None
 
 
-class StructuredOutputs(Options):
+class StructuredOutputs(Fields):
     """vLLM's structured_outputs: one constraint and its options."""
 
     PLACE = "structured_outputs"
+    CONSTRAINTS = None
 
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -129,7 +131,7 @@ class StructuredOutputs(Options):
     whitespace_pattern: str | None = None
 
 
-class PredictedText(Options):
+class PredictedText(Fields):
     """One text of a prediction."""
 
     PLACE = "prediction.content"
@@ -138,7 +140,7 @@ class PredictedText(Options):
     text: str
 
 
-class Prediction(Options):
+class Prediction(Fields):
     """OpenAI's prediction: text that the answer probably contains, used as drafts."""
 
     PLACE = "prediction"
@@ -155,9 +157,6 @@ class Prediction(Options):
 
 class GenerationFields(Fields):
     """Common fields of chat and text completions."""
-
-    # validated in `check_fields`
-    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     n: int | None = None
@@ -205,8 +204,7 @@ class GenerationFields(Fields):
 
     @model_validator(mode="after")
     def check_fields(self) -> Self:
-        """Reject fields that would be ignored, and stream options without a stream."""
-        check_extra_fields(self.model_extra)
+        """Reject stream options without a stream."""
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options needs stream=true", "stream_options")
         return self
@@ -252,7 +250,7 @@ class CompletionRequest(GenerationFields):
 class TokenizeRequest(Fields):
     """POST /tokenize: a prompt or chat messages; fields that do not affect the prompt are accepted and ignored."""
 
-    model_config = ConfigDict(extra="allow")
+    PASSED = frozenset(ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys())
 
     model: str | None = None
     prompt: str | None = None
@@ -266,13 +264,6 @@ class TokenizeRequest(Fields):
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
     return_token_strs: bool | None = False
-
-    @model_validator(mode="after")
-    def check_fields(self) -> Self:
-        """Reject unknown fields; fields of a chat or a completion do not affect the prompt."""
-        others = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
-        check_extra_fields({n: v for n, v in (self.model_extra or {}).items() if n not in others})
-        return self
 
 
 class DetokenizeRequest(Fields):

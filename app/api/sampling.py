@@ -6,6 +6,7 @@ from typing import Any
 
 from app.api.constraint import Constraint
 from app.api.errors import BadRequest
+from app.api.fields import check_unknown
 from app.api.own_names import own_names
 from app.api.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest, GenerationFields
 from engine import SamplingParams
@@ -14,6 +15,11 @@ MAX_LOGPROBS = 20
 COPIED = (
     "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "stop", "stop_token_ids", "allowed_token_ids", "bad_words", "prompt_logprobs",
+)  # fmt: skip
+# the last ones are of vLLM's connectors, which find blocks by their ids
+KV_TRANSFER = (
+    "do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_host", "remote_port",
+    "remote_request_id", "tp_size", "transfer_id",
 )  # fmt: skip
 
 
@@ -77,7 +83,8 @@ def read_kv_transfer(given: dict[str, Any] | None) -> bool:
 
     With `do_remote_prefill` nothing is to be done: blocks are found by their content, not by the ids that come with it.
     """
-    flags = {name: (given or {}).get(name) or False for name in ("do_remote_decode", "do_remote_prefill")}
+    check_unknown(given or {}, KV_TRANSFER, "kv_transfer_params")
+    flags = {name: (given or {}).get(name) or False for name in KV_TRANSFER[:2]}
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise BadRequest(f"kv_transfer_params.{name} must be true or false", "kv_transfer_params")

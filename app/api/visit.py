@@ -16,7 +16,7 @@ class Visit:
         key_number: which of the configured keys it came with, counted from 1; 0 without keys.
         counts_output: whether what is drawn is in the reply; a prompt that is only scored draws one token for nothing.
         prompts: id of a request of the engine -> tokens of its prompt, and how many of them were found in the cache.
-        warning: the part of the request that the answer ignores, for a header of the response.
+        warnings: the parts of the request that the answer leaves out, for a header of the response.
         ttft_s: time to the first token of whichever of them had one first.
     """
 
@@ -25,7 +25,7 @@ class Visit:
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     model: str = ""
-    warning: str = ""
+    warnings: list[str] = field(default_factory=list)
     counts_output: bool = True
     prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
     num_output_tokens: int = 0

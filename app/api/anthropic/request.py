@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from app.api.anthropic.messages import is_prefill, read_messages
 from app.api.errors import ApiError, BadRequest
-from app.api.fields import check_choice, check_extra_fields, check_names, read_text
+from app.api.fields import check_choice, check_unknown, read_text
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
 
 Json = dict[str, Any]
@@ -24,14 +24,6 @@ RENAMED = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config",
-}
-# fields of the protocol without an effect on the text of the models served here
-IGNORED = frozenset({"betas", "cache_control", "metadata", "service_tier", "inference_geo"})
-UNSUPPORTED = {
-    "container": "there are no containers here",
-    "mcp_servers": "tools are called by the client here",
-    "context_management": "send the conversation that the model should read",
-    "thread": "send the whole conversation with every request",
 }
 # Anthropic's client reads this in the error and then sends the whole conversation by itself
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
@@ -57,7 +49,7 @@ MIN_BUDGET_TOKENS = 1024  # the protocol's own
 class MessagesRequest(Fields):
     """POST /v1/messages; fields of chat completions not named here are in PASSED."""
 
-    model_config = ConfigDict(extra="allow")
+    PASSED = PASSED | {"thread"}
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -87,7 +79,11 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
     Raises:
         ApiError: 400 for a field that cannot be honoured.
     """
-    fields = _check_extra(body.model_extra or {})
+    extra = body.model_extra or {}
+    if extra.get("thread"):
+        message = "thread is not supported: send the whole conversation with every request"
+        raise ApiError(400, message, "thread", "unsupported_field", details={"details": NO_THREADS})
+    fields = {name: value for name, value in extra.items() if name in PASSED}
     messages = read_messages(body.system, body.messages)
     goes_on = is_prefill(messages)
     if goes_on and not messages[-1]["content"].strip():
@@ -118,19 +114,6 @@ def list_places(tools: Sequence[Json]) -> dict[str, str]:
     return places | {f"{theirs}.parameters": f"{ours}.input_schema" for theirs, ours in places.items()}
 
 
-def _check_extra(extra: Mapping[str, Any]) -> Json:
-    for name, value in extra.items():
-        if name in UNSUPPORTED and value:
-            message = f"{name} is not supported: {UNSUPPORTED[name]}"
-            details = {"details": NO_THREADS} if name == "thread" else None
-            raise ApiError(400, message, name, "unsupported_field", details=details)
-        if name in ChatRequest.model_fields and name not in PASSED and value is not None:
-            raise BadRequest(f"{name} is not a field of this route", name, "unknown_field")
-    known = {name: value for name, value in extra.items() if name in PASSED}
-    check_extra_fields({n: v for n, v in extra.items() if n not in PASSED | IGNORED | UNSUPPORTED.keys()})
-    return known
-
-
 def _read_tools(tools: list[Json], choice: Json) -> Json:
     """The fields of a chat request that tell of tools."""
     wanted, is_single = _read_choice(choice), choice.get("disable_parallel_tool_use")
@@ -152,7 +135,7 @@ def _read_tool(where: str, tool: Json) -> Json:
         raise BadRequest(message, "tools", "unsupported_field")
     if not isinstance(tool.get("input_schema"), dict):
         raise BadRequest(f"{where}.input_schema must be a JSON Schema", "tools")
-    check_names(where, tool, TOOL_FIELDS)
+    check_unknown(tool, TOOL_FIELDS, where)
     function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
     return {"type": "function", "function": function | {"parameters": tool["input_schema"]}}
 
@@ -161,17 +144,17 @@ def _read_choice(choice: Json) -> str | Json:
     kind = choice.get("type", "auto")
     if kind == "tool":
         name = read_text("tool_choice.name", choice.get("name"))
-        check_names("tool_choice", choice, (*CHOICE_FIELDS, "name"))
+        check_unknown(choice, (*CHOICE_FIELDS, "name"), "tool_choice", None)
         return {"type": "function", "function": {"name": name}}
     check_choice("tool_choice.type", kind, [*TOOL_CHOICES, "tool"])
-    check_names("tool_choice", choice, CHOICE_FIELDS)
+    check_unknown(choice, CHOICE_FIELDS, "tool_choice", None)
     return TOOL_CHOICES[kind]
 
 
 def _read_format(body: MessagesRequest) -> Json | None:
     """The schema of output_config.format, or of output_format, its older name."""
     config = body.output_config or {}
-    check_names("output_config", config, OUTPUT_CONFIG)
+    check_unknown(config, OUTPUT_CONFIG, "output_config")
     asked = config.get("format")
     if asked is not None and body.output_format is not None and asked != body.output_format:
         message = "output_config.format and output_format, its older name, ask for different things"
@@ -184,7 +167,7 @@ def _read_format(body: MessagesRequest) -> Json | None:
     if schema is None or asked.get("type") != "json_schema":
         message = 'output_config.format must be {"type": "json_schema", "schema": ...}'
         raise BadRequest(message, "output_config")
-    check_names(where, asked, ("type", "schema"))
+    check_unknown(asked, ("type", "schema"), where)
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 
 
@@ -209,7 +192,7 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
         return {}
     kind = thinking.get("type")
     check_choice("thinking.type", kind, THINKING_FIELDS)
-    check_names("thinking", thinking, THINKING_FIELDS[str(kind)])
+    check_unknown(thinking, THINKING_FIELDS[str(kind)], "thinking")
     # The budget is a target in the protocol, too, not a limit: max_tokens bounds reasoning and content here.
     budget = thinking.get("budget_tokens")
     if budget is not None and (type(budget) is not int or budget < MIN_BUDGET_TOKENS):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from app.api.errors import BadRequest
-from app.api.fields import check_names
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields, Options
+from app.api.fields import check_unknown
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
 
 Json = dict[str, Any]
 
@@ -28,21 +28,13 @@ RENAMED = {
     "response_format": "text",
     "reasoning_effort": "reasoning.effort",
 }
-# unsupported field -> error message
-UNSUPPORTED = {
-    "conversation": "conversations are not kept here: use previous_response_id",
-    "background": "wait for the response, or stream it",
-    "prompt": "prompt templates are not kept here: send instructions and input",
-    "max_tool_calls": "the client calls every tool, so it can limit the number",
-    "context_management": "send the conversation that the model should read",
-}
 # reasoning option -> its fixed value here
 REASONING_VALUES = {"context": ("auto", "current_turn"), "mode": ("standard",)}
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # the second has no effect
 
 
-class TextFormat(Options):
+class TextFormat(Fields):
     """text.format: OpenAI's response_format, flat."""
 
     PLACE = "text.format"
@@ -54,7 +46,7 @@ class TextFormat(Options):
     strict: bool | None = None
 
 
-class TextOptions(Options):
+class TextOptions(Fields):
     """Options of the text's format."""
 
     PLACE = "text"
@@ -63,7 +55,7 @@ class TextOptions(Options):
     verbosity: str | None = None
 
 
-class StreamOptions(Options):
+class StreamOptions(Fields):
     """Options of a stream. Usage is always included, obfuscation never, whatever include_obfuscation requests."""
 
     PLACE = "stream_options"
@@ -74,7 +66,7 @@ class StreamOptions(Options):
 class ResponsesRequest(Fields):
     """POST /v1/responses; fields of chat completions not named here are in PASSED."""
 
-    model_config = ConfigDict(extra="allow")
+    PASSED = PASSED
 
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -172,11 +164,7 @@ def make_chat_request(
         ApiError: 400 for a field that cannot be honoured.
     """
     _check_unsupported(body)
-    extra = body.model_extra or {}
-    for name, value in extra.items():
-        if value is not None and name in ChatRequest.model_fields and name not in PASSED | UNSUPPORTED.keys():
-            raise BadRequest(f"{name} is not a field of this route", name, "unknown_field")
-    fields: Json = {n: v for n, v in extra.items() if n not in UNSUPPORTED and v is not None}
+    fields: Json = {n: v for n, v in (body.model_extra or {}).items() if n in PASSED}
     conversation = Conversation(body.instructions, body.input, before)
     tools = body.tools or ()
     fields |= {
@@ -199,9 +187,6 @@ def make_chat_request(
 
 
 def _check_unsupported(body: ResponsesRequest) -> None:
-    for name, value in (body.model_extra or {}).items():
-        if name in UNSUPPORTED and value not in (None, False, 0):
-            raise BadRequest(f"{name} is not supported: {UNSUPPORTED[name]}", name, "unsupported_field")
     wrong = [name for name in body.include or () if name not in INCLUDES]
     if wrong:
         raise BadRequest(f"include {wrong[0][:80]!r} is not supported", "include", "unsupported_field")
@@ -212,7 +197,7 @@ def _check_unsupported(body: ResponsesRequest) -> None:
 
 def _read_effort(reasoning: Json) -> Any:
     """Return the reasoning effort; other options of `reasoning` have no effect."""
-    check_names("reasoning", reasoning, ("effort", "summary", "generate_summary", *REASONING_VALUES))
+    check_unknown(reasoning, ("effort", "summary", "generate_summary", *REASONING_VALUES), "reasoning")
     for name, values in REASONING_VALUES.items():
         if reasoning.get(name) not in (None, *values):
             told = f"reasoning.{name}={str(reasoning[name])[:40]!r}"
@@ -243,7 +228,7 @@ def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
     if choice is None or isinstance(choice, str):
         return choice
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        check_names("tool_choice", choice, ("type", "mode", "tools"))
+        check_unknown(choice, ("type", "mode", "tools"), "tool_choice", None)
         tools = choice.get("tools")
         nested = [_read_choice(tool) for tool in tools] if isinstance(tools, list) else tools
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": nested}}
@@ -253,5 +238,5 @@ def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
         or not isinstance(choice.get("name"), str)
     ):
         raise BadRequest('tool_choice must be {"type": "function", "name": ...}', "tool_choice")
-    check_names("tool_choice", choice, ("type", "name"))
+    check_unknown(choice, ("type", "name"), "tool_choice", None)
     return {"type": "function", "function": {"name": choice["name"]}}

@@ -21,7 +21,7 @@ from typing import Any
 
 from app.api.constraint import Constraint
 from app.api.errors import ApiError, BadRequest, to_api_error
-from app.api.fields import check_names
+from app.api.fields import check_unknown
 from app.api.protocol import ChatRequest
 from grammar import (
     GrammarError,
@@ -221,7 +221,7 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
     parameters = function.get("parameters")
     if parameters is None:
         # Without parameters an unknown field is likely a misspelt one; beside them it is left to the chat template.
-        check_names(f"{where}.function", function, FUNCTION_FIELDS)
+        check_unknown(function, FUNCTION_FIELDS, f"{where}.function")
         parameters = NO_PARAMETERS
     if not isinstance(parameters, dict):
         raise BadRequest(f"{where}.function.parameters must be a JSON Schema", "tools")
@@ -245,7 +245,7 @@ def _read_choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -
             raise BadRequest("tool_choice required needs tools", "tool_choice")
         return choice
     if choice.get("type") == "allowed_tools":
-        check_names("tool_choice", choice, ("type", "allowed_tools"))
+        check_unknown(choice, ("type", "allowed_tools"), "tool_choice", None)
         return _read_allowed(choice.get("allowed_tools"), names)
     return f"function:{_read_name(choice, names)}"
 
@@ -258,7 +258,7 @@ def _read_allowed(allowed: object, names: Sequence[str]) -> Allowed:
             'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": [...]}, with a tool'
         )
         raise BadRequest(message, "tool_choice")
-    check_names("tool_choice.allowed_tools", allowed, ("mode", "tools"))
+    check_unknown(allowed, ("mode", "tools"), "tool_choice.allowed_tools", None)
     return Allowed(mode, frozenset(_read_name(tool, names) for tool in tools))
 
 
@@ -268,8 +268,8 @@ def _read_name(choice: object, names: Sequence[str]) -> str:
     function = choice.get("function")
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
         raise BadRequest('tool_choice must be {"type": "function", "function": {"name": ...}}', "tool_choice")
-    check_names("tool_choice", choice, ("type", "function"))
-    check_names("tool_choice.function", function, ("name",))
+    check_unknown(choice, ("type", "function"), "tool_choice", None)
+    check_unknown(function, ("name",), "tool_choice.function", None)
     if name not in names:
         raise BadRequest(f"tool_choice names {name[:80]!r}, which is not among the tools", "tool_choice")
     return name

@@ -78,7 +78,7 @@ async def test_what_the_unseen_token_of_a_score_was_is_not_told(start: Start) ->
         assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
 
 
-@pytest.mark.parametrize("field", ["max_completion_tokens", "chat_template_kwargs", "input"])
+@pytest.mark.parametrize("field", ["max_completion_tokens", "messages", "input"])
 async def test_a_field_of_another_route_is_refused(server: Server, field: str) -> None:
     status, reply = await server.complete(**{field: "x"})
     assert (status, reply["error"]["param"], reply["error"]["code"]) == (400, field, "unknown_field")

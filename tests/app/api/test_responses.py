@@ -194,7 +194,7 @@ async def test_results_of_calls_go_back_in(start: Start) -> None:
 
 
 WRONG: dict[str, list[Any]] = {
-    "previous_response_id": ["resp_1"], "conversation": ["conv_1"], "background": [True],
+    "previous_response_id": ["resp_1"], "conversation": ["conv_1"],
     "prompt": [{"id": "p"}], "top_logprobs": [21], "truncation": ["auto"],
     "include": [["file_search_call.results"]],
     "input": [
