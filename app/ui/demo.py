@@ -51,7 +51,7 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
                 schema = extract.build(demo)
             with gr.Tab("Batch", elem_id="batch-tab"):
                 batch = BatchTab(engine, examples, extract.stops)
-                batch.build(schema, [*extract.reviewed, tabs])
+                batch.build(demo, schema, [*extract.reviewed, tabs])
             with gr.Tab("Observatory", elem_id="observatory-tab"):
                 build_observatory_tab(engine, examples)
             with gr.Tab("API", elem_id="api-tab"):

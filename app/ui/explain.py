@@ -69,6 +69,8 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
             return Explanation(
                 "This file cannot be read.", why, "Attach a text file or a PDF with text in it."
             )
+        case InvalidRequest(param="message"):
+            return Explanation("The message is too long.", why, "Shorten it, or attach a part of the file.")
         case InvalidRequest(param="conversation"):
             return Explanation(
                 "The conversation is too long.",

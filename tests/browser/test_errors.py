@@ -99,7 +99,7 @@ def test_a_file_that_is_no_text_is_named_in_the_chat_and_in_the_workbench(site: 
     site.go_to("Chat")
     site.toggle("Chats")
     site.page.get_by_label("Chats to import").set_input_files(path)
-    site.page.locator(".chats .problem", has_text="Nothing imported").wait_for()
+    site.page.locator(".page-note", has_text="Nothing imported").wait_for()
 
 
 def test_a_server_that_is_gone_is_named_and_a_reload_keeps_what_was_typed(site: Site) -> None:

@@ -1,9 +1,9 @@
-"""One batch: rows in, records out as they finish, with progress. Used by the page and its tests."""
+"""One batch: rows in, records out as they finish, with progress."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,11 @@ from app.extraction.batch import MAX_CONCURRENT, extract_source
 from app.extraction.bounds import BoundedSchema
 from app.extraction.extractor import make_again
 from app.extraction.sources import Row
+from app.ui.jobs import Job
 
 
-@dataclass(slots=True)
-class BatchRun:
+@dataclass(slots=True, eq=False)
+class BatchRun(Job):
     """The rows of a batch and their results; `records` are the finished ones, by row index."""
 
     rows: Sequence[Row]
@@ -32,10 +33,8 @@ class BatchRun:
 
     async def run(
         self, extractor: Extractor, schema: Schema, cache_salt: str, indices: Sequence[int] | None = None
-    ) -> AsyncGenerator[int, None]:
-        """Extract every row, or some rows, several at once; closing the generator aborts running ones.
-
-        Yields how many have ended.
+    ) -> None:
+        """Extract every row, or some rows, several at once; cancelling it aborts running ones.
 
         Raises:
             EngineDead: the engine is gone.
@@ -46,7 +45,7 @@ class BatchRun:
         works = (self._extract(index, extractor, schema, cache_salt) for index in chosen)
         async with aclosing(run_bounded(works, MAX_CONCURRENT)) as rows:
             async for _ in rows:
-                yield len(self.records)
+                self.change()
 
     async def _extract(self, index: int, extractor: Extractor, schema: Schema, salt: str) -> None:
         source = self.rows[index].pick(self.column)

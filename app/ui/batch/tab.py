@@ -1,4 +1,8 @@
-"""The batch tab: open files, pick a column, extract records with progress, download the results."""
+"""The batch tab: open files, pick a column, extract records with progress, download the results.
+
+A run belongs to the server: it goes on when its page is closed or loses its connection, and a page that is loaded
+later shows it again.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +33,13 @@ from app.ui.batch.view import (
     render_records,
 )
 from app.ui.examples import Examples
-from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
+from app.ui.explain import Explanation, explain_bug
 from app.ui.extract.run import NUM_SAMPLES, Shown, show
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
 from app.ui.extract.tab import NO_FILE
-from app.ui.pacing import pace
-from app.ui.scripts import read_script
-from app.ui.stops import Flag, Stops
+from app.ui.jobs import Jobs
+from app.ui.scripts import read_kept, read_script
+from app.ui.stops import Stops
 from engine import Engine
 
 FILE_TYPES = [
@@ -44,8 +48,12 @@ FILE_TYPES = [
 FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 UPDATE_INTERVAL_S = 0.25
+# Runs that no page shows: they are kept, and go on, for this time and up to this number.
+KEEP_S = 12 * 3600.0
+MAX_UNSEEN = 8
 
-Update = tuple[Any, ...]  # progress, records, buttons (try, run, stop), downloads
+Update = tuple[Any, ...]  # progress, records, buttons (try, run, stop), downloads, again
+UNCHANGED: Update = tuple(gr.skip() for _ in range(9))
 
 
 class BatchTab:
@@ -58,12 +66,13 @@ class BatchTab:
         self.engine = engine
         self.examples = examples
         self.interval_s = interval_s
-        self.stops = Stops()
+        self.stops = Stops()  # of the handlers that show a run
         self.tables = OpenTables()
-        self.batches: dict[str, BatchRun] = {}  # the latest run of each session
+        self.runs: Jobs[BatchRun] = Jobs(engine, KEEP_S, MAX_UNSEEN)
+        self.shown: dict[str, BatchRun] = {}  # the run that each session's page shows
         self.checker = SchemaChecker()
 
-    def build(self, of_extract: SchemaParts, review: Sequence[Any]) -> None:
+    def build(self, demo: gr.Blocks, of_extract: SchemaParts, review: Sequence[Any]) -> None:
         """Put the tab's components on the page and connect them.
 
         Args:
@@ -108,16 +117,19 @@ class BatchTab:
                     EMPTY_BATCH,
                     elem_id="batch-records",
                     apply_default_css=False,
-                    js_on_load=read_script("batch"),
+                    js_on_load=read_script("kept") + read_script("batch"),
                 )
+        # Never displayed; carries the id of the run that the browser knows into the event.
+        known = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-batch")
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        opened = [column, progress, records, trial, run]
+        outputs = [progress, records, trial, run, stop, *downloads, again]
+        opened = [column, *outputs]
         files.change(self.open_files, files, opened, queue=False, **quiet)
         folder.upload(self.open_folder, folder, opened, queue=False, **quiet)
         column.input(self.show_column, column, records, queue=False, **quiet)
         inputs = [column, schema, of_extract.code, of_extract.problem]
-        outputs = [progress, records, trial, run, stop, *downloads, again]
         inputs.append(order)
+        demo.load(self.attach, known, outputs, js=read_kept("readBatch"), **quiet)
         trial.click(self.run_some, inputs, outputs, **quiet)
         run.click(self.run_all, inputs, outputs, **quiet)
         again.click(self.run_again, inputs, outputs, **quiet)
@@ -128,8 +140,11 @@ class BatchTab:
     async def open_files(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
         """Open files as a table; a run over earlier files is stopped first, because the page no longer shows it."""
         session = str(request.session_hash)
-        was_running = await self.stops.end(session)
-        note = render_note("The run before was stopped; what is done is kept.") if was_running else ""
+        before = self.shown.get(session)
+        is_running = before is not None and before.is_running
+        await self._leave_run(session)
+        stopped = before if before is not None and is_running and before.is_over else None
+        note = render_note("The run before was stopped; what is done is kept.") if stopped else ""
         # Before reading the new table, because a visitor has one table at a time.
         self.tables.drop(session)
         try:
@@ -141,7 +156,9 @@ class BatchTab:
         column = table.pick_text_column()
         is_ready = gr.update(interactive=column is not None)
         picker = gr.update(choices=list(table.columns), value=column)
-        return picker, note, render_preview(table, column), is_ready, is_ready
+        downloads = await self._save(stopped) if stopped else UNCHANGED[5:]
+        buttons = is_ready, is_ready, gr.update(visible=False)
+        return picker, note, render_preview(table, column), *buttons, *downloads
 
     async def open_folder(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
         """Open a folder, with those of its files that are supported."""
@@ -159,10 +176,22 @@ class BatchTab:
         return render_preview(self.tables.get(session), column)
 
     def leave(self, session: str) -> None:
-        """Stop the runs of a session whose page was closed, and free its tables."""
+        """Free the tables of a session whose page was closed or lost its connection; its run goes on."""
         self.stops.ask(session, "leave")
         self.tables.drop(session)
-        self.batches.pop(session, None)
+        if run := self.shown.pop(session, None):
+            self.runs.release(run, session)
+            asyncio.get_running_loop().call_later(KEEP_S + 1, self.runs.drop_old)
+
+    async def attach(self, run_id: str | None, request: gr.Request) -> AsyncGenerator[Update, None]:
+        """Show the run that this browser began before the page was loaded."""
+        session, run = str(request.session_hash), self.runs.find(str(run_id))
+        if run is None or session in self.shown or self.tables.get(session).rows:
+            yield UNCHANGED
+            return
+        async with aclosing(self._show(session, run)) as updates:
+            async for update in updates:
+                yield update
 
     async def run_some(self, request: gr.Request, *given: Any) -> AsyncGenerator[Update, None]:
         """Extract the first rows only, to test the schema."""
@@ -172,23 +201,23 @@ class BatchTab:
 
     async def run_again(self, request: gr.Request, *given: Any) -> AsyncGenerator[Update, None]:
         """Extract failed and flagged rows again, with a vote and a second reading."""
-        batch = self.batches.get(str(request.session_hash))
-        async with aclosing(self.run_all(request, *given, again=batch)) as updates:
+        run = self.shown.get(str(request.session_hash))
+        async with aclosing(self.run_all(request, *given, again=run)) as updates:
             async for update in updates:
                 yield update
 
     async def sort(self, order: bool, request: gr.Request) -> Any:
         """Sort the records by confidence, lowest first, or in row order."""
-        batch = self.batches.get(str(request.session_hash))
-        if batch is None:
+        run = self.shown.get(str(request.session_hash))
+        if run is None:
             return gr.skip()
         # A run that goes on keeps this order.
-        batch.lowest_first = order
-        return render_records(batch)
+        run.lowest_first = order
+        return render_records(run)
 
     async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
         """Open a row in the Extract tab for review, in place of an extraction that runs there."""
-        batch, index = self.batches.get(str(request.session_hash)), int(data._data["row"])
+        batch, index = self.shown.get(str(request.session_hash)), int(data._data["row"])
         if batch is None or batch.records.get(index, {}).get("record") is None:
             raise gr.Error("This row is not here any more. Run the batch again.")
         await self.reviews.end(str(request.session_hash))
@@ -217,63 +246,81 @@ class BatchTab:
             again: a run whose doubtful rows are extracted again.
         """
         session = str(request.session_hash)
-        batch = again or BatchRun(self.tables.get(session).rows[:num_rows], column)
+        run = again or BatchRun(self.tables.get(session).rows[:num_rows], column)
         refused = problem if name == AS_IN_EXTRACT else None
-        if not batch.rows:
+        if not run.rows:
             refused = Explanation(
                 "These files are not open any more.",
                 "Others needed the room, or the connection was lost.",
                 "Open them again.",
             )
         if refused is not None:
-            yield refused.as_html(), *(gr.skip() for _ in range(8))
+            yield refused.as_html(), *UNCHANGED[1:]
             return
-        # One run at a time, because two would overwrite each other's display.
-        await self.stops.end(session)
+        # A page shows one run at a time; two would overwrite each other's display.
+        await self._leave_run(session)
+        run.lowest_first = order
+        if not run.is_running:  # by another page that shows it
+            text = self.examples.schemas.get(name, schema)
+            self.runs.start(run, self._extract(run, text, f"session-{session}", again is not None))
+        async with aclosing(self._show(session, run)) as updates:
+            async for update in updates:
+                yield update
+
+    async def _extract(self, run: BatchRun, schema: str, salt: str, is_again: bool) -> None:
+        checked = await asyncio.to_thread(self.checker.check, schema)
+        extractor = Extractor(
+            self.engine, Limits(), num_samples=NUM_SAMPLES if is_again else 1, recheck=is_again
+        )
+        await run.run(extractor, checked.schema, salt, run.list_doubtful() if is_again else None)
+
+    async def _show(self, session: str, run: BatchRun) -> AsyncGenerator[Update, None]:
+        """Update the page while the run goes on, and at its end; closing the generator leaves the run alone."""
+        self.shown[session] = run
+        self.runs.take(run, session)
         with self.stops.running(session) as flag:
-            self.batches[session] = batch
-            batch.lowest_first = order
-            yield "", render_records(batch), *_buttons(is_busy=True), *_hide_files()
+            yield render_progress(run, "running"), render_records(run), *_buttons(True), *_hide_files()
+            drawn = time.monotonic()
+            async with aclosing(run.watch()) as changes:
+                async for _ in changes:
+                    if flag.asked:
+                        return
+                    now = time.monotonic()
+                    if now - drawn >= self.interval_s:
+                        drawn = now
+                        yield render_progress(run, "running"), render_records(run), *UNCHANGED[2:]
+            if flag.asked:
+                return
+            progress = render_progress(run, "stopped" if run.is_stopped or run.problem else "done")
+            if run.problem is not None:
+                progress = run.problem.as_html() + (progress if run.records else "")
             try:
-                text = self.examples.schemas.get(name, schema)
-                checked = await asyncio.to_thread(self.checker.check, text)
-                extractor = Extractor(
-                    self.engine, Limits(), num_samples=NUM_SAMPLES if again else 1, recheck=again is not None
-                )
-                indices = None if again is None else again.list_doubtful()
-                stream = batch.run(extractor, checked.schema, f"session-{session}", indices)
-                async with aclosing(self._watch(batch, stream, flag)) as updates:
-                    async for update in updates:
-                        yield update
-                progress = render_progress(batch, "stopped" if flag.asked else "done")
-                yield _end(flag, progress, render_records(batch), await self._save(batch))
-            except EXPLAINED as error:
-                what = explain(error, self.engine.state).as_html()
-                kept = render_progress(batch, "stopped") if batch.records else ""
-                yield _end(flag, what + kept, render_records(batch), await self._save(batch))
+                yield progress, render_records(run), *self._open_buttons(session), *await self._save(run)
             except Exception as error:
                 # Raise unexpected errors, but enable the buttons again.
-                yield _end(flag, explain_bug(error).as_html(), gr.skip(), _hide_files())
+                yield explain_bug(error).as_html(), gr.skip(), *self._open_buttons(session), *_hide_files()
                 raise
 
-    async def _watch(
-        self, batch: BatchRun, stream: AsyncGenerator[int, None], flag: Flag
-    ) -> AsyncGenerator[Update, None]:
-        """Update the page while the batch runs; closing the generator aborts running rows."""
-        rest = tuple(gr.skip() for _ in range(7))
-        drawn = 0.0
-        async with aclosing(pace(stream, 0)) as steps:
-            async for _ in steps:
-                if flag.asked:
-                    return
-                now = time.monotonic()
-                if now - drawn >= self.interval_s:
-                    drawn = now
-                    yield render_progress(batch, "running"), render_records(batch), *rest
+    async def _leave_run(self, session: str) -> None:
+        """Let the page show no run; the one that it showed is stopped if no other page shows it."""
+        await self.stops.end(session)
+        run = self.shown.pop(session, None)
+        if run is None:
+            return
+        self.runs.release(run, session)
+        if not run.readers and run.is_running:
+            run.stop()
+            async with aclosing(run.watch()) as changes:
+                async for _ in changes:
+                    pass
 
     def stop(self, request: gr.Request) -> None:
         """End the batch and keep the finished records."""
-        self.stops.ask(str(request.session_hash))
+        if run := self.shown.get(str(request.session_hash)):
+            run.stop()
+
+    def _open_buttons(self, session: str) -> tuple[Any, Any, Any]:
+        return _buttons(False, bool(self.tables.get(session).rows))
 
     async def _save(self, batch: BatchRun) -> list[Any]:
         """Return the download buttons with their files."""
@@ -306,17 +353,10 @@ def _write_files(records: list[dict[str, Any]]) -> list[Any]:
     return buttons
 
 
-def _buttons(is_busy: bool = False) -> tuple[Any, Any, Any]:
-    idle = gr.update(interactive=not is_busy)
+def _buttons(is_busy: bool, is_ready: bool = False) -> tuple[Any, Any, Any]:
+    idle = gr.update(interactive=is_ready)
     return idle, idle, gr.update(visible=is_busy)
 
 
 def _hide_files() -> list[Any]:
     return [gr.update(visible=False)] * 4  # enable the button that runs rows again
-
-
-def _end(flag: Flag, progress: str, records: Any, downloads: list[Any]) -> Update:
-    """Final update of a batch run. If the table was replaced, only hide the last button and set the downloads."""
-    if flag.asked == "leave":
-        return *(gr.skip() for _ in range(4)), gr.update(visible=False), *downloads
-    return progress, records, *_buttons(), *downloads

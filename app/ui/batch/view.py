@@ -99,7 +99,11 @@ def least_confidence(record: dict[str, Any]) -> float:
 
 
 def render_records(run: BatchRun) -> str:
-    """Return the finished records, one per row, a column per field."""
+    """Return the finished records, one per row, a column per field, with the id by which a later page finds them."""
+    return f'<div data-run="{run.job_id}">{_render_table(run)}</div>'
+
+
+def _render_table(run: BatchRun) -> str:
     done = sorted(run.records)
     if run.lowest_first:
         done.sort(key=lambda index: least_confidence(run.records[index]))

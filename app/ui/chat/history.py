@@ -86,12 +86,17 @@ def bring(store: Store | None, data: gr.EventData) -> Change:
     try:
         return _change_others(store, import_chats(store, str(data._data.get("text"))))
     except StoreError as error:
-        why = f"Nothing imported: {error}. Choose a file that Export has written."
-        return _change_others(store, store, why)
+        return report_problem(store, f"Nothing imported: {error}. Choose a file that Export has written.")
 
 
-def _change_others(before: Store, after: Store, problem: str = "") -> Change:
+def report_problem(store: Store | None, problem: str) -> Change:
+    """Show a problem over the page, and change no chat."""
+    store = store or empty_store()
+    return _change_others(store, store) | {"problem": problem}
+
+
+def _change_others(before: Store, after: Store) -> Change:
     """List the changes to chats that are not open; another one may be opened meanwhile."""
-    change = list_changes(before, after, problem)
+    change = list_changes(before, after)
     del change["current"]
     return change

@@ -35,10 +35,10 @@ from app.ui.chat.conversation import (
     to_model_messages,
     user_message,
 )
-from app.ui.chat.history import describe_tokens, keep_chat, make_thread
+from app.ui.chat.history import describe_tokens, keep_chat, make_thread, report_problem
 from app.ui.chat.settings import Settings, make_sampling_params
 from app.ui.chat.side_by_side import join_streams
-from app.ui.explain import Explanation, explain
+from app.ui.explain import explain
 from app.ui.figures import describe_output
 from app.ui.observatory.trace import describe_position
 from app.ui.pacing import pace
@@ -105,21 +105,27 @@ class ChatRun:
     async def send(
         self, typed: Mapping[str, Any], history: History, request: gr.Request, *rest: Any
     ) -> Begun:
-        """Begin a turn with the typed text and attachments; do nothing while another turn runs."""
+        """Begin a turn with the typed text and attachments; do nothing while another turn runs.
+
+        A file that cannot be read or does not fit the model is explained before anything is stored, and the text box
+        keeps it.
+        """
         thread, running, *others = rest
         if is_running(running):
             return _refuse(running)
-        text, problem = typed.get("text") or "", None
+        text = typed.get("text") or ""
         files = typed.get("files") or []
         images = [path for path in files if self.engine.sees_images and is_image(path)]
         try:
             text = await add_attachments(text, [path for path in files if path not in images])
+            await self._check_length(text)
         except InvalidRequest as error:
-            problem = explain(error, self.engine.state)
-        if not text and not images and problem is None:
+            why = f"Not sent. {explain(error, self.engine.state)}"
+            return *(gr.skip() for _ in range(5)), report_problem(others[-1], why)
+        if not text and not images:
             return tuple(gr.skip() for _ in range(6))
         asked = [*add_missed(history, running), user_message(text, images)]
-        return self._begin(asked, len(history), thread, request, others, problem)
+        return self._begin(asked, len(history), thread, request, others)
 
     async def send_example(
         self, history: History, data: gr.SelectData, request: gr.Request, *rest: Any
@@ -174,7 +180,7 @@ class ChatRun:
 
     async def watch_again(self, turn: Turn | None) -> AsyncGenerator[History, None]:
         """As `watch`, for a chat that was opened while its answer is generated."""
-        if turn is None or turn.is_watched:
+        if turn is None or turn.is_watched or turn.is_shown:
             yield gr.skip()
             return
         turn.is_watched = True
@@ -219,23 +225,27 @@ class ChatRun:
         thread: Thread | None,
         request: gr.Request,
         rest: Sequence[Any],
-        problem: Explanation | None = None,
     ) -> Begun:
         *values, store = rest
         settings = Settings(*values)
-        if problem is None:
-            answer = self.answers.start(
-                lambda answer: self._generate(answer, asked, settings, str(request.session_hash))
-            )
-        else:
-            answer = Answer(problem=problem, is_over=True)
+        answer = self.answers.begin(
+            lambda answer: self._generate(answer, asked, settings, str(request.session_hash))
+        )
         thread = {**(thread or make_thread()), "settings": asdict(settings)}
         turn = Turn(asked, num_shown, thread, answer)
         busy = gr.update(value=None, submit_btn=False, stop_btn=True)
         # Store the question at the start, so that it is not lost if the page is left before the answer ends.
-        kept = [*asked, answer_message(""), pending_message(answer.answer_id)]
+        kept = [*asked, answer_message(""), pending_message(answer.job_id)]
         turn.thread, change = keep_chat(store, thread, kept)
         return gr.skip(), busy, turn.growing, turn.thread, turn, change
+
+    async def _check_length(self, text: str) -> None:
+        if self.engine.tokenizer is None:
+            return
+        num_tokens, limit = len(await self.engine.encode(text)), self.engine.resolved.max_model_len
+        if num_tokens >= limit:
+            why = f"the message and its files have {num_tokens:,} tokens, and the model takes {limit:,} with the answer"
+            raise InvalidRequest(why, "message")
 
     def list_models(self) -> list[str]:
         """Return the names of the model and its adapters; empty without adapters."""
@@ -299,10 +309,10 @@ def conclude(turn: Turn) -> History:
     if problem is not None:
         return [*turn.history, *written, error_message(problem)]
     if output is None:
-        return [*turn.history, answer_message(""), figures_message("stopped", turn.answer.answer_id)]
+        return [*turn.history, answer_message(""), figures_message("stopped", turn.answer.job_id)]
     figures = describe_output(output)
     line = figures if output.finished else f"{figures} · stopped"
-    return [*turn.history, *written, figures_message(line, turn.answer.answer_id)]
+    return [*turn.history, *written, figures_message(line, turn.answer.job_id)]
 
 
 def inspect(history: History, turn: Turn) -> dict[str, Any]:
@@ -315,7 +325,7 @@ def inspect(history: History, turn: Turn) -> dict[str, Any]:
         return shown
     positions = output.outputs[0].logprobs[:MAX_INSPECTED]
     steps = [describe_position(position) | {"is_forced": False} for position in positions]
-    return shown | {"id": turn.answer.answer_id, "steps": json.dumps(steps, ensure_ascii=False)}
+    return shown | {"id": turn.answer.job_id, "steps": json.dumps(steps, ensure_ascii=False)}
 
 
 def open_composer(**more: Any) -> Any:

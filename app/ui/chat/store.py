@@ -1,11 +1,14 @@
 """The chats that a browser keeps: plain JSON in, plain JSON out. The server remembers none of them.
 
+How much fits only the browser knows: kept.js writes them, and says when there is no room for one.
+
 store = {"current": id, "chats": [chat, ...]}, the latest first
 chat = {"id", "title", "named", "time", "messages", "forks", "settings"}; `named` marks a title that a person gave;
 `seen`, the turns that the page knew, is not kept: the browser adds those of other tabs
 
 Several tabs may keep chats at the same time, so no store is written back whole: each event reads it and gives the
-browser a change = {"id", "current", "put": chats, "removed": ids, "problem"}. Without "current", the open chat stays.
+browser a change = {"id", "current", "put": chats, "removed": ids}. Without "current", the open chat stays.
+"problem", if there is one, is shown over the page.
 """
 
 from __future__ import annotations
@@ -22,9 +25,6 @@ Store = dict[str, Any]
 Chat = dict[str, Any]
 Change = dict[str, Any]
 
-# A browser allows a page about five megabytes; the oldest chats are dropped.
-MAX_CHATS = 100
-MAX_STORE_CHARS = 2_000_000
 MAX_TITLE_CHARS = 60
 # The latest date that a browser can represent.
 MAX_TIME_S = 8_640_000_000_000
@@ -60,11 +60,11 @@ def save_chat(
         "settings": thread.get("settings"),
         "seen": thread.get("seen"),
     }
-    return shrink({"current": chat_id, "chats": [chat, *others]})
+    return {"current": chat_id, "chats": [chat, *others]}
 
 
-def list_changes(before: Store, after: Store, problem: str = "") -> Change:
-    """Return the changes to the chats in the browser; `problem` is shown beside them."""
+def list_changes(before: Store, after: Store) -> Change:
+    """Return the changes to the chats in the browser."""
     known = {chat["id"]: chat for chat in before["chats"]}
     kept = {chat["id"] for chat in after["chats"]}
     return {
@@ -72,7 +72,6 @@ def list_changes(before: Store, after: Store, problem: str = "") -> Change:
         "current": after["current"],
         "put": [chat for chat in after["chats"] if known.get(chat["id"]) != chat],
         "removed": [chat_id for chat_id in known if chat_id not in kept],
-        "problem": problem,
     }
 
 
@@ -106,9 +105,7 @@ def import_chats(store: Store, text: str) -> Store:
     except UnicodeEncodeError as error:
         raise StoreError("it has half a character, which no page can show") from error
     ids = {chat["id"] for chat in read}
-    return shrink(
-        {"current": store["current"], "chats": [*read, *(c for c in store["chats"] if c["id"] not in ids)]}
-    )
+    return {"current": store["current"], "chats": [*read, *(c for c in store["chats"] if c["id"] not in ids)]}
 
 
 def _read_chat(chat: Any, number: int) -> Chat:
@@ -155,11 +152,3 @@ def make_title(messages: History) -> str:
     first = next((read_text(each["content"]) for each in messages if each["role"] == "user"), "")
     line = " ".join(first.split())
     return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1] + "…"
-
-
-def shrink(store: Store) -> Store:
-    """Drop the oldest chats that exceed the browser's limit; the first always stays."""
-    chats = store["chats"][:MAX_CHATS]
-    while len(chats) > 1 and len(json.dumps(chats)) > MAX_STORE_CHARS:
-        chats = chats[:-1]
-    return {"current": store["current"], "chats": chats}

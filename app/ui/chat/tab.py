@@ -106,7 +106,7 @@ class ChatTab(ChatRun):
             self.restore,
             [thread, kept, chats],
             [*parts.opened[:8], kept],
-            js=read_kept("readSettings", "readChats"),
+            js=read_kept("readSettings", "readOpenChat"),
             **AT_ONCE,
         )
         untouched = keep_touched(list(asdict(self.defaults).values()))
@@ -253,12 +253,12 @@ class ChatTab(ChatRun):
         chatbot, thread, turn, chats = parts.chatbot, parts.thread, parts.turn, parts.chats
         opened = parts.opened
         taken_back = [chatbot, parts.textbox, thread, parts.branches, parts.tokens, chats]
-        chatbot.undo(self.undo, [chatbot, thread, turn, chats], taken_back, **WITH_STORE)
+        chatbot.undo(self.undo, [chatbot, thread, turn, chats], taken_back, **WITH_CHAT)
         self._go_on(chats.pick(self.pick, [turn, chats], opened, **WITH_STORE), parts)
         chats.fresh(self.fresh, [turn, chats], opened, **WITH_STORE)
         chats.drop(self.drop, [thread, turn, chats], opened, **WITH_STORE)
         chats.bring(memory.bring, chats, chats, **WITH_STORE)
-        parts.branches.turn(self.switch, [chatbot, thread, turn, chats], opened[:5], **WITH_STORE)
+        parts.branches.turn(self.switch, [chatbot, thread, turn, chats], opened[:5], **WITH_CHAT)
 
     def _go_on(self, opening: Any, parts: _Parts) -> None:
         """Watch the answer of a chat that was opened while it is generated."""

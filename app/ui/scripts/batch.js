@@ -1,11 +1,13 @@
-// Opens a row of the records for review, and keeps what is shown for a reload.
+// Opens a row of the records for review, and keeps the run's id and what is shown for a reload.
 const KEPT_BATCH = "troupe-batch";
 element.addEventListener("click", (event) => {
   const button = event.target.closest?.("[data-row]");
   if (button) trigger("open", { row: Number(button.dataset.row) });
 });
-const NOTE = '<p class="figures-line" role="status">Shown before the page was loaded anew. To review or download records, open the files and run again.</p>';
+const NOTE = '<p class="figures-line" role="status">Shown before the page was loaded anew; the server no longer has this run. To review or download records, open the files and run again.</p>';
 const keepShown = () => {
+  const run = element.querySelector("[data-run]")?.dataset.run;
+  if (run) writeBatch(run);
   if (!element.querySelector(".batch-table [data-row]")) return;
   try { sessionStorage.setItem(KEPT_BATCH, element.querySelector(".batch-table").outerHTML); } catch { /* forbidden, or too large */ }
 };

@@ -34,9 +34,8 @@ const fresh = make("button", { type: "button", class: "fresh", onclick: () => { 
 const tools = make("div", { class: "tools" },
   make("button", { type: "button", onclick: save }, "Export"),
   make("button", { type: "button", onclick: () => picker.click() }, "Import"), picker);
-const problem = make("p", { class: "problem", role: "alert", hidden: "" });
 const removed = make("p", { class: "removed", role: "status", hidden: "" });
-host.append(fresh, search, list, removed, tools, problem);
+host.append(fresh, search, list, removed, tools);
 
 const UNDO_MS = 20000;
 const remove = (chat) => {
@@ -59,7 +58,7 @@ const rename = (chat, item) => {
     isDone = true;
     if (title && title !== chat.title) {
       const chats = readChats().chats.map((each) => each.id === chat.id ? { ...each, title, named: true } : each);
-      writeKept(CHATS, { ...readKept(CHATS), chats });
+      writeChats(readKept(CHATS).current, chats, [chat.id]);
     }
     reload();
     list.querySelector(`[data-id="${chat.id}"] .open`)?.focus();
@@ -88,8 +87,6 @@ const draw = () => {
     return item;
   }));
   if (!found.length) list.append(make("li", { class: "none" }, empty));
-  problem.textContent = props.value?.problem || "";
-  problem.hidden = !problem.textContent;
 };
 const reload = () => { store = readChats(); draw(); };
 const take = () => {
@@ -98,6 +95,7 @@ const take = () => {
   if (change?.id && change.id !== window.troupeLastChange) {
     window.troupeLastChange = change.id;
     changeChats(change);
+    if (change.problem) warn(change.problem);
   }
   reload();
 };

@@ -14,18 +14,28 @@ const writeKept = (key, value) => {
   }
   return true;
 };
+// A note that stays until it is closed, over whatever is open.
+const warn = (text) => {
+  const note = document.querySelector("body > .page-note") || document.createElement("p");
+  Object.assign(note, { className: "page-note", textContent: text, title: "Close", onclick: () => note.remove() });
+  note.setAttribute("role", "alert");
+  document.body.append(note);
+};
 
 // All tabs share the chats. Each tab remembers which one is open; a new tab opens the latest.
-const CHATS = "troupe-chats", PARTIAL = "troupe-partial", MAX_CHATS = 100;
+// A chat for which there is no room stays in `troupeApart` while the page is open: nothing is dropped in its favour.
+const CHATS = "troupe-chats", PARTIAL = "troupe-partial";
+const readList = () => { const { chats } = readKept(CHATS); return Array.isArray(chats) ? chats : []; };
 const isPending = (chat) => chat.messages.at(-1)?.metadata?.status === "pending";
 const readChats = () => {
-  const { current = null, chats } = readKept(CHATS), partial = readKept(PARTIAL);
+  const { current = null } = readKept(CHATS), partial = readKept(PARTIAL), apart = window.troupeApart || [];
+  const chats = [...apart, ...readList().filter((chat) => !apart.some(({ id }) => id === chat.id))];
   let own = null;
   try { own = sessionStorage.getItem(CHATS); } catch { /* forbidden: as a new tab */ }
   // The displayed part of an unfinished answer replaces the empty answer.
   const fill = (chat) => partial[chat.id] && isPending(chat)
     ? { ...chat, messages: [...chat.messages.slice(0, -2), ...partial[chat.id], chat.messages.at(-1)] } : chat;
-  return { current: own ?? current, chats: Array.isArray(chats) ? chats.map(fill) : [] };
+  return { current: own ?? current, chats: chats.map(fill) };
 };
 const readOpenChat = () => {
   const { current, chats } = readChats();
@@ -42,6 +52,16 @@ const addUnseen = (old, chat, seen) => {
   fork.tails.splice(fork.active++, 0, { messages: old.messages.slice(at), forks: old.forks.filter((each) => each.at > at) });
   return chat.forks.includes(fork) ? chat : { ...chat, forks: [...chat.forks, fork] };
 };
+const writeChats = (current, chats, changed) => {
+  const apart = window.troupeApart || [];
+  window.troupeApart = [];
+  if (writeKept(CHATS, { current, chats })) return;
+  const ids = new Set([...changed, ...apart.map((chat) => chat.id)]), left = new Set(chats.map((chat) => chat.id));
+  window.troupeApart = chats.filter((chat) => ids.has(chat.id));
+  writeKept(CHATS, { current, chats: readList().filter((chat) => left.has(chat.id)) });
+  const names = window.troupeApart.map((chat) => `“${chat.title}”`).join(", ");
+  if (names) warn(`This browser has no room left to keep ${names}. It is lost when this page closes: export the chats, or remove others to make room.`);
+};
 const changeChats = ({ current, put, removed }) => {
   const { current: open, chats: before } = readChats(), partial = readKept(PARTIAL);
   if (current === undefined) current = open;
@@ -51,11 +71,10 @@ const changeChats = ({ current, put, removed }) => {
     const named = old?.named && !chat.named ? { ...chat, title: old.title, named: true } : chat;
     return old && seen ? addUnseen(old, named, new Set(seen)) : named;
   };
-  const chats = [...put.map(join), ...before.filter((chat) => !gone.has(chat.id))].slice(0, MAX_CHATS);
+  const chats = [...put.map(join), ...before.filter((chat) => !gone.has(chat.id))];
   for (const id of gone) delete partial[id];
   writeKept(PARTIAL, partial);
-  // Drop the oldest.
-  while (!writeKept(CHATS, { current, chats }) && chats.length > 1) chats.pop();
+  writeChats(current, chats, put.map((chat) => chat.id));
   try { sessionStorage.setItem(CHATS, current ?? ""); } catch { /* forbidden */ }
 };
 // Called with every update of an answer; written at most twice a second, and when the page is left.
@@ -72,20 +91,27 @@ const keepPartial = (messages) => {
   if (!state.isHeard) { state.isHeard = true; window.addEventListener("pagehide", () => state.write?.()); }
 };
 
-// Verified records, each with the time it was kept: the newer one stays, and the oldest are dropped.
-const VERIFIED = "troupe-verified", MAX_VERIFIED = 100;
+// Verified records, each with the time it was kept: the newer one stays.
+const VERIFIED = "troupe-verified";
 const readVerified = () => readKept(VERIFIED);
 const addVerified = (added) => {
   const kept = readVerified();
   for (const [key, entry] of Object.entries(added || {})) if (!(kept[key]?.time > entry.time)) kept[key] = entry;
-  const entries = Object.entries(kept).sort(([, one], [, other]) => one.time - other.time).slice(-MAX_VERIFIED);
-  while (!writeKept(VERIFIED, Object.fromEntries(entries)) && entries.length > 1) entries.shift();
+  if (!writeKept(VERIFIED, kept)) warn("This browser has no room left to keep the verified record. Remove chats to make room, and verify it again.");
 };
 
 // Schemas, by their titles.
 const SCHEMAS = "troupe-schemas";
 const readSchemas = () => readKept(SCHEMAS);
-const addSchema = (added) => { if (added && Object.keys(added).length) writeKept(SCHEMAS, { ...added, ...readSchemas(), ...added }); };
+const addSchema = (added) => {
+  if (!added || !Object.keys(added).length) return;
+  if (!writeKept(SCHEMAS, { ...added, ...readSchemas(), ...added })) warn("This browser has no room left to keep the schema. Remove chats to make room, and save it again.");
+};
+
+// The id of the last batch: of this tab, or of any for a new tab.
+const BATCH = "troupe-batch-run";
+const readBatch = () => { try { return sessionStorage.getItem(BATCH) ?? localStorage.getItem(BATCH) ?? ""; } catch { return ""; } };
+const writeBatch = (id) => { for (const kind of ["sessionStorage", "localStorage"]) try { window[kind].setItem(BATCH, id); } catch { /* forbidden, or full */ } };
 
 // The chat's settings, by name: those that are not the defaults, which may be others for another model.
 const SETTINGS = "troupe-settings";

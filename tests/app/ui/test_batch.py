@@ -1,8 +1,10 @@
 """A batch on a fake engine: every row ends, a failure affects one row only, and finished rows stay."""
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,8 +56,8 @@ def read(button: Any) -> bytes:
 async def test_every_row_ends_and_a_failed_one_fails_alone() -> None:
     long = Row("e", {"text": "Ada is 36. " * 400})  # read in parts
     batch = BatchRun((*ROWS, long), "text")
-    counts = [count async for count in batch.run(Extractor(FakeEngine()), {"type": "object"}, "salt")]
-    assert counts[-1] == 5 and [record["source"] for record in batch.ordered] == ["a", "b", "c", "d", "e"]
+    await batch.run(Extractor(FakeEngine()), {"type": "object"}, "salt")
+    assert [record["source"] for record in batch.ordered] == ["a", "b", "c", "d", "e"]
     assert (batch.num_valid, batch.num_failed) == (3, 2)
     assert batch.records[1]["error"] == "b is broken" and "is empty" in batch.records[2]["error"]
 
@@ -67,16 +69,8 @@ async def test_a_record_keeps_what_stood_beside_its_text() -> None:
         Row("note.txt", {"file": "note.txt", "text": "Bob"}),
     )
     batch = BatchRun(rows, "text")
-    _ = [count async for count in batch.run(Extractor(FakeEngine()), {"type": "object"}, "salt")]
+    await batch.run(Extractor(FakeEngine()), {"type": "object"}, "salt")
     assert [record.get("row") for record in batch.ordered] == [{"id": "7"}, {"id": "8"}, None]
-
-
-async def test_leaving_ends_the_rows_that_run() -> None:
-    engine = FakeEngine(hold=asyncio.Event())
-    stream = BatchRun(ROWS, "text").run(Extractor(engine), {"type": "object"}, "salt")
-    await anext(stream)
-    await stream.aclose()
-    assert all(request.is_aborted for request in engine.requests)
 
 
 async def test_a_run_shows_progress_and_ends_with_files() -> None:
@@ -110,15 +104,17 @@ async def test_what_ends_a_run_is_explained_and_the_buttons_open(error: Any, sch
 
 
 @pytest.mark.parametrize("place", ["engine", "export"])
-async def test_a_bug_goes_on_and_the_buttons_open_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bug = ZeroDivisionError("boom")
-    tab, _ = make_tab(reject=bug if place == "engine" else None)
+async def test_a_bug_is_reported_and_the_buttons_open_again(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tab, _ = make_tab(reject=ZeroDivisionError("boom") if place == "engine" else None)
     if place == "export":
         monkeypatch.setattr(batch_tab, "export", lambda *_: 1 // 0)
     updates = []
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) if place == "export" else nullcontext():
         async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
             updates.append(update)
+    assert place == "export" or "ZeroDivisionError: boom" in caplog.text
     problem, _, trial, run, stop, *_ = updates[-1]
     assert "inside the app" in problem and stop["visible"] is False
     assert trial["interactive"] is True and run["interactive"] is True
@@ -139,7 +135,7 @@ async def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Pat
     path = tmp_path / "a.csv"
     path.write_text("id,body\n1,<Ada>\n")
     tab, _ = make_tab()
-    picker, note, preview, _, run = await tab.open_files([str(path)], REQUEST)
+    picker, note, preview, _, run, *_ = await tab.open_files([str(path)], REQUEST)
     assert picker["value"] == "body" and run["interactive"] is True and note == ""
     assert len(tab.tables.get("abc").rows) == 1
     assert "&lt;Ada&gt;" in preview and preview.index("body") < preview.index("id")
@@ -151,7 +147,7 @@ async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(tmp_path
     for path in paths:
         path.write_text("Ada")
     tab, _ = make_tab()
-    _, note, _, _, run = await tab.open_folder(list(map(str, paths)), REQUEST)
+    _, note, _, _, run, *_ = await tab.open_folder(list(map(str, paths)), REQUEST)
     assert [row.name for row in tab.tables.get("abc").rows] == ["B.TXT", "a.txt"] and run[
         "interactive"
     ] is True
@@ -222,12 +218,67 @@ async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[Non
 async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
     first, updates = await start_run(tab, engine)
-    *_, note, _, _, run = await tab.open_files(None, REQUEST)
+    num_updates = len(updates)
+    _, note, _, _, run, stop, jsonl, *_ = await tab.open_files(None, REQUEST)
     assert all(request.is_aborted for request in engine.requests) and "was stopped" in note
     assert run["interactive"] is False  # because the files have been deleted
+    assert stop["visible"] is False and read(jsonl).count(b"\n") == 1
     await first
-    *page, stop, jsonl, _, _, _ = updates[-1]
-    assert page == [gr.skip()] * 4 and stop["visible"] is False and read(jsonl).count(b"\n") == 1
+    assert len(updates) == num_updates
+
+
+LATER: Any = SimpleNamespace(session_hash="later")
+
+
+async def test_a_run_goes_on_without_its_page_and_a_page_loaded_later_shows_it() -> None:
+    hold = asyncio.Event()
+    tab, engine = make_tab(hold=hold)
+    first, updates = await start_run(tab, engine)
+    (run_id,) = re.findall('data-run="(.+?)"', updates[0][1])
+    tab.leave(REQUEST.session_hash)  # as Gradio does when the connection has ended
+    await first
+    assert not any(request.is_aborted for request in engine.requests)
+    shown = tab.attach(run_id, LATER)
+    begun = await anext(shown)
+    assert "<b>1</b> of 4 rows" in begun[0] and begun[4]["visible"] is True and run_id in begun[1]
+    hold.set()
+    progress, records, _, run, stop, jsonl, *_, again = (await collect(shown))[-1]
+    assert "done in" in progress and "b is broken" in records and read(jsonl).count(b"\n") == 4
+    assert stop["visible"] is False and run["interactive"] is False and again["visible"] is True
+    # A run that has ended is found, too; one that never was is not.
+    tab.leave(LATER.session_hash)
+    assert "done in" in (await collect(tab.attach(run_id, REQUEST)))[-1][0]
+    assert await collect(tab.attach("other", LATER)) == [batch_tab.UNCHANGED]
+
+
+async def test_a_run_found_again_can_be_stopped() -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    await start_run(tab, engine)
+    run_id = tab.shown[REQUEST.session_hash].job_id
+    tab.leave(REQUEST.session_hash)
+    shown = tab.attach(run_id, LATER)
+    await anext(shown)
+    tab.stop(LATER)
+    assert "stopped; what is done is kept" in (await collect(shown))[-1][0]
+    assert all(request.is_aborted for request in engine.requests)
+
+
+async def test_runs_that_nobody_sees_are_limited_in_number_and_in_time() -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    times = [0.0]
+    tab.runs._clock = lambda: times[-1]
+    found: list[str] = []
+    for _ in range(batch_tab.MAX_UNSEEN + 1):
+        times.append(times[-1] + 1)
+        await start_run(tab, engine)
+        found.append(tab.shown[REQUEST.session_hash].job_id)
+        tab.leave(REQUEST.session_hash)
+    assert [tab.runs.find(run_id) is not None for run_id in found] == [False] + [True] * batch_tab.MAX_UNSEEN
+    await wait_until(lambda: engine.requests[2].is_aborted)
+    assert not engine.requests[3].is_aborted
+    times.append(times[-1] + batch_tab.KEEP_S + 1)
+    assert not any(map(tab.runs.find, found))
+    await wait_until(lambda: engine.requests[-1].is_aborted)
 
 
 async def test_a_second_run_of_a_page_ends_the_first() -> None:
@@ -299,7 +350,7 @@ async def test_the_end_of_a_session_waits_for_all_that_it_runs() -> None:
 
 async def test_what_there_is_not_to_show_is_said() -> None:
     assert "b is broken" in render_preview(make_table(ROWS), "text")
-    *_, preview, _, run = await make_tab()[0].open_files(None, REQUEST)
+    _, _, preview, _, run, *_ = await make_tab()[0].open_files(None, REQUEST)
     assert "Many texts, one schema" in preview and run["interactive"] is False
     batch = BatchRun(ROWS, "text")
     assert "Many texts" in render_records(batch)
@@ -340,7 +391,7 @@ async def test_a_row_is_opened_for_review_and_doubtful_rows_are_run_again() -> N
     assert opened[-1]["selected"] == "extract" and '<mark data-field="0"' in opened[5]
     with pytest.raises(gr.Error, match="not here any more"):
         await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))
-    batch = tab.batches[REQUEST.session_hash]
+    batch = tab.shown[REQUEST.session_hash]
     doubtful = batch.list_doubtful()
     assert {1, 2, 3} <= set(doubtful)  # two without a text, and Bob, who is not Ada
     shown = await tab.sort(True, REQUEST)

@@ -131,15 +131,21 @@ async def test_undo_takes_the_question_back_into_the_composer_but_not_while_it_i
     await finish(tab, turn, updates)
 
 
-async def test_an_attached_file_is_read_to_the_model_or_explained(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"\xff", "note.txt is not UTF-8"), (b"cat " * 9000, "the model takes 2,048")]
+)
+async def test_an_attached_file_is_sent_or_refused_before_anything_is_stored(
+    tmp_path: Path, data: bytes, words: str
+) -> None:
     path = tmp_path / "note.txt"
     path.write_text("the ``` cat")
     tab, engine = make_tab()
     await play(tab, await ask(tab, "What is this?", [], str(path)))
     assert "What is this?\n\nnote.txt\n````\nthe ``` cat\n````" in engine.requests[0].prompt
-    path.write_bytes(b"\xff")
-    history = (await play(tab, await ask(tab, "", [], str(path)))).history
-    assert "note.txt is not UTF-8" in read_text(history[-1]["content"]) and len(engine.requests) == 1
+    path.write_bytes(data)
+    *nothing, change = await ask(tab, "", [], str(path))
+    assert nothing == [gr.skip()] * 5 and words in change["problem"] and change["put"] == []
+    assert "current" not in change and len(engine.requests) == 1
 
 
 async def test_an_empty_message_asks_nothing() -> None:
@@ -341,7 +347,7 @@ async def test_only_the_chat_that_is_removed_ends_its_answer() -> None:
 async def test_a_bug_in_an_answer_is_shown_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     tab, _ = make_tab(fail_after=(4, RuntimeError("boom")))
     history = (await play(tab, await ask(tab))).history
-    assert "a bug (RuntimeError)" in read_text(history[-1]["content"]) and "an answer failed" in caplog.text
+    assert "a bug (RuntimeError)" in read_text(history[-1]["content"]) and "job of the page failed" in caplog.text
 
 
 async def test_a_turn_of_another_tab_becomes_a_version_and_the_later_end_of_it_is_taken() -> None:

@@ -8,7 +8,6 @@ import gradio as gr
 import pytest
 
 from app.ui.chat import history as memory
-from app.ui.chat import store as chat_store
 from app.ui.chat.conversation import answer_message, figures_message, user_message
 from app.ui.chat.history import make_thread
 from app.ui.chat.store import (
@@ -106,17 +105,11 @@ def test_a_time_that_is_none_is_not_imported(seconds: str) -> None:
     assert import_chats(empty_store(), text)["chats"][0]["time"] == 0
 
 
-def test_the_oldest_chats_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_store, "MAX_STORE_CHARS", 700)
-    store = empty_store()
-    for name in "abcdefgh":
-        store = save(store, name)
-    assert 1 <= len(store["chats"]) < 8 and store["chats"][0]["id"] == "h"
-    assert len(json.dumps(store)) <= 700
-    before = save(save(empty_store(), "a"), "b")
-    monkeypatch.setattr(chat_store, "MAX_CHATS", 2)
-    # It goes from the browser, too.
-    assert list_changes(before, save(before, "c"))["removed"] == ["a"]
+def test_a_large_chat_and_many_chats_remove_no_other() -> None:
+    before = {"current": None, "chats": [save(empty_store(), str(number))["chats"][0] for number in range(200)]}
+    large = [user_message("x" * 4_000_000), *MESSAGES[1:]]
+    change = list_changes(before, save_chat(before, {"id": "large", "forks": []}, large))
+    assert ([chat["id"] for chat in change["put"]], change["removed"]) == (["large"], [])
 
 
 def test_only_what_an_event_changes_goes_back_to_the_browser() -> None:
