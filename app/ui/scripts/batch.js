@@ -4,7 +4,7 @@ element.addEventListener("click", (event) => {
   const button = event.target.closest?.("[data-row]");
   if (button) trigger("open", { row: Number(button.dataset.row) });
 });
-const NOTE = '<p class="figures-line" role="status">Shown before the page was loaded anew; the server no longer has this run. To review or download records, open the files and run again.</p>';
+const NOTE = '<p class="figures-line" role="status">Shown before the page was loaded anew. The server no longer has this run: to review or download records, open the files and run again.</p>';
 const keepShown = () => {
   const run = element.querySelector("[data-run]")?.dataset.run;
   if (run) writeBatch(run);
