@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.errors import API_PREFIXES, HEALTH_PATHS, ApiError, BadRequest, to_api_error
 from app.api.fields import WARNINGS
 from app.api.origins import SAFE_METHODS, AllowedOrigins
-from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 from app.api.visit import Visit
+from app.json_text import TOO_MANY_VALUES, ValueCounter
 from engine import EngineOverloaded
 
 logger = logging.getLogger("troupe.requests")
@@ -173,9 +173,7 @@ class Gate:
                 if is_json:
                     counter.feed(body)
                 if counter.is_over:
-                    raise HTTPException(
-                        413, f"the body has more than {MAX_JSON_VALUES} commas and brackets outside strings"
-                    )
+                    raise HTTPException(413, f"the body {TOO_MANY_VALUES}")
             return message
 
         return receive_bounded

@@ -1,20 +1,19 @@
 """Rejects what json.loads accepts but JSON forbids: NaN, infinities, lone surrogates, duplicate keys.
 
 All routes check this before they build the request model. Otherwise the tokenizer, the template or the reply would
-fail on such values. json.loads keeps the last of duplicate keys, so a schema would silently lose a part.
+fail on such values.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 from typing import Any
 
 from fastapi import Request
 
-from app.api.errors import BadRequest
+from app.api.errors import ApiError, BadRequest
 from app.api.fields import field_of
+from app.json_text import TOO_MANY_VALUES, DuplicateKey, check_values, has_too_many_values, load_json
 from engine import is_unicode
 
 MAX_PLACE_CHARS = 200
@@ -37,21 +36,35 @@ async def check_body(request: Request) -> None:
 
 
 def parse_body(text: bytes) -> Any:
-    """The value of a JSON text in which no object has a name twice.
+    """The value of a JSON text in which no object has a key twice.
 
     Raises:
-        ApiError: 400 with the name.
+        ApiError: 400 with the key.
         ValueError, RecursionError: it is no JSON.
     """
-    return json.loads(text, object_pairs_hook=_refuse_twice)
+    try:
+        return load_json(text)
+    except DuplicateKey as error:
+        raise BadRequest(str(error), None, "invalid_json") from error
 
 
-def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-        raise BadRequest(f"an object has the name {twice[:80]!r} twice", None, "invalid_json")
-    return found
+def parse_part(name: str, text: str) -> Any:
+    """The value of a form's part, under the rules of a whole body.
+
+    Raises:
+        ApiError: 413 for too many values, 400 for a text that is not JSON; both name the part.
+    """
+    data = text.encode()
+    if has_too_many_values(data):
+        raise ApiError(413, f"{name} {TOO_MANY_VALUES}", name, "body_too_large")
+    try:
+        value = load_json(data)
+    except DuplicateKey as error:
+        raise BadRequest(f"{name}: {error}", name, "invalid_json") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{name} is not JSON: {error}", name, "invalid_json") from error
+    check_json({name: value})
+    return value
 
 
 def check_json(body: object) -> None:
@@ -68,16 +81,6 @@ def check_json(body: object) -> None:
         place, reason = _find_wrong(body)
         place = place[:MAX_PLACE_CHARS]
         raise BadRequest(f"{place or 'the body'}{reason}", field_of(place) or None) from None
-
-
-def check_values(value: object) -> None:
-    """Write a value as JSON would have it, in C: the cheapest walk over a large one.
-
-    Raises:
-        ValueError: a number in it is not finite, or a text is not Unicode.
-        RecursionError: it is nested too deeply.
-    """
-    json.dumps(value, ensure_ascii=False, allow_nan=False, check_circular=False).encode()
 
 
 def _find_wrong(body: object) -> tuple[str, str]:

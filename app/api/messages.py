@@ -9,8 +9,7 @@ from typing import Any
 
 from app.api.errors import ApiError, BadRequest
 from app.api.fields import check_choice, read_text
-from app.api.json_body import check_values
-from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
+from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED_KWARGS = frozenset([
@@ -97,7 +96,7 @@ def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any
     text = read_text(f"{where}.function.arguments", function.get("arguments"))
     counter.feed(text.encode())
     if counter.is_over:
-        text = f"{where}: the arguments of calls have more than {MAX_JSON_VALUES} commas and brackets outside strings"
+        text = f"{where}: the text of all calls' arguments {TOO_MANY_VALUES}"
         raise ApiError(413, text, "messages", "body_too_large")
     # chat templates write them with tojson, which would put a text into quotes once more
     arguments = _read_arguments(text or "{}")

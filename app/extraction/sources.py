@@ -9,14 +9,15 @@ import math
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from app.extraction.pdf import UnreadableSource, read_pdf
+from app.json_text import TOO_MANY_VALUES, has_too_many_values, load_json
 from engine import is_unicode
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -33,6 +34,7 @@ DELIMITERS = ",;\t|"
 # The first line that is more than blanks and delimiters; line ends inside quotes do not end it.
 HEADER = re.compile(r'(?:[ \t,;|]*\n)*((?:"[^"]*"|[^"\n])*)')
 QUOTED = re.compile(r'"[^"]*"')
+BLANKS = re.compile(r"\s*")
 NUM_SNIFFED = 20_000  # characters used to detect the delimiter
 
 
@@ -116,6 +118,8 @@ class TableLimits:
 
 
 UNLIMITED = TableLimits()
+# Limits of the tables that clients send.
+LIMITS = TableLimits(max_rows=100_000, max_cells=2_000_000, max_chars=64 * 2**20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,16 @@ def make_table(rows: Sequence[Row]) -> Table:
 def read_rows(
     path: Path, name: str | None = None, limits: TableLimits = UNLIMITED, with_images: bool = False
 ) -> list[Row]:
-    """The rows of one file, which goes by `name` or else by its own.
+    """The rows of one file, which goes by `name` or else by its own; see parse_rows."""
+    name = name or path.name
+    max_bytes = MAX_IMAGE_BYTES if path.suffix.lower() in IMAGE_TYPES else MAX_FILE_BYTES
+    return parse_rows(read_bytes(path, name, max_bytes), name, limits, with_images)
+
+
+def parse_rows(
+    data: bytes, name: str, limits: TableLimits = UNLIMITED, with_images: bool = False
+) -> list[Row]:
+    """The rows of a file's content.
 
     Args:
         with_images: images are documents too, and so are pages of a PDF without text.
@@ -168,8 +181,7 @@ def read_rows(
     Raises:
         UnreadableSource: it is too large, not what its name says, or empty.
     """
-    name, suffix = name or path.name, path.suffix.lower()
-    data = read_bytes(path, name, MAX_IMAGE_BYTES if suffix in IMAGE_TYPES else MAX_FILE_BYTES)
+    suffix = PurePath(name).suffix.lower()
     if suffix == ".pdf":
         pages, images = read_pdf(data, name, with_images)
         starts = (0, *accumulate(len(page) + len(PAGE_BREAK) for page in pages[:-1]))
@@ -283,34 +295,25 @@ def _make_row(name: str, columns: Sequence[str], cells: Sequence[str]) -> Row:
 
 def _name_columns(cells: Sequence[str]) -> list[str]:
     """A name for each column, none twice."""
-    names: list[str] = []
+    names: dict[str, None] = {}
     for number, cell in enumerate(cells, 1):
         name = cell.strip() or f"column {number}"
         while name in names:
             name = f"{name} ({number})"
-        names.append(name)
-    return names
+        names[name] = None
+    return list(names)
 
 
 def _read_jsonl(text: str, name: str, limits: TableLimits) -> list[Row]:
     rows: list[Row] = []
     num_cells = 0
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in _iterate_lines(text):
         limits.check(name, len(rows) + 1, num_cells)
         row_name = f"{name} line {number}"
         try:
-            value = json.loads(line, object_pairs_hook=_refuse_duplicates)
+            cells = _read_json_line(line)
         except (ValueError, RecursionError) as error:
-            rows.append(Row(row_name, error=f"{row_name} is not JSON: {error}"))
-            continue
-        found = value if isinstance(value, dict) else {TEXT_COLUMN: value}
-        cells = {key: spell(cell) for key, cell in found.items()}
-        broken = next((key for key, cell in cells.items() if not is_unicode(key + cell)), None)
-        if broken is not None:
-            reason = f"{row_name} holds half of a surrogate pair in {broken!r}, which is no text"
-            rows.append(Row(row_name, error=reason))
+            rows.append(Row(row_name, error=f"{row_name} {error}"))
             continue
         rows.append(Row(row_name, cells))
         num_cells += len(cells)
@@ -319,12 +322,33 @@ def _read_jsonl(text: str, name: str, limits: TableLimits) -> list[Row]:
     return rows
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
-        raise ValueError(f"an object has the name {twice[:80]!r} twice")
-    return found
+def _iterate_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, with their numbers. A file of blank lines takes no memory."""
+    number, start = 1, 0
+    while (begun := BLANKS.match(text, start).end()) < len(text):  # type: ignore[union-attr]
+        number += text.count("\n", start, begun)
+        start = text.find("\n", begun) % (len(text) + 1)  # the end of the text if there is no further line end
+        yield number, text[begun:start]
+
+
+def _read_json_line(line: str) -> dict[str, str]:
+    """The cells of a line.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON that can be kept; the message continues the name of the row.
+    """
+    if has_too_many_values(line.encode()):
+        raise ValueError(TOO_MANY_VALUES)
+    try:
+        value = load_json(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    found = value if isinstance(value, dict) else {TEXT_COLUMN: value}
+    cells = {key: spell(cell) for key, cell in found.items()}
+    broken = next((key for key, cell in cells.items() if not is_unicode(key + cell)), None)
+    if broken is not None:
+        raise ValueError(f"has an unpaired surrogate in {broken!r} (invalid Unicode)")
+    return cells
 
 
 def spell(value: Any) -> str:

@@ -13,7 +13,7 @@ from app.api import replies
 from app.api.anthropic.request import RENAMED
 from app.api.blocks import BlockWriter
 from app.api.errors import ApiError
-from app.api.json_body import check_values
+from app.json_text import check_values
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]

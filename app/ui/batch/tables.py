@@ -6,10 +6,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.extraction.sources import Row, Table, TableLimits, make_table, read_file
-from app.ui.files import read_apart
+from app.extraction.reading import read_apart
+from app.extraction.sources import LIMITS, Row, Table, TableLimits, make_table, read_file
 
-LIMITS = TableLimits(max_rows=100_000, max_cells=2_000_000, max_chars=64 * 2**20)
 # As many large tables as the server keeps; of small ones it keeps more.
 NUM_LARGE = 8
 NO_TABLE = Table((), ())
@@ -24,11 +23,11 @@ async def open_table(paths: Sequence[str | Path], limits: TableLimits = LIMITS) 
     rows: list[Row] = []
     num_cells = num_chars = 0
     for path in sorted(map(Path, paths), key=lambda path: path.name):
-        part = await read_apart(read_file, path, limits)
+        part = await read_apart(path, read_file, path, limits)
         rows += part.rows
         num_cells, num_chars = num_cells + part.num_cells, num_chars + part.num_chars
         limits.check("these files", len(rows), num_cells, num_chars)
-    return await read_apart(make_table, rows)
+    return await read_apart("", make_table, rows)
 
 
 class OpenTables:

@@ -12,7 +12,7 @@ from app.api import http_limits
 from app.api.errors import ApiError
 from app.api.json_body import check_json
 from app.api.messages import read_messages
-from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
+from app.json_text import MAX_JSON_VALUES, ValueCounter
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
@@ -171,7 +171,7 @@ async def test_a_name_twice_is_a_400_naming_it(server: Server, path: str) -> Non
     data = f'{{{FIELDS}, "prompt": "x", "input": "x", "tokens": [1], "max_tokens": 5, "metadata": {schema}}}'
     status, reply = await server.post_text(path, data)
     assert status == 400, reply
-    assert reply["error"]["message"] == "an object has the name 'a' twice"
+    assert reply["error"]["message"] == "duplicate key 'a'"
     assert server.engine.requests == []
 
 
