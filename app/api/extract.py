@@ -7,15 +7,13 @@ the order of the rows, with the progress so far.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Request
@@ -25,7 +23,7 @@ from starlette.datastructures import UploadFile
 
 from app.api.context import ApiContext, context_of
 from app.api.errors import BadRequest, describe_fields
-from app.api.json_body import parse_body
+from app.api.json_body import parse_body, parse_part
 from app.api.protocol import Fields
 from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
 from app.extraction import (
@@ -42,12 +40,24 @@ from app.extraction.batch import extract_source
 from app.extraction.cases import ASSETS
 from app.extraction.chunks import stream_whole
 from app.extraction.pdf import MAX_IMAGES
-from app.extraction.sources import TEXT_COLUMN, Row, UnreadableSource, make_table, read_rows, spell
+from app.extraction.reading import read_apart
+from app.extraction.sources import (
+    LIMITS,
+    TEXT_COLUMN,
+    Row,
+    UnreadableSource,
+    decode,
+    make_table,
+    parse_rows,
+    spell,
+)
 
 router = APIRouter()
 Context = Annotated[ApiContext, Depends(context_of)]
 SCHEMAS = ASSETS / "schemas"
 MAX_ROWS = 10_000
+MAX_PARTS = 32  # of a form
+MAX_NAME_CHARS = 200  # of a file
 MAX_EXAMPLES = 32
 MAX_SAMPLES = 5
 PARTIAL_INTERVAL_S = 0.05
@@ -148,7 +158,7 @@ async def extract(request: Request, context: Context) -> Response:
     extractor = make_extractor(context, body, model)
     if len(sources) > 1 or body.rows is not None:
         return JsonLines(
-            lambda emit: send_rows(emit, extractor, schema, sources),
+            lambda emit: send_rows(emit, extractor, schema, sources, body.cache_salt),
             math.inf,
             b"",
             lambda error: json.dumps(error.body).encode() + b"\n",
@@ -174,10 +184,12 @@ class JsonLines(EventStream):
     media_type = "application/x-ndjson"
 
 
-async def send_rows(emit: Emit, extractor: Extractor, schema: Schema, sources: Sequence[Source]) -> None:
+async def send_rows(
+    emit: Emit, extractor: Extractor, schema: Schema, sources: Sequence[Source], salt: str | None
+) -> None:
     """Send one line per row, in order."""
     num_done = 0
-    async with aclosing(extract_records(extractor, schema, sources)) as records:
+    async with aclosing(extract_records(extractor, schema, sources, cache_salt=salt)) as records:
         async for record in records:
             num_done += 1
             progress = {"num_done": num_done, "num_rows": len(sources)}
@@ -255,35 +267,64 @@ async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequ
     Raises:
         ApiError: 400 for a body that is neither, a wrong field, or a file that cannot be read.
     """
-    is_form = request.headers.get("content-type", "").startswith("multipart/form-data")
-    rows: list[Row] = []
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        return await read_apart("", read_fields, await request.body(), None, sees_images)
+    async with request.form(max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=2**25) as form:
+        parts: dict[str, str | bytes] = {}
+        file_name = "file.txt"
+        for name, value in form.multi_items():
+            if name in parts:
+                raise BadRequest(f"the form has the part {name[:80]!r} twice", name[:80], "invalid_value")
+            if isinstance(value, UploadFile):
+                parts[name] = await value.read()
+                if name == "file":
+                    file_name = PurePath(value.filename or "").name[-MAX_NAME_CHARS:] or file_name
+            else:
+                parts[name] = value
+    file = parts.pop("file", None)
+    upload = None if file is None else (file_name, file.encode() if isinstance(file, str) else file)
+    return await read_apart(file_name, read_fields, parts, upload, sees_images)
+
+
+def read_fields(
+    body: bytes | Mapping[str, str | bytes], upload: tuple[str, bytes] | None, sees_images: bool
+) -> tuple[ExtractRequest, list[Source]]:
+    """Return the fields and documents of a JSON body, or of a form's parts and its file, which has a name.
+
+    Raises:
+        ApiError: as read_request.
+    """
     try:
-        if not is_form:
-            given = parse_body(await request.body())
+        if isinstance(body, bytes):
+            given = parse_body(body)
         else:
-            async with request.form(max_files=1, max_part_size=2**25) as form:
-                given = {
-                    name: _read_part(name, value) for name, value in form.items() if isinstance(value, str)
-                }
-                file = form.get("file")
-                if isinstance(file, UploadFile):
-                    rows = await _read_file(file, sees_images)
-        body = ExtractRequest.model_validate(given)
+            given = {name: _read_part(name, part) for name, part in body.items()}
+        fields = ExtractRequest.model_validate(given)
     except ValidationError as error:
         raise describe_fields(error.errors()) from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}", None, "invalid_json") from error
-    is_inline = body.text is not None or body.images is not None
-    if sum((bool(rows), is_inline, body.rows is not None)) != 1:
+    is_inline = fields.text is not None or fields.images is not None
+    if sum((upload is not None, is_inline, fields.rows is not None)) != 1:
         raise BadRequest("give one of text or images, rows, and a file in a form", "text")
     if is_inline:
-        return body, [Source("", body.text or "", images=tuple(body.images or ()))]
-    for number, row in enumerate(body.rows or (), 1):
-        cells = (
-            {TEXT_COLUMN: row} if isinstance(row, str) else {name: spell(cell) for name, cell in row.items()}
+        return fields, [Source("", fields.text or "", images=tuple(fields.images or ()))]
+    if upload is not None:
+        try:
+            rows = parse_rows(upload[1], upload[0], LIMITS, with_images=sees_images)
+        except UnreadableSource as error:
+            raise BadRequest(str(error), "file", "unreadable_file") from error
+        return fields, pick_sources(rows, fields.column)
+    rows = [
+        Row(
+            f"row {number}",
+            {TEXT_COLUMN: row}
+            if isinstance(row, str)
+            else {name: spell(cell) for name, cell in row.items()},
         )
-        rows.append(Row(f"row {number}", cells))
-    return body, pick_sources(rows, body.column)
+        for number, row in enumerate(fields.rows or (), 1)
+    ]
+    return fields, pick_sources(rows, fields.column)
 
 
 def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:
@@ -299,23 +340,14 @@ def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:
     return [row.pick(column or table.pick_text_column() or TEXT_COLUMN) for row in rows]
 
 
-async def _read_file(file: UploadFile, sees_images: bool) -> list[Row]:
-    name = Path(file.filename or "file.txt").name or "file.txt"
-    data = await file.read()
+def _read_part(name: str, part: str | bytes) -> Any:
+    """Return the value of a form part: JSON for parts with JSON values, and for a schema that is not a name.
 
-    def read() -> list[Row]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"file{Path(name).suffix}"
-            path.write_bytes(data)
-            return read_rows(path, name, with_images=sees_images)
-
+    A part that was sent as a file means the same as its text.
+    """
     try:
-        return await asyncio.to_thread(read)
+        value = part if isinstance(part, str) else decode(part, name)
     except UnreadableSource as error:
-        raise BadRequest(str(error), "file", "unreadable_file") from error
-
-
-def _read_part(name: str, value: str) -> Any:
-    """Return the value of a form part: JSON for parts with JSON values, and for a schema that is not a name."""
+        raise BadRequest(str(error), name) from error
     is_json = name in JSON_PARTS or (name == "schema" and value.lstrip().startswith("{"))
-    return parse_body(value.encode()) if is_json else value
+    return parse_part(name, value) if is_json else value

@@ -24,7 +24,12 @@ MAX_CONCURRENT = 16
 
 
 async def extract_records(
-    extractor: Extractor, schema: Schema, sources: Iterable[Source], *, max_concurrent: int = MAX_CONCURRENT
+    extractor: Extractor,
+    schema: Schema,
+    sources: Iterable[Source],
+    *,
+    cache_salt: str | None = None,
+    max_concurrent: int = MAX_CONCURRENT,
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield one JSON-able dict per source, in the order of the sources, several running at once.
 
@@ -37,7 +42,7 @@ async def extract_records(
     """
     # A grammar is made of schema and text. With a schema that is sound alone the text is to blame.
     await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
-    works = (extract_source(extractor, schema, source) for source in sources)
+    works = (extract_source(extractor, schema, source, cache_salt=cache_salt) for source in sources)
     async with aclosing(run_in_order(works, max_concurrent)) as results:
         async for record, _ in results:
             yield record

@@ -9,8 +9,8 @@ from typing import Any
 
 from gradio.processing_utils import get_upload_folder
 
+from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, MAX_IMAGE_BYTES, UnreadableSource, read_text
-from app.ui.files import read_apart
 from engine import InvalidRequest
 
 FILE_TYPES = ["text", ".md", ".csv", ".json", ".jsonl", ".log", ".html", ".xml", ".eml", ".py", ".pdf"]
@@ -25,7 +25,7 @@ async def add_attachments(text: str, paths: Iterable[str | Path]) -> str:
     """
     parts = [text.strip()] if text.strip() else []
     for path in map(Path, paths):
-        parts.append(f"{path.name}\n{fence(await read_apart(read_attachment, path))}")
+        parts.append(f"{path.name}\n{fence(await read_apart(path, read_attachment, path))}")
     return "\n\n".join(parts)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from app.extraction import Evidence, Source
 from app.extraction.pdf import UnreadableSource, render_page
+from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, MAX_FILE_BYTES, TEXT_COLUMN, read_bytes, read_rows, read_text
-from app.ui.files import read_apart
 
 MAX_TEXT_BYTES = 2**20
 
@@ -59,7 +59,7 @@ async def show_page(opened: Opened, number: int, evidence: Evidence | None = Non
         start = opened.source.page_starts[number - 1]
         quote, before = text[evidence.start : evidence.end], text[start : evidence.start]
     try:
-        image = await read_apart(_render, opened.path, number - 1, quote, before)
+        image = await read_apart(opened.path, _render, opened.path, number - 1, quote, before)
     except UnreadableSource as error:
         return f'<div class="empty"><p>{html.escape(str(error))}.</p></div>'
     count = len(opened.source.page_starts)

@@ -13,6 +13,7 @@ import gradio as gr
 
 from app.extraction import Extractor, Limits
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
+from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, UnreadableSource, read_text
 from app.ui.examples import Examples, is_demo_model
 from app.ui.explain import EXPLAINED, Explanation, explain
@@ -20,7 +21,6 @@ from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.record_view import EMPTY, NO_SOURCE
 from app.ui.extract.run import NO_RESULT, ExtractRun, add_example
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts, dump
-from app.ui.files import read_apart
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.schema.suggest import TASK, propose_schema, suggest_schema
 from app.ui.scripts import read_kept, read_script
@@ -240,7 +240,7 @@ class ExtractTab(ExtractRun):
     async def open_file(self, path: str, request: gr.Request) -> tuple[Any, ...]:
         """Show an uploaded file in place of text and record; or, as the verdict, why it cannot be read."""
         try:
-            opened = await read_apart(open_path, Path(path), self.engine.sees_images)
+            opened = await read_apart(path, open_path, Path(path), self.engine.sees_images)
         except UnreadableSource as error:
             problem = Explanation(
                 "This file cannot be read.", f"{error}.", "Open a text file or a PDF with text in it."

@@ -52,6 +52,10 @@ class Server:
         status, _, body = await self.ask(path, "POST", data=text, headers={"content-type": content_type})
         return status, body
 
+    async def post_form(self, path: str, form: Any) -> tuple[int, Any]:
+        status, _, body = await self.ask(path, "POST", data=form)
+        return status, body
+
     async def chat(self, **fields: Any) -> tuple[int, Any]:
         return await self.post("/v1/chat/completions", CHAT | fields)
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
 
+from app.api import extract as api_extract
 from app.extraction import Example, extract
 from app.extraction.cases import ASSETS
 from app.ui.api_hint import SNIPPETS, make_snippets
@@ -77,6 +79,69 @@ async def test_a_file_is_read_by_its_name(server: Server) -> None:
         async with server.client.post(f"{server.url}/v1/extract", data=form) as reply:
             lines = [json.loads(line) for line in (await reply.text()).splitlines()]
         assert reply.status == 200 and [line["valid"] for line in lines] == [True] * num_lines
+
+
+async def send_form(server: Server, *files: tuple[str, str, bytes], **parts: str) -> tuple[int, Any]:
+    form = aiohttp.FormData({"schema": json.dumps(PERSON)} | parts, default_to_multipart=True)
+    for name, file_name, content in files:
+        form.add_field(name, content, filename=file_name)
+    return await server.post_form("/v1/extract", form)
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "message"),
+    [
+        ({"options": '{"verbatim": true, "verbatim": false}'}, 400, "options: duplicate key 'verbatim'"),
+        ({"examples": '[{"text": "a", "record": NaN}]'}, 400, "examples[0].record=nan must be a finite number"),
+        ({"examples": '[{"text": "\\ud800", "record": 1}]'}, 400, "examples[0].text holds half of a surrogate pair"),
+        ({"rows": "[" * 100_000}, 400, "rows is not JSON"),
+        ({"rows": "[" + "{}," * 200_000 + "{}]"}, 413, "rows has more than 200000 commas and brackets"),
+        ({"schema": '{"type": "object", "type": "string"}'}, 400, "schema: duplicate key 'type'"),
+    ],
+)  # fmt: skip
+async def test_json_in_a_form_obeys_the_rules_of_a_json_body(
+    server: Server, parts: dict[str, str], status: int, message: str
+) -> None:
+    found, reply = await send_form(server, text=TEXT, **parts)
+    assert (found, reply["error"]["message"].startswith(message)) == (status, True), reply
+
+
+async def test_a_part_means_the_same_as_a_file_and_as_a_text(server: Server) -> None:
+    schema = json.dumps(PERSON).encode()
+    for files, parts in (
+        ([("file", "a.txt", TEXT.encode()), ("options", "o.json", b'{"bounds": false}')], {}),
+        ([("text", "a.txt", TEXT.encode())], {}),
+        ([], {"file": TEXT}),
+        ([("file", f"a.{'x' * 300}", TEXT.encode())], {}),
+    ):
+        status, reply = await send_form(server, *files, **parts)
+        assert (status, reply.get("valid")) == (200, True), reply
+    status, reply = await send_form(server, ("schema", "s.json", schema), text=TEXT)
+    assert (status, reply["error"]["param"]) == (400, "schema")  # it came twice
+
+
+async def test_slow_files_leave_the_threads_of_the_engine_free(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are written in asyncio's own threads; before, as many slow files as there are threads took them all."""
+    release, reading = threading.Event(), threading.Event()
+    monkeypatch.setattr(api_extract, "parse_rows", lambda *_, **__: reading.set() or release.wait() or [])
+    uploads = [
+        asyncio.create_task(send_form(server, ("file", name, b"x"))) for name in ("a.txt", "a.pdf") * 20
+    ]
+    try:
+        await asyncio.to_thread(reading.wait)
+        assert (await asyncio.wait_for(server.chat(), 10))[0] == 200
+    finally:
+        release.set()
+        await asyncio.gather(*uploads)
+
+
+async def test_the_salt_reaches_every_row(server: Server) -> None:
+    body = {"schema": PERSON, "rows": [TEXT, TEXT], "cache_salt": "mine"}
+    await server.post_text("/v1/extract", json.dumps(body))
+    await send_form(server, ("file", "a.csv", f"text\n{TEXT}\n{TEXT}\n".encode()), cache_salt="mine")
+    assert [request.options["cache_salt"] for request in server.engine.requests] == ["mine"] * 4
 
 
 async def test_a_ready_made_schema_goes_by_its_name(server: Server) -> None:
