@@ -28,7 +28,7 @@ MISSING = {
     "/v1/files": "it keeps no files; python -m app run-batch answers a batch file",
     "/v1/batches": "it keeps no files; python -m app run-batch answers a batch file",
 }
-ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+ALL_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 def make_api(context: ApiContext) -> FastAPI:
@@ -94,7 +94,7 @@ def no_route(request: Request, known: Sequence[Route]) -> ApiError:
     """Return a 404, or a 405 if the path exists for another method."""
     path = request.url.path[:200]
     allowed = ", ".join(
-        method
+        "GET, HEAD" if method == "GET" else method
         for method in ALL_METHODS
         if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in known)
     )

@@ -7,6 +7,7 @@ missing or wrong key                                401 authentication_error
 another site's page, see origins.py                 403 permission_error
 unknown model or route                              404 not_found_error
 body over the limit                                 413 invalid_request_error
+body in an unknown Content-Encoding                 415 invalid_request_error
 EngineOverloaded, EngineSleeping, a starting or     503 service_unavailable (to Anthropic's clients
 dead engine, a server that closes                       overloaded_error), Retry-After
 RequestTimeout                                      504 timeout_error
@@ -59,6 +60,7 @@ TYPES = {
     404: "not_found_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable",
     504: "timeout_error",

@@ -9,6 +9,7 @@ It is no `BaseHTTPMiddleware`: that would put a queue between a stream and its s
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import logging
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.body_decoder import BodyDecoder
 from app.api.errors import API_PREFIXES, HEALTH_PATHS, ApiError, BadRequest, to_api_error
 from app.api.fields import WARNINGS
 from app.api.origins import SAFE_METHODS, AllowedOrigins
@@ -41,7 +43,8 @@ MAX_LOGGED_PATH = 200
 MAX_WARNING_BYTES = 2000
 # Parsers disagree about which of two duplicate headers counts: some use the first, some the last.
 SINGLE_HEADERS = frozenset((
-    b"authorization", b"content-length", b"content-type", b"host", b"origin", b"sec-fetch-site", b"x-api-key",
+    b"authorization", b"content-encoding", b"content-length", b"content-type", b"host", b"origin", b"sec-fetch-site",
+    b"x-api-key",
 ))  # fmt: skip
 Headers = dict[bytes, bytes]
 
@@ -79,6 +82,7 @@ class Gate:
             if scope["type"] == "lifespan" or not self.keys:
                 await self.app(scope, receive, send)
             return
+        scope = _plain(scope)
         headers: Headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         visit = Visit(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
@@ -101,6 +105,9 @@ class Gate:
             self._check_length(headers)
             if is_work and scope["path"] in WORK_PATHS:
                 self.check_room()
+            encoding = headers.get(b"content-encoding", b"").decode("latin-1")
+            if encoding.lower() not in ("", "identity"):
+                receive = self._decoded(receive, BodyDecoder(encoding))
             is_json = b"json" in headers.get(b"content-type", b"").lower()
             with self._counted(visit.key_number if is_work else 0):
                 await self.app(scope, self._bounded(receive, is_json), send)
@@ -154,6 +161,29 @@ class Gate:
         if len(length) > 18 or int(length) > self.max_body_bytes:
             raise self._too_large()
 
+    def _decoded(self, receive: Receive, decoder: BodyDecoder) -> Receive:
+        """Decompress a body piece by piece, so that it is measured while it grows."""
+        has_more = True
+
+        async def receive_decoded() -> Message:
+            nonlocal has_more
+            try:
+                while not (piece := decoder.read()) and has_more:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return message
+                    decoder.feed(message.get("body", b""))
+                    has_more = message.get("more_body", False)
+                if not piece:
+                    decoder.close()
+            except ApiError as error:
+                # FastAPI turns any other error into a 400 while it reads the body
+                raise HTTPException(error.status, str(error)) from error
+            await asyncio.sleep(0)  # many pieces may come out of one packet
+            return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+        return receive_decoded
+
     def _bounded(self, receive: Receive, is_json: bool) -> Receive:
         """Count the body of a request without Content-Length, and limit the number of values in a JSON body.
 
@@ -180,6 +210,17 @@ class Gate:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self.max_body_bytes} bytes", code="body_too_large")
+
+
+def _plain(scope: Scope) -> Scope:
+    """Return the scope of an API request without needless slashes in its path, and a GET in place of a HEAD.
+
+    The HTTP protocol leaves out the body of the answer to a HEAD; FastAPI's routes know no such method.
+    """
+    path = re.sub("//+", "/", scope["path"]).rstrip("/") or "/"
+    is_api = path.startswith(API_PREFIXES + HEALTH_PATHS)
+    method = "GET" if scope["method"] == "HEAD" and (is_api or path == "/") else scope["method"]
+    return {**scope, "path": path if is_api else scope["path"], "method": method}
 
 
 def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -1,10 +1,13 @@
-"""BoundedHttp: uvicorn's HTTP parser with limits for the size and the time of a request's headers."""
+"""BoundedHttp: uvicorn's HTTP parser with limits, without upgrades, and with streams for HTTP/1.0."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
 # Within it a head has to be there, and a body to move on; between two requests uvicorn's own limit counts.
@@ -12,7 +15,11 @@ READ_TIMEOUT_S = 60.0
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers 400 if the headers are too large, and closes a connection whose request stays incomplete."""
+    """Answers 400 if the headers are too large, and closes a connection whose request stays incomplete.
+
+    It ignores Upgrade headers, as HTTP allows: no route here takes a WebSocket, and HTTP/2 without TLS (h2c, which
+    Java's client asks for) is not served. HTTP/1.0, which knows no chunks, gets a stream that ends with its connection.
+    """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -28,29 +35,53 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_timer()
         super().connection_lost(exc)
 
-    def handle_websocket_upgrade(self) -> None:
-        self._stop_timer()
-        super().handle_websocket_upgrade()
-
     def data_received(self, data: bytes) -> None:
         """Count the bytes that arrive before a request's headers are complete."""
         if self._is_in_body or self._timer is None:
             self._start_timer()
         if not self._is_in_body:
             self._num_head_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if not self._is_in_body and self._num_head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.")
 
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            # The parser stops behind the headers. A new one reads them again without the upgrade, then the rest.
+            method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+            if method == b"CONNECT":
+                self.send_400_response("CONNECT is for proxies.")
+                return
+            head = [method, b" ", self.url, b" HTTP/", version, b"\r\n"]
+            for name, value in self.headers:
+                head += [name, b": ", value, b"\r\n"] if name != b"upgrade" else []
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self._parse(b"".join([*head, b"\r\n", data[error.args[0] :]]))
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._is_in_body = True
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._is_in_body = False
         self._num_head_bytes = 0
         self._stop_timer()
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = without_chunks(cycle, app)
+        super()._start_asgi_task(cycle, app)
 
     @property
     def _is_answering(self) -> bool:
@@ -71,3 +102,24 @@ class BoundedHttp(HttpToolsProtocol):
             self._start_timer()
         else:
             self.transport.close()
+
+
+def without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> Any:
+    """Return the app with answers of unknown length written as they are, for a client of HTTP/1.0."""
+
+    is_open = False
+
+    async def send_plain(message: Message) -> None:
+        nonlocal is_open
+        if message["type"] == "http.response.start":
+            is_open = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = False if is_open else None
+        elif is_open:
+            # uvicorn compares this length with what is sent
+            cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(message)  # type: ignore[arg-type]
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send_plain)
+
+    return call

@@ -69,22 +69,18 @@ def describe_health(context: ApiContext, is_ok: bool) -> JSONResponse:
 
 @router.get("/health")
 @router.get("/ping")
-@router.head("/health", include_in_schema=False)
-@router.head("/ping", include_in_schema=False)
 async def check_health(context: Context) -> JSONResponse:
     """200 while the engine is alive, asleep or not, as of vLLM; 503 while it starts or restarts, or is dead."""
     return describe_health(context, context.engine.state in ("ready", *ASLEEP))
 
 
 @router.get("/livez")
-@router.head("/livez", include_in_schema=False)
 async def check_liveness(context: Context) -> JSONResponse:
     """503 when only a restart of the server helps, else 200: the liveness probe of Kubernetes."""
     return describe_health(context, context.engine.state not in ("dead", "closed"))
 
 
 @router.get("/readyz")
-@router.head("/readyz", include_in_schema=False)
 async def check_readiness(context: Context) -> JSONResponse:
     """200 when the engine takes requests, else 503: the readiness probe of Kubernetes."""
     return describe_health(context, context.engine.state == "ready")

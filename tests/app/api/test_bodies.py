@@ -1,7 +1,9 @@
 """Limits of a body: its size, the time it takes, its number of values, and values that JSON forbids."""
 
 import asyncio
+import gzip
 import json
+import zlib
 from typing import Any
 
 import pytest
@@ -85,6 +87,98 @@ async def test_endless_headers_are_cut_off(server: Server) -> None:
     writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 200_000)
     assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
     writer.close()
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQC\r\n"
+CHUNKED = HEAD.replace(b"Content-Length: 37", b"Transfer-Encoding: chunked")
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD[:-2] + UPGRADE + b"\r\n" + BODY,
+        CHUNKED[:-2] + UPGRADE + b"\r\n25\r\n" + BODY + b"\r\n0\r\n\r\n",
+        HEALTH[:-2] + b"Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        HEALTH[:-2] + b"Connection: upgrade\r\nUpgrade: TLS/1.0\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("step", [17, 10_000])
+async def test_an_upgrade_is_ignored_and_the_request_is_answered(
+    server: Server, sent: bytes, step: int
+) -> None:
+    reader, writer = await connect(server)
+    for at in range(0, len(sent), step):
+        writer.write(sent[at : at + step])
+        await asyncio.sleep(0)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    writer.write(HEALTH)
+    assert await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 200 "), 20)
+    writer.close()
+
+
+async def test_a_client_of_http_1_0_gets_a_stream_without_chunks(server: Server) -> None:
+    reader, writer = await connect(server)
+    body = json.dumps(CHAT | {"stream": True}).encode()
+    writer.write(b"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\n")
+    writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    head, _, rest = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower() and b"connection: close" in head.lower()
+    assert rest.startswith(b"data: {") and rest.endswith(b"data: [DONE]\n\n")
+    writer.close()
+
+
+RAW = zlib.compress(BODY)[2:-4]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "said"),
+    [
+        ("gzip", gzip.compress(BODY), 200, ""),
+        ("GZip", gzip.compress(BODY), 200, ""),
+        ("deflate", zlib.compress(BODY), 200, ""),
+        ("deflate", RAW, 200, ""),
+        ("identity", BODY, 200, ""),
+        ("gzip", gzip.compress(BODY)[:-5], 400, "its end is missing"),
+        ("gzip", gzip.compress(BODY) * 2, 400, "data follows its end"),
+        ("gzip", BODY, 400, "the body is not valid gzip"),
+        ("zstd", BODY, 415, "'zstd'"),
+        ("gzip, gzip", BODY, 415, "'gzip, gzip'"),
+        ("gzip", gzip.compress(b" " * 2**20), 413, "larger than 65536 bytes"),
+        ("deflate", zlib.compress(b"[" * 60_000 * 17), 413, "larger than 65536 bytes"),
+    ],
+)
+async def test_a_compressed_body_is_decoded_within_its_limit_or_refused_by_name(
+    start: Start, encoding: str, body: bytes, status: int, said: str
+) -> None:
+    server = await start(max_body_bytes=2**16)
+    headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
+    got, _, reply = await server.ask("/v1/completions", "POST", data=body, headers=headers)
+    assert got == status, reply
+    assert said in (reply["error"]["message"] if status != 200 else "")
+
+
+async def test_needless_slashes_are_no_other_route(server: Server) -> None:
+    for path in ("//v1/chat/completions", "/v1//chat/completions", "/v1/chat/completions///"):
+        assert (await server.post(path, CHAT))[0] == 200
+    for path in ("/v1/models/", "//health/", "/v1/models/fake/"):
+        assert (await server.get(path))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fake", "/metrics", "/health", "/openapi.json"])
+async def test_a_head_is_a_get_without_its_body(server: Server, path: str) -> None:
+    status, headers, body = await server.ask(path, "HEAD")
+    assert (status, body) == (200, "" if path == "/metrics" else None)
+    assert int(headers["Content-Length"]) > 0
+
+
+@pytest.mark.parametrize("media", ["Application/JSON; Charset=UTF-8", "application/vnd.x+json"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+async def test_json_is_read_in_every_encoding_that_a_mark_tells(
+    server: Server, media: str, encoding: str
+) -> None:
+    status, reply = await server.post_text("/v1/completions", BODY.decode().encode(encoding), media)
+    assert status == 200, reply
 
 
 async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
