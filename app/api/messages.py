@@ -10,6 +10,7 @@ from typing import Any
 from app.api.errors import ApiError, BadRequest
 from app.api.fields import check_choice, read_text
 from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
+from engine import join_parts
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED_KWARGS = frozenset([
@@ -152,9 +153,7 @@ def _read_content(where: str, content: object, sees_images: bool) -> str | list[
         is_image = sees_images and isinstance(part, dict) and part.get("type") in IMAGE_TYPES
         read = _read_image if is_image else _read_part
         parts.append(read(f"{where}.content[{i}]", part))
-    if all(isinstance(part, str) for part in parts):
-        return "".join(map(str, parts))
-    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return join_parts(parts)
 
 
 def _read_image(where: str, part: Mapping[str, Any]) -> dict[str, Any]:

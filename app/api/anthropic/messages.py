@@ -9,6 +9,7 @@ from typing import Any
 from app.api.errors import BadRequest
 from app.api.fields import check_choice, field_of, read_text
 from app.api.messages import MAX_TOOL_CALLS
+from engine import join_parts
 
 Json = dict[str, Any]
 
@@ -50,7 +51,7 @@ def _read_message(where: str, role: str, content: object) -> list[Json]:
 def _read_user(where: str, blocks: list[Any]) -> list[Json]:
     """Results of tools are messages of their own for a chat template, before what else the user says."""
     results: list[Json] = []
-    parts: list[Json] = []
+    parts: list[str | Json] = []
     for i, block in enumerate(blocks):
         if _kind_of(block) == "tool_result":
             identity = read_text(f"{where}[{i}].tool_use_id", block.get("tool_use_id"))
@@ -63,12 +64,8 @@ def _read_user(where: str, blocks: list[Any]) -> list[Json]:
         elif _kind_of(block) == "image":
             parts.append(_read_image(f"{where}[{i}].source", block.get("source")))
         else:
-            parts.append({"type": "text", "text": _text_of(f"{where}[{i}]", block)})
-    if all(part["type"] == "text" for part in parts):
-        asked: Json = {"role": "user", "content": "".join(part["text"] for part in parts)}
-    else:
-        asked = {"role": "user", "content": parts}
-    return [*results, asked] if parts or not results else results
+            parts.append(_text_of(f"{where}[{i}]", block))
+    return [*results, {"role": "user", "content": join_parts(parts)}] if parts or not results else results
 
 
 def _read_image(where: str, source: object) -> Json:
@@ -96,7 +93,7 @@ def _read_assistant(where: str, blocks: list[Any]) -> Json:
     if len(calls) > MAX_TOOL_CALLS:
         text = f"{where} has {len(calls)} tool_use blocks; at most {MAX_TOOL_CALLS} are allowed"
         raise BadRequest(text, "messages")
-    message: Json = {"role": "assistant", "content": "".join(words)}
+    message: Json = {"role": "assistant", "content": join_parts(words)}
     return message | {"tool_calls": calls} if calls else message
 
 
@@ -117,7 +114,7 @@ def _join(where: str, content: object) -> str:
         return content
     if not isinstance(content, list):
         raise BadRequest(f"{where} must be a text or a list of blocks", field_of(where))
-    return "".join(_text_of(f"{where}[{i}]", block) for i, block in enumerate(content))
+    return "\n".join(_text_of(f"{where}[{i}]", block) for i, block in enumerate(content))
 
 
 def _text_of(where: str, block: Any) -> str:
