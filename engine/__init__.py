@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from engine.cluster.text_router import TextRouter
     from engine.embedder import Embedder, Embedding, Score
     from engine.engine import Engine
-    from engine.input.chat_messages import join_parts
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram, ReplicaStats
@@ -68,7 +67,6 @@ else:
             *("RequestMetrics", "RequestOutput", "RequestView", "TokenLogprobs"),
         ),
         "sampling_params": ("SamplingParams", "is_unicode"),
-        "input.chat_messages": ("join_parts",),
         "input.tokenizer": ("Tokenizer",),
     }
 
@@ -123,7 +121,6 @@ __all__ = [
     "import_ray",
     "inspect_model",
     "is_unicode",
-    "join_parts",
     "list_families",
     "list_image_models",
     "measure_steps",

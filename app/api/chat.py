@@ -68,7 +68,7 @@ async def prepare(
     if tools is not None and tools.words_spec is not None:
         # The text shows the special tokens that begin a call; the grammar allows no others.
         sampling = replace(sampling, skip_special_tokens=False)
-    messages = show_calls(read_messages(body.messages, context.engine.sees_images), template)
+    messages = await read_conversation(body.messages, context, template)
     if body.add_special_tokens:
         message = "add_special_tokens is not supported here: the chat template writes them"
         raise BadRequest(message, "add_special_tokens", "unsupported_field")
@@ -126,8 +126,16 @@ def find_tools(body: ChatRequest, template: TemplateFacts) -> ToolUse | None:
     return tools if tools is None or tools.spec is not None or template.knows_tools else None
 
 
-def show_calls(messages: list[dict[str, Any]], template: TemplateFacts) -> list[dict[str, Any]]:
-    """Return messages that the chat template can render: if it has no tools, calls and results become plain text."""
+async def read_conversation(
+    given: list[dict[str, Any]], context: ApiContext, template: TemplateFacts
+) -> list[dict[str, Any]]:
+    """Return messages that the chat template can render: if it has no tools, calls and results become plain text.
+
+    Raises:
+        ApiError: 400 for a message that is malformed.
+    """
+    sees_images = context.engine.sees_images
+    messages = read_messages(await context.documents.read(given, sees_images), sees_images)
     return messages if template.knows_tools or not has_tool_messages(messages) else tell_plainly(messages)
 
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from app import __version__
 from app.api import metrics
+from app.api.documents import DocumentReader
 from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
 from app.api.tools.styles import TemplateFacts, read_template
@@ -59,6 +60,11 @@ class ApiContext:
     def embedder(self) -> Embedder:
         """Makes embeddings and scores with the engine."""
         return Embedder(self.engine)
+
+    @cached_property
+    def documents(self) -> DocumentReader:
+        """Reads the files in messages."""
+        return DocumentReader()
 
     @cached_property
     def _registry(self) -> CollectorRegistry:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.api.errors import ApiError, BadRequest
-from app.api.fields import check_choice, read_text
+from app.api.fields import check_choice, read_text, warn
+from app.api.parts import join_texts, make_text, read_parts
 from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
-from engine import join_parts
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED_KWARGS = frozenset([
@@ -19,8 +19,6 @@ RESERVED_KWARGS = frozenset([
     "sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 ])  # fmt: skip
 MAX_KWARGS = 32
-IMAGE_TYPES = ("image_url", "input_image")
-IMAGE_DETAILS = ("auto", "low", "high", "original")  # accepted; the model's image processor chooses the size
 MAX_TOOL_CALLS = 128
 MAX_NAME_CHARS = 256
 JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+("|\\?\Z)|[\[\]{},]', re.DOTALL)
@@ -32,20 +30,48 @@ CLOSING = {"{": "}", "[": "]"}
 MAX_ESCAPE_CHARS = 12  # a character as two escapes, as in \ud83d\ude00
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]], sees_images: bool = False) -> list[dict[str, Any]]:
-    """Check roles and join content parts; content with images stays a list of parts.
+def read_messages(
+    messages: Sequence[Mapping[str, Any]], sees_images: bool = False
+) -> list[dict[str, Any]]:
+    """Check roles and join content parts; a user's content with images stays a list of parts.
+
+    Chat templates have images in a user's content only: those in results of tools follow the results as the user's.
 
     Args:
-        sees_images: whether the model takes images; users may send them then.
+        sees_images: whether the model takes images; otherwise a text stands for each.
 
     Raises:
         ApiError: 400 naming the message, for a role or content that is not supported; 413 for calls with
             more values than a body may have.
     """
     counter = ValueCounter()  # counts the arguments of all calls, which are strings in the body
-    return [
-        _read_message(f"messages[{i}]", message, counter, sees_images) for i, message in enumerate(messages)
-    ]
+    told: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []  # images of the results before the next message
+    for i, message in enumerate(messages):
+        read = _read_message(f"messages[{i}]", message, counter)
+        role, parts = read["role"], read["content"]
+        if shown and role != "tool":
+            if role == "user":
+                parts = [*shown, *parts]
+            else:
+                told.append({"role": "user", "content": shown})
+            shown = []
+        if role != "user" and sees_images:
+            images = [part for part in parts if part["type"] == "image_url" and role == "tool"]
+            shown += images
+            parts = [make_text("[image: it follows]") if part in images else part for part in parts]
+        texts = [_show(part, sees_images and role == "user") for part in parts]
+        told.append(read | {"content": join_texts(texts)})
+    return [*told, {"role": "user", "content": shown}] if shown else told
+
+
+def _show(part: dict[str, Any], sees_images: bool) -> dict[str, Any]:
+    """Return a part that the model can read: a text stands for all that it cannot."""
+    if part["type"] == "text" or (sees_images and part["type"] == "image_url"):
+        return part
+    what = part["text"] if part["type"] == "unseen" else part["type"].removesuffix("_url")
+    warn(f"the model cannot see this part of the messages: {what}")
+    return make_text(f"[{what}: the model cannot see it]")
 
 
 def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -53,9 +79,8 @@ def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 
-def _read_message(
-    where: str, message: Mapping[str, Any], counter: ValueCounter, sees_images: bool
-) -> dict[str, Any]:
+def _read_message(where: str, message: Mapping[str, Any], counter: ValueCounter) -> dict[str, Any]:
+    """Return a message whose content is a list of parts."""
     role = message.get("role")
     if role == "function" or message.get("function_call"):
         text = f"{where}: functions are not supported by this server; use tools"
@@ -67,7 +92,7 @@ def _read_message(
     # OpenAI's newer name for a system message; chat templates know only the old one
     read = {
         "role": "system" if role == "developer" else role,
-        "content": _read_content(where, content, sees_images and role == "user"),
+        "content": read_parts(f"{where}.content", content, role in ("assistant", "tool")),
     }
     if (name := message.get("name")) is not None:
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
@@ -142,42 +167,6 @@ def _complete(text: str) -> Iterator[str]:
         yield text[:safe] + end
 
 
-def _read_content(where: str, content: object, sees_images: bool) -> str | list[dict[str, Any]]:
-    """Return the text of a content; with images, its parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise BadRequest(f"{where}.content must be a text or a list of parts", "messages")
-    parts = []
-    for i, part in enumerate(content):
-        is_image = sees_images and isinstance(part, dict) and part.get("type") in IMAGE_TYPES
-        read = _read_image if is_image else _read_part
-        parts.append(read(f"{where}.content[{i}]", part))
-    return join_parts(parts)
-
-
-def _read_image(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Check an image of chat completions, {"url", "detail"}, or of responses, the URL itself."""
-    image = part.get("image_url")
-    url, detail = (image, part.get("detail")) if isinstance(image, str) else (None, None)
-    if isinstance(image, dict):
-        url, detail = image.get("url"), image.get("detail")
-    if not isinstance(url, str):
-        message = f"{where}.image_url must have the url of an image, such as data:image/png;base64,..."
-        raise BadRequest(message, "messages")
-    if detail is not None:
-        check_choice(f"{where}.detail", detail, IMAGE_DETAILS)
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _read_part(where: str, part: object) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in ("text", "input_text", "output_text", "refusal"):
-        message = f"{where}: only text parts are supported, not {str(kind)[:40]!r}"
-        raise BadRequest(message, "messages", "unsupported_content")
-    return read_text(f"{where}.text", part.get("refusal" if kind == "refusal" else "text"))
-
-
 def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = None) -> dict[str, Any]:
     """Variables for the chat template; names that would change what the renderer does are refused.
 
@@ -226,7 +215,9 @@ def tell_plainly(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _tell_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose calls are lines of its content, each as a forced call is written."""
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
-    lines = [message["content"]] if message["content"] or not calls else []
+    if not calls:
+        return dict(message)
+    lines = [message["content"]] if message["content"] else []
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
     return kept | {"content": "\n".join((*lines, *calls))}
 

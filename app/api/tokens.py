@@ -7,10 +7,10 @@ import asyncio
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from app.api.chat import find_tools, show_calls, show_tools
+from app.api.chat import find_tools, read_conversation, show_tools
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
-from app.api.messages import read_messages, read_template_kwargs
+from app.api.messages import read_template_kwargs
 from app.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from engine import Tokenizer
 
@@ -30,7 +30,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
         asked = ChatRequest(messages=body.messages, tools=body.tools, tool_choice=body.tool_choice)
         template = await context.read_template()
         tools = find_tools(asked, template)
-        messages = show_calls(read_messages(body.messages, context.engine.sees_images), template)
+        messages = await read_conversation(body.messages, context, template)
         tokens = await context.engine.render_chat(
             messages,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from engine.errors import InvalidRequest
@@ -67,35 +66,24 @@ def _read_message(where: str, message: object, sources: list[Source] | None) -> 
     return {**message, "content": _join(f"{where}.content", content, images)}
 
 
-def _join(where: str, content: object, sources: list[Source] | None) -> str | list[dict[str, Any]]:
+def _join(where: str, content: object, sources: list[Source] | None) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if content is None:
         raise _refuse(f"{where} is missing: it must be a string or a list of text parts")
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise _refuse(f"{where} must be a string or a list of text parts, not {type(content).__name__}")
-    parts: list[str | dict[str, Any]] = []
+    texts: list[str] = []
+    parts: list[dict[str, str]] = []
     for i, part in enumerate(content):
         if part != IMAGE_SLOT and (sources is None or not is_image(part)):
-            parts.append(_read_part(f"{where}[{i}]", part))
+            texts.append(_read_part(f"{where}[{i}]", part))
+            parts.append({"type": "text", "text": texts[-1]})
             continue
         if part != IMAGE_SLOT and sources is not None:
             sources.append(read_source(f"{where}[{i}]", part))
         parts.append(IMAGE_SLOT)
-    return join_parts(parts)
-
-
-def join_parts(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Join neighbouring texts of a content by a line feed, as vLLM does; a content with images stays a list."""
-    if all(isinstance(part, str) for part in parts):
-        return "\n".join(map(str, parts))
-    joined: list[dict[str, Any]] = []
-    for is_text, group in groupby(parts, lambda part: isinstance(part, str)):
-        if is_text:
-            joined.append({"type": "text", "text": "\n".join(map(str, group))})
-        else:
-            joined += [part for part in group if isinstance(part, dict)]
-    return joined
+    return "".join(texts) if len(texts) == len(parts) else parts
 
 
 def _read_part(where: str, part: object) -> str:

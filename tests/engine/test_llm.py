@@ -119,13 +119,13 @@ def user(content: object) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     "content",
     [
-        "one\ntwo",
-        [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}],
-        ({"type": "output_text", "text": "one"}, {"type": "refusal", "refusal": "two"}),
+        "one two",
+        [{"type": "text", "text": "one"}, {"type": "input_text", "text": " two"}],
+        ({"type": "output_text", "text": "one "}, {"type": "refusal", "refusal": "two"}),
     ],
 )
 def test_parts_are_joined_into_one_text(content: object) -> None:
-    assert read_messages(user(content)) == [{"role": "user", "content": "one\ntwo"}]
+    assert read_messages(user(content)) == [{"role": "user", "content": "one two"}]
 
 
 def test_other_keys_stay_and_the_callers_messages_too() -> None:

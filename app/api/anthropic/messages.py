@@ -1,37 +1,51 @@
-"""The messages of POST /v1/messages as chat messages. What is wrong is named as it came, not as it would be there."""
+"""The messages of POST /v1/messages as chat messages. Errors name the field and the block as the request has them."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from app.api.errors import BadRequest
 from app.api.fields import check_choice, field_of, read_text
 from app.api.messages import MAX_TOOL_CALLS
-from engine import join_parts
+from app.api.parts import join_texts, make_text, read_part, read_parts
 
 Json = dict[str, Any]
 
 ROLES = ("user", "assistant", "system")
-IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
-THOUGHTS = ("thinking", "redacted_thinking")
+# Claude Code's first system block changes with every request, which would end the cached prefix there.
+BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
 def read_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> list[Json]:
-    """The conversation, with the system's field in front.
+    """Return the conversation, with the system's field in front.
 
     Raises:
         ApiError: 400 for what is not supported.
     """
     read: list[Json] = []
-    if system:
-        read.append({"role": "system", "content": _join("system", system)})
+    if parts := _read_system(system or []):
+        read.append({"role": "system", "content": join_texts(parts)})
     for i, message in enumerate(messages):
         role, where = message.get("role"), f"messages[{i}]"
         check_choice(f"{where}.role", role, ROLES)
-        read += _read_message(f"{where}.content", str(role), message.get("content"))
+        content = message.get("content")
+        if role == "user" and isinstance(content, list):
+            read += _read_user(f"{where}.content", content)
+        elif role == "assistant" and isinstance(content, list):
+            read.append(_read_assistant(f"{where}.content", content))
+        else:
+            read.append({"role": role, "content": join_texts(read_parts(f"{where}.content", content))})
     return read
+
+
+def _read_system(system: str | list[Json]) -> list[Json]:
+    parts = read_parts("system", system)
+    if parts and parts[0]["type"] == "text":
+        parts[:1] = [make_text(rest)] if (rest := BILLING.sub("", parts[0]["text"])) else []
+    return parts
 
 
 def is_prefill(messages: Sequence[Json]) -> bool:
@@ -40,60 +54,45 @@ def is_prefill(messages: Sequence[Json]) -> bool:
     return last["role"] == "assistant" and "tool_calls" not in last
 
 
-def _read_message(where: str, role: str, content: object) -> list[Json]:
-    if role == "user" and isinstance(content, list):
-        return _read_user(where, content)
-    if role == "assistant" and isinstance(content, list):
-        return [_read_assistant(where, content)]
-    return [{"role": role, "content": _join(where, content)}]
-
-
 def _read_user(where: str, blocks: list[Any]) -> list[Json]:
-    """Results of tools are messages of their own for a chat template, before what else the user says."""
+    """Return the results of tools, which are messages of their own for a chat template, then the other blocks."""
     results: list[Json] = []
-    parts: list[str | Json] = []
+    parts: list[Json] = []
     for i, block in enumerate(blocks):
-        if _kind_of(block) == "tool_result":
-            identity = read_text(f"{where}[{i}].tool_use_id", block.get("tool_use_id"))
-            content = block.get("content")
-            text = "" if content is None else _join(f"{where}[{i}].content", content)
-            if _is_error(f"{where}[{i}].is_error", block.get("is_error")):
-                # chat templates have no other place for it
-                text = f"Error: {text}"
-            results.append({"role": "tool", "tool_call_id": identity, "content": text})
-        elif _kind_of(block) == "image":
-            parts.append(_read_image(f"{where}[{i}].source", block.get("source")))
-        else:
-            parts.append(_text_of(f"{where}[{i}]", block))
-    return [*results, {"role": "user", "content": join_parts(parts)}] if parts or not results else results
-
-
-def _read_image(where: str, source: object) -> Json:
-    """Return an image as chat completions have it."""
-    found = source if isinstance(source, dict) else {}
-    kind, media_type = found.get("type"), found.get("media_type")
-    if kind == "base64" and media_type in IMAGE_TYPES:
-        url = f"data:{media_type};base64,{read_text(f'{where}.data', found.get('data'))}"
-    elif kind == "url":
-        url = read_text(f"{where}.url", found.get("url"))
-    else:
-        message = f"{where} must be base64 with a media_type of {', '.join(IMAGE_TYPES)}, or a url"
-        raise BadRequest(message, field_of(where), "unsupported_content")
-    return {"type": "image_url", "image_url": {"url": url}}
+        if _kind_of(block) != "tool_result":
+            parts += read_part(f"{where}[{i}]", block)
+            continue
+        identity = read_text(f"{where}[{i}].tool_use_id", block.get("tool_use_id"))
+        content = block.get("content")
+        found = [] if content is None else read_parts(f"{where}[{i}].content", content, is_history=True)
+        if _is_error(f"{where}[{i}].is_error", block.get("is_error")):
+            # chat templates have no other place for it
+            is_text = bool(found) and found[0]["type"] == "text"
+            found[:is_text] = [make_text("Error: " + (found[0]["text"] if is_text else ""))]
+        results.append({"role": "tool", "tool_call_id": identity, "content": join_texts(found)})
+    return [*results, {"role": "user", "content": join_texts(parts)}] if parts or not results else results
 
 
 def _read_assistant(where: str, blocks: list[Any]) -> Json:
-    words: list[str] = []
+    parts: list[Json] = []
     calls: list[Json] = []
+    thoughts: list[str] = []
     for i, block in enumerate(blocks):
-        if _kind_of(block) == "tool_use":
-            calls.append(_read_call(f"{where}[{i}]", block))
-        elif _kind_of(block) not in THOUGHTS:
-            words.append(_text_of(f"{where}[{i}]", block))
+        match _kind_of(block):
+            case "tool_use":
+                calls.append(_read_call(f"{where}[{i}]", block))
+            case "thinking":
+                thoughts.append(read_text(f"{where}[{i}].thinking", block.get("thinking")))
+            case "redacted_thinking":
+                pass  # only Anthropic's own models can read it
+            case _:
+                parts += read_part(f"{where}[{i}]", block, is_history=True)
     if len(calls) > MAX_TOOL_CALLS:
         text = f"{where} has {len(calls)} tool_use blocks; at most {MAX_TOOL_CALLS} are allowed"
         raise BadRequest(text, "messages")
-    message: Json = {"role": "assistant", "content": join_parts(words)}
+    message: Json = {"role": "assistant", "content": join_texts(parts)}
+    if thoughts:
+        message["reasoning_content"] = "\n\n".join(thoughts)
     return message | {"tool_calls": calls} if calls else message
 
 
@@ -106,22 +105,6 @@ def _read_call(where: str, block: Json) -> Json:
         "arguments": json.dumps(arguments, ensure_ascii=False),
     }
     return {"id": read_text(f"{where}.id", block.get("id")), "type": "function", "function": function}
-
-
-def _join(where: str, content: object) -> str:
-    """The text of what is a text or blocks of it."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise BadRequest(f"{where} must be a text or a list of blocks", field_of(where))
-    return "\n".join(_text_of(f"{where}[{i}]", block) for i, block in enumerate(content))
-
-
-def _text_of(where: str, block: Any) -> str:
-    if _kind_of(block) != "text":
-        message = f"{where}: only text is supported here, not {(_kind_of(block) or 'this')[:40]!r}"
-        raise BadRequest(message, field_of(where), "unsupported_content")
-    return read_text(f"{where}.text", block.get("text"))
 
 
 def _is_error(where: str, value: object) -> bool:

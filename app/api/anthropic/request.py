@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from app.api.anthropic.messages import is_prefill, read_messages
+from app.api.anthropic.tools import read_tools
 from app.api.errors import ApiError, BadRequest
 from app.api.fields import check_choice, check_unknown, read_text
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
@@ -27,11 +28,6 @@ RENAMED = {
 }
 # Anthropic's client reads this in the error and then sends the whole conversation by itself
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-# the last of them are for Anthropic's own machines
-TOOL_FIELDS = (
-    *("name", "description", "input_schema", "type", "strict"),
-    *("cache_control", "input_examples", "eager_input_streaming", "defer_loading", "allowed_callers"),
-)
 CHOICE_FIELDS = ("type", "disable_parallel_tool_use")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 OUTPUT_CONFIG = ("format", "effort")
@@ -73,8 +69,8 @@ class CountRequest(MessagesRequest):
     max_tokens: int = 1
 
 
-def make_chat_request(body: MessagesRequest) -> ChatRequest:
-    """Return the equivalent chat request.
+def make_chat_request(body: MessagesRequest) -> tuple[ChatRequest, dict[str, str]]:
+    """Return the equivalent chat request, and the places in it under this route's names.
 
     Raises:
         ApiError: 400 for a field that cannot be honoured.
@@ -86,7 +82,7 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
     fields = {name: value for name, value in extra.items() if name in PASSED}
     messages = read_messages(body.system, body.messages)
     goes_on = is_prefill(messages)
-    if goes_on and not messages[-1]["content"].strip():
+    if goes_on and not str(messages[-1]["content"]).strip():
         goes_on = False  # an empty beginning cannot be continued
         messages = messages[:-1] or messages
     fields |= {
@@ -103,44 +99,25 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
         "response_format": _read_format(body),
         "reasoning_effort": _read_effort(body.output_config),
         **_read_thinking(body.thinking, fields),
-        **_read_tools(body.tools or [], body.tool_choice or {}),
     }
-    return ChatRequest.read(fields)
+    tools = read_tools(body.tools or ())
+    chat = ChatRequest.read(fields | _read_choice(body.tool_choice or {}, list(tools.values())))
+    places = {f"tools[{i}].function": place for i, place in enumerate(tools)}
+    return chat, places | {f"{theirs}.parameters": f"{ours}.input_schema" for theirs, ours in places.items()}
 
 
-def list_places(tools: Sequence[Json]) -> dict[str, str]:
-    """Return the places of tools in the chat request, and the same places here."""
-    places = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))}
-    return places | {f"{theirs}.parameters": f"{ours}.input_schema" for theirs, ours in places.items()}
-
-
-def _read_tools(tools: list[Json], choice: Json) -> Json:
-    """The fields of a chat request that tell of tools."""
-    wanted, is_single = _read_choice(choice), choice.get("disable_parallel_tool_use")
+def _read_choice(choice: Json, tools: list[Json]) -> Json:
+    """Return the fields of a chat request about tools."""
+    wanted, is_single = _read_choice_type(choice), choice.get("disable_parallel_tool_use")
     if not tools:
         if wanted not in ("auto", "none"):
             raise BadRequest(f"tool_choice.type={choice['type']!r} needs tools", "tool_choice", None)
         return {}
-    return {
-        "tools": [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)],
-        "tool_choice": wanted,
-        "parallel_tool_calls": None if is_single is None else is_single is not True,
-    }
+    is_parallel = None if is_single is None else is_single is not True
+    return {"tools": tools, "tool_choice": wanted, "parallel_tool_calls": is_parallel}
 
 
-def _read_tool(where: str, tool: Json) -> Json:
-    """Return a tool as a function of a chat request, where its name and description are validated."""
-    if tool.get("type") not in (None, "custom"):
-        message = f"{where}.type={str(tool['type'])[:40]!r} is not supported: tools are called by the client"
-        raise BadRequest(message, "tools", "unsupported_field")
-    if not isinstance(tool.get("input_schema"), dict):
-        raise BadRequest(f"{where}.input_schema must be a JSON Schema", "tools")
-    check_unknown(tool, TOOL_FIELDS, where)
-    function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
-    return {"type": "function", "function": function | {"parameters": tool["input_schema"]}}
-
-
-def _read_choice(choice: Json) -> str | Json:
+def _read_choice_type(choice: Json) -> str | Json:
     kind = choice.get("type", "auto")
     if kind == "tool":
         name = read_text("tool_choice.name", choice.get("name"))

@@ -10,7 +10,6 @@ from app.api.anthropic.request import (
     RENAMED,
     CountRequest,
     MessagesRequest,
-    list_places,
     make_chat_request,
 )
 from app.api.anthropic.writer import MessageWriter
@@ -41,6 +40,8 @@ async def count_tokens(body: CountRequest, request: Request, context: Context) -
 
 async def prepare(body: MessagesRequest, request: Request, context: ApiContext) -> Call:
     """Validate the request and render its prompt, as a chat request."""
-    with own_names(RENAMED | list_places(body.tools or ())):
-        call, _ = await chat.prepare(make_chat_request(body), request.state.visit, context, "msg_")
+    with own_names(RENAMED):
+        asked, places = make_chat_request(body)
+    with own_names(RENAMED | places):
+        call, _ = await chat.prepare(asked, request.state.visit, context, "msg_")
     return call

@@ -24,6 +24,10 @@ USE = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
 CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
 
 
+def text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
 class OutspokenTokenizer(FakeTokenizer):
     """Its chat template writes its variables into the prompt."""
 
@@ -130,6 +134,35 @@ async def test_results_of_tools_reach_the_template(knowing: Server) -> None:
         status, reply = await send(knowing, messages=asked, tools=[TOOL])
         assert status == 200, reply
         assert knowing.engine.requests[-1].prompt.endswith(f"<assistant>\n{end}")
+
+
+@pytest.mark.parametrize("form", [lambda line, rest: f"{line}\n{rest}", lambda *texts: list(map(text_block, texts))])
+async def test_the_client_s_billing_line_does_not_reach_the_prompt(server: Server, form: Any) -> None:
+    prompts = set()
+    for mark in "ab":
+        await send(server, system=form(f"x-anthropic-billing-header: v=2; cch={mark};", "be kind"))
+        prompts.add(server.engine.requests[-1].prompt)
+    assert prompts == {"<system>be kind\n<user>hello\n<assistant>"}
+    await send(server, system=form("x-anthropic-billing-header: a", ""))
+    assert server.engine.requests[-1].prompt.removeprefix("<system>\n") == "<user>hello\n<assistant>"
+
+
+SERVICE = {"type": "web_search_20250305", "name": "web_search"}
+
+
+async def test_tools_that_the_client_runs_have_their_published_arguments_and_those_of_a_service_are_left_out(
+    knowing: Server,
+) -> None:
+    kinds = {"bash_20250124": "bash", "text_editor_20250728": "edit", "memory_20250818": "memory"}
+    tools = [SERVICE, *({"type": kind, "name": name} for kind, name in kinds.items()), TOOL | {"name": "w" * 128}]
+    status, headers, _ = await knowing.ask("/v1/messages", "POST", json=BODY | {"tools": tools})
+    assert status == 200 and "tools[0].type='web_search_20250305'" in headers["x-troupe-warning"]
+    request = knowing.engine.requests[-1]
+    assert request.prompt.startswith("".join(f"<tool>{name}\n" for name in [*kinds.values(), "w" * 128]))
+    assert all(name in request.params.grammar.text for name in ("restart", "view_range", "old_path"))
+    tools = [SERVICE, *({**TOOL, "name": f"t{i}"} for i in range(200)), TOOL | {"description": 5}]
+    status, reply = await send(knowing, tools=tools)
+    assert (status, reply["error"]["message"]) == (400, "tools[201].description must be a text")
 
 
 async def test_the_model_sees_that_a_tool_has_failed(knowing: Server) -> None:

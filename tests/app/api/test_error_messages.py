@@ -148,21 +148,21 @@ async def test_an_invalid_value_is_reported_with_its_rule(
 
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "1", "output": "x"}
-IMAGE = [{"type": "input_image", "image_url": "x"}]
+IMAGE = [{"type": "input_image", "image_url": 5}]
 NAMED = {"type": "function", "name": "f"}
 SHAPE = {"format": {"type": "json_schema", "name": "p", "schema": {"type": "object"}}}
 NONE: dict[str, Any] = {"instructions": "s", "input": "x"}
 RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input=(list of 0) must have at least 1 item"),
     ({"input": 3}, "input=3 must be a text or a list"),
-    ({"input": [{"role": "user", "content": IMAGE}]}, "input[0].content[0]: only text parts"),
+    ({"input": [{"role": "user", "content": IMAGE}]}, "input[0].content[0].image_url must have the url"),
     ({"input": [{"type": "reasoning"}, {"role": "bogus", "content": "x"}]}, "input[1].role='bogus' must be"),
     ({"input": [USER, CALL | {"arguments": "["}]}, "input[1].arguments must be the text of a JSON object"),
     ({"input": [USER, CALL, CALL | {"name": 5}]}, "input[2].name must be a text"),
     ({"input": [USER, CALL, CALL | {"call_id": None}]}, "input[2].call_id must be a text"),
     ({"input": [CALL, RESULT | {"output": 5}]}, "input[1].output must be a text or a list"),
     ({"input": [CALL, RESULT | {"call_id": 5}]}, "input[1].call_id must be a text"),
-    ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name must be 1 to 64"),
+    ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name must be 1 to 128"),
     ({"tools": [TOOL, TOOL | {"parameters": 5}]}, "tools[1].parameters must be a JSON Schema"),
     ({"tools": [{"name": "f"}]}, 'tools[0] must be {"type": "function", "name": ..., "parameters": ...}'),
     ({"tools": [TOOL], "tool_choice": {"name": "f"}}, 'tool_choice must be {"type": "function", "name":'),

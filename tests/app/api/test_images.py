@@ -14,6 +14,7 @@ from app.config import AppConfig
 from engine import Engine, EngineConfig, InvalidRequest
 from engine.input.images.source import MediaReader
 from tests.app.api.harness import Server, events, run_server
+from tests.app.extraction.test_sources import make_pdf
 from tests.engine.vision_folders import make_picture, make_smolvlm_folder, to_bytes
 from tests.fakes import FakeEngine
 from tests.hostile_images import list_hostile, make_part
@@ -33,6 +34,12 @@ async def seeing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         model=str(folder), served_model_name="eye", num_blocks=256, allowed_media_domains=DOMAINS
     )
     async with Engine(config) as engine, run_server(engine, AppConfig()) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def blind() -> AsyncIterator[Server]:
+    async with run_server(FakeEngine(), AppConfig()) as running:
         yield running
 
 
@@ -80,11 +87,20 @@ async def test_a_spelled_image_token_stays_text(seeing: Server) -> None:
     assert (await ask(seeing, {"type": "text", "text": "<image>"}, make_part(PNG)))[0] == 200
 
 
-@pytest.mark.parametrize("role", ["system", "assistant"])
-async def test_only_users_send_images(seeing: Server, role: str) -> None:
-    messages = [{"role": role, "content": [make_part(PNG)]}, {"role": "user", "content": "x"}]
-    status, reply = await seeing.post("/v1/chat/completions", {"messages": messages})
-    assert status == 400 and "only text parts" in reply["error"]["message"]
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+async def test_images_in_results_of_tools_are_seen_after_the_results() -> None:
+    async with run_server(FakeEngine(sees_images=True), AppConfig()) as server:
+        for after in ([], [TEXT]):
+            asked = [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "1"}]
+            asked[1]["content"] = [{"type": "text", "text": "done"}, make_part(PNG)]
+            asked += [{"role": "user", "content": after}] if after else []
+            status, headers, _ = await server.ask("/v1/chat/completions", "POST", json={"messages": asked})
+            assert (status, headers.get("x-troupe-warning")) == (200, None)
+            prompt = server.engine.requests[-1].prompt
+            assert "done\n[image: it follows]\n" in prompt and prompt.count("<image>") == 1
+            assert prompt.split("<user>")[-1].startswith("<image>" + "What is it?" * bool(after))
 
 
 async def test_too_many_images_are_refused(seeing: Server) -> None:
@@ -92,11 +108,64 @@ async def test_too_many_images_are_refused(seeing: Server) -> None:
     assert status == 400 and "at most 32" in reply["error"]["message"]
 
 
-async def test_a_text_model_refuses_images() -> None:
-    async with run_server(FakeEngine(), AppConfig()) as server:
-        status, reply = await ask(server, TEXT, make_part(PNG))
-    assert status == 400 and reply["error"]["param"] == "messages"
-    assert reply["error"]["message"].startswith("messages[0].content[1]: only text parts are supported")
+URL = make_part(PNG)["image_url"]["url"]
+PDF_TEXT = "Hello PDF"
+PDF = base64.b64encode(make_pdf(PDF_TEXT)).decode()
+FILE = {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
+GIF = {"type": "image", "source": {"type": "base64", "media_type": "image/gif", "data": "R0lG"}}
+UNSEEN = "the model cannot see it]"
+SEARCHED = {"type": "search_result", "source": "a.org", "title": "T", "content": [{"type": "text", "text": "found"}]}
+# a part -> what a text model has instead
+PARTS: list[tuple[Any, list[str]]] = [
+    (make_part(PNG), [f"[image: {UNSEEN}"]),
+    ({"type": "input_image", "image_url": URL}, [f"[image: {UNSEEN}"]),
+    ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}, [UNSEEN]),
+    ({"type": "file", "file": FILE}, ["[a.pdf]", PDF_TEXT]),
+    ({"type": "input_file", **FILE}, [PDF_TEXT]),
+    ({"type": "input_file", "filename": "b.txt", "file_data": base64.b64encode(b"notes").decode()}, ["[b.txt]\nnotes"]),
+    ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": PDF}}, [PDF_TEXT]),
+    ({"type": "document", "title": "D", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}, ["D\nx"]),
+    ({"type": "document", "source": {"type": "content", "content": [TEXT, make_part(PNG)]}}, ["What is it?", UNSEEN]),
+    (SEARCHED, ["T\na.org\nfound"]),
+    ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}}, [UNSEEN]),
+]  # fmt: skip
+# the same of a tool only: what a user sends that no model here can read is refused
+HISTORY: list[tuple[Any, list[str]]] = [
+    (GIF, [f"[image of type image/gif: {UNSEEN}"]),
+    ({"type": "input_image", "file_id": "f"}, [UNSEEN]),
+    ({"type": "document", "source": {"type": "url", "url": "http://a.org"}}, [f"[document: {UNSEEN}"]),
+    ({"type": "input_audio", "input_audio": {}}, [f"[input_audio: {UNSEEN}"]),
+    ({"type": "tool_reference", "tool_name": "bash"}, ["bash"]),
+    ({"type": "web_search_tool_result", "content": [{"type": "web_search_result", "title": "T", "url": "u"}]}, ["T"]),
+]
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize(("part", "told"), [*PARTS, *HISTORY], ids=lambda value: str(value)[:40])
+async def test_a_text_model_reads_texts_and_is_told_what_it_cannot_see(
+    blind: Server, part: Any, told: list[str], role: str
+) -> None:
+    def message(kind: str) -> dict[str, Any]:
+        content = [{"type": "text", "text": "Here:"}, part]
+        if role == "user":
+            return {"role": "user", "content": content}
+        if kind == "messages":
+            return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": content}]}
+        if kind == "input":
+            return {"type": "function_call_output", "call_id": "1", "output": content}
+        return {"role": "tool", "tool_call_id": "1", "content": content}
+
+    for path, name in (("chat/completions", "chat"), ("messages", "messages"), ("responses", "input")):
+        body = {"model": "fake", "max_tokens": 9} if name == "messages" else {}
+        body |= {"input" if name == "input" else "messages": [message(name)]}
+        status, headers, reply = await blind.ask(f"/v1/{path}", "POST", json=body)
+        if role == "user" and (part, told) in HISTORY[:4]:
+            assert status == 400 and "is not supported" in reply["error"]["message"]
+            continue
+        assert status == 200, reply
+        prompt = blind.engine.requests[-1].prompt
+        assert all(text in prompt for text in ["Here:\n", *told])
+        assert (UNSEEN in prompt) == ("cannot see" in headers.get("x-troupe-warning", ""))
 
 
 PAID = {"type": "object", "properties": {"paid": {"type": "boolean"}}, "required": ["paid"]}

@@ -199,7 +199,7 @@ WRONG: dict[str, list[Any]] = {
     "include": [["file_search_call.results"]],
     "input": [
         [], 3, [{"type": "item_reference", "id": "x"}], [{"role": "wizard", "content": "x"}],
-        [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/x"}]}],
+        [{"role": "user", "content": [{"type": "input_image", "image_url": 5}]}],
         [{"type": "function_call", "call_id": "1"}],
     ],
     "max_output_tokens": [0, 2**63], "max_tokens": [5], "n": [2],

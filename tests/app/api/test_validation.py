@@ -13,7 +13,7 @@ from tests.app.api.harness import CHAT, Server, list_cases
 
 MANY = list(range(50_000))
 SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": {"type": "object"}}}
-IMAGE = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]
+IMAGE = [{"type": "image_url", "image_url": {"url": 5}}]
 
 WRONG: dict[str, list[Any]] = {
     "n": [0, 1_000_000, -1, 1.5, True], "temperature": [-0.1, 2.5, "0.7", [1]], "top_p": [0, 1.01],

@@ -1,0 +1,177 @@
+"""The parts of a message's content, in every dialect, as texts, images and files of chat completions.
+
+text, input_text, output_text, refusal                    a text
+search_result, tool_reference, searches of a service      their texts
+image_url, input_image, image                             {"type": "image_url", "image_url": {"url": ...}}
+file, input_file, document                                a text, or {"type": "file", "file": {...}} (documents.py)
+what no model here can read, such as audio                {"type": "unseen", "text": what it was}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from app.api.errors import BadRequest
+from app.api.fields import check_choice, field_of, read_text
+
+Json = dict[str, Any]
+
+# type of a text part -> the key of its text
+TEXT_KEYS = {
+    "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "summary_text": "text",
+    "reasoning_text": "text", "tool_reference": "tool_name",
+}  # fmt: skip
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
+IMAGE_DETAILS = ("auto", "low", "high", "original")  # accepted; the model's image processor chooses the size
+# what services of others have done for a message that comes back: the text that the model then had
+DONE = ("server_tool_use", "mcp_tool_use", "mcp_tool_result")
+
+
+def read_parts(where: str, content: object, is_history: bool = False) -> list[Json]:
+    """Return the parts of a content; those that are chat's already stay.
+
+    Args:
+        is_history: of an assistant or a tool. What no model here can read is unseen there: refusing it would end the
+            conversation, which contains it from now on.
+
+    Raises:
+        ApiError: 400 naming the part, for one that is malformed, or that a user sends and no model here can read.
+    """
+    if isinstance(content, str):
+        return [make_text(content)]
+    if not isinstance(content, list):
+        raise BadRequest(f"{where} must be a text or a list of parts", field_of(where))
+    return [one for i, part in enumerate(content) for one in read_part(f"{where}[{i}]", part, is_history)]
+
+
+def join_texts(parts: list[Json]) -> str | list[Json]:
+    """Return parts as one text if they are nothing else; two parts are never one word or number."""
+    return parts if any(part["type"] != "text" for part in parts) else "\n".join(part["text"] for part in parts)
+
+
+def make_text(text: str) -> Json:
+    """Return a part that is a text."""
+    return {"type": "text", "text": text}
+
+
+def read_part(where: str, part: object, is_history: bool = False) -> list[Json]:
+    """Return a part as `read_parts` does; a document may be several."""
+    given: Mapping[str, Any] = part if isinstance(part, dict) else {}
+    found = _read(where, given, is_history)
+    if not is_history and given.get("type") != "unseen" and any(one["type"] == "unseen" for one in found):
+        message = f"{where}: content of type {str(given.get('type'))[:40]!r} is not supported in this form"
+        raise BadRequest(message, field_of(where), "unsupported_content")
+    return found
+
+
+def _read(where: str, given: Mapping[str, Any], is_history: bool) -> list[Json]:
+    match kind := given.get("type"):
+        case "image_url" | "input_image":
+            return [_read_image(where, given)]
+        case "image":
+            return [_read_image_source(f"{where}.source", given.get("source"))]
+        case "file" | "input_file":
+            return [_read_file(where, given)]
+        case "document":
+            return _read_document(where, given)
+        case "search_result":
+            head = [str(given[name]) for name in ("title", "source") if given.get(name)]
+            return [*map(make_text, head), *read_parts(f"{where}.content", given.get("content"), is_history)]
+        case str() if kind in TEXT_KEYS:
+            return [make_text(read_text(f"{where}.{TEXT_KEYS[kind]}", given.get(TEXT_KEYS[kind])))]
+        case str() if kind in DONE or kind.endswith("_tool_result"):
+            return [make_text(_tell(given))]
+        case "unseen" if isinstance(given.get("text"), str):
+            return [dict(given)]
+        case str() if is_history:
+            return [make_unseen(kind[:40])]
+    message = f"{where}: content of type {str(kind)[:40]!r} is not supported"
+    raise BadRequest(message, field_of(where), "unsupported_content")
+
+
+def _read_image(where: str, part: Mapping[str, Any]) -> Json:
+    """Read an image of chat completions, {"url", "detail"}, or of responses, the URL itself."""
+    image = part.get("image_url")
+    if image is None and part.get("file_id"):
+        return make_unseen("image of a file_id")
+    url, detail = (image, part.get("detail")) if isinstance(image, str) else (None, None)
+    if isinstance(image, dict):
+        url, detail = image.get("url"), image.get("detail")
+    if not isinstance(url, str):
+        message = f"{where}.image_url must have the url of an image, such as data:image/png;base64,..."
+        raise BadRequest(message, field_of(where))
+    if detail is not None:
+        check_choice(f"{where}.detail", detail, IMAGE_DETAILS)
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _read_image_source(where: str, source: object) -> Json:
+    found = source if isinstance(source, dict) else {}
+    match found.get("type"):
+        case "base64" if found.get("media_type") in IMAGE_TYPES:
+            data = read_text(f"{where}.data", found.get("data"))
+            return {"type": "image_url", "image_url": {"url": f"data:{found['media_type']};base64,{data}"}}
+        case "url":
+            return {"type": "image_url", "image_url": {"url": read_text(f"{where}.url", found.get("url"))}}
+        case "base64" if isinstance(media_type := found.get("media_type"), str):
+            return make_unseen(f"image of type {media_type[:40]}")
+        case "file":
+            return make_unseen("image of a file_id")
+    message = f"{where} must be base64 with a media_type of {', '.join(IMAGE_TYPES)}, or a url"
+    raise BadRequest(message, field_of(where), "unsupported_content")
+
+
+def _read_file(where: str, part: Mapping[str, Any]) -> Json:
+    """Read a file of chat completions, {"filename", "file_data"} in `file`, or of responses, without that."""
+    file = part.get("file") if part["type"] == "file" else part
+    file = file if isinstance(file, dict) else {}
+    name = str(file.get("filename") or "file")
+    if file.get("file_data") is None:
+        if file.get("file_id") or file.get("file_url"):
+            return make_unseen(f"file {name[:80]}")
+        raise BadRequest(f"{where} must have file_data, a data: URL", field_of(where), "unsupported_content")
+    return make_file(name, read_text(f"{where}.file_data", file["file_data"]))
+
+
+def _read_document(where: str, block: Mapping[str, Any]) -> list[Json]:
+    found = block.get("source")
+    source: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    told = [make_text(str(block[name])) for name in ("title", "context") if block.get(name)]
+    match source.get("type"):
+        case "text":
+            return [*told, make_text(read_text(f"{where}.source.data", source.get("data")))]
+        case "content":
+            return [*told, *read_parts(f"{where}.source.content", source.get("content"))]
+        case "base64":
+            data = read_text(f"{where}.source.data", source.get("data"))
+            media_type = read_text(f"{where}.source.media_type", source.get("media_type"))
+            name = str(block.get("title") or "document")
+            return [*told, make_file(name, f"data:{media_type};base64,{data}")]
+        case "url" | "file":
+            return [*told, make_unseen("document")]
+    check_choice(f"{where}.source.type", source.get("type"), ("text", "base64", "content", "url", "file"))
+    return []
+
+
+def make_file(name: str, data: str) -> Json:
+    """Return a part that is a file, as chat completions have it."""
+    return {"type": "file", "file": {"filename": name, "file_data": data}}
+
+
+def make_unseen(what: str) -> Json:
+    """Return a part that no model here can read."""
+    return {"type": "unseen", "text": what}
+
+
+def _tell(block: Mapping[str, Any]) -> str:
+    """Return what a service did as JSON, without ids and what only the service can read."""
+    hidden = ("id", "tool_use_id", "encrypted_content", "encrypted_index", "cache_control", "type")
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: strip(inner) for name, inner in value.items() if name not in hidden}
+        return [strip(inner) for inner in value] if isinstance(value, list) else value
+
+    return f"[{block['type']}] {json.dumps(strip(block), ensure_ascii=False)}"
