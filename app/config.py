@@ -27,6 +27,7 @@ FALSE_WORDS = ("0", "false", "no", "off")
 # Value that Kubernetes gives TROUPE_PORT in every container beside a service named "troupe".
 SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://")
 
+SITE = re.compile(r"https?://(\*\.)?[a-z0-9.-]+(:\d+)?", re.IGNORECASE)
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -63,6 +64,9 @@ class AppConfig:
     )
     allowed_origin: tuple[str, ...] = setting(
         (), "web page that may use the API from a browser, such as https://app.example; * is any"
+    )
+    frame_ancestor: tuple[str, ...] = setting(
+        (), "site that may show the page in a frame, such as https://app.example or https://*.hf.space"
     )
     uds: str | None = setting(None, "path of a Unix domain socket to listen on instead of host and port")
     ssl_certfile: str | None = setting(None, "certificate chain (PEM); the server then speaks HTTPS")
@@ -106,6 +110,9 @@ class AppConfig:
                 raise UsageError(
                     f"allowed_origin={origin!r} must be * or scheme://host[:port] without a path"
                 )
+        for site in self.frame_ancestor:
+            if not SITE.fullmatch(site):
+                raise UsageError(f"frame_ancestor={site!r} must be scheme://host[:port]; a host may begin with *.")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise UsageError("ssl_certfile and ssl_keyfile go together")
         if self.admin_key is not None:

@@ -97,7 +97,7 @@ def mount_page(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Ti
         gradio = importlib.import_module("gradio")
         ui = importlib.import_module("app.ui")
         demo = ui.make_demo(engine, app_config)
-        gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options())
+        gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options(app_config.frame_ancestor))
         # the mount takes every path without an API route: unknown paths of the page get the same error
         mount = app.routes[-1]
         assert isinstance(mount, Mount) and isinstance(mount.app, FastAPI)

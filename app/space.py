@@ -1,4 +1,4 @@
-"""The app_file of a Hugging Face Space: `serve` on the address that a Space is asked on.
+"""The app_file of a Hugging Face Space: `serve` on the address that Hugging Face Spaces expects.
 
 The only file that touches sys.path: a Space runs it as a script, so its own folder would be searched instead
 of the root.
@@ -28,6 +28,8 @@ def make_arguments(environ: Mapping[str, str]) -> list[str]:
     arguments = ["serve"]
     if environ.get("SYSTEM") == "spaces":
         arguments += ["--host", "0.0.0.0", "--port", "7860"]
+        # Hugging Face shows a Space in a frame of its own pages.
+        arguments += ["--frame-ancestor", "https://huggingface.co", "--frame-ancestor", "https://*.hf.space"]
     if is_zero_gpu(environ):
         arguments += ["--device", "cpu"]
     return arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +57,25 @@ SURFACES = {
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; media-src 'self' data: blob:; connect-src 'self'; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'"
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 )
 
 
 class PagePolicy:
-    """Sends the policy with every response of the page and its files."""
+    """Sends the policy with every response of the page and its files.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        frame_ancestors: sites that may show the page in a frame. Any other could lay it under its own buttons.
+    """
+
+    def __init__(self, app: ASGIApp, frame_ancestors: Sequence[str]) -> None:
         self.app = app
+        self.policy = " ".join([POLICY, *frame_ancestors]).encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
-                header = (b"content-security-policy", POLICY.encode())
+                header = (b"content-security-policy", self.policy)
                 message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 
@@ -85,7 +91,7 @@ def make_theme() -> gr.themes.Base:
     return theme.set(**SURFACES)
 
 
-def mount_options() -> dict[str, Any]:
+def mount_options(frame_ancestors: Sequence[str] = ()) -> dict[str, Any]:
     """Arguments for `gr.mount_gradio_app` besides the app and the path."""
     return {
         "theme": make_theme(),
@@ -96,5 +102,5 @@ def mount_options() -> dict[str, Any]:
         "enable_monitoring": False,
         "ssr_mode": False,
         "show_error": True,
-        "app_kwargs": {"middleware": [Middleware(PagePolicy)]},
+        "app_kwargs": {"middleware": [Middleware(PagePolicy, frame_ancestors=frame_ancestors)]},
     }

@@ -75,12 +75,13 @@ def test_theme_and_style_ask_no_other_host() -> None:
 
 
 async def test_the_page_may_load_nothing_from_other_hosts(demo: gr.Blocks) -> None:
-    app = gr.mount_gradio_app(fastapi.FastAPI(), demo, path="/", **mount_options())
+    app = gr.mount_gradio_app(fastapi.FastAPI(), demo, path="/", **mount_options(["https://huggingface.co"]))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://page") as client:
         policy = (await client.get("/theme.css")).headers["content-security-policy"]
     sources = {source for part in policy.split("; ") for source in part.split()[1:]}
     assert policy.startswith("default-src 'self'; ")
-    assert sources == {"'self'", "'none'", "'unsafe-inline'", "'unsafe-eval'", "data:", "blob:"}
+    assert sources == {"'self'", "'none'", "'unsafe-inline'", "'unsafe-eval'", "data:", "blob:", "https://huggingface.co"}
+    assert policy.endswith("; frame-ancestors 'self' https://huggingface.co")
 
 
 @pytest.mark.parametrize(
