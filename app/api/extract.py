@@ -207,7 +207,7 @@ async def send_parts(
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, ExtractionResult):
-                await emit(frame(show(extractor, source.add_pages(part.to_json()), part)))
+                await emit(frame(show(extractor, source.complete(part.to_json()), part)))
             elif not isinstance(part, PartialExtraction):
                 counts = {"num_done": part.num_done, "num_parts": part.num_parts}
                 await emit(frame({"object": "extraction.progress", **counts}))

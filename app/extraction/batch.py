@@ -72,7 +72,7 @@ async def extract_source(
             raise UnreadableSource("the text is empty: there is nothing to extract")
         reader = replace(extractor, images=source.images)
         result = await extract_whole(reader, schema, text, source=name, cache_salt=cache_salt)
-        record = source.add_pages(result.to_json())
+        record = result.to_json()
     except EngineDead:
         raise
     except (EngineError, GrammarError, UnreadableSource) as error:
@@ -82,7 +82,7 @@ async def extract_source(
             "source": name, "record": None, "valid": False, "finish_reason": "error",
             "confidence": {}, "evidence": {}, "flags": {}, "checks": [], "error": str(error),
         }  # fmt: skip
-    return record | ({"row": source.others} if source.others else {}), result
+    return source.complete(record) | ({"row": source.others} if source.others else {}), result
 
 
 def extract(

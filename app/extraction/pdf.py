@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from app.extraction.decoding import UnreadableSource
 from engine import is_unicode
 
 MAX_PDF_BYTES = 64 * 2**20
@@ -19,10 +20,6 @@ MAX_PDF_SECONDS = 60
 MAX_IMAGES = 32  # pages that become images; the engine takes as many per request
 TEXT_READER, IMAGE_READER = (Path(__file__).with_name(f"pdf_{what}.py") for what in ("text", "images"))
 NO_TEXT = "has no text in it (scanned pages are pictures); run it through OCR first"
-
-
-class UnreadableSource(ValueError):
-    """A file that gives no rows; the message names it and says why."""
 
 
 def read_pdf(data: bytes, name: str, with_images: bool = False) -> tuple[list[str], tuple[bytes, ...]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -11,31 +9,25 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any
 
-from app.extraction.pdf import UnreadableSource, read_pdf
+from app.extraction.csv_table import TEXT_NAMES, read_csv
+from app.extraction.decoding import UnreadableSource, decode, decode_text
+from app.extraction.pdf import read_pdf
 from app.json_text import TOO_MANY_VALUES, has_too_many_values, load_json
 from engine import is_unicode
 
 MAX_FILE_BYTES = 64 * 2**20
-# csv refuses longer cells by default, and long texts are what this is for.
-MAX_CELL_CHARS = MAX_FILE_BYTES
 PAGE_BREAK = "\n\n"
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
 IMAGE_TYPES = (".png", ".jpg", ".jpeg", ".webp")
 MAX_IMAGE_BYTES = 24 * 2**20
 TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
-# Names that a column of texts often has, best first; otherwise the column with the longest texts is taken.
-TEXT_NAMES = ("text", "content", "body", "document", "message", "description")
-DELIMITERS = ",;\t|"
-# The first line that is more than blanks and delimiters; line ends inside quotes do not end it.
-HEADER = re.compile(r'(?:[ \t,;|]*\n)*((?:"[^"]*"|[^"\n])*)')
-QUOTED = re.compile(r'"[^"]*"')
 BLANKS = re.compile(r"\s*")
-NUM_SNIFFED = 20_000  # characters used to detect the delimiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +39,7 @@ class Source:
         error: why it cannot be read.
         page_starts: offsets of a PDF's pages in the text.
         images: files or URLs, for a model that sees images.
+        notes: what was left out or guessed when it was read; of a whole table in its first row.
     """
 
     name: str
@@ -55,6 +48,7 @@ class Source:
     error: str | None = None
     page_starts: tuple[int, ...] = ()
     images: tuple[bytes | str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -64,12 +58,13 @@ class Source:
         """Return the page, counted from 1, at an offset of the text; 0 if it is not a PDF's."""
         return bisect_right(self.page_starts, offset)
 
-    def add_pages(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The record of this source with the page, counted from 1, of each place in a PDF."""
+    def complete(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The record of this source with its notes, and the page, counted from 1, of each place in a PDF."""
         for found in record["evidence"].values() if self.page_starts else ():
             if found["match"] != "none":
                 found["page"] = self.find_page(found["start"])
-        return record
+        notes = [*self.notes, *record.get("notes", ())]
+        return record | ({"notes": notes} if notes else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +76,7 @@ class Row:
     error: str | None = None
     page_starts: tuple[int, ...] = ()
     images: tuple[bytes, ...] = ()  # of the text column
+    notes: tuple[str, ...] = ()
 
     def pick(self, column: str) -> Source:
         """Return the column's text. The file name is omitted because the source's name already has it."""
@@ -90,8 +86,8 @@ class Row:
         if others and error is None and not text.strip():
             error = f"the column {column!r} is empty in this row"
         if column != TEXT_COLUMN:
-            return Source(self.name, text, others, error)
-        return Source(self.name, text, others, error, self.page_starts, self.images)
+            return Source(self.name, text, others, error, notes=self.notes)
+        return Source(self.name, text, others, error, self.page_starts, self.images, self.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +187,15 @@ def parse_rows(
         if not with_images:
             raise UnreadableSource(f"{name} is an image, which this model does not see")
         return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: ""}, images=(data,))]
-    text = decode(data, name)
+    text, guessed = decode_text(data, name)
     if suffix in TABLE_TYPES:
-        return (_read_csv if suffix in (".csv", ".tsv") else _read_jsonl)(text, name, limits)
-    return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: text})]
+        rows = (_read_csv if suffix in (".csv", ".tsv") else _read_jsonl)(text, name, limits)
+    else:
+        rows = [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: text})]
+    if guessed:
+        note = f"{name} names no encoding and was read as {guessed}; save it as UTF-8 if letters are wrong"
+        rows[0] = replace(rows[0], notes=(note, *rows[0].notes))
+    return rows
 
 
 def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
@@ -224,84 +225,19 @@ def read_bytes(path: Path | None, name: str, max_bytes: int) -> bytes:
     return data
 
 
-def decode(data: bytes, name: str) -> str:
-    """UTF-8 text with plain line ends.
-
-    Raises:
-        UnreadableSource: it is not UTF-8.
-    """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UnreadableSource(f"{name} is not UTF-8 text: {error.reason} at byte {error.start:,}") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
 def _read_csv(text: str, name: str, limits: TableLimits) -> list[Row]:
-    csv.field_size_limit(MAX_CELL_CHARS)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_find_delimiter(text, name), strict=True)
-    filled: list[list[str]] = []
-    num_cells = 0
-    begun = 1  # the line where the row being read begins
-    try:
-        for line in reader:
-            begun = reader.line_num + 1
-            if any(cell.strip() for cell in line):
-                filled.append(line)
-                num_cells += len(line)
-                limits.check(name, len(filled) - 1, num_cells)
-    except csv.Error as error:
-        where = f"line {begun}" if begun >= reader.line_num else f"lines {begun} to {reader.line_num}"
-        raise UnreadableSource(f"{name} is not CSV, {where}: {error}") from error
-    if len(filled) < 2:
-        problem = "has a header and no row below it" if filled else "is empty"
-        raise UnreadableSource(f"{name} {problem}")
-    columns = _name_columns(filled[0])
-    return [_make_row(f"{name} row {number}", columns, line) for number, line in enumerate(filled[1:], 1)]
-
-
-def _find_delimiter(text: str, name: str) -> str:
-    """One that stands in the header: another would tear texts apart, and the header has no columns for them."""
-    start = text[:NUM_SNIFFED]
-    header = HEADER.match(start)
-    outside_quotes = QUOTED.sub("", header[1] if header else start)
-    found = [mark for mark in DELIMITERS if mark in outside_quotes]
-    usual = "\t" if name.lower().endswith(".tsv") else ","
-    if len(found) < 2:
-        return found[0] if found else usual
-    found.sort(key=lambda mark: mark != usual)
-    return max(found, key=lambda mark: _count_even_rows(start, mark))
-
-
-def _count_even_rows(text: str, delimiter: str) -> tuple[float, int]:
-    """The share of rows with as many cells as the header has, and how many these are."""
-    try:
-        # the last line may be cut short
-        header, *rows = [
-            line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if line
-        ]
-    except (csv.Error, ValueError):
-        return 0.0, 0
-    rows = rows[:-1] if len(text) == NUM_SNIFFED else rows
-    return sum(len(row) == len(header) for row in rows) / max(1, len(rows)), len(header)
+    table = read_csv(text, name, partial(limits.check, name))
+    columns = table.columns
+    rows = [_make_row(f"{name} row {number}", columns, line) for number, line in enumerate(table.rows, 1)]
+    return [replace(rows[0], notes=(*table.notes, *rows[0].notes)), *rows[1:]]
 
 
 def _make_row(name: str, columns: Sequence[str], cells: Sequence[str]) -> Row:
     """A row, or its error where cells have no column; empty ones at the end say nothing and are left out."""
     if any(cell.strip() for cell in cells[len(columns) :]):
         return Row(name, error=f"{name} has {len(cells)} cells, the header {len(columns)}: quote the text")
-    return Row(name, dict(zip(columns, cells, strict=False)))
-
-
-def _name_columns(cells: Sequence[str]) -> list[str]:
-    """A name for each column, none twice."""
-    names: dict[str, None] = {}
-    for number, cell in enumerate(cells, 1):
-        name = cell.strip() or f"column {number}"
-        while name in names:
-            name = f"{name} ({number})"
-        names[name] = None
-    return list(names)
+    notes = (f"{name} has {len(cells)} cells, the header {len(columns)}",) if len(cells) < len(columns) else ()
+    return Row(name, dict(zip(columns, cells, strict=False)), notes=notes)
 
 
 def _read_jsonl(text: str, name: str, limits: TableLimits) -> list[Row]:

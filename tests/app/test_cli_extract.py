@@ -93,7 +93,7 @@ def test_limits_are_added_and_named_unless_switched_off(
         ("--schema missing.json good.txt", "missing.json cannot be read: No such file"),
         ("--schema - -", "stdin (-) can be read once"),
         ("", "needs --schema and at least one file"),
-        ("x.bin", "is not UTF-8 text"),
+        ("x.bin", "is not UTF-16-LE text"),
         ("--column x t.csv", "--column x: t.csv has the columns id, text, note"),
         ("good.txt --sets samples", "--sets goes with --evaluate"),
         ("good.txt --surround 9", "--surround goes with --evaluate"),

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.extraction import Evidence, Source
-from app.extraction.pdf import UnreadableSource, render_page
+from app.extraction.decoding import UnreadableSource
+from app.extraction.pdf import render_page
 from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, MAX_FILE_BYTES, TEXT_COLUMN, read_bytes, read_rows, read_text
 
