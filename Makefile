@@ -4,12 +4,13 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/pip --disable-pip-version-check
 WORKERS ?= 5
+SEED    ?= 1
 
 # Tests that need neither a model nor a server, and take seconds.
 MACHINES := tests/engine/core $(patsubst %,tests/grammar/test_%.py,json_schema normalise regex matchers) \
             tests/test_exports.py tests/test_layering.py
 
-.PHONY: run test check lint tests machines test-avx2 install upgrade space clean
+.PHONY: run test check lint tests machines test-avx2 install upgrade space soak clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m app
@@ -69,6 +70,10 @@ space: $(VENV)/.installed
 	env -i PATH="$$PATH" HOME="$$HOME" TROUPE_HOST=127.0.0.1 TROUPE_PORT=7861 $(BIN)/python app/space.py & pid=$$!; \
 	for i in $$(seq 120); do curl -fs http://127.0.0.1:7861/health && ok=1 && break; sleep 1; done; \
 	curl -fs -o /dev/null http://127.0.0.1:7861/ || ok=; kill $$pid; wait $$pid; test "$$ok"
+
+# five minutes of everything at once by a random seed, then what is left and what has changed; SOAK=--seconds=60 is shorter
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.soak --seed $(SEED) $(SOAK)
 
 clean:
 	rm -rf $(VENV)
