@@ -1,21 +1,23 @@
 """Dates, amounts and integers in a text: the only values that a record grounded in it may have.
 
-Values are not restricted if the text has no candidate or very many, or a date or an amount in a form that is not read
-here (`05.03.24`, `1.2 million`), which may be the right value. People also write integers as words, as stars, or as
+A list that limits a record has to be complete. So one is made only where every number, or every date, of the text is
+understood; otherwise the type stays open, and a note says why. People also write integers as words, as stars, or as
 things to be counted: besides the integers in digits a record may have number words, rows of stars, and every count up
-to the largest number of list items or of commas in a sentence. At most the first 256 places of a schema are restricted.
+to the largest number of list items or of commas in a sentence. At most the first 256 places of a schema are limited.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from app.extraction.bounds import walk_narrowable
-from app.extraction.dates import find_dates
-from app.extraction.grounding import NUMBER_WORDS, find_numbers
+from app.extraction.dates import Date, find_unread_date, read_dates
+from app.extraction.grounding import NUMBER_WORDS
+from app.extraction.numbers import find_numbers
 from app.extraction.prompt import Schema
 from grammar import SchemaValidator
 
@@ -24,16 +26,13 @@ MAX_CANDIDATES = 64
 MAX_PLACES = 256
 # Keywords that leave nothing to choose or make a choice of their own.
 SETTLED = ("enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-# The year in two digits could be of either century.
-UNREAD_DATE = re.compile(
-    r"(?<![\d.])\d{1,2}([./-])\d{1,2}\1\d{2}(?![\d.]\d|\d)"
-    r"|\b\d{1,2}[.\s-]+[A-Za-z]{3,9}\.?[\s'’-]+\d{2}\b(?!\d)"
-)
 UNREAD_AMOUNT = re.compile(
-    r"\d\s?(?:mn|mio|bn)\b|(?:[$€£]|\b(?-i:[A-Z]{3}))\s?[\d.,]+\s?m\b|\b(?:hundred|thousand|lakh|crore|[mb]illion)s?\b"
+    r"\b(?:hundred|thousand|lakh|crore|[mb]illion)s?\b"
     r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}teen|\w{3,4}ty)"
     r"(?:[\s-]+\w+){0,2}"
-    r"[\s-]+(?:dollars?|euros?|pounds?|cents?|pence|quid|bucks|francs?|crowns?|yen|per\s?cent)\b",
+    r"[\s-]+(?:dollars?|euros?|pounds?|cents?|pence|quid|bucks|francs?|crowns?|yen|per\s?cent)\b"
+    r"|\b\w{0,24}(?:hundert|tausend|[mb]illi?[oa]rd|millón|milh|тысяч|миллион)\w{0,8}\b|\b(?:mille|cien|ciento|cem|cento|mila)\b"
+    r"|[〇零一二三四五六七八九十百千万萬億亿兆壱弐参]{2,}|[一二三四五六七八九十百千][円元圆圓块塊원]|[½-¾⅐-ⅿⅰ-↋①-⓿]",
     re.IGNORECASE,
 )
 INTEGER_WORDS = {word: value for value, word in enumerate(NUMBER_WORDS)} | {
@@ -41,24 +40,43 @@ INTEGER_WORDS = {word: value for value, word in enumerate(NUMBER_WORDS)} | {
     "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
     "a": 1, "an": 1, "once": 1, "single": 1, "both": 2, "pair": 2, "twice": 2, "dozen": 12, "no": 0, "none": 0,
 }  # fmt: skip
-# Compounds of words, and words that mean no definite number.
-VAGUE_COUNT = re.compile(
+# Compounds of words, words that mean no definite number, and number words of languages that are not read here.
+UNREAD_INTEGER = re.compile(
     r"\b(?:twen|thir|for|fif|six|seven|eigh|nine)ty[\s-](?:one|two|three|four|five|six|seven|eight|nine)\b"
-    r"|\b(?:hundred|thousand|half a dozen|dozens|several|score)\b",
+    r"|\b(?:hundred|thousand|half a dozen|dozens|several|score)\b"
+    r"|\b(?:dreizehn|vierzehn|fünfzehn|sechzehn|siebzehn|achtzehn|neunzehn|(?:\w{0,12}und)?(?:zwan|drei|vier|fünf|sech|sieb|acht|"
+    r"neun)[zß]ig|trece|catorce|quince|dieci\w+|veint\w+|treinta|cuarenta|cincuenta|sesenta|setenta|ochenta|noventa|treize|"
+    r"quatorze|quinze|seize|vingts?|trente|quarante|cinquante|soixante|septante|huitante|nonante|tredici|quattordici|"
+    r"quindici|sedici|vent[io]\w*|trenta|quaranta|cinquanta|sessanta|settanta|ottanta|novanta|treze|catorze|dezesseis|"
+    r"dezoito|vinte|trinta|quarenta|cinquenta|sessenta|oitenta|dertien|veertien|vijftien|zestien|\w{0,12}(?:twin|der|veer|"
+    r"vijf|zes|zeven|tach|negen)tig)\b"
+    # Words in letters other than Latin ones.
+    r"|[\u0370-\u1dff\u2c00-\u2dff\u3040-\u9fff\ua000-\uabff\uac00-\ud7ff\uf900-\ufaff]",
     re.IGNORECASE,
 )
 STARS = re.compile(r"[★⭐*]+")
-LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
+LIST_ITEM = re.compile(r"^[^\S\n]*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 MAX_COUNT = 12
-THOUSANDS = re.compile(r"\s?[kK]\b")
 
 
-def bind_amounts(schema: Schema, text: str) -> None:
-    """Narrow the dates and amounts of a schema, in place, to those that the text offers and the schema accepts."""
-    dates, amounts, integers = list_dates(text), list_amounts(text), list_integers(text)
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The values of one type that a text offers; `open_why` says why they are no complete list."""
+
+    values: list[Any]
+    open_why: str = ""
+
+
+def bind_amounts(schema: Schema, text: str) -> tuple[bool, list[str]]:
+    """Narrow the dates and amounts of a schema, in place, to those that the text offers and the schema accepts.
+
+    Returns whether any were narrowed, and notes on those that stay open.
+    """
+    reader = _Reader(text)
     given = json.loads(json.dumps(schema))
+    notes: dict[str, None] = {}
     places = [
-        (pointer, subschema, dates if kinds == {"string"} else amounts if kinds == {"number"} else integers)
+        (pointer, subschema, "dates" if kinds == {"string"} else "numbers" if kinds == {"number"} else "integers")
         for pointer, subschema in walk_narrowable(schema)
         if not any(keyword in subschema for keyword in SETTLED)
         and (
@@ -66,70 +84,116 @@ def bind_amounts(schema: Schema, text: str) -> None:
             or (kinds == {"string"} and subschema.get("format") == "date")
         )
     ]
-    for pointer, subschema, candidates in places[:MAX_PLACES]:
-        _choose(subschema, _accepted(given, pointer, candidates))
+    is_bound = False
+    offered = {kind: reader.read(kind) for kind in dict.fromkeys(kind for *_, kind in places)}
+    for pointer, subschema, kind in places[:MAX_PLACES]:
+        found = offered[kind]
+        if found.open_why:
+            notes[f"{kind} are not limited to those of the text: {found.open_why}"] = None
+        elif accepted := _accepted(given, pointer, found.values):
+            _choose(subschema, accepted)
+            is_bound = True
+        else:
+            notes[f"{pointer or '/'} is not limited to the {kind} of the text: the schema accepts none of them"] = None
+    if len(places) > MAX_PLACES:
+        notes[f"only the first {MAX_PLACES} dates and numbers of the schema are limited to those of the text"] = None
+    return is_bound, list(notes)
 
 
 def list_dates(text: str) -> list[Any]:
     """ISO dates in the order of the text, an ambiguous one in both readings; none when one could not be read."""
-    if UNREAD_DATE.search(text):
-        return []
-    found = sorted(find_dates(text), key=lambda date: date[1])
-    return list(dict.fromkeys(iso for iso, _, _ in found))
+    return _Reader(text).read("dates").values
 
 
 def list_amounts(text: str) -> list[Any]:
-    """Numbers in the order of the text, integers where they are whole; an empty list when an amount is in words.
-
-    `62k` also stands for 62000.
-    """
-    if UNREAD_AMOUNT.search(text):
-        return []
-    found: list[float] = []
-    for meanings, is_negative, (_, end) in find_numbers(text):
-        readings = sorted(meanings)
-        if THOUSANDS.match(text, end):
-            readings += [reading * 1000 for reading in readings]
-        if is_negative:
-            readings += [-reading for reading in readings]
-        found += readings
-    # A key of hundreds of digits is no amount: as a float it is infinite.
-    finite = filter(math.isfinite, found)
-    return list(dict.fromkeys(int(value) if value.is_integer() else value for value in finite))
+    """Numbers in the order of the text, a negative one also without its sign; none when one could not be read."""
+    return _Reader(text).read("numbers").values
 
 
 def list_integers(text: str) -> list[Any]:
-    """Integers in the order of the text, then those in words and stars, then counts; empty when one was not read."""
-    if VAGUE_COUNT.search(text):
-        return []
-    found = [value for value in list_amounts(text) if isinstance(value, int)]
-    if not found and UNREAD_AMOUNT.search(text):
-        return []
-    words = [word.lower() for word in re.findall(r"[^\W\d_]+", text)]
-    found += [INTEGER_WORDS[word] for word in words if word in INTEGER_WORDS]
-    found += [len(stars[0]) for stars in STARS.finditer(text)]
-    if not found:
-        return []
-    num_items = max(
-        len(LIST_ITEM.findall(text)), *(part.count(",") + 2 for part in re.split(r"[.!?\n]", text))
-    )
-    return list(dict.fromkeys([*found, *range(min(num_items, MAX_COUNT) + 1)]))
+    """Integers in the order of the text, then those in words and stars, then counts; none when one was not read."""
+    return _Reader(text).read("integers").values
+
+
+class _Reader:
+    """Lists the values of a text by their type."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.dates = read_dates(text)
+        self.amounts: tuple[list[Any], str] | None = None
+
+    def read(self, kind: str) -> _Values:
+        """Return the values, none where the text may have others, none at all or very many."""
+        readers = {"dates": self.list_dates, "numbers": self.list_amounts, "integers": self.list_integers}
+        values, unread = readers[kind]()
+        if unread:
+            return _Values([], f"{unread!r} may be one and is not understood for sure")
+        if not values:
+            return _Values([], "it has none")
+        if len(values) > MAX_CANDIDATES:
+            return _Values(values, f"it has more than {MAX_CANDIDATES}")
+        return _Values(values)
+
+    def list_dates(self) -> tuple[list[Any], str]:
+        found = dict.fromkeys(spelling for date in self.dates for spelling in date.spellings)
+        return list(found), find_unread_date(self.text, self.dates)
+
+    def list_amounts(self) -> tuple[list[Any], str]:
+        if self.amounts is None:
+            self.amounts = self._find_amounts()
+        return self.amounts
+
+    def _find_amounts(self) -> tuple[list[Any], str]:
+        unread = _first(UNREAD_AMOUNT, self.text)
+        found: dict[int | float, None] = {}
+        last = len(self.text)
+        spans = iter([*((date.start, date.end) for date in self.dates if date.readings), (last, last)])
+        start, end = next(spans)
+        for number in sorted(find_numbers(self.text), key=lambda each: each.start):
+            while end <= number.start:
+                start, end = next(spans)
+            is_in_date = start <= number.start and number.end <= end
+            if not number.is_sure and not is_in_date:
+                unread = unread or self.text[number.start : number.end + 8].split("\n")[0].strip()
+            found |= dict.fromkeys(value for reading in number.readings for value in (abs(reading), reading))
+        found |= dict.fromkeys(_list_parts(self.dates))
+        return list(found), unread
+
+    def list_integers(self) -> tuple[list[Any], str]:
+        amounts, unread = self.list_amounts()
+        found = [value for value in amounts if isinstance(value, int)]
+        words = [word.lower() for word in re.findall(r"[^\W\d_]+", self.text)]
+        found += [INTEGER_WORDS[word] for word in words if word in INTEGER_WORDS]
+        found += [len(stars[0]) for stars in STARS.finditer(self.text)]
+        if found:
+            parts = re.split(r"[.!?\n]", self.text)
+            num_items = max(len(LIST_ITEM.findall(self.text)), *(part.count(",") + 2 for part in parts))
+            found += range(min(num_items, MAX_COUNT) + 1)
+        return list(dict.fromkeys(found)), unread or _first(UNREAD_INTEGER, self.text)
+
+
+def _list_parts(dates: Iterable[Date]) -> Iterator[int]:
+    """Yield the years, months and days of dates: `March` is 3."""
+    return (part for date in dates for reading in date.readings for part in reading if part > 0)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return found.group() if found is not None else ""
 
 
 def _accepted(schema: Schema, pointer: str, candidates: list[Any]) -> list[Any]:
     """The candidates that fit everything that the schema says of the value at this place."""
-    if not 0 < len(candidates) <= MAX_CANDIDATES:
-        return candidates
     validator = SchemaValidator(schema, pointer)
     return [candidate for candidate in candidates if validator.is_valid(candidate)]
 
 
 def _choose(subschema: Schema, candidates: list[Any]) -> None:
-    if 0 < len(candidates) <= MAX_CANDIDATES:
-        # Every candidate has them.
-        subschema.pop("format", None)
-        subschema.pop("pattern", None)
-        subschema["enum"] = [*candidates, None] if "null" in _list_types(subschema) else candidates
+    # Every candidate has them.
+    subschema.pop("format", None)
+    subschema.pop("pattern", None)
+    subschema["enum"] = [*candidates, None] if "null" in _list_types(subschema) else candidates
 
 
 def _list_types(subschema: Schema) -> set[str]:

@@ -26,7 +26,7 @@ from app.extraction.prompt import Example, Schema, make_messages, make_plain_pro
 from app.extraction.refine import Recheck, plan_recheck, vote, weigh
 from app.extraction.result import ExtractionResult, PartialExtraction
 from app.extraction.review import put_values
-from app.extraction.verbatim import GROUNDED, list_spellings, mark_grounded
+from app.extraction.verbatim import GROUNDED, GroundedSchema, list_spellings, mark_grounded
 from app.reasoning import ASSISTANT, CLOSE, FINAL, OPEN, TAIL_TOKENS
 from engine import (
     CompletionOutput,
@@ -57,6 +57,16 @@ ADVICE = "; raise or switch off the limit"
 
 class TextTooLong(InvalidRequest):
     """Text and schema leave too few tokens for a record; the message gives the counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A schema as it is enforced for one text; notes say which of the added limits do not hold."""
+
+    bounds: BoundedSchema
+    grammar: GrammarSpec
+    has_lists: bool
+    notes: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -90,9 +100,18 @@ class Extractor:
     images: tuple[bytes | str, ...] = ()
 
     async def stream(
-        self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
+        self,
+        schema: Schema,
+        text: str,
+        *,
+        source: str = "",
+        cache_salt: str | None = None,
+        room: int = MIN_OUTPUT_TOKENS,
     ) -> AsyncGenerator[PartialExtraction | ExtractionResult, None]:
         """Yield the record as it grows, then one ExtractionResult.
+
+        Args:
+            room: the tokens that have to be left for the record.
 
         Raises:
             TextTooLong: text and schema do not fit the model.
@@ -102,28 +121,45 @@ class Extractor:
         read_checks(schema)  # validated before anything runs
         if self.images and self.ground:
             raise InvalidRequest(VERBATIM_IMAGES, "images")
-        prompt_ids = await self._encode(schema, text)
-        max_tokens = self._fit(len(prompt_ids))
+        prompt_ids = await self.encode_prompt(schema, text)
+        params = SamplingParams(max_tokens=self._fit(len(prompt_ids), room), temperature=0.0, logprobs=0)
         notes: tuple[str, ...] = (NOT_REREAD,) if self.images and self.recheck else ()
-        for limits in (self.limits, None):
+        async with aclosing(self._generate_bound(schema, text, prompt_ids, params, cache_salt)) as steps:
+            async for step in steps:
+                plan, output = step
+                if not output.finished:
+                    yield PartialExtraction(output.outputs[0].text, output)
+        result = await asyncio.to_thread(
+            self._conclude, schema, plan.bounds, text, source, output, notes + plan.notes
+        )
+        yield await self._refine(schema, text, result, prompt_ids, replace(params, grammar=plan.grammar), cache_salt)
+
+    async def _generate_bound(
+        self, schema: Schema, text: str, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
+    ) -> AsyncGenerator[tuple[_Plan, RequestOutput], None]:
+        """Generate with added limits and the values of the text; without them where nothing satisfies them.
+
+        Raises:
+            GrammarError: the user's own schema is the cause.
+        """
+        limits, with_lists = self.limits, True
+        while True:
             # In a thread, because finding quotations in a text takes a while.
-            bounds, grammar = await asyncio.to_thread(self._make_grammar, schema, text, limits)
-            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=0, grammar=grammar)
+            plan = await asyncio.to_thread(self._make_plan, schema, text, limits, with_lists)
             try:
-                async with aclosing(self._generate(prompt_ids, params, cache_salt)) as outputs:
+                bound = replace(params, grammar=plan.grammar)
+                async with aclosing(self._generate(prompt_ids, bound, cache_salt)) as outputs:
                     async for output in outputs:
-                        if output.finished:
-                            last = output
-                        else:
-                            yield PartialExtraction(output.outputs[0].text, output)
-                result = await asyncio.to_thread(self._conclude, schema, bounds, text, source, last, notes)
-                yield await self._refine(schema, text, result, prompt_ids, params, cache_salt)
+                        yield plan, output
                 return
             except GrammarError as error:
                 # Errors come before the first token. The user's schema is the cause only if nothing was added to it.
-                if not bounds.added:
+                if plan.bounds.added:
+                    limits = None
+                elif plan.has_lists:
+                    limits, with_lists = self.limits, False
+                else:
                     raise _name_option(error) from error
-            notes += (WITHOUT_LIMITS,)
 
     async def _refine(
         self,
@@ -165,13 +201,11 @@ class Extractor:
 
     async def _read_again(self, plan: Recheck, text: str, cache_salt: str | None) -> ExtractionResult:
         """Read the fields of a plan separately, with values from the rest of the text."""
-        prompt_ids = await self._encode(plan.schema, text)
-        bounds, grammar = await asyncio.to_thread(self._make_grammar, plan.schema, plan.source, self.limits)
-        params = SamplingParams(
-            max_tokens=self._fit(len(prompt_ids)), temperature=0.0, logprobs=0, grammar=grammar
-        )
-        output = await take_last(self._generate(prompt_ids, params, cache_salt))
-        return await asyncio.to_thread(self._conclude, plan.schema, bounds, text, "", output, ())
+        prompt_ids = await self.encode_prompt(plan.schema, text)
+        params = SamplingParams(max_tokens=self._fit(len(prompt_ids)), temperature=0.0, logprobs=0)
+        steps = self._generate_bound(plan.schema, plan.source, prompt_ids, params, cache_salt)
+        made, output = await take_last(steps)
+        return await asyncio.to_thread(self._conclude, plan.schema, made.bounds, text, "", output, ())
 
     def _generate(
         self, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
@@ -186,19 +220,23 @@ class Extractor:
         assert isinstance(result, ExtractionResult), "it comes last"
         return result
 
-    def _make_grammar(
-        self, schema: Schema, text: str, limits: Limits | None
-    ) -> tuple[BoundedSchema, GrammarSpec]:
+    def _make_plan(self, schema: Schema, text: str, limits: Limits | None, with_lists: bool) -> _Plan:
         bounds = add_bounds(schema, limits)
+        notes = (WITHOUT_LIMITS,) if limits is None and self.limits is not None else ()
         if self.ground and text.strip():
-            marked = mark_grounded(bounds.schema, text)
+            grounded = mark_grounded(bounds.schema, text, with_lists)
             source = "\n".join([text, *list_spellings(text)])
         else:
-            marked, source = bounds.schema, None
-        order = self.property_order
-        return bounds, GrammarSpec.json_schema(marked, "spaced", self.backend, source, order)
+            grounded, source = GroundedSchema(bounds.schema, False, ()), None
+        grammar = GrammarSpec.json_schema(grounded.schema, "spaced", self.backend, source, self.property_order)
+        return _Plan(bounds, grammar, grounded.has_lists, notes + grounded.notes)
 
-    async def _encode(self, schema: Schema, text: str) -> list[int]:
+    async def encode_prompt(self, schema: Schema, text: str) -> list[int]:
+        """Return the ids of the prompt for a text.
+
+        Raises:
+            InvalidRequest: the engine has no tokenizer, or the model does not see images.
+        """
         if self.images and not self.engine.sees_images:
             raise InvalidRequest(f"the model {self.model_name} does not see images: send text only", "images")
         messages = make_messages(schema, text, self.instructions, self.examples, self.images)
@@ -222,17 +260,17 @@ class Extractor:
             raise InvalidRequest("a model without a chat template has no place for images", "images")
         return await self.engine.encode(make_plain_prompt(messages))
 
-    def _fit(self, num_prompt_tokens: int) -> int:
+    def _fit(self, num_prompt_tokens: int, needed: int = MIN_OUTPUT_TOKENS) -> int:
         limit = self.engine.resolved.max_model_len
         room = limit - num_prompt_tokens
-        if room < MIN_OUTPUT_TOKENS:
+        if room < needed:
             what, advice = "text and schema", "shorten the text by about"
             if self.images:
                 what, advice = "text, images and schema", "send fewer images or less text, by about"
             raise TextTooLong(
                 f"{what} are {num_prompt_tokens:,} tokens, but the model takes {limit:,} together with the "
-                f"record, which needs at least {MIN_OUTPUT_TOKENS}: {advice} "
-                f"{MIN_OUTPUT_TOKENS - room:,} tokens, or split it",
+                f"record, which needs at least {needed}: {advice} "
+                f"{needed - room:,} tokens, or split it",
                 "text",
             )
         return min(self.max_tokens, room)

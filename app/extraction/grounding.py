@@ -7,6 +7,7 @@ none         the source does not show it; the model concluded it or made it up
 
 from __future__ import annotations
 
+import datetime
 import re
 import unicodedata
 from bisect import bisect_left
@@ -14,26 +15,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from app.extraction.dates import find_dates
+from app.extraction.dates import Date, list_marks, read_dates
 from app.extraction.json_spans import Leaf, Path, Scalar
+from app.extraction.numbers import find_numbers
 
 Match = Literal["exact", "normalised", "none"]
 
-# A space may separate groups of three digits: "12 500", but not "7 30".
-NUMBER = re.compile(r"\d+(?:[.,'\u00a0\u202f]\d+| \d{3}(?!\d))*")
-# A minus sign of the digits after it, not a hyphen, a range or a list bullet.
-SIGN = re.compile(r"(?<![\w.,)\]-])[-−](?:[€$£¥]\s?)?\Z")
-SIGN_CHARS = 4
 # A line break counts as this many characters of distance between two values.
 LINE_DISTANCE = 100
+# A value that stands very often in the text is looked for in its next places only.
+MAX_SPANS = 256
+MAX_NEAR = 16  # values of an item that pull the next one
 NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six"),
     *("seven", "eight", "nine", "ten", "eleven", "twelve"),
 )
+NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
+MAX_SPELLING_CHARS = 64  # of a date, time or number in any spelling
 CLOCK = re.compile(
-    r"\b(?P<hour>\d{1,2})(?:(?P<mark>[:.h])(?P<minute>\d{2}))?(?P<half>\s*[ap]\.?\s?m\b|[ap]\b)?\b(?!\d)",
+    r"(?:\b|(?<=\dT))(?P<hour>\d{1,2})(?:(?P<mark>[:.h])(?P<minute>\d{2})(?::(?P<second>\d{2}))?)?"
+    r"(?P<half>\s*[ap]\.?\s?m\b|[ap]\b)?(?:\b|(?=Z))(?!\d)",
     re.IGNORECASE,
 )
+OFFSET = re.compile(
+    r"(?:[.,]\d{1,9})?\s?(?:(?P<utc>Z|UTC|GMT)\b|(?P<sign>[+−-])(?P<hours>\d{2}):?(?P<minutes>\d{2})\b)"
+)
+CLOCK_DISTANCE = 24  # characters between a date and its time of day
 # "7.30" may be a time or a price. The text around it decides, see BEFORE_CLOCK, BEHIND_CLOCK and BEHIND_PRICE.
 DOTTED = r"\d{1,2}\.\d{2}"
 BEFORE_CLOCK = re.compile(
@@ -92,7 +99,8 @@ def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
             continue
         if places:
             # Use the outermost list that contains the value: its items are usually in the order of the source.
-            reader = lists.setdefault(leaf.path[: places[0]], _ListReader(source))
+            reader = lists.get(leaf.path[: places[0]]) or _ListReader(finder)
+            lists[leaf.path[: places[0]]] = reader
             start, end = reader.pick(leaf.path[: places[0] + 1], leaf.path[: places[-1] + 1], spans)
         else:
             start, end = spans[0]
@@ -107,9 +115,9 @@ class _ListReader:
     already found, on either side, preferably in the same line. A value with no free span shares one.
     """
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.taken = bytearray(len(source))  # 1 for each character that earlier items use
+    def __init__(self, finder: _Finder) -> None:
+        self.breaks = finder.breaks
+        self.taken = bytearray(len(finder.source))  # 1 for each character that earlier items use
         self.before: Span = (0, 0)  # smallest start and largest end of the previous item
         self.item: Path = ()
         self.own: set[Span] = set()  # spans of this item
@@ -125,9 +133,11 @@ class _ListReader:
         if inner != self.inner:
             self.inner, self.near = inner, self.near[-1:]
         start, end = self.before
-        free = [span for span in spans if span not in self.own and self.taken.find(1, *span) < 0]
+        at = bisect_left(spans, (start, 0))
+        near = spans[at : at + MAX_SPANS] + spans[: min(at, MAX_SPANS)]
+        free = [span for span in near if span not in self.own and self.taken.find(1, *span) < 0]
         if not free:
-            return next((span for span in spans if span[0] >= start), spans[0])
+            return near[0]
         ahead = [span for span in free if span[0] >= start] or free
         if self.near:
             chosen = self.nearest(ahead)
@@ -147,7 +157,7 @@ class _ListReader:
     def nearest(self, spans: list[Span]) -> Span:
         """Return the span closest to the spans in `near`."""
         closest: list[tuple[int, Span]] = []
-        for start, end in self.near:
+        for start, end in self.near[-MAX_NEAR:]:
             at = bisect_left(spans, (start, 0))
             closest += [(self.distance(end, span[0]), span) for span in spans[at : at + 1]]
             closest += [(self.distance(span[1], start), span) for span in spans[max(at - 1, 0) : at]]
@@ -155,18 +165,40 @@ class _ListReader:
         return min(closest, key=lambda each: (each[0], -each[1][0]))[1]
 
     def distance(self, start: int, end: int) -> int:
-        return max(end - start, 0) + LINE_DISTANCE * self.source.count("\n", start, end)
+        num_lines = bisect_left(self.breaks, end) - bisect_left(self.breaks, start)
+        return max(end - start, 0) + LINE_DISTANCE * max(num_lines, 0)
 
 
 class _Finder:
-    """Finds values in the source; the folded text, dates and numbers of the source are computed once."""
+    """Finds values in the source, of which all dates, times and numbers are read once."""
 
     def __init__(self, source: str) -> None:
         self.source = source
+        self.breaks = [match.start() for match in re.finditer("\n", source)]
         self.folded, self.origin = _fold(source)
         self.marks, self.folded_marks = list_marks(source), list_marks(self.folded)
-        self.dates = list(find_dates(source))
-        self.numbers = list(find_numbers(source))
+        self.dates: dict[str, list[Span]] = {}
+        self.clocks: dict[str, list[Span]] = {}
+        self.moments: dict[datetime.datetime, list[Span]] = {}
+        self.numbers: dict[int | float, list[Span]] = {}
+        dates, clocks = read_dates(source), sorted(find_clocks(source), key=lambda clock: clock[1])
+        for date in dates:
+            for spelling in date.spellings:
+                self.dates.setdefault(spelling, []).append((date.start, date.end))
+        for clock, span in clocks:
+            self.clocks.setdefault(clock, []).append(span)
+            self.clocks.setdefault(clock[:5], []).append(span)
+        for moment, span in _list_moments(source, dates, clocks):
+            self.moments.setdefault(moment, []).append(span)
+        for number in find_numbers(source):
+            for value in number.readings:
+                self.numbers.setdefault(value, []).append((number.start, number.end))
+        # The month of a date in words, or the century of a short year.
+        for date in dates:
+            for value in {part for reading in date.readings for part in reading}:
+                self.numbers.setdefault(value, []).append((date.start, date.end))
+        for match in NUMBER_WORD.finditer(source):
+            self.numbers.setdefault(NUMBER_WORDS.index(match.group().lower()), []).append(match.span())
 
     def find(self, value: str | float) -> tuple[Match, list[Span]]:
         """Return every span that shows the value, sorted, and how well they match."""
@@ -175,8 +207,14 @@ class _Finder:
             if spans:
                 return "exact", spans
             return "normalised", sorted(self._folded_occurrences(value) or self._other_spellings(value))
-        spans = self._numbers_as_written(value)
-        return ("exact", spans) if spans else ("normalised", self._numbers_equal(value))
+        spans = sorted(dict.fromkeys(self.numbers.get(value, ())))
+        written = repr(value)
+        exact = [span for span in spans if self.source[slice(*span)] == written and self._stands_alone(span)]
+        return ("exact", exact) if exact else ("normalised", spans)
+
+    def _stands_alone(self, span: Span) -> bool:
+        beside = self.source[span[0] - 1 : span[0]] + self.source[span[1] : span[1] + 1]
+        return not any(char.isalnum() or char == "_" for char in beside)
 
     def _folded_occurrences(self, value: str) -> list[Span]:
         folded, _ = _fold(value)
@@ -184,57 +222,84 @@ class _Finder:
         return [(self.origin[start][0], self.origin[end - 1][1]) for start, end in spans]
 
     def _other_spellings(self, value: str) -> list[Span]:
-        dates = [(start, end) for iso, start, end in self.dates if iso == value]
-        # A time like 14:30 in another spelling: 2:30 pm, 2.30 p.m., noon.
-        wanted = re.fullmatch(r"(\d{2}:\d{2})(?::00)?", value)
-        return dates or [span for clock, span in find_clocks(self.source) if wanted and clock == wanted[1]]
-
-    def _numbers_as_written(self, value: float) -> list[Span]:
-        written = repr(value)
-        digits = _occurrences(self.source, written.removeprefix("-"), self.marks, is_number=True)
-        signed = [(find_sign(self.source, start), end) for start, end in digits]
-        return [span for span in signed if self.source[slice(*span)] == written]
-
-    def _numbers_equal(self, value: float) -> list[Span]:
-        spans = [
-            span
-            for readings, is_negative, span in self.numbers
-            if abs(value) in readings and (value < 0) == is_negative
-        ]
-        if not spans and value in range(len(NUMBER_WORDS)):
-            word = NUMBER_WORDS[int(value)]
-            spans = [match.span() for match in re.finditer(rf"\b{word}\b", self.source, re.IGNORECASE)]
-        return spans
+        """Return where the text has the value's date, time of day or number in another spelling."""
+        if len(value) > MAX_SPELLING_CHARS or not any(char.isdecimal() for char in value):
+            return []
+        moment = _read_moment(value)
+        if moment is not None:
+            found = self.moments.get(moment) or self.moments.get(moment.replace(tzinfo=None))
+            is_day = moment.time() == datetime.time()
+            return found or (self.dates.get(moment.date().isoformat(), []) if is_day else [])
+        if clock := re.fullmatch(r"(\d{2}:\d{2})(?::(\d{2}))?(?:Z|[+-]\d{2}:?\d{2})?", value):
+            return self.clocks.get(clock[1] if clock[2] in (None, "00") else f"{clock[1]}:{clock[2]}", [])
+        whole = [date for date in read_dates(value) if (date.start, date.end) == (0, len(value))]
+        spans = [span for date in whole for spelling in date.spellings for span in self.dates.get(spelling, ())]
+        if not spans and not value.isdecimal():
+            # Digits alone may be an identifier, of which every zero counts.
+            numbers = [each for each in find_numbers(value) if (each.start, each.end) == (0, len(value))]
+            spans = [span for each in numbers for number in each.readings for span in self.numbers.get(number, ())]
+        return list(dict.fromkeys(spans))
 
 
-def _occurrences(text: str, value: str, marks: str, is_number: bool = False) -> list[Span]:
+def _list_moments(
+    source: str, dates: Sequence[Date], clocks: Sequence[tuple[str, Span]]
+) -> Iterator[tuple[datetime.datetime, Span]]:
+    """Yield each date with the time of day beside it; with its offset from UTC where the text has one."""
+    starts = [start for _, (start, _) in clocks]
+    for date in dates:
+        at = bisect_left(starts, date.end)
+        for clock, (start, end) in clocks[max(at - 1, 0) : at + 1]:
+            if max(start - date.end, date.start - end) > CLOCK_DISTANCE or (start < date.end and date.start < end):
+                continue
+            offset, span = OFFSET.match(source, end), (min(start, date.start), max(end, date.end))
+            for spelling in date.spellings:
+                local = _read_moment(f"{spelling}T{clock}")
+                if local is None:
+                    continue
+                if offset is None or offset["utc"]:
+                    yield local, span
+                if offset is not None:
+                    minutes = 0 if offset["utc"] else int(offset["hours"]) * 60 + int(offset["minutes"])
+                    delta = datetime.timedelta(minutes=-minutes if offset["sign"] in ("-", "−") else minutes)
+                    if abs(delta) < datetime.timedelta(days=1):
+                        yield local.replace(tzinfo=datetime.timezone(delta)), span
+
+
+def _read_moment(value: str) -> datetime.datetime | None:
+    """Return the date and time of day that a text in ISO 8601 is; None for any other."""
+    if not re.match(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}", value, re.ASCII):
+        return None
+    try:
+        return datetime.datetime.fromisoformat(value)
+    except ValueError:
+        return None
+
+
+def _occurrences(text: str, value: str, marks: str) -> list[Span]:
     """Return where the value occurs as whole words; for longer values, otherwise inside words.
 
     Args:
         marks: combining marks of the text. A character followed by a mark is a different character.
     """
-    edge = rf"[\w.,{marks}]" if is_number else rf"[\w{marks}]"
-    before = rf"(?<!{edge})" if re.match(r"\w", value) else ""
-    after = rf"(?![\w{marks}]|[.,]\d)" if is_number else rf"(?!{edge})" if re.search(r"\w$", value) else ""
-    part = re.escape(value) + (rf"(?![{marks}])" if marks else "")
-    whole = [match.span() for match in re.finditer(before + part + after, text)]
-    if whole or is_number or (len(value) < MIN_INNER_CHARS and not UNSPACED.search(value)):
+
+    def continues(char: str) -> bool:
+        return char != "" and (char.isalnum() or char == "_" or char in marks)
+
+    starts_word, ends_word = continues(value[0]), continues(value[-1])
+    whole: list[Span] = []
+    inner: list[Span] = []
+    at = text.find(value)
+    while at >= 0:
+        end = at + len(value)
+        after = text[end : end + 1]
+        is_whole = False
+        if not after or after not in marks:
+            is_whole = not (starts_word and continues(text[at - 1 : at])) and not (ends_word and continues(after))
+            (whole if is_whole else inner).append((at, end))
+        at = text.find(value, end if is_whole else at + 1)
+    if whole or (len(value) < MIN_INNER_CHARS and not UNSPACED.search(value)):
         return whole
-    return [match.span() for match in re.finditer(part, text)]
-
-
-def list_marks(text: str) -> str:
-    """Return the combining marks of the text, sorted. None of them has a meaning in a regex."""
-    return "" if text.isascii() else "".join(sorted(char for char in set(text) if _is_mark(char)))
-
-
-def _is_mark(char: str) -> bool:
-    """Return whether it is an accent, a vowel sign, a Korean vowel or final, or a voicing mark of narrow kana."""
-    if "\ufe00" <= char <= "\ufe0f":
-        return False  # a variation selector changes only how a character is drawn
-    return (
-        unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff" or "\uff9e" <= char <= "\uff9f"
-    )
+    return inner
 
 
 def _fold(text: str) -> tuple[str, list[Span]]:
@@ -255,46 +320,12 @@ def _fold(text: str) -> tuple[str, list[Span]]:
     return "".join(folded), origin
 
 
-def find_sign(text: str, start: int) -> int:
-    """Return the offset of the minus sign before the digits at `start`, or `start` if there is none."""
-    match = SIGN.search(text, max(0, start - SIGN_CHARS), start)
-    return match.start() if match else start
-
-
-def find_numbers(text: str) -> Iterator[tuple[set[float], bool, Span]]:
-    """Yield the possible values of each number's digits, whether a minus precedes them, and the span with the minus.
-
-    "2 300" may be one number or two: it is yielded as a whole, and then each group alone.
-    """
-    for match in NUMBER.finditer(text):
-        spans = [match.span()]
-        if " " in match.group():
-            spans += [
-                (match.start() + part.start(), match.start() + part.end())
-                for part in re.finditer("[^ ]+", match.group())
-            ]
-        for first, end in spans:
-            start = find_sign(text, first)
-            yield read_number(text[first:end]), start < first, (start, end)
-
-
-def read_number(number: str) -> set[float]:
-    """Return the possible values: 1,234.50 and 1.234,50 are conventions of different countries, 1,234 fits both."""
-    plain = re.sub(r"[' \u00a0\u202f](?=\d{3})", "", number)
-    readings = set()
-    for thousands, point in ((",", "."), (".", ",")):
-        shape = rf"(\d{{1,3}}(\{thousands}\d{{3}})+|\d+)(\{point}\d+)?"
-        if re.fullmatch(shape, plain):
-            readings.add(float(plain.replace(thousands, "").replace(point, ".")))
-    return readings
-
-
 def find_clocks(source: str) -> Iterator[tuple[str, Span]]:
     """Yield each time of day as HH:MM with its span."""
     for match in CLOCK.finditer(source):
         clock = _read_clock(match)
         if clock is not None:
-            yield f"{clock[0]:02}:{clock[1]:02}", match.span()
+            yield f"{clock[0]:02}:{clock[1]:02}" + (f":{match['second']}" if match["second"] else ""), match.span()
     yield from (("12:00", match.span()) for match in re.finditer(r"\bnoon\b", source, re.IGNORECASE))
 
 

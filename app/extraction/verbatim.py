@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from app.extraction.bounds import allows_strings, walk_narrowable
 from app.extraction.candidates import bind_amounts
@@ -17,23 +18,39 @@ from app.extraction.prompt import Schema
 from app.extraction.schema_places import list_places
 
 GROUNDED = "x-grounded"
+WITHOUT_LISTS = "nothing satisfies the schema with the dates and numbers of the text alone: read with any"
 # A string under one of these has a form of its own, which need not be that of the text.
 FORMED = ("enum", "const", "format", "pattern")
 
 
-def mark_grounded(schema: Schema, text: str) -> Schema:
+@dataclass(frozen=True, slots=True)
+class GroundedSchema:
+    """A schema for one text.
+
+    Attributes:
+        has_lists: whether dates and numbers may only be those of the text.
+        notes: why some of them may be others.
+    """
+
+    schema: Schema
+    has_lists: bool
+    notes: tuple[str, ...]
+
+
+def mark_grounded(schema: Schema, text: str, with_lists: bool = True) -> GroundedSchema:
     """A copy of the schema in which free strings must be parts of the text, and dates and amounts those in it."""
     marked: Schema = json.loads(json.dumps(schema))
-    bind_amounts(marked, text)
+    has_lists, notes = bind_amounts(marked, text) if with_lists else (False, [WITHOUT_LISTS])
     for subschema in _free_strings(marked):
         subschema[GROUNDED] = True
-    return marked
+    return GroundedSchema(marked, has_lists, tuple(notes))
 
 
 def list_spellings(text: str) -> list[str]:
     """Dates as YYYY-MM-DD and times of day as HH:MM that a text has in another spelling: free strings may be these."""
-    found = [*(iso for iso, _, _ in find_dates(text)), *(clock for clock, _ in find_clocks(text))]
-    return [spelling for spelling in dict.fromkeys(found) if spelling not in text]
+    clocks = ((clock[:5], start, end) for clock, (start, end) in find_clocks(text))
+    found = {spelling: text[start:end] for spelling, start, end in (*find_dates(text), *clocks)}
+    return [spelling for spelling, written in found.items() if spelling != written]
 
 
 def is_free_at(schema: Schema, pointer: str) -> bool:

@@ -63,6 +63,16 @@ async def test_limits_that_leave_nothing_of_a_schema_are_left_out(engine: Engine
     assert result.notes == ("with the added limits nothing satisfies the schema: read without them",)
 
 
+async def test_values_of_the_text_that_leave_nothing_of_a_schema_do_not_limit_it(engine: Engine) -> None:
+    day = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}, "required": ["day"]}
+    schema = {**day, "additionalProperties": False, "allOf": [{"properties": {"day": {"pattern": "^2026-03"}}}]}
+    for text, words in (("made 2026-02-12", "any"), ("made 2026-02-12, due 12 March", "'12 March' may be one")):
+        result = await extract(engine, schema, text, ground=True)
+        assert result.valid and result.record["day"].startswith("2026-03") and words in result.notes[0]
+    result = await extract(engine, schema, "made 2026-02-12, due 12. März 2026", ground=True)
+    assert result.record == {"day": "2026-03-12"} and result.notes == ()
+
+
 async def test_a_schema_that_nothing_satisfies_is_refused_with_and_without_limits(engine: Engine) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": False}, "required": ["a", "b"]}
     with pytest.raises(GrammarError, match="unsatisfiable"):

@@ -26,7 +26,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def test_free_strings_are_marked_wherever_they_stand_and_the_given_schema_stays() -> None:
-    marked = mark_grounded(SCHEMA, "no date")
+    marked = mark_grounded(SCHEMA, "no date").schema
     fields = marked["properties"]
     assert (
         fields["name"][GROUNDED]
