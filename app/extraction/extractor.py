@@ -18,10 +18,10 @@ from app.concurrency import take_last
 from app.extraction.bounds import BoundedSchema, Limits, add_bounds
 from app.extraction.checks import read_checks, run_checks
 from app.extraction.confidence import field_confidence, score_tokens
+from app.extraction.cuts import list_cuts
 from app.extraction.flags import find_flags
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import Leaf, Scalar, Scan, scan
-from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Example, Schema, make_messages, make_plain_prompt
 from app.extraction.refine import Recheck, plan_recheck, vote, weigh
 from app.extraction.result import ExtractionResult, PartialExtraction
@@ -52,7 +52,6 @@ VERBATIM_IMAGES = (
 )
 NOT_REREAD = "flagged fields are not read again, because images have no text to find them in"
 WITHOUT_LIMITS = "with the added limits nothing satisfies the schema: read without them"
-ADVICE = "; raise or switch off the limit"
 
 
 class TextTooLong(InvalidRequest):
@@ -306,7 +305,7 @@ class Extractor:
             evidence=evidence,
             leaves=tuple(seen.leaves),
             bounds=bounds,
-            notes=(*notes, *_notes(bounds, record)),
+            notes=(*notes, *list_cuts(schema, bounds, record, evidence, text)),
             checks=checks,
             flags=find_flags(schema, seen.leaves, confidence, evidence, checks),
             output=output,
@@ -394,21 +393,3 @@ def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any)
         checks=checks,
         flags=find_flags(schema, leaves, result.confidence, evidence, checks),
     )
-
-
-def _notes(bounds: BoundedSchema, record: Any) -> list[str]:
-    """Return notes on values that are as long as an added limit, which may have truncated them."""
-    added = {(bound.keyword, bound.value) for bound in bounds.added}
-    notes: list[str] = []
-    waiting = [("", record)]
-    while waiting:
-        pointer, value = waiting.pop()
-        if isinstance(value, str) and ("maxLength", len(value)) in added:
-            notes.append(f"{pointer or '/'} ends at the added limit of {len(value)} characters{ADVICE}")
-        if isinstance(value, list) and ("maxItems", len(value)) in added:
-            notes.append(f"{pointer or '/'} ends at the added limit of {len(value)} items{ADVICE}")
-        inner = (
-            enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
-        )
-        waiting += [(f"{pointer}/{escape_pointer(str(step))}", each) for step, each in reversed([*inner])]
-    return notes

@@ -133,13 +133,42 @@ def test_what_is_nested_too_deeply_is_not_valid() -> None:
     assert record is None and "nested" in errors[0]
 
 
-async def test_a_value_or_list_as_long_as_an_added_limit_is_noted() -> None:
-    result = await extract(FakeEngine(record='{"name": "%s", "age": 1}' % ("x" * 200)))
-    assert result.valid and "/name" in result.notes[0]
+WORDS = "upright engineer pressure warranty vessels machines " * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "more", "note"),
+    [
+        ("x" * 200, TEXT, {}, "/name ends at the added limit of 200 characters; raise"),
+        ("x" * 190, TEXT, {}, "/name ends at the added limit of 200 characters, after 190; raise"),
+        # The next word has no room.
+        (WORDS[:198].rstrip(), WORDS, {}, "/name ends at the added limit of 200 characters, after 198; raise"),
+        (WORDS[:190], f"{WORDS[:190]} a b c", {}, ""),
+        (WORDS[:200], WORDS[:200], {}, ""),
+        (WORDS[:198].rstrip(), WORDS, {"maxLength": 200}, ""),
+        ("x" * 100, TEXT, {}, ""),
+    ],
+)
+async def test_a_text_that_an_added_limit_may_have_cut_is_noted(
+    name: str, text: str, more: dict[str, Any], note: str
+) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", **more}, "b": {"type": "string"}}}
+    result = await extract(FakeEngine(record=json.dumps({"name": name})), schema, text)
+    assert result.valid and "".join(result.notes).startswith(note) and bool(result.notes) == bool(note)
+    assert result.to_json().get("notes", []) == list(result.notes)
+
+
+@pytest.mark.parametrize(
+    ("items", "note"),
+    [
+        (range(32), "/a ends at the added limit of 32 items; raise or switch off the limit"),
+        ([1, 2, *[3] * 30], "/a ends at the added limit of 32 items, because the model repeats itself"),
+    ],
+)
+async def test_a_list_as_long_as_an_added_limit_is_noted(items: Any, note: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
-    result = await extract(FakeEngine(record=json.dumps({"a": list(range(32))})), schema)
-    assert result.notes == ("/a ends at the added limit of 32 items; raise or switch off the limit",)
-    assert result.to_json()["notes"] == list(result.notes)
+    result = await extract(FakeEngine(record=json.dumps({"a": [*items]})), schema)
+    assert result.notes == (note,)
 
 
 async def test_leaving_a_stream_aborts_its_request() -> None:

@@ -1,0 +1,67 @@
+"""Notes on the values that an added limit may have cut, so that no record looks whole where it may not be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from app.extraction.bounds import ARRAY_LIMITS, STRING_LIMITS, BoundedSchema
+from app.extraction.grounding import Evidence
+from app.extraction.pointers import escape_pointer
+from app.extraction.prompt import Schema
+from app.extraction.schema_places import list_places
+
+ADVICE = "; raise or switch off the limit"
+# A text may end before its limit because the next word does not fit.
+MAX_WORD = 16
+NEXT_WORD = re.compile(r"\s*\S+")
+MIN_REPEATS = 3
+
+
+def list_cuts(
+    schema: Schema, bounds: BoundedSchema, record: Any, evidence: Mapping[str, Evidence], text: str
+) -> list[str]:
+    """Return a note for each value that ends at an added limit, or so near to it that no word fits.
+
+    Args:
+        schema: the user's own.
+    """
+    limits = {bound.keyword: bound.value for bound in bounds.added}
+    max_length, max_items = limits.get("maxLength"), limits.get("maxItems")
+    notes: list[str] = []
+    for pointer, value in _walk("", record):
+        if isinstance(value, str) and max_length is not None and 2 * len(value) > max_length:
+            if _is_cut(value, max_length, evidence.get(pointer), text) and _is_open(schema, pointer, STRING_LIMITS):
+                end = f"ends at the added limit of {max_length} characters"
+                near = f", after {len(value)}" if len(value) < max_length else ""
+                notes.append(f"{pointer or '/'} {end}{near}{ADVICE}")
+        elif isinstance(value, list) and len(value) == max_items and _is_open(schema, pointer, ARRAY_LIMITS):
+            is_loop = all(item == value[-1] for item in value[-MIN_REPEATS:])
+            end = ", because the model repeats itself" if is_loop else ADVICE
+            notes.append(f"{pointer or '/'} ends at the added limit of {max_items} items{end}")
+    return notes
+
+
+def _walk(pointer: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every value with its JSON pointer, in the order of the record."""
+    waiting = [(pointer, value)]
+    while waiting:
+        pointer, value = waiting.pop()
+        yield pointer, value
+        inner = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+        waiting += [(f"{pointer}/{escape_pointer(str(step))}", each) for step, each in reversed([*inner])]
+
+
+def _is_cut(value: str, limit: int, evidence: Evidence | None, text: str) -> bool:
+    """Return whether what follows the value in the text had no room, or might not have had any."""
+    room = limit - len(value)
+    if evidence is None or evidence.match == "none":
+        return room < MAX_WORD
+    following = NEXT_WORD.match(text[evidence.end : evidence.end + limit])
+    return following is not None and len(following.group()) > room
+
+
+def _is_open(schema: Schema, pointer: str, keywords: tuple[str, ...]) -> bool:
+    """Return whether the user's own schema leaves the length at this place open."""
+    return not any(keyword in place for place in list_places(schema, pointer) for keyword in keywords)
