@@ -11,12 +11,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from app.concurrency import retry_while_full, run_bounded, take_last
-from app.extraction.extractor import ExtractionResult, Extractor, PartialExtraction, TextTooLong
+from app.extraction.extractor import (
+    MIN_OUTPUT_TOKENS,
+    ExtractionResult,
+    Extractor,
+    PartialExtraction,
+    TextTooLong,
+)
 from app.extraction.merging import Part, merge
-from app.extraction.prompt import Schema, make_messages, make_plain_prompt
-from engine import Engine, InvalidRequest
+from app.extraction.prompt import Schema
+from engine import InvalidRequest
 
-# Tokens kept free for each part's record, as a share of the model's length.
+# Tokens kept free for a record, as a share of the model's length.
 OUTPUT_SHARE = 0.3
 MAX_OUTPUT_TOKENS = 1024
 OVERLAP_SHARE = 0.15
@@ -36,51 +42,101 @@ class PartsDone:
     num_parts: int
 
 
-async def extract_long(
+async def stream_whole(
     extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
+) -> AsyncGenerator[PartialExtraction | PartsDone | ExtractionResult, None]:
+    """Yield a record as it is written where text and record fit the model, else the progress in parts; then the result.
+
+    Raises:
+        TextTooLong, GrammarError, EngineError: as extract_long.
+    """
+    # Images belong to no part of the text.
+    room = MIN_OUTPUT_TOKENS if extractor.images else keep_room(extractor)
+    result = None
+    try:
+        whole = extractor.stream(schema, text, source=source, cache_salt=cache_salt, room=room)
+        async with aclosing(whole) as steps:
+            async for step in steps:
+                if isinstance(step, PartialExtraction):
+                    yield step
+                else:
+                    result = step
+    except TextTooLong:
+        if extractor.images:
+            raise
+    if result is not None and (extractor.images or _num_cut(extractor, [result]) == 0):
+        yield result
+        return
+    parts = extract_long(extractor, schema, text, source=source, cache_salt=cache_salt, whole=result)
+    async with aclosing(parts):
+        async for part in parts:
+            yield part
+
+
+async def extract_long(
+    extractor: Extractor,
+    schema: Schema,
+    text: str,
+    *,
+    source: str = "",
+    cache_salt: str | None = None,
+    whole: ExtractionResult | None = None,
 ) -> AsyncGenerator[PartsDone | ExtractionResult, None]:
     """Yield progress, then one merged ExtractionResult; a text that fits is read in one part.
 
-    A full queue is waited for: the parts of one text may fill it themselves.
+    Where a part leaves too little room for its record, the text is cut into smaller ones. A full queue is waited for:
+    the parts of one text may fill it themselves.
+
+    Args:
+        whole: the record of the undivided text, for which there was too little room.
 
     Raises:
         TextTooLong: the schema alone fills the model, or the text has too many parts.
         GrammarError, EngineError: as Extractor.
     """
-    parts = await plan_parts(extractor, schema, text)
-    results: dict[int, ExtractionResult] = {}
+    room, merged = keep_room(extractor), whole
+    num_cut = _num_cut(extractor, [whole] if whole is not None else [])
+    while merged is None or num_cut:
+        if num_cut:
+            room = min(2 * max(room, num_cut), extractor.max_tokens)
+        try:
+            parts = await plan_parts(extractor, schema, text, room)
+        except TextTooLong:
+            if merged is None:
+                raise
+            break
+        results: dict[int, ExtractionResult] = {}
 
-    async def read(index: int) -> None:
-        piece = text[parts[index].start : parts[index].end]
-        results[index] = await retry_while_full(
-            lambda: extractor.extract(schema, piece, source=source, cache_salt=cache_salt)
-        )
+        async def read(index: int, parts: list[Part], results: dict[int, ExtractionResult]) -> None:
+            piece = text[parts[index].start : parts[index].end]
+            results[index] = await retry_while_full(
+                lambda: extractor.extract(schema, piece, source=source, cache_salt=cache_salt)
+            )
 
-    async with aclosing(run_bounded(map(read, range(len(parts))), MAX_CONCURRENT)) as reads:
-        async for _ in reads:
-            yield PartsDone(len(results), len(parts))
-    yield await asyncio.to_thread(merge, schema, parts, [results[index] for index in range(len(parts))])
+        reads = (read(index, parts, results) for index in range(len(parts)))
+        async with aclosing(run_bounded(reads, MAX_CONCURRENT)) as steps:
+            async for _ in steps:
+                yield PartsDone(len(results), len(parts))
+        ordered = [results[index] for index in range(len(parts))]
+        merged = await asyncio.to_thread(merge, schema, parts, ordered)
+        num_cut = _num_cut(extractor, ordered) if room < extractor.max_tokens else 0
+    yield merged
 
 
-async def stream_whole(
-    extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
-) -> AsyncGenerator[PartialExtraction | PartsDone | ExtractionResult, None]:
-    """Yield a record as it is written where the text fits the model, else the progress in parts; then the result.
+def keep_room(extractor: Extractor) -> int:
+    """Return the tokens that are kept for a record: a text that leaves fewer is divided."""
+    limit = extractor.engine.resolved.max_model_len
+    return min(int(limit * OUTPUT_SHARE), MAX_OUTPUT_TOKENS, extractor.max_tokens)
 
-    Raises:
-        TextTooLong, GrammarError, EngineError: as extract_long.
-    """
-    try:
-        async with aclosing(extractor.stream(schema, text, source=source, cache_salt=cache_salt)) as parts:
-            async for part in parts:
-                yield part
-        return
-    except TextTooLong:
-        if extractor.images:  # which belong to no part of the text
-            raise
-    async with aclosing(extract_long(extractor, schema, text, source=source, cache_salt=cache_salt)) as steps:
-        async for step in steps:
-            yield step
+
+def _num_cut(extractor: Extractor, results: list[ExtractionResult]) -> int:
+    """Return the tokens of the longest record that ended for lack of room, not at `max_tokens`; 0 if none did."""
+    lengths = [
+        len(result.output.outputs[0].token_ids)
+        for result in results
+        if result.finish_reason == "length" and result.output is not None
+    ]
+    return max((length for length in lengths if length < extractor.max_tokens), default=0)
 
 
 async def extract_whole(
@@ -99,7 +155,7 @@ async def extract_whole(
     return result
 
 
-async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Part]:
+async def plan_parts(extractor: Extractor, schema: Schema, text: str, room_for_record: int) -> list[Part]:
     """The parts of this text that the model takes, each beside the schema and a record.
 
     Raises:
@@ -110,8 +166,8 @@ async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Pa
     tokenizer = engine.tokenizer
     if tokenizer is None:
         raise InvalidRequest("extraction needs a tokenizer; start the engine without skip_tokenizer_init")
-    limit, frame = engine.resolved.max_model_len, await _count_frame(extractor, schema)
-    room = limit - frame - min(int(limit * OUTPUT_SHARE), MAX_OUTPUT_TOKENS)
+    limit, frame = engine.resolved.max_model_len, len(await extractor.encode_prompt(schema, ""))
+    room = limit - frame - room_for_record
     num_tokens = max(len(await engine.encode(text)), 1)
     if num_tokens <= room:
         return [Part(0, len(text))]
@@ -131,15 +187,6 @@ async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Pa
     if len(parts) > MAX_PARTS:
         raise too_many
     return parts
-
-
-async def _count_frame(extractor: Extractor, schema: Schema) -> int:
-    """The tokens of a prompt without its text."""
-    engine: Engine = extractor.engine
-    messages = make_messages(schema, "", extractor.instructions, extractor.examples)
-    if engine.tokenizer is not None and engine.tokenizer.has_chat_template:
-        return len(await engine.render_chat(messages))
-    return len(await engine.encode(make_plain_prompt(messages)))
 
 
 def cut(text: str, max_chars: int, fits: Callable[[str], bool] = lambda part: True) -> list[Part]:

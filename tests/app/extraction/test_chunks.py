@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.extraction import ExtractionResult, Extractor, TextTooLong
 from app.extraction.bounds import Bound, BoundedSchema
-from app.extraction.chunks import PartsDone, cut, extract_long
+from app.extraction.chunks import PartsDone, cut, extract_long, stream_whole
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
 from app.extraction.merging import Part, merge
@@ -113,6 +113,24 @@ async def test_a_long_text_is_read_in_parts_that_fit_and_wait_while_the_queue_is
     engine = FakeEngine()
     steps = [step async for step in extract_long(Extractor(engine), {"type": "object"}, "Ada, 36")]
     assert len(engine.requests) == 1 and steps[0] == PartsDone(1, 1)
+
+
+@pytest.mark.parametrize(("num_lines", "record_chars"), [(20, 300), (70, 300), (110, 300), (40, 900), (400, 900)])
+async def test_text_and_record_share_the_room_or_the_text_is_divided(num_lines: int, record_chars: int) -> None:
+    engine = FakeEngine(record=json.dumps({"a": "x" * record_chars}))
+    stream = stream_whole(Extractor(engine, limits=None), {"type": "object"}, "Ada, 36.\n" * num_lines)
+    *_, last = [step async for step in stream]
+    assert isinstance(last, ExtractionResult) and last.valid and last.finish_reason == "stop"
+
+
+async def test_a_record_that_no_part_has_room_for_is_cut_off_and_said_to_be() -> None:
+    engine = FakeEngine(record=json.dumps({"a": "x" * 5000}))
+    *_, last = [step async for step in stream_whole(Extractor(engine, limits=None), {"type": "object"}, "Ada " * 100)]
+    assert isinstance(last, ExtractionResult) and not last.valid and last.finish_reason == "length"
+    # The user's own limit is no lack of room.
+    engine = FakeEngine()
+    *_, last = [step async for step in stream_whole(Extractor(engine, max_tokens=9), {"type": "object"}, "Ada " * 100)]
+    assert len(engine.requests) == 1 and last.finish_reason == "length"
 
 
 @given(st.text(alphabet="aé \n.", max_size=2500), st.integers(250, 600))
