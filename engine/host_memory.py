@@ -1,7 +1,8 @@
-"""Measures the RAM available to this process, within the limits of its control groups (cgroup v1 or v2)."""
+"""Measures the RAM that this process may use, within its control groups (cgroup v1 or v2), and returns freed RAM."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,3 +89,10 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def return_freed_memory() -> None:
+    """Give memory that Python and torch have freed back to the system, where the C library keeps it (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from kernels.int4 import GroupedInt4
+from kernels.grouped import GroupedInt
 from kernels.lora import LoraMatrix, LoraSegment, LoraStep, PackedLora
 from kernels.shared_prefixes import SharedPrefixes
 from kernels.states import RunConv, ScanStates
@@ -303,7 +303,7 @@ class Ops:
     paged_attention: PagedAttention
     linear: Multiply
     # (weight [out, in], bias, quantization) -> packed weight
-    pack_linear: Callable[[Tensor | GroupedInt4, Tensor | None, Quantization | None], PackedWeight]
+    pack_linear: Callable[[Tensor | GroupedInt, Tensor | None, Quantization | None], PackedWeight]
     pack_experts: Callable[[ExpertWeights, Quantization | None], PackedExperts]
     run_experts: RunExperts
     run_conv: RunConv
@@ -320,10 +320,12 @@ class Ops:
     unpack_experts: Callable[[PackedExperts], ExpertWeights] | None = None
     # The matrix [out, in] that was packed, as near as the packing kept it; None: packing is a one-way street.
     unpack_linear: Callable[[PackedWeight], Tensor] | None = None
+    # (packed weight, ids [N]) -> rows [N, in] float32 of a matrix in grouped codes; None as in `unpack_linear`.
+    unpack_rows: Callable[[PackedWeight, Tensor], Tensor] | None = None
     # Whether a matrix that must also stay as it is (an embedding that is the head too) deserves a packed copy.
     packs_shared: bool = False
-    # Whether products with a matrix that comes in 4-bit codes are fast.
-    takes_int4: bool = False
+    # Whether `pack_linear` takes a matrix in grouped codes, and keeps them.
+    takes_grouped: bool = False
     run_layers: RunLayers | None = None
     # None: the keys of a request cannot be divided over ranks.
     partial_attention: PartialAttention | None = None

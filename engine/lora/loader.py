@@ -234,7 +234,7 @@ class AdapterBuilder:
                 raise InvalidRequest(
                     "use_dora: the model scales its embedding, which does not work", "lora_path"
                 )
-            factor = magnitude / sum_squares(table.detach().cpu().t(), a, b, scale).sqrt()
+            factor = magnitude / sum_squares(self._model.unpack_embedding().cpu().t(), a, b, scale).sqrt()
         change = (self._store(a.t().contiguous()), (b.float() * scale).to(self._model.dtype), factor)
         self._adapter.embedding = EmbeddingChange(None, *change)
 
@@ -262,7 +262,8 @@ class AdapterBuilder:
         table = self._model.embed_tokens
         if module not in (_EMBEDDING, "lm_head"):
             raise InvalidRequest(f"tensor {_PREFIX}{module}.base_layer.weight is not supported", "lora_path")
-        base = table.detach().cpu() if module == _EMBEDDING else self._model.lm_head.unpack().cpu()
+        packed = self._model.lm_head
+        base = (self._model.unpack_embedding() if module == _EMBEDDING else packed.unpack()).cpu()
         # A quantized matrix differs a little; a trained or resized one much more.
         is_same = weight.shape == table.shape
         if is_same and module == "lm_head":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from engine.model.attention import Attention, StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer, add_norm
+from engine.model.formats.encoded import EncodedTensor
 from engine.model.linear import Linear, make_parameter
 from engine.model.mlp import MLP
 from engine.model.moe import Experts
@@ -27,7 +27,7 @@ from engine.model.vision.step_images import StepImages
 from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, WeightTargets, add_prefix
 from kernels import LayerWeights, Ops
 from kernels.lora import LoraLayers, PackedLora
-from kernels.ops import KVCache, Quantization
+from kernels.ops import KVCache, PackedWeight, Quantization
 from kernels.torch import make_ops
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -69,6 +69,8 @@ class DecoderModel(nn.Module):
         # Only the first stage has the embedding and the output head, so that a tied head needs no copy.
         num_embeddings = 0 if self._first else config.vocab_size
         self.embed_tokens = make_parameter(num_embeddings, config.hidden_size, dtype=dtype, device=device)
+        self._embedding_codes: EncodedTensor | None = None  # until it is packed
+        self._embedding: PackedWeight | None = None  # the table, where it has codes; None: `embed_tokens`
         ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs if spec.state is None))
         self.ropes = tuple(RotaryEmbedding(rope, head_size, device) for rope, head_size in ropes)
         groups = find_groups(self.kv_specs())
@@ -138,7 +140,7 @@ class DecoderModel(nn.Module):
         if received is not None:
             hidden, residual, *aux = received
         else:
-            hidden, residual = None, F.embedding(input_ids, self.embed_tokens)
+            hidden, residual = None, self._embed(input_ids)
             if adapters is not None:
                 adapters.embed(input_ids, residual)
             if self._embedding_multiplier != 1:
@@ -230,7 +232,15 @@ class DecoderModel(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear | Experts):
                 module.pack(self.ops, quantization)
+        if self._embedding_codes is not None:
+            self._pack_embedding(self._embedding_codes, quantization)
         self._layer_weights = self._list_weights(self.ops)
+
+    def unpack_embedding(self) -> Tensor:
+        """Return the table of the embedding, [V, D] in the model's dtype."""
+        if self._embedding is None:
+            return self.embed_tokens.detach()
+        return self._embed(torch.arange(self.config.vocab_size))
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
@@ -243,14 +253,12 @@ class DecoderModel(nn.Module):
 
     def weight_targets(self) -> WeightTargets:
         """Return the memory for each tensor of a checkpoint."""
-        # A tied head may take the codes that the embedding has.
         targets: Targets = add_prefix("model.norm", self.norm.weight_targets())
         tied = {}
         if not self._first:
-            is_tied = self.config.tie_word_embeddings
-            keep = partial(self.lm_head.keep, "") if is_tied and self._sharding.size == 1 else None
-            targets[_EMBEDDING] = WeightTarget(self.embed_tokens, keep=keep, is_table=True)
-            if is_tied:
+            keep = self._keep_embedding if self._sharding.size == 1 else None
+            targets[_EMBEDDING] = WeightTarget(self.embed_tokens, keep=keep)
+            if self.config.tie_word_embeddings:
                 tied[_HEAD] = _EMBEDDING
             else:
                 targets |= add_prefix("lm_head", self.lm_head.weight_targets())
@@ -265,6 +273,27 @@ class DecoderModel(nn.Module):
         found = WeightTargets(targets, tied, _DERIVED_SUFFIXES, tuple(ignored))
         found = found.rename(self.config.weight_prefix, self.config.weight_renames)
         return replace(found, ignored_prefixes=found.ignored_prefixes + self.config.ignored_weights)
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        if self._embedding is None:
+            return F.embedding(input_ids, self.embed_tokens)
+        assert self.ops.unpack_rows is not None, "these ops have packed the embedding"
+        return self.ops.unpack_rows(self._embedding, input_ids).to(self.dtype)
+
+    def _keep_embedding(self, tensor: EncodedTensor) -> None:
+        self._embedding_codes = tensor
+        if self.config.tie_word_embeddings:
+            self.lm_head.keep("", tensor)
+
+    def _pack_embedding(self, codes: EncodedTensor, quantization: Quantization | None) -> None:
+        """Keep the table as a packed matrix, that of a tied head where it has the same codes."""
+        if self.config.tie_word_embeddings and quantization is None:
+            self._embedding = self.lm_head.packed
+        else:
+            self._embedding = self.ops.pack_linear(codes.to_grouped(), None, None)
+        self._embedding_codes = None
+        # The parameter says shape, dtype and device, and takes no memory.
+        self.embed_tokens.data = self.embed_tokens.new_empty(1).expand(self.embed_tokens.shape)
 
     def _prepare(
         self,

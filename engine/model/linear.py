@@ -13,7 +13,7 @@ from engine.model.formats.encoded import EncodedTensor
 from engine.model.shard import Shard
 from engine.model.weight_targets import ShardedTarget, Target, Targets, WeightTarget
 from kernels import Ops
-from kernels.int4 import GroupedInt4, round_int4, stack
+from kernels.grouped import GroupedInt, round_grouped, stack
 from kernels.lora import LoraMatrix, PackedLora
 from kernels.ops import Multiply, PackedWeight, Quantization
 from kernels.torch.linear import linear
@@ -108,23 +108,34 @@ class Linear(nn.Module):
         return ops.pack_lora(matrix)
 
     def keep(self, part: str, tensor: EncodedTensor) -> None:
-        """Take a part of the matrix in 4-bit codes instead of its values."""
+        """Take a part of the matrix in codes instead of its values."""
         self._encoded[part] = tensor
 
-    def _join_codes(self, source: Tensor, quantization: Quantization | None) -> GroupedInt4 | None:
-        """Return the matrix in 4-bit codes; None if some part has none, and then decode the others to `source`."""
+    def _join_codes(self, source: Tensor, quantization: Quantization | None) -> GroupedInt | None:
+        """Return the matrix in the codes of its parts; None if some have none: then the others are decoded to `source`.
+
+        int4 rounds the parts that have more bits, or none.
+        """
         if not self._encoded:
             return None
         encoded, self._encoded = self._encoded, {}
         rows = dict(zip(self._parts, source.split(list(self._parts.values())), strict=True))
-        if len(encoded) == len(self._parts) or quantization == "int4":
-            codes = {part: tensor.to_int4() for part, tensor in encoded.items()}
-            sizes = {each.group_size for each in codes.values()}
-            if len(sizes) == 1:
-                (size,) = sizes
-                return stack([codes.get(part) or round_int4(rows[part], size) for part in self._parts])
+        codes: dict[str, GroupedInt] = {}
         for part, tensor in encoded.items():
-            rows[part].copy_(tensor.dequantize())
+            order = self._orders.get(part)
+            grouped = tensor.to_grouped()
+            codes[part] = grouped if order is None else grouped.select_rows(order)
+        sizes = {each.group_size for each in codes.values()}
+        if len(sizes) == 1 and (len(codes) == len(self._parts) or quantization == "int4"):
+            if quantization == "int4":
+                (size,) = sizes
+                for part in self._parts:
+                    if part not in codes or codes[part].bits > 4:
+                        values = codes[part].dequantize() if part in codes else rows[part]
+                        codes[part] = round_grouped(values, 4, size)
+            return stack([codes[part] for part in self._parts])
+        for part, each in codes.items():
+            rows[part].copy_(each.dequantize())
         return None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
@@ -146,10 +157,9 @@ class Linear(nn.Module):
         for part, rows in self._parts.items():
             prefix, order = f"{part}." if part else "", self._orders.get(part)
             memory = self.weight[row : row + rows]
-            keep = partial(self.keep, part) if order is None else None
             shard = self._shards.get(part)
             matrix_part = MatrixPart(self, row, rows, order, shard)
-            weight = WeightTarget(memory, order=order, keep=keep, part=matrix_part)
+            weight = WeightTarget(memory, order=order, keep=partial(self.keep, part), part=matrix_part)
             found: dict[str, Target] = {f"{prefix}weight": weight}
             if self.bias is not None:
                 found[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], order=order)

@@ -76,8 +76,8 @@ def load_model(
     if config is None:
         config = read_model_config(path_or_name)
     packs_shared = ops is not None and ops.packs_shared
-    has_codes = config.weight_format is not None and config.weight_format.has_int4
-    keeps_codes = has_codes and ops is not None and ops.takes_int4 and quantization in (None, "int4")
+    has_codes = config.weight_format is not None
+    keeps_codes = has_codes and ops is not None and ops.takes_grouped and quantization in (None, "int4")
     num_ranks = sharding.size
     with check_weight_memory(
         path_or_name, config, dtype, device, quantization, packs_shared, keeps_codes, num_ranks
@@ -110,7 +110,7 @@ def _load_decoder(
     """Build our decoder; with a seed its weights are random.
 
     Args:
-        keeps_codes: leave 4-bit codes as they are.
+        keeps_codes: leave the codes of quantized matrices as they are.
     """
     model = build(config, dtype, device, ops).eval()
     if seed is not None:
@@ -190,10 +190,9 @@ def _load_tensor(
     if isinstance(target, SkippedTarget):
         return
     if isinstance(tensor, EncodedTensor):
-        if keeps_codes and isinstance(target, WeightTarget) and target.keep is not None and tensor.has_int4:
+        if keeps_codes and isinstance(target, WeightTarget) and target.keep is not None:
             target.keep(tensor)
-            if not target.is_table:
-                return
+            return
         tensor = tensor.dequantize()
     is_known = (tensor.is_floating_point() and tensor.dtype.itemsize > 1) or tensor.dtype == target.dtype
     if not is_known:

@@ -28,7 +28,7 @@ class Model(Protocol):
         dtype: dtype of the hidden states, and of the weights before they are packed.
         weights_hash: hash of the loaded weights.
         lm_head: output projection, for ops that sample from hidden states directly.
-        embed_tokens: [V, D] input embedding, which draft heads share.
+        embed_tokens: shape, dtype and device of the input embedding, [V, D]; `unpack_embedding` returns its values.
         matrix_parts: matrices that adapters may change, by the module's name in the checkpoint.
         aux_layers: layers whose inputs follow the final hidden state in each row of the result, for draft heads.
         before_layers: called by a step when the inputs of its layers are ready.
@@ -55,6 +55,8 @@ class Model(Protocol):
     ) -> Tensor: ...
 
     def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor: ...
+
+    def unpack_embedding(self) -> Tensor: ...
 
     def list_lora_layers(self, matrices: dict[nn.Module, PackedLora]) -> LoraLayers | None: ...
 

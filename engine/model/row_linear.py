@@ -14,7 +14,7 @@ from engine.model.sharding import Sharding
 from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget
 from engine.parallel.comm import fold
 from kernels import Ops
-from kernels.int4 import GROUP_SIZE
+from kernels.grouped import GROUP_SIZE
 from kernels.lora import LoraMatrix, LoraSegment, PackedLora
 from kernels.ops import Multiply, PackedWeight, Quantization
 

@@ -19,9 +19,10 @@ from engine.model.decoder_layer import STATE_LAYERS
 from engine.model.implementation import TransformersConfig
 from engine.model.layer_spec import LayerSpec
 from kernels.cpu.weights import estimate_int4_bytes, estimate_packed_bytes
-from kernels.int4 import GROUP_SIZE
+from kernels.grouped import GROUP_SIZE
 from kernels.ops import Quantization
 
+_CODE_BYTES = 9 / 8  # of an element in 8 bits, with its share of scales and minimums
 _INT4_BYTES = estimate_int4_bytes(32, GROUP_SIZE) / (32 * GROUP_SIZE)  # of an element
 _CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of torch's error about missing RAM
 
@@ -130,19 +131,18 @@ def check_weight_memory(
         name: model name for the error.
         dtype: dtype of all weights until they are packed, including those to be quantized.
         packs_shared: whether the ops pack a copy of a tied head, as the native ones do.
-        keeps_codes: whether 4-bit codes of the checkpoint are kept; the matrices of layers are counted so.
+        keeps_codes: whether matrices keep the codes of the checkpoint, in 4 or 8 bits; those of experts do not.
         num_ranks: ranks that divide the weights, except the embedding.
 
     Raises:
         ConfigError: gives the needed and the free memory, and a setting that needs less.
     """
     num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
-    copy_bytes = _estimate_growth(config, dtype, quantization) if packs_shared else 0
+    copy_bytes = _estimate_growth(config, dtype, quantization) if packs_shared and not keeps_codes else 0
     num_bytes += copy_bytes
     if keeps_codes:
-        num_coded = _count_matrix_numbers(config)
-        # Codes take a byte each until they are packed.
-        num_bytes -= int(num_coded * (dtype.itemsize - 1 - _INT4_BYTES))
+        experts = sum(moe.count_matrix_numbers(config.hidden_size) for moe in config.layer_moes if moe)
+        num_bytes -= int((count_parameters(config) - experts) * (dtype.itemsize - _CODE_BYTES))
     if num_ranks > 1:
         embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize
         num_bytes = embedding_bytes + (num_bytes - embedding_bytes) // num_ranks

@@ -39,9 +39,8 @@ class WeightTarget:
         None  # [rows] int64: the row of the tensor for each row of the memory; None: as it is
     )
     offset: float = 0.0  # added to each number
-    # Takes a tensor with 4-bit codes, for ops that multiply with them; None: there are no such ops for it.
+    # Takes a tensor in codes instead of its values, for ops that multiply with them; None: it needs the values.
     keep: Callable[[EncodedTensor], None] | None = None
-    is_table: bool = False  # the memory is needed even if the codes are kept
     part: MatrixPart | None = None  # where an adapter changes the matrix
 
     @property

@@ -8,6 +8,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.host_memory import return_freed_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.lora.adapter_store import AdapterStore, estimate_adapter_bytes
 from engine.model import ModelConfig, load_model
@@ -105,8 +106,7 @@ class LoadedModel:
 
     def _load(self) -> None:
         config = self._worker_config
-        weight_format = self._model_config.weight_format
-        has_codes = weight_format is not None and weight_format.has_int4
+        has_codes = self._model_config.weight_format is not None
         has_ranks = self._config.num_ranks > 1
         self._dtype = DTYPES[config.dtype]
         self._num_threads = config.num_threads if has_ranks else self._config.num_threads
@@ -125,6 +125,7 @@ class LoadedModel:
             sharding=sharding,
             build=build,
         )
+        return_freed_memory()  # loading leaves holes as large as the model
         if self.ranks is not None:
             self.ranks.wait_loaded()
         elif self._model_config.vision is not None:

@@ -20,7 +20,7 @@ from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.states import run_conv, scan_states
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
-from kernels.int4 import GroupedInt4
+from kernels.grouped import GroupedInt
 from kernels.lora import LoraSegment, LoraStep
 from kernels.ops import KVCache, LayerWeights, Ops, Quantization
 
@@ -63,6 +63,7 @@ class NativeOps:
             linear=self.linear,
             pack_linear=self.pack_linear,
             unpack_linear=self.unpack_linear,
+            unpack_rows=self.unpack_rows,
             pack_experts=partial(pack_experts, self.library, self.pool, self._memory),
             run_experts=partial(run_experts, self.library, self.pool),
             unpack_experts=partial(unpack_experts, self.library, self.pool),
@@ -71,7 +72,7 @@ class NativeOps:
             pack_lora=pack_lora,
             add_lora=self.add_lora,
             packs_shared=True,
-            takes_int4=True,
+            takes_grouped=True,
             run_layers=self.run_layers,
             estimate_scratch=partial(estimate_scratch, num_threads=self.pool.num_threads),
             cache_dtypes=(torch.int8,),
@@ -276,9 +277,9 @@ class NativeOps:
         return out
 
     def pack_linear(
-        self, weight: Tensor | GroupedInt4, bias: Tensor | None, quantization: Quantization | None
+        self, weight: Tensor | GroupedInt, bias: Tensor | None, quantization: Quantization | None
     ) -> NativeWeight:
-        """Pack a matrix [out, in] and its bias; one in 4-bit codes keeps them.
+        """Pack a matrix [out, in] and its bias; one in grouped codes keeps them.
 
         Raises:
             ValueError: a dtype or quantization that native ops do not have.
@@ -288,6 +289,14 @@ class NativeOps:
     def unpack_linear(self, weight: NativeWeight) -> Tensor:
         """The matrix [out, in] again, rounded where it was quantized."""
         return unpack(self.library, self.pool, weight)
+
+    def unpack_rows(self, weight: NativeWeight, ids: Tensor) -> Tensor:
+        """Some rows of a matrix in grouped codes, float32."""
+        ids = ids.contiguous()
+        rows = torch.empty(len(ids), weight.in_features)
+        pointers = (ctypes.byref(weight.struct), ids.data_ptr(), len(ids), rows.data_ptr())
+        self.library.unpack_rows(self.pool.handle, *pointers)
+        return rows
 
     def linear(
         self, x: Tensor, weight: NativeWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import LinearStruct
-from kernels.int4 import GROUP_SIZE, GroupedInt4, round_int4
+from kernels.grouped import GROUP_SIZE, GroupedInt, round_grouped
 from kernels.ops import Quantization
 
 # The codes of `Dtype` in src/linear.h.
@@ -32,7 +32,8 @@ class WeightKind(IntEnum):
     )
     BFLOAT16 = 2
     INT8 = 3
-    INT4 = 4
+    GROUPED4 = 4
+    GROUPED8 = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,12 @@ def pack(
     library: NativeLibrary,
     pool: ThreadPool,
     memory: PanelMemory,
-    weight: Tensor | GroupedInt4,
+    weight: Tensor | GroupedInt,
     bias: Tensor | None,
     quantization: Quantization | None,
     kind: WeightKind | None = None,
 ) -> NativeWeight:
-    """Pack a matrix [out, in] into a piece of `memory`; one in 4-bit codes keeps them.
+    """Pack a matrix [out, in] into a piece of `memory`; one in grouped codes keeps them.
 
     Args:
         kind: how to store it; None: `choose_kind` decides.
@@ -72,15 +73,15 @@ def pack(
     Raises:
         ValueError: another dtype than float32 and bfloat16, or another quantization than int8 and int4.
     """
-    if isinstance(weight, GroupedInt4):
-        return _pack_int4(library, pool, memory, weight, bias, torch.float32)
+    if isinstance(weight, GroupedInt):
+        return _pack_grouped(library, pool, memory, weight, bias, torch.float32)
     if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
         raise ValueError(
             "native ops take float32 and bfloat16 matrices on the CPU, "
             f"not {weight.dtype} {list(weight.shape)} on {weight.device.type}"
         )
     if quantization == "int4":
-        return _pack_int4(library, pool, memory, round_int4(weight), bias, weight.dtype)
+        return _pack_grouped(library, pool, memory, round_grouped(weight), bias, weight.dtype)
     weight = weight.contiguous()
     out_features, in_features = weight.shape
     kind = choose_kind(library, pool, weight, quantization) if kind is None else kind
@@ -113,27 +114,28 @@ def pack(
     )
 
 
-def _pack_int4(
+def _pack_grouped(
     library: NativeLibrary,
     pool: ThreadPool,
     memory: PanelMemory,
-    weight: GroupedInt4,
+    weight: GroupedInt,
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> NativeWeight:
     out_features, in_features = weight.shape
+    kind = WeightKind.GROUPED4 if weight.bits == 4 else WeightKind.GROUPED8
     sizes = (out_features, in_features, weight.group_size)
-    panels = memory.take(library.int4_bytes(*sizes))
+    panels = memory.take(library.grouped_bytes(kind, *sizes))
     codes = weight.codes.contiguous()
     scales, minimums = weight.scales.float().contiguous(), weight.minimums.float().contiguous()
     pointers = (codes.data_ptr(), scales.data_ptr(), minimums.data_ptr())
-    library.pack_int4(pool.handle, *pointers, *sizes, panels.data_ptr())
+    library.pack_grouped(pool.handle, kind, *pointers, *sizes, panels.data_ptr())
     bias = None if bias is None else bias.float().contiguous()
     struct = LinearStruct(
         *(panels.data_ptr(), None, None, address(bias), in_features, out_features),
-        *(WeightKind.INT4, weight.group_size),
+        *(kind, weight.group_size),
     )
-    return NativeWeight(WeightKind.INT4, dtype, in_features, out_features, panels, None, None, bias, struct)
+    return NativeWeight(kind, dtype, in_features, out_features, panels, None, None, bias, struct)
 
 
 def estimate_int4_bytes(out_features: int, in_features: int) -> int:

@@ -3,7 +3,7 @@
 int8   one scale per output channel, activations rounded per token: int8 times int8, summed in int32
 fp8    the same with float8 (e4m3); CUDA only
 int4   CUDA: groups of 128 inputs, one scale and zero point each, activations as they are; bfloat16 only
-       CPU: see `kernels.int4`; activations rounded to int8 per group
+       CPU: see `kernels.grouped`; activations rounded to int8 per group
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.int4 import GroupedInt4, round_int4
+from kernels.grouped import GroupedInt, round_grouped
 from kernels.ops import PackedWeight, Quantization
 
 INT4_GROUP = 128
@@ -29,7 +29,7 @@ _TINY = 1e-12
 
 
 def pack_linear(
-    weight: Tensor | GroupedInt4, bias: Tensor | None, quantization: Quantization | None
+    weight: Tensor | GroupedInt, bias: Tensor | None, quantization: Quantization | None
 ) -> PackedWeight:
     """Lay a matrix [out, in] out as `linear` wants it on this device.
 
@@ -41,8 +41,8 @@ def pack_linear(
 
     Why: on CPU in float32 a column-major matrix makes products of 4 to 16 rows up to three times as fast.
     """
-    if isinstance(weight, GroupedInt4):
-        return GroupedInt4Weight(weight)
+    if isinstance(weight, GroupedInt):
+        return GroupedIntWeight(weight)
     if quantization is not None:
         return pack_quantized(weight, quantization)
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -93,7 +93,7 @@ def pack_quantized(weight: Tensor, quantization: Quantization) -> QuantizedWeigh
         case "fp8":
             return Fp8Weight(weight)
         case "int4":
-            return Int4Weight(weight) if weight.is_cuda else GroupedInt4Weight(round_int4(weight))
+            return Int4Weight(weight) if weight.is_cuda else GroupedIntWeight(round_grouped(weight))
 
 
 class Int8Weight:
@@ -180,10 +180,10 @@ class Int4Weight:
         raise NotImplementedError("int4 matrices stay as they are")
 
 
-class GroupedInt4Weight:
+class GroupedIntWeight:
     """W4A8 as the native ops compute it, but slowly: where no compiler is, and what they are compared with."""
 
-    def __init__(self, weight: GroupedInt4) -> None:
+    def __init__(self, weight: GroupedInt) -> None:
         self.weight = weight
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,8 +2,8 @@
 
     quant_config   quantization_config of config.json ─▶ WeightFormat
     gguf_file      the container of GGUF files            gguf_model   its names and config
-    gguf_blocks, packed_int4, float8                      EncodedTensor of each format
+    gguf_blocks, packed_int, float8                       EncodedTensor of each format
 
 The loader sees EncodedTensors and nothing of the format: `dequantize` returns what the format's own library does,
-bit for bit, and `to_int4` the codes for the int4 products where the format has them.
+bit for bit, and `to_grouped` the codes for the grouped products.
 """

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from kernels.int4 import GroupedInt4
+from kernels.grouped import GroupedInt
 
 
 @runtime_checkable
@@ -21,12 +21,8 @@ class EncodedTensor(Protocol):
     def dequantize(self) -> Tensor:
         """Return the values, equal to those of the format's own library bit for bit."""
 
-    @property
-    def has_int4(self) -> bool:
-        """Whether `to_int4` can be called: the codes have 4 bits, in groups that the int4 products take."""
-
-    def to_int4(self) -> GroupedInt4:
-        """Return the matrix with the codes it has."""
+    def to_grouped(self) -> GroupedInt:
+        """Return the matrix in the form of the grouped products: its own codes, or 8 bits nearest to its values."""
 
 
 def unpack_bits(words: Tensor, num_bits: int) -> Tensor:

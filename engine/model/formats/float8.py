@@ -1,4 +1,4 @@
-"""ScaledTensor: a matrix of 8-bit numbers with scales, which no product here takes as it is."""
+"""ScaledTensor: a matrix of 8-bit numbers with scales, which are rounded to 8 bits in groups of 32 inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.int4 import GroupedInt4
+from kernels.grouped import GroupedInt, round_grouped
+
+_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,5 @@ class ScaledTensor:
             scales = scales.repeat_interleave(columns, 1)[:, : self.shape[1]]
         return self.values.to(scales.dtype) * scales
 
-    @property
-    def has_int4(self) -> bool:
-        return False
-
-    def to_int4(self) -> GroupedInt4:
-        raise NotImplementedError("these numbers are not integers of 4 bits")
+    def to_grouped(self) -> GroupedInt:
+        return round_grouped(self.dequantize(), 8, _GROUP)

@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from kernels.int4 import GroupedInt4
+from kernels.grouped import GroupedInt, round_grouped, stack
 
 _ROWS_AT_ONCE = 2048  # limits the memory of intermediate values
 _GROUP = 32
@@ -27,7 +27,7 @@ class Kind:
 
     type: Type
     split: Split | None  # None: only the package `gguf` decodes it
-    has_int4: bool = False
+    zero: int = 0  # added to signed codes
 
     @property
     def name(self) -> str:
@@ -59,19 +59,21 @@ class GGUFTensor:
         parts = [self._dequantize(rows) for rows in self.rows.split(_ROWS_AT_ONCE)]
         return torch.cat(parts).view(self.shape)
 
-    @property
-    def has_int4(self) -> bool:
-        return self.kind.has_int4
+    def to_grouped(self) -> GroupedInt:
+        """As `EncodedTensor`; exact for blocks that have a scale per 32 weights."""
+        parts = [self._group(rows) for rows in self.rows.split(_ROWS_AT_ONCE)]
+        return parts[0] if len(parts) == 1 else stack(parts)
 
-    def to_int4(self) -> GroupedInt4:
+    def _group(self, rows: Tensor) -> GroupedInt:
+        if self.kind not in _EXACT:
+            return round_grouped(self._dequantize(rows), 8, _GROUP)
         assert self.kind.split is not None, "the kind has codes"
-        parts = []
-        for rows in self.rows.split(_ROWS_AT_ONCE):
-            codes, scales, minimums = self.kind.split(rows.reshape(-1, self.kind.block_bytes))
-            assert minimums is not None, "a kind with 4-bit codes has minimums"
-            parts.append([each.reshape(len(rows), -1) for each in (codes, scales, minimums)])
-        codes, scales, minimums = (torch.cat(each) for each in zip(*parts, strict=True))
-        return GroupedInt4(codes, scales, minimums, _GROUP)
+        codes, scales, minimums = self.kind.split(rows.reshape(-1, self.kind.block_bytes))
+        if minimums is None:
+            minimums = -self.kind.zero * scales
+            codes = (codes.short() + self.kind.zero).to(torch.uint8)
+        codes, scales, minimums = (each.reshape(len(rows), -1) for each in (codes, scales, minimums))
+        return GroupedInt(codes, scales, minimums, _GROUP, 4 if self.kind.type in _FOUR_BITS else 8)
 
     def _dequantize(self, rows: Tensor) -> Tensor:
         if self.kind.split is None:
@@ -121,6 +123,11 @@ def _split_q5_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return codes.to(torch.int8) - 16, _half(blocks, 0), None
 
 
+def _split_q5_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    codes = _nibbles(blocks[:, 8:], 16) | _high_bits_5(blocks[:, 4:8]) << 4
+    return codes, _half(blocks, 0), _half(blocks, 2)
+
+
 def _split_q8_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return blocks[:, 2:].view(torch.int8), _half(blocks, 0), None
 
@@ -152,17 +159,21 @@ _SPLITS = {
     Type.Q4_0: _split_q4_0,
     Type.Q4_1: _split_q4_1,
     Type.Q5_0: _split_q5_0,
+    Type.Q5_1: _split_q5_1,
     Type.Q8_0: _split_q8_0,
     Type.Q4_K: _split_q4_k,
     Type.Q5_K: _split_q5_k,
     Type.Q6_K: _split_q6_k,
 }
+_FOUR_BITS = (Type.Q4_0, Type.Q4_1, Type.Q4_K)
+_ZEROS = {Type.Q5_0: 16, Type.Q8_0: 128}
 _DECODED = (
-    *(Type.Q5_1, Type.Q2_K, Type.Q3_K, Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S),
+    *(Type.Q2_K, Type.Q3_K, Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S),
     *(Type.IQ3_XXS, Type.IQ3_S, Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4),
 )
 # By the number of the type in the file.
 KINDS = {
-    int(each): Kind(each, split, has_int4=each in (Type.Q4_0, Type.Q4_1, Type.Q4_K))
+    int(each): Kind(each, split, _ZEROS.get(each, 0))
     for each, split in (_SPLITS | dict.fromkeys(_DECODED)).items()
 }
+_EXACT = [KINDS[each] for each in _SPLITS if each != Type.Q6_K]  # Q6_K has a scale per 16 weights

@@ -97,9 +97,9 @@ class GGUFFile:
         return list(self._entries)
 
     @property
-    def has_int4(self) -> bool:
-        """Whether some tensor has codes of 4 bits."""
-        return any(entry.kind in KINDS and KINDS[entry.kind].has_int4 for entry in self._entries.values())
+    def is_encoded(self) -> bool:
+        """Whether some tensor is stored in blocks."""
+        return any(entry.kind in KINDS for entry in self._entries.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, as torch writes it."""

@@ -113,7 +113,8 @@ class GGUFModel:
             raise ConfigError(f"{self._file.path}: the tensor token_embd.weight is missing")
         metadata = Metadata(self._name, self._file.metadata, shapes, str(self._file.path))
         config = make_config(ARCHITECTURES[self._name], metadata)
-        config["quantization_config"] = {"quant_method": "gguf", "has_int4": self._file.has_int4}
+        if self._file.is_encoded:
+            config["quantization_config"] = {"quant_method": "gguf"}
         if "rope_factors_long.weight" in shapes:
             for kind in ("long", "short"):
                 factors = self._file.read(f"rope_factors_{kind}.weight")

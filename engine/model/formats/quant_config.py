@@ -15,7 +15,6 @@ class WeightFormat:
     """A format and its parameters, as far as the tensors do not say them."""
 
     method: str  # one of METHODS
-    has_int4: bool = False  # whether 4-bit codes may go to the int4 products as they are
     num_bits: int = 4  # gptq, compressed-tensors
     zero_offset: int = 0  # gptq: what the stored zero points lack
     block: tuple[int, int] | None = None  # fp8: sizes of a scale's block
@@ -34,7 +33,7 @@ def parse_format(data: Any, where: str) -> WeightFormat | None:
         raise ConfigError(f"{where} must be an object")
     match data.get("quant_method"):
         case "gguf":
-            return WeightFormat("gguf", has_int4=data["has_int4"])
+            return WeightFormat("gguf")
         case "awq":
             return _parse_awq(data, where)
         case "gptq":
@@ -55,7 +54,7 @@ def _parse_awq(data: dict[str, Any], where: str) -> WeightFormat:
     _expect(data, where, "bits", (4,))
     _expect(data, where, "version", ("gemm", "GEMM", None))
     _expect(data, where, "zero_point", (True,))
-    return WeightFormat("awq", has_int4=True)
+    return WeightFormat("awq")
 
 
 def _parse_gptq(data: dict[str, Any], where: str) -> WeightFormat:
@@ -63,7 +62,7 @@ def _parse_gptq(data: dict[str, Any], where: str) -> WeightFormat:
     _expect(data, where, "checkpoint_format", ("gptq", "gptq_v2", None))
     _expect(data, where, "dynamic", (None, {}))
     offset = 0 if data.get("checkpoint_format") == "gptq_v2" else 1
-    return WeightFormat("gptq", has_int4=data["bits"] == 4, num_bits=data["bits"], zero_offset=offset)
+    return WeightFormat("gptq", num_bits=data["bits"], zero_offset=offset)
 
 
 def _parse_compressed(data: dict[str, Any], where: str) -> WeightFormat:
@@ -80,7 +79,7 @@ def _parse_compressed(data: dict[str, Any], where: str) -> WeightFormat:
             f"{where}: config_groups have weights of {sorted(bits)} bits; one number is supported"
         )
     (num_bits,) = bits
-    return WeightFormat("compressed-tensors", has_int4=num_bits == 4, num_bits=num_bits)
+    return WeightFormat("compressed-tensors", num_bits=num_bits)
 
 
 def _parse_bits(group: Any, where: str) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.formats.float8 import ScaledTensor
-from engine.model.formats.packed_int4 import read_awq, read_compressed, read_gptq
+from engine.model.formats.packed_int import read_awq, read_compressed, read_gptq
 from engine.model.formats.quant_config import WeightFormat
 
 # (suffix of the tensor that stands for the matrix, suffix of the matrix, suffixes of its required parts, of its others)

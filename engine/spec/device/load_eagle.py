@@ -126,7 +126,7 @@ def _read_ids(ids: object, name: str) -> tuple[int, ...]:
 
 def _choose_embedding(tensors: dict[str, Tensor], target: Model, size: int, where: str) -> Tensor:
     own = tensors.get("embed_tokens.weight")
-    embedding = target.embed_tokens if own is None else own
+    embedding = target.unpack_embedding() if own is None else own
     expected = (target.config.vocab_size, size)
     if tuple(embedding.shape) != expected:
         whose = (

@@ -6,7 +6,7 @@
 
 #include "attention.h"
 #include "attention_tile.h"
-#include "int4_dot.h"
+#include "grouped_dot.h"
 #include "kv_int8.h"
 
 namespace troupe {

@@ -3,7 +3,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "experts.h"
-#include "int4.h"
+#include "grouped.h"
 #include "layers.h"
 #include "linear.h"
 #include "lora.h"
@@ -44,15 +44,20 @@ EXPORT void troupe_pack_weight(
     pack_weight(pool, kind, weight, dtype, out_features, in_features, panels, scales, corrections);
 }
 
-EXPORT int64_t troupe_int4_bytes(int64_t out_features, int64_t in_features, int64_t group_size) {
-    return int4_bytes(out_features, in_features, group_size);
+EXPORT int64_t troupe_grouped_bytes(int32_t kind, int64_t out_features, int64_t in_features, int64_t group_size) {
+    return grouped_bytes(kind, out_features, in_features, group_size);
 }
 
-EXPORT void troupe_pack_int4(
-    Pool* pool, const uint8_t* codes, const float* scales, const float* minimums, int64_t out_features,
+EXPORT void troupe_pack_grouped(
+    Pool* pool, int32_t kind, const uint8_t* codes, const float* scales, const float* minimums, int64_t out_features,
     int64_t in_features, int64_t group_size, uint8_t* panels) {
     PoolLock lock(pool);
-    pack_int4(pool, codes, scales, minimums, out_features, in_features, group_size, panels);
+    pack_grouped(pool, kind, codes, scales, minimums, out_features, in_features, group_size, panels);
+}
+
+EXPORT void troupe_unpack_rows(Pool* pool, const Linear* linear, const int64_t* ids, int64_t count, float* out) {
+    PoolLock lock(pool);
+    unpack_rows(pool, *linear, ids, count, out);
 }
 
 EXPORT void troupe_unpack_weight(Pool* pool, const Linear* linear, float* weight) {

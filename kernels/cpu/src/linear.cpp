@@ -1,6 +1,6 @@
 #include "linear.h"
 
-#include "int4.h"
+#include "grouped.h"
 #include "products.h"
 
 namespace troupe {
@@ -73,7 +73,7 @@ void run_panels(Pool* pool, const Linear& linear, const PackedRows& packed, To* 
 
 void run_linear(Pool* pool, const Linear& linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows) {
     if (rows == 0) return;
-    if (linear.kind == kWeightInt4) return run_int4(pool, linear, x, x_dtype, y, y_dtype, rows);
+    if (is_grouped(linear.kind)) return run_grouped(pool, linear, x, x_dtype, y, y_dtype, rows);
     with_product(linear.kind, rows, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         PackedRows packed = x_dtype == kBFloat16

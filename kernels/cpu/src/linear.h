@@ -10,7 +10,8 @@ namespace troupe {
 
 // Mirrored by `kernels.cpu.weights`.
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1 };
-enum WeightKind : int32_t { kWeightFloat32 = 0, kWeightFloat32Half = 1, kWeightBFloat16 = 2, kWeightInt8 = 3, kWeightInt4 = 4 };
+enum WeightKind : int32_t { kWeightFloat32 = 0, kWeightFloat32Half = 1, kWeightBFloat16 = 2, kWeightInt8 = 3,
+    kWeightGrouped4 = 4, kWeightGrouped8 = 5 };
 
 struct Linear {
     const uint8_t* panels;
@@ -20,8 +21,10 @@ struct Linear {
     int64_t in_features;
     int64_t out_features;
     int32_t kind;
-    int32_t group_size;  // kWeightInt4 only, see `int4.h`
+    int32_t group_size;  // kWeightGrouped only, see `grouped.h`
 };
+
+inline bool is_grouped(int32_t kind) { return kind == kWeightGrouped4 || kind == kWeightGrouped8; }
 
 int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features);
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "dispatch.h"
-#include "int4.h"
+#include "grouped.h"
 
 namespace troupe {
 
@@ -95,7 +95,7 @@ void pack_weight(
 }
 
 void unpack_weight(Pool* pool, const Linear& linear, float* weight) {
-    if (linear.kind == kWeightInt4) return unpack_int4(pool, linear, weight);
+    if (is_grouped(linear.kind)) return unpack_grouped(pool, linear, weight);
     with_arithmetic(linear.kind, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         constexpr int GROUP = Arithmetic::kGroup;

@@ -5,9 +5,9 @@ import torch
 
 from kernels.cpu.native_ops import NativeOps
 from kernels.cpu.weights import NativeWeight, WeightKind
-from kernels.int4 import GroupedInt4, round_int4
+from kernels.grouped import Bits, GroupedInt, round_grouped
 from kernels.ops import Quantization
-from kernels.torch.linear import GroupedInt4Weight
+from kernels.torch.linear import GroupedIntWeight
 from tests.kernels.cpu.conftest import require_library
 
 SHAPES = [(1, 1), (33, 2), (64, 64), (100, 63), (300, 131), (96, 1000)]  # (out, in)
@@ -79,39 +79,41 @@ def test_int8_is_close_to_the_exact_product(ops: NativeOps, kind: str) -> None:
     assert (actual - expected).norm() / expected.norm() < 0.02
 
 
-@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 64), (4, 128), (8, 32), (8, 128)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_int4_equals_the_product_of_rounded_operands(
-    ops: NativeOps, shape: tuple[int, int], group_size: int
+def test_grouped_codes_give_the_product_of_rounded_operands(
+    ops: NativeOps, shape: tuple[int, int], bits: Bits, group_size: int
 ) -> None:
     """Shapes whose inputs do not fill their last group too; torch's form of it, which has a bias of its own."""
-    weight = round_int4(make(*shape, seed=1) * 0.1, group_size)
+    weight = round_grouped(make(*shape, seed=1) * 0.1, bits, group_size)
     bias = make(shape[0], seed=2)
     packed = ops.pack_linear(weight, bias, None)
-    twin = GroupedInt4Weight(weight)
+    twin = GroupedIntWeight(weight)
     for rows in ROWS:
         x = make(rows, shape[1])
         torch.testing.assert_close(ops.linear(x, packed, bias), twin.multiply(x, bias), atol=3e-5, rtol=3e-5)
 
 
-def test_sums_of_the_largest_codes_and_activations_are_exact(ops: NativeOps) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_sums_of_the_largest_codes_and_activations_are_exact(ops: NativeOps, bits: Bits) -> None:
     """Products are summed in 16 bits where the machine has no wider instruction."""
-    weight = GroupedInt4(
-        torch.full((40, 256), 15, dtype=torch.uint8), torch.ones(40, 2), torch.zeros(40, 2), 128
-    )
+    largest = 2**bits - 1
+    codes = torch.full((40, 256), largest, dtype=torch.uint8)
+    weight = GroupedInt(codes, torch.ones(40, 2), torch.zeros(40, 2), 128, bits)
     x = torch.tensor([[127.0], [-127.0]]).expand(2, 256).contiguous()
     out = ops.linear(x, ops.pack_linear(weight, None, None), None)
-    assert torch.equal(out, torch.tensor([[256 * 15 * 127.0], [-256 * 15 * 127.0]]).expand(2, 40))
+    assert torch.equal(out, 256 * largest * torch.tensor([[127.0], [-127.0]]).expand(2, 40))
 
 
-def test_int4_codes_and_scales_survive_packing(ops: NativeOps) -> None:
-    weight = round_int4(make(100, 131), 32)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_and_scales_survive_packing(ops: NativeOps, bits: Bits) -> None:
+    weight = round_grouped(make(100, 131), bits, 32)
     assert torch.equal(ops.unpack_linear(ops.pack_linear(weight, None, None)), weight.dequantize())
 
 
 def test_int4_rounds_to_the_nearest_of_sixteen_levels() -> None:
     weight = make(9, 200)
-    rounded = round_int4(weight)
+    rounded = round_grouped(weight)
     assert (rounded.codes.min(), rounded.codes.max()) == (0, 15)
     step = rounded.scales.float().repeat_interleave(64, dim=1)[:, :200]
     assert ((rounded.dequantize() - weight).abs() <= 0.51 * step + 1e-3).all()

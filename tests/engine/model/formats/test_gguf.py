@@ -35,8 +35,8 @@ def test_decoded_blocks_equal_those_of_gguf_bit_for_bit(number: int) -> None:
         expected = gguf.quants.dequantize(rows, Type(number))
     assert Type(number).name == kind.name
     assert np.array_equal(tensor.dequantize().numpy(), expected, equal_nan=True)
-    if kind.has_int4:
-        assert np.array_equal(tensor.to_int4().dequantize().numpy(), expected, equal_nan=True)
+    if kind.type != Type.Q6_K:
+        assert np.array_equal(tensor.to_grouped().dequantize().numpy(), expected, equal_nan=True)
 
 
 def test_q4_k_of_the_tests_is_close_to_the_weights() -> None:
@@ -73,15 +73,15 @@ def test_logits_equal_those_of_transformers_with_the_decoded_weights(
 def test_native_ops_keep_the_codes(tmp_path: Path, kind: Type) -> None:
     """Scales are rounded to float16, which is within a hundredth of a level.
 
-    A stacked matrix that has another kind in one part is decoded; the tied head has the codes of the embedding.
+    A stacked matrix with more bits in one part has them in all; the tied head has the codes of the embedding.
     """
     source = make_transformers_model("qwen3", **SIZES, tie_word_embeddings=True)
     path = tmp_path / "model.gguf"
     decoded = write_gguf(save(source, tmp_path), path, {"layers.1.self_attn.v_proj": Type.Q8_0, "": kind})
     model = load_model(path, ops=find_ops())
     kinds = [layer.attention.qkv_proj.packed.kind for layer in model.layers]
-    assert kinds == [WeightKind.INT4, WeightKind.FLOAT32, WeightKind.INT4]
-    assert model.lm_head.packed.kind == WeightKind.INT4
+    assert kinds == [WeightKind.GROUPED4, WeightKind.GROUPED8, WeightKind.GROUPED4]
+    assert model.lm_head.packed.kind == WeightKind.GROUPED4
     down = model.ops.unpack_linear(model.layers[0].mlp.down_proj.packed)
     torch.testing.assert_close(down, decoded["model.layers.0.mlp.down_proj.weight"], atol=1e-3, rtol=0)
     logits = Driver(model).step({"a": make_prompt(40)})["a"]
@@ -95,7 +95,7 @@ def test_a_stacked_matrix_is_rounded_to_the_groups_that_a_part_of_it_has(tmp_pat
     decoded = write_gguf(save(source, tmp_path), path, {"v_proj": Type.Q8_0, "": Type.Q4_K})
     model = load_model(path, ops=find_ops(), quantization="int4")
     packed = model.layers[0].attention.qkv_proj.packed
-    assert (packed.kind, packed.struct.group_size) == (WeightKind.INT4, 32)
+    assert (packed.kind, packed.struct.group_size) == (WeightKind.GROUPED4, 32)
     queries = model.ops.unpack_linear(packed)[:256]
     torch.testing.assert_close(queries, decoded["model.layers.0.self_attn.q_proj.weight"], atol=1e-3, rtol=0)
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from engine.model.formats.encoded import unpack_bits
-from kernels.int4 import GroupedInt4
+from kernels.grouped import Bits, GroupedInt, round_grouped
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where each column's field is
-_UNIT = 32  # inputs; the groups of int4 products are multiples of it
+_UNIT = 32  # inputs; the groups of the products are multiples of it
 _LARGEST_GROUP = 128
 
 
@@ -43,23 +43,18 @@ class GroupedTensor:
         levels = self.codes.short() - self.zeros[:, self.groups].short()
         return levels.to(self.scales.dtype) * self.scales[:, self.groups]
 
-    @property
-    def has_int4(self) -> bool:
-        """As `EncodedTensor`; groups whose inputs do not lie side by side are not taken."""
-        order = torch.arange(self.shape[1]) // self._group_size
-        return self.num_bits == 4 and self._group_size % _UNIT == 0 and torch.equal(order, self.groups)
-
-    @property
-    def _group_size(self) -> int:
-        return -(-self.shape[1] // self.scales.shape[1])
-
-    def to_int4(self) -> GroupedInt4:
+    def to_grouped(self) -> GroupedInt:
         """As `EncodedTensor`; large groups are divided, because activations are rounded by group."""
-        step = next(step for step in (_LARGEST_GROUP, 64, _UNIT) if self._group_size % step == 0)
+        size = -(-self.shape[1] // self.scales.shape[1])
+        is_plain = torch.equal(torch.arange(self.shape[1]) // size, self.groups)
+        if not is_plain or size % _UNIT or self.num_bits not in (4, 8):
+            return round_grouped(self.dequantize(), 8, _UNIT)
+        step = next(step for step in (_LARGEST_GROUP, 64, _UNIT) if size % step == 0)
         scales = self.scales.float()
         minimums = -scales * self.zeros.float()
         columns = self.groups[::step]
-        return GroupedInt4(self.codes, scales[:, columns], minimums[:, columns], step)
+        bits: Bits = 4 if self.num_bits == 4 else 8
+        return GroupedInt(self.codes, scales[:, columns], minimums[:, columns], step, bits)
 
 
 def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedTensor:

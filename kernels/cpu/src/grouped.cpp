@@ -1,7 +1,9 @@
-#include "int4.h"
+#include "grouped.h"
+
+#include <type_traits>
 
 #include "dispatch.h"
-#include "int4_dot.h"
+#include "grouped_dot.h"
 
 namespace troupe {
 
@@ -10,14 +12,17 @@ namespace {
 constexpr int64_t kHalfBytes = 2;
 constexpr int64_t kFactorBytes = 2 * kPanelWidth * kHalfBytes;  // the scales and minimums of a panel's group
 
+int bits_of(int32_t kind) { return kind == kWeightGrouped4 ? 4 : 8; }
+
 // The sizes of a packed matrix.
 struct Groups {
     int64_t count, units, bytes;
 
-    Groups(int64_t in_features, int64_t group_size)
+    Groups(int bits, int64_t in_features, int64_t group_size)
         : count(ceil_div(in_features, group_size)),
           units(group_size / kUnit),
-          bytes(kFactorBytes + group_size / kUnit * kUnitBytes) {}
+          bytes(kFactorBytes + group_size * bits / 32 * kPanelBytes) {}
+    explicit Groups(const Linear& linear) : Groups(bits_of(linear.kind), linear.in_features, linear.group_size) {}
     int64_t words() const { return count * units * (kUnit / 4); }
     int64_t panel_bytes() const { return count * bytes; }
 };
@@ -56,8 +61,9 @@ void round_group(const From* x, int64_t count, int64_t size, uint8_t* bytes, flo
 }
 
 template <class From>
-CodedRows code_rows(Pool* pool, const From* x, int64_t rows, int64_t in_features, int64_t group_size) {
-    Groups groups(in_features, group_size);
+CodedRows code_rows(Pool* pool, const Linear& linear, const From* x, int64_t rows) {
+    Groups groups(linear);
+    int64_t in_features = linear.in_features, group_size = linear.group_size;
     int64_t width = groups.words();
     size_t bytes = (size_t(rows) * width * 4 + 63) / 64 * 64;
     auto* memory = static_cast<uint8_t*>(pool_scratch(pool, 0, kInputScratch, bytes + rows * groups.count * 2 * sizeof(float)));
@@ -86,7 +92,7 @@ CodedRows code_rows(Pool* pool, const From* x, int64_t rows, int64_t in_features
 // ---- the product -------------------------------------------------------------------------------------------------
 
 // sums[row][output] of one panel for `ROWS` rows.
-template <int ROWS>
+template <int BITS, int ROWS>
 void multiply_codes(const Groups& groups, const uint32_t* x, const float* factors, const uint8_t* panel, float* sums) {
     for (int part = 0; part < kPanelVecs; part += kCodeVecs) {
         const uint32_t* words = x;
@@ -99,12 +105,9 @@ void multiply_codes(const Groups& groups, const uint32_t* x, const float* factor
 #pragma GCC unroll 2
             for (int v = 0; v < kCodeVecs; ++v) acc[row][v] = zero();
         for (int64_t group = 0; group < groups.count; ++group) {
-            VecInt totals[ROWS][kCodeVecs];
-#pragma GCC unroll 8
-            for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 2
-                for (int v = 0; v < kCodeVecs; ++v) totals[row][v] = zero_int();
-            add_group<ROWS>(w + kFactorBytes, words, groups.units, totals);
+            Sums<ROWS> totals;
+            clear<ROWS>(totals);
+            add_group<BITS, ROWS>(w + kFactorBytes, words, groups.units, totals);
 #pragma GCC unroll 2
             for (int v = 0; v < kCodeVecs; ++v) {
                 Vec scale = load_half(halves + v * kLanes * kHalfBytes);
@@ -125,16 +128,17 @@ void multiply_codes(const Groups& groups, const uint32_t* x, const float* factor
     }
 }
 
+template <int BITS>
 void multiply_codes(
     const Groups& groups, const uint32_t* x, const float* factors, const uint8_t* panel, float* sums, int rows) {
     switch (rows) {
-        case 1: return multiply_codes<1>(groups, x, factors, panel, sums);
-        case 2: return multiply_codes<2>(groups, x, factors, panel, sums);
-        case 3: return multiply_codes<3>(groups, x, factors, panel, sums);
+        case 1: return multiply_codes<BITS, 1>(groups, x, factors, panel, sums);
+        case 2: return multiply_codes<BITS, 2>(groups, x, factors, panel, sums);
+        case 3: return multiply_codes<BITS, 3>(groups, x, factors, panel, sums);
 #ifdef TROUPE_AVX512
-        case 4: return multiply_codes<4>(groups, x, factors, panel, sums);
-        case 5: return multiply_codes<5>(groups, x, factors, panel, sums);
-        case 6: return multiply_codes<6>(groups, x, factors, panel, sums);
+        case 4: return multiply_codes<BITS, 4>(groups, x, factors, panel, sums);
+        case 5: return multiply_codes<BITS, 5>(groups, x, factors, panel, sums);
+        case 6: return multiply_codes<BITS, 6>(groups, x, factors, panel, sums);
 #endif
         default: __builtin_unreachable();
     }
@@ -154,9 +158,9 @@ void write_row(const Linear& linear, const float* sums, int64_t first, To* y) {
     }
 }
 
-template <class To>
+template <int BITS, class To>
 void run_code_panels(Pool* pool, const Linear& linear, const CodedRows& coded, To* y, int64_t rows) {
-    Groups groups(linear.in_features, linear.group_size);
+    Groups groups(linear);
     RowBlocks blocks(rows);
     parallel(pool, ceil_div(linear.out_features, kPanelWidth), [&](int64_t tile, int) {
         alignas(64) float sums[kMaxRows * kPanelWidth];
@@ -165,7 +169,7 @@ void run_code_panels(Pool* pool, const Linear& linear, const CodedRows& coded, T
             int64_t start = blocks.start(block);
             int size = blocks.size(block);
             const float* factors = coded.factors + 2 * start * groups.count;
-            multiply_codes(groups, coded.words + start * groups.words(), factors, panel, sums, size);
+            multiply_codes<BITS>(groups, coded.words + start * groups.words(), factors, panel, sums, size);
             for (int row = 0; row < size; ++row)
                 write_row(linear, sums + row * kPanelWidth, tile * kPanelWidth, y + (start + row) * linear.out_features);
         }
@@ -179,8 +183,11 @@ struct CodePlace {
     int64_t byte;
     int shift;
 
-    CodePlace(int64_t input, int lane)
-        : byte(kFactorBytes + input / 8 * kPanelBytes + lane * 4 + input % 4), shift(input % 8 < 4 ? 0 : 4) {}
+    CodePlace(int bits, int64_t input, int lane) {
+        int64_t word = bits == 4 ? input / 8 : input / 4;
+        byte = kFactorBytes + word * kPanelBytes + lane * 4 + input % 4;
+        shift = bits == 4 && input % 8 >= 4 ? 4 : 0;
+    }
 };
 
 void put_half(uint8_t* p, float value) {
@@ -194,60 +201,83 @@ float get_half(const uint8_t* p) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
 }
 
-}  // namespace
-
-int64_t int4_bytes(int64_t out_features, int64_t in_features, int64_t group_size) {
-    return ceil_div(out_features, kPanelWidth) * Groups(in_features, group_size).panel_bytes();
+// Write a row of a packed matrix, float32 [in].
+void unpack_row(const Linear& linear, const Groups& groups, int64_t output, float* row) {
+    int bits = bits_of(linear.kind), lane = int(output % kPanelWidth), mask = bits == 4 ? 15 : 255;
+    const uint8_t* group = linear.panels + output / kPanelWidth * groups.panel_bytes();
+    for (int64_t start = 0; start < linear.in_features; start += linear.group_size, group += groups.bytes) {
+        float scale = get_half(group + lane * kHalfBytes);
+        float minimum = get_half(group + kFactorBytes / 2 + lane * kHalfBytes);
+        int64_t left = linear.in_features - start;
+        for (int64_t input = 0; input < (left < linear.group_size ? left : linear.group_size); ++input) {
+            CodePlace place(bits, input, lane);
+            row[start + input] = scale * float((group[place.byte] >> place.shift) & mask) + minimum;
+        }
+    }
 }
 
-void pack_int4(
-    Pool* pool, const uint8_t* codes, const float* scales, const float* minimums, int64_t out_features,
+// f(constant) for the number of bits.
+template <class F>
+void with_bits(int32_t kind, F f) {
+    if (kind == kWeightGrouped4)
+        f(std::integral_constant<int, 4>());
+    else
+        f(std::integral_constant<int, 8>());
+}
+
+}  // namespace
+
+int64_t grouped_bytes(int32_t kind, int64_t out_features, int64_t in_features, int64_t group_size) {
+    return ceil_div(out_features, kPanelWidth) * Groups(bits_of(kind), in_features, group_size).panel_bytes();
+}
+
+void pack_grouped(
+    Pool* pool, int32_t kind, const uint8_t* codes, const float* scales, const float* minimums, int64_t out_features,
     int64_t in_features, int64_t group_size, uint8_t* panels) {
-    Groups groups(in_features, group_size);
+    int bits = bits_of(kind);
+    Groups groups(bits, in_features, group_size);
     parallel(pool, ceil_div(out_features, kPanelWidth), [&](int64_t panel, int) {
         uint8_t* target = panels + panel * groups.panel_bytes();
         std::memset(target, 0, groups.panel_bytes());
         for (int lane = 0; lane < kPanelWidth && panel * kPanelWidth + lane < out_features; ++lane) {
             int64_t output = panel * kPanelWidth + lane;
             for (int64_t group = 0; group < groups.count; ++group) {
-                put_half(target + group * groups.bytes + lane * kHalfBytes, scales[output * groups.count + group]);
-                uint8_t* minimum = target + group * groups.bytes + kFactorBytes / 2 + lane * kHalfBytes;
-                put_half(minimum, minimums[output * groups.count + group]);
-            }
-            for (int64_t input = 0; input < in_features; ++input) {
-                CodePlace place(input % group_size, lane);
-                uint8_t code = codes[output * in_features + input];
-                target[input / group_size * groups.bytes + place.byte] |= uint8_t(code << place.shift);
+                uint8_t* to = target + group * groups.bytes;
+                put_half(to + lane * kHalfBytes, scales[output * groups.count + group]);
+                put_half(to + kFactorBytes / 2 + lane * kHalfBytes, minimums[output * groups.count + group]);
+                const uint8_t* from = codes + output * in_features + group * group_size;
+                int64_t left = in_features - group * group_size;
+                for (int64_t input = 0; input < (left < group_size ? left : group_size); ++input) {
+                    CodePlace place(bits, input, lane);
+                    to[place.byte] |= uint8_t(from[input] << place.shift);
+                }
             }
         }
     });
 }
 
-void unpack_int4(Pool* pool, const Linear& linear, float* weight) {
-    Groups groups(linear.in_features, linear.group_size);
+void unpack_grouped(Pool* pool, const Linear& linear, float* weight) {
+    Groups groups(linear);
     parallel(pool, ceil_div(linear.out_features, kPanelWidth), [&](int64_t panel, int) {
-        const uint8_t* source = linear.panels + panel * groups.panel_bytes();
-        for (int lane = 0; lane < kPanelWidth && panel * kPanelWidth + lane < linear.out_features; ++lane) {
-            float* row = weight + (panel * kPanelWidth + lane) * linear.in_features;
-            for (int64_t input = 0; input < linear.in_features; ++input) {
-                const uint8_t* group = source + input / linear.group_size * groups.bytes;
-                CodePlace place(input % linear.group_size, lane);
-                int code = (group[place.byte] >> place.shift) & 15;
-                row[input] = get_half(group + lane * kHalfBytes) * float(code) +
-                             get_half(group + kFactorBytes / 2 + lane * kHalfBytes);
-            }
-        }
+        for (int64_t output = panel * kPanelWidth; output < linear.out_features && output < (panel + 1) * kPanelWidth; ++output)
+            unpack_row(linear, groups, output, weight + output * linear.in_features);
     });
 }
 
-void run_int4(Pool* pool, const Linear& linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows) {
-    CodedRows coded = x_dtype == kBFloat16
-        ? code_rows(pool, static_cast<const bf16*>(x), rows, linear.in_features, linear.group_size)
-        : code_rows(pool, static_cast<const float*>(x), rows, linear.in_features, linear.group_size);
-    if (y_dtype == kBFloat16)
-        run_code_panels(pool, linear, coded, static_cast<bf16*>(y), rows);
-    else
-        run_code_panels(pool, linear, coded, static_cast<float*>(y), rows);
+void unpack_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out) {
+    Groups groups(linear);
+    parallel(pool, count, [&](int64_t i, int) { unpack_row(linear, groups, ids[i], out + i * linear.in_features); });
+}
+
+void run_grouped(Pool* pool, const Linear& linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows) {
+    CodedRows coded = x_dtype == kBFloat16 ? code_rows(pool, linear, static_cast<const bf16*>(x), rows)
+                                           : code_rows(pool, linear, static_cast<const float*>(x), rows);
+    with_bits(linear.kind, [&](auto bits) {
+        if (y_dtype == kBFloat16)
+            run_code_panels<bits>(pool, linear, coded, static_cast<bf16*>(y), rows);
+        else
+            run_code_panels<bits>(pool, linear, coded, static_cast<float*>(y), rows);
+    });
 }
 
 }  // namespace troupe
