@@ -35,6 +35,7 @@ class BlockWriter(ABC):
         self._pieces: list[str] = []  # text of the open block
         self._events: list[bytes] = []
         self._is_open = False
+        self._is_begun = False
 
     @property
     def has_calls(self) -> bool:
@@ -54,17 +55,16 @@ class BlockWriter(ABC):
 
     async def stream(self, emit: Emit) -> Json:
         """Emit the events and return the reply."""
-        num_tokens, is_begun = 0, False
+        num_tokens = 0
         reply: Json = {}
         with own_names(self.RENAMED):
             async with aclosing(self.call.generate()) as outputs:
                 async for output in outputs:
                     choice = output.outputs[0]
                     num_tokens += len(choice.token_ids)
-                    # not before the first output, so that a refused request gets a plain reply with its own status
-                    if not is_begun:
+                    if not self._is_begun:
+                        self._is_begun = True
                         self.begin(output)
-                        is_begun = True
                     self._feed(choice)
                     if choice.is_finished:
                         reply = self._end(output, choice, num_tokens)
@@ -72,9 +72,25 @@ class BlockWriter(ABC):
                         await emit(data)
         return reply
 
+    def keep_alive(self) -> bytes:
+        """Return events for a client that has waited: those before the first token, then what shows that we live.
+
+        They do not come at once, so that a request that the engine refuses gets a plain reply with its own status.
+        """
+        if self._is_begun:
+            self.ping()
+        else:
+            self._is_begun = True
+            self.begin(None)
+        return self._take()
+
     @abstractmethod
-    def begin(self, output: RequestOutput) -> None:
-        """Tell the events before the first token."""
+    def begin(self, output: RequestOutput | None) -> None:
+        """Tell the events before the first token; the output has it, if it is there already."""
+
+    @abstractmethod
+    def ping(self) -> None:
+        """Tell an event that says nothing new."""
 
     @abstractmethod
     def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:

@@ -21,6 +21,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -71,6 +72,10 @@ UNION_MEMBER = re.compile(r"str|bool|int|float|(?:list|dict)\[.*\]")
 HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-9a-fA-F]{4,}\b")
 
 
+# The id of the request that is being answered, which errors of /v1/messages have; the gate sets it.
+REQUEST_ID: ContextVar[str] = ContextVar("request_id")
+
+
 class ApiError(Exception):
     """An error reply: status, message and OpenAI's error fields."""
 
@@ -109,7 +114,8 @@ class ApiError(Exception):
     def anthropic_body(self) -> dict[str, Any]:
         """Return the same error in the format of /v1/messages."""
         kind = ANTHROPIC_TYPES.get(self.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": _cut(str(self))} | self.details}
+        error = {"type": kind, "message": _cut(str(self))} | self.details
+        return {"type": "error", "error": error, "request_id": REQUEST_ID.get("")}
 
     def answer(self, path: str = "") -> Response:
         """Return the reply on the given path; /v1/messages has its own error format."""

@@ -24,7 +24,7 @@ from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.body_decoder import BodyDecoder
-from app.api.errors import API_PREFIXES, HEALTH_PATHS, ApiError, BadRequest, to_api_error
+from app.api.errors import API_PREFIXES, HEALTH_PATHS, REQUEST_ID, ApiError, BadRequest, to_api_error
 from app.api.fields import WARNINGS
 from app.api.origins import SAFE_METHODS, AllowedOrigins
 from app.api.visit import Visit
@@ -38,7 +38,7 @@ WORK_PATHS = frozenset((
     "/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses", "/v1/embeddings",
     "/rerank", "/v1/rerank", "/score", "/v1/score", "/completion",
 ))  # fmt: skip
-REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+VALID_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
 MAX_WARNING_BYTES = 2000
 # Parsers disagree about which of two duplicate headers counts: some use the first, some the last.
@@ -85,9 +85,10 @@ class Gate:
         scope = _plain(scope)
         headers: Headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        visit = Visit(given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
+        visit = Visit(given if VALID_ID.fullmatch(given) else uuid.uuid4().hex)
         scope.setdefault("state", {})["visit"] = visit
         WARNINGS.set(visit.warnings)
+        REQUEST_ID.set(visit.request_id)
         is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
         send = _watched(send, visit, self.origins.make_cors_headers(headers) if is_api else {})
         is_work = scope["method"] == "POST" and scope["path"].startswith(
@@ -269,7 +270,9 @@ def _watched(send: Send, visit: Visit, more: Mapping[str, str]) -> Send:
             visit.status = message["status"]
             # clients choose the names of fields: no control character may reach a header
             warning = "; ".join(visit.warnings).encode("unicode_escape")[:MAX_WARNING_BYTES].decode()
-            added = {"x-request-id": visit.request_id, "x-troupe-warning": warning, **more}
+            # the second is Anthropic's name
+            ids = dict.fromkeys(("x-request-id", "request-id"), visit.request_id)
+            added = {**ids, "x-troupe-warning": warning, **more}
             headers = [(name.encode(), value.encode()) for name, value in added.items() if value]
             message["headers"] = [*message.get("headers", ()), *headers]
         await send(message)

@@ -23,7 +23,7 @@ from app.api.errors import ApiError
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MAX_SHOWN = 100
-EXPOSED = "x-request-id, x-troupe-warning, Retry-After"
+EXPOSED = "x-request-id, request-id, x-troupe-warning, Retry-After"
 
 
 class AllowedOrigins:

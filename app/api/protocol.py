@@ -16,6 +16,13 @@ MESSAGES_HELP = (
     "role and content: a text or parts, {type: text, text} and, of users to a model that sees images, "
     "{type: image_url, image_url: {url: data:image/png;base64,...}}; PNG, JPEG or WebP up to 16 megapixels"
 )
+# Fields of chat completions that /v1/messages and /v1/responses take under the same names.
+SHARED = frozenset([
+    "allowed_token_ids", "bad_words", "cache_salt", "chat_template_kwargs", "deadline_s", "frequency_penalty",
+    "ignore_eos", "include_reasoning", "include_stop_str_in_output", "logit_bias", "min_p", "min_tokens", "prediction",
+    "presence_penalty", "priority", "repetition_penalty", "request_id", "return_grammar_plan", "seed",
+    "skip_special_tokens", "stop_token_ids", "structured_outputs",
+])  # fmt: skip
 MAX_PROMPTS = 128
 MAX_TOOLS = 1024
 
@@ -201,6 +208,9 @@ class GenerationFields(Fields):
     kv_transfer_params: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_grammar_plan: bool | None = Field(
+        default=None, description="name the enforcer of each keyword of the schema in structured.plan"
+    )
 
     @model_validator(mode="after")
     def check_fields(self) -> Self:

@@ -82,16 +82,14 @@ def describe_saved(call: Call, num_tokens: int) -> Json:
 
 
 def structured_of(call: Call, output: RequestOutput, indices: Iterable[int] = (0,)) -> Json:
-    """Return the field with the backend of the grammar, its plan and the final check; empty without a grammar."""
+    """Return the field with the backend of the grammar, its plan if requested, and the check; empty without one."""
     info = output.grammar
     if info is None:
         return {}
-    plan = [{"pointer": pointer, "keyword": keyword, "enforced_by": by} for pointer, keyword, by in info.plan]
-    described = {
-        "backend": info.backend,
-        "compile_time_ms": round(info.compile_time_s * 1000, 3),
-        "plan": plan,
-    }
+    described: Json = {"backend": info.backend, "compile_time_ms": round(info.compile_time_s * 1000, 3)}
+    if call.body.return_grammar_plan:
+        names = ("pointer", "keyword", "enforced_by")
+        described["plan"] = [dict(zip(names, entry, strict=True)) for entry in info.plan]
     is_valid = None if call.judge is None else call.judge.is_valid(indices)
     return {"structured": described | {"valid": is_valid}}
 

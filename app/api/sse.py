@@ -1,7 +1,8 @@
 """EventStream: server-sent events whose errors, silences and vanished clients are all handled.
 
 before the first frame    an error still becomes a plain answer with its own status
-a long wait for it        the stream opens, with a comment every few seconds
+a long wait for it        the stream opens, with a comment every few seconds, or with the dialect's own events: some
+                          clients count only those (they have the first after a second)
 after the first frame     an error becomes a last event that holds the error object
 the client goes away      the producer is cancelled wherever it waits, which aborts its request
 """
@@ -29,6 +30,7 @@ Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+FIRST_EVENT_S = 1.0
 CLIENT_CLOSED_REQUEST = 499
 # the entry of a route in the OpenAPI document
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
@@ -43,9 +45,10 @@ class EventStream(Response):
     """A response whose frames come from `produce(emit)`.
 
     Args:
-        keep_alive_s: seconds between comments before the first frame.
+        keep_alive_s: seconds between comments, or events, while nothing else is sent.
         end: what follows the last frame.
         frame_error: how an error after the first frame is written.
+        keep_alive: makes the events of a silence; None for comments, before the first frame only.
     """
 
     media_type = "text/event-stream"
@@ -56,17 +59,19 @@ class EventStream(Response):
         keep_alive_s: float,
         end: bytes = DONE,
         frame_error: Callable[[ApiError], bytes] = lambda error: error.sse_frame,
+        keep_alive: Callable[[], bytes] | None = None,
     ) -> None:
         self.produce = produce
         self.keep_alive_s = keep_alive_s
         self.end = end
         self.frame_error = frame_error
+        self.keep_alive = keep_alive
         self.status_code = 200
         self.background: BackgroundTask | None = None
         # no proxy may collect the stream before it passes it on
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._is_open = False
-        self._has_frame = False
+        self._num_frames = 0
         self._send: Send
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,18 +91,21 @@ class EventStream(Response):
 
     async def emit(self, frame: bytes) -> None:
         """Send one or more events."""
-        self._has_frame = True
+        self._num_frames += 1
         await self._write(frame)
 
     async def _watch(self, receive: Receive, cancel_scope: anyio.CancelScope) -> None:
-        """Cancel the producer when the client is gone; until its first frame, show that we live."""
+        """Cancel the producer when the client is gone; show that we live while it is silent."""
+        wait_s = self.keep_alive_s if self.keep_alive is None else min(self.keep_alive_s, FIRST_EVENT_S)
         while True:
-            with anyio.move_on_after(None if self._has_frame else self.keep_alive_s):
+            num_frames = self._num_frames
+            with anyio.move_on_after(None if num_frames and self.keep_alive is None else wait_s):
                 await wait_for_disconnect(receive)
                 cancel_scope.cancel()
                 return
-            if not self._has_frame:
-                await self._write(KEEP_ALIVE)
+            wait_s = self.keep_alive_s
+            if num_frames == self._num_frames:
+                await self._write(KEEP_ALIVE if self.keep_alive is None else self.keep_alive())
 
     async def _write(self, frame: bytes, more_body: bool = True) -> None:
         if not self._is_open:

@@ -136,8 +136,7 @@ class InputProcessor:
             raise InvalidRequest("prompt is empty: it must have at least one token", "prompt")
         if num_tokens >= self._max_model_len:
             raise PromptTooLong(
-                f"prompt has {num_tokens} tokens; this model's maximum context length is {self._max_model_len} "
-                "tokens, of which at least one is for the output",
+                _say_too_long(num_tokens, self._max_model_len) + ", of which at least one is for the output",
                 "prompt",
             )
         self._check_ids("prompt", prompt_token_ids)
@@ -267,8 +266,8 @@ class InputProcessor:
         limit = self._max_model_len * self._tokenizer.max_token_chars
         if num_chars > limit:
             raise PromptTooLong(
-                f"{name} has {num_chars} characters; this model's maximum context length is "
-                f"{self._max_model_len} tokens, which hold at most {limit} characters",
+                _say_too_long(-(-num_chars // self._tokenizer.max_token_chars), self._max_model_len)
+                + f": {name} has {num_chars} characters, and they hold at most {limit}",
                 name,
             )
 
@@ -381,3 +380,11 @@ def _read_ids(ids: object) -> list[int] | None:
         return list(ids)
     copied = [each.item() if isinstance(each, np.integer) else each for each in ids]
     return copied if all(type(each) is int for each in copied) else None
+
+
+def _say_too_long(num_tokens: int, max_model_len: int) -> str:
+    """Return the sentence by which OpenAI's and Anthropic's clients know that they have to shorten a conversation."""
+    return (
+        f"prompt is too long: {num_tokens} tokens > {max_model_len - 1} maximum; "
+        f"this model's maximum context length is {max_model_len} tokens"
+    )

@@ -113,7 +113,7 @@ async def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised(is_ch
     input_processor = make_processor(max_model_len=100)
     text = "a" * (LONG_CHARS + 1)
     with pytest.raises(
-        PromptTooLong, match=f"has {len(text)} characters; this model's maximum context length is 100 tokens"
+        PromptTooLong, match=rf"prompt is too long: \d+ tokens > 99 maximum; .*{len(text)} characters"
     ):
         if is_chat:
             parts = [{"type": "text", "text": "a"}, {"type": "text", "text": text[1:]}]
@@ -128,7 +128,7 @@ def test_a_prompt_has_a_token_and_leaves_room_for_one() -> None:
     input_processor.check([5] * 99, SamplingParams())
     for length, told in (
         (0, "is empty"),
-        (100, "has 100 tokens; this model's maximum context length is 100"),
+        (100, "is too long: 100 tokens > 99 maximum; this model's maximum context length is 100 tokens"),
     ):
         with pytest.raises(InvalidRequest, match=f"prompt {told}"):
             input_processor.check([5] * length, SamplingParams())

@@ -11,15 +11,10 @@ from app.api.anthropic.messages import is_prefill, read_messages
 from app.api.anthropic.tools import read_tools
 from app.api.errors import ApiError, BadRequest
 from app.api.fields import check_choice, check_unknown, read_text
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatRequest, Fields
 
 Json = dict[str, Any]
 
-# the chat fields that this route takes under their own names
-PASSED = frozenset(
-    {"cache_salt", "chat_template_kwargs", "deadline_s", "min_p", "priority", "request_id", "seed"}
-    | {"include_reasoning", "structured_outputs"}
-)
 # name of a field in a chat request -> its name here
 RENAMED = {
     "max_completion_tokens": "max_tokens",
@@ -45,7 +40,7 @@ MIN_BUDGET_TOKENS = 1024  # the protocol's own
 class MessagesRequest(Fields):
     """POST /v1/messages; fields of chat completions not named here are in PASSED."""
 
-    PASSED = PASSED | {"thread"}
+    PASSED = SHARED | {"thread"}
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -79,7 +74,7 @@ def make_chat_request(body: MessagesRequest) -> tuple[ChatRequest, dict[str, str
     if extra.get("thread"):
         message = "thread is not supported: send the whole conversation with every request"
         raise ApiError(400, message, "thread", "unsupported_field", details={"details": NO_THREADS})
-    fields = {name: value for name, value in extra.items() if name in PASSED}
+    fields = {name: value for name, value in extra.items() if name in SHARED}
     messages = read_messages(body.system, body.messages)
     goes_on = is_prefill(messages)
     if goes_on and not str(messages[-1]["content"]).strip():

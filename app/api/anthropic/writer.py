@@ -24,6 +24,9 @@ DELTAS = {
     "tool_use": ("input_json_delta", "partial_json"),
 }
 
+# Clients send reasoning back only if it is signed; this server does not check the signature.
+SIGNATURE = "troupe"
+
 
 class MessageWriter(BlockWriter):
     """Writes one message."""
@@ -31,25 +34,31 @@ class MessageWriter(BlockWriter):
     TYPES: ClassVar = {"reasoning": "thinking", "content": "text", "tool_calls": "tool_use"}
     RENAMED = RENAMED
 
-    def begin(self, output: RequestOutput) -> None:
-        self.tell("message_start", message=self._describe(usage_of(output, 0)))
+    def begin(self, output: RequestOutput | None) -> None:
+        num_prompt = len(self.call.prompts[0] if output is None else output.prompt_token_ids)
+        num_cached = 0 if output is None else output.num_cached_tokens  # message_delta has the final number
+        self.tell("message_start", message=self._describe(usage_of(num_prompt, num_cached, 0)))
+
+    def ping(self) -> None:
+        self.tell("ping")
 
     def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
         self.close()
-        stop, usage = stop_of(choice, self.has_calls), usage_of(output, num_tokens)
+        stop = stop_of(choice, self.has_calls)
+        usage = usage_of(len(output.prompt_token_ids), output.num_cached_tokens, num_tokens)
         extras = replies.structured_of(self.call, output)
         self.tell("message_delta", delta=stop, usage=usage, **extras)
         self.tell("message_stop")
         return self._describe(usage) | {"content": self.blocks} | stop | extras
 
     def frame_error(self, error: ApiError) -> bytes:
-        self.tell("error", error=error.anthropic_body["error"])
+        body = error.anthropic_body
+        self.tell("error", error=body["error"], request_id=body["request_id"])
         return self._take()
 
     def make_block(self, kind: str, call_id: str, name: str) -> Json:
         if kind == "tool_use":
             return {"type": kind, "id": call_id, "name": name, "input": {}}
-        # the protocol requires a signature; this server does not check it
         return {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
 
     def tell_open(self, block: Json) -> None:
@@ -64,6 +73,10 @@ class MessageWriter(BlockWriter):
             block["input"] = _read_input(text)
         else:
             block[block["type"]] = text
+        if block["type"] == "thinking":
+            block["signature"] = SIGNATURE
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            self.tell("content_block_delta", index=len(self.blocks) - 1, delta=delta)
         self.tell("content_block_stop", index=len(self.blocks) - 1)
 
     def _describe(self, usage: Json) -> Json:
@@ -94,11 +107,10 @@ def stop_of(choice: CompletionOutput, has_calls: bool) -> Json:
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def usage_of(output: RequestOutput, num_output: int) -> Json:
+def usage_of(num_prompt: int, num_cached: int, num_output: int) -> Json:
     """Return the usage; tokens found in the prefix cache are not part of the input, as in this API."""
-    num_cached = output.num_cached_tokens
     return {
-        "input_tokens": len(output.prompt_token_ids) - num_cached,
+        "input_tokens": num_prompt - num_cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": num_cached,
         "output_tokens": num_output,

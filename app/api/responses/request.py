@@ -9,17 +9,11 @@ from pydantic import Field
 
 from app.api.errors import BadRequest
 from app.api.fields import check_unknown
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatRequest, Fields
 
 Json = dict[str, Any]
 
-# chat fields that this route accepts under the same names
-PASSED = frozenset(
-    {"cache_salt", "chat_template_kwargs", "deadline_s", "frequency_penalty", "include_reasoning"}
-    | {"min_p", "min_tokens"}
-    | {"presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "stop"}
-    | {"structured_outputs", "top_k"}
-)
+PASSED = SHARED | {"stop", "top_k"}
 # name in a chat request -> name on this route
 RENAMED = {
     "messages": "input",

@@ -37,7 +37,7 @@ async def create_response(body: ResponsesRequest, request: Request, context: Con
 
     writer = ResponseWriter(await prepare(body, visit, context, before), body, keep)
     if body.stream:
-        return EventStream(writer.stream, context.config.keep_alive_s, b"", writer.frame_error)
+        return EventStream(writer.stream, context.config.keep_alive_s, b"", writer.frame_error, writer.keep_alive)
     return JSONResponse(await unless_gone(request.receive, writer.finish()))
 
 

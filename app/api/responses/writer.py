@@ -47,9 +47,12 @@ class ResponseWriter(BlockWriter):
         self._logprobs: list[Json] = []
         self._num_told = 0  # log probabilities that events have had
 
-    def begin(self, output: RequestOutput) -> None:
-        for kind in ("created", "in_progress"):
-            self.tell(f"response.{kind}", response=self._describe("in_progress", [], None))
+    def begin(self, output: RequestOutput | None) -> None:
+        self.tell("response.created", response=self._describe("in_progress", [], None))
+        self.ping()
+
+    def ping(self) -> None:
+        self.tell("response.in_progress", response=self._describe("in_progress", [], None))
 
     def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
         if not self.blocks:

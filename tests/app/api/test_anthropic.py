@@ -306,6 +306,13 @@ async def test_a_wrong_value_is_named_by_its_place(server: Server, fields: dict[
         assert reply["error"]["message"].startswith(said)
 
 
+async def test_a_request_has_its_id_in_a_header_and_in_errors(server: Server) -> None:
+    for fields, status in (({}, 200), ({"messages": []}, 400)):
+        found, headers, reply = await server.ask("/v1/messages", "POST", json=BODY | fields)
+        assert (found, bool(headers["request-id"])) == (status, True)
+        assert status == 200 or reply["request_id"] == headers["request-id"]
+
+
 async def test_a_refused_thread_tells_the_client_to_send_the_whole_conversation(server: Server) -> None:
     _, reply = await send(server, thread={"type": "create"})
     assert reply["error"]["details"]["error_code"] == "thread_unsupported_request"

@@ -107,6 +107,8 @@ async def test_a_limit_or_a_stop_string_that_cuts_is_the_reason(server: Server) 
 async def test_a_grammar_request_says_which_backend_enforced_it(server: Server) -> None:
     body = {"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}}
     _, reply = await server.chat(**body)
+    assert "plan" not in reply["structured"]
+    _, reply = await server.chat(**body, return_grammar_plan=True)
     assert reply["choices"][0]["message"]["content"] == RECORD
     plan = [{"pointer": "", "keyword": "type", "enforced_by": "grammar"}]
     told = {"backend": "fakegrammar", "compile_time_ms": 4.0, "plan": plan, "valid": True}
@@ -128,7 +130,7 @@ async def test_text_parts_are_joined_and_developer_is_a_system_role(server: Serv
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
     await server.chat(messages=messages)
-    assert server.engine.requests[-1].prompt == "<system>be brief\n<user>ab\n<assistant>"
+    assert server.engine.requests[-1].prompt == "<system>be brief\n<user>a\nb\n<assistant>"
 
 
 async def test_the_final_message_can_be_continued(server: Server) -> None:
@@ -169,6 +171,28 @@ async def test_a_queued_stream_is_kept_alive_by_comments(start: Start) -> None:
         engine.hold.set()
         rest = await response.read()
     assert events(rest)[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "again"),
+    [("messages", ["message_start"], "ping"),
+     ("responses", ["response.created", "response.in_progress"], "response.in_progress")],
+)  # fmt: skip
+async def test_events_come_before_the_first_token_and_go_on(
+    start: Start, path: str, first: list[str], again: str
+) -> None:
+    server = await start(FakeEngine(hold=asyncio.Event()), keep_alive_s=0.1)
+    body = {"model": "fake", "stream": True, "messages" if path == "messages" else "input": CHAT["messages"]}
+    body |= {"max_tokens": 9} if path == "messages" else {}
+    async with server.client.post(f"{server.url}/v1/{path}", json=body) as response:
+        kinds = [
+            (await response.content.readuntil(b"\n\n")).split(b"\n")[0].decode().removeprefix("event: ")
+            for _ in [*first, again, again]
+        ]
+        server.engine.hold.set()
+        rest = (await response.read()).decode()
+    assert kinds == [*first, again, again]
+    assert not any(f"event: {kind}\n" in rest for kind in first) and "_delta" in rest.replace(".", "_")
 
 
 async def test_a_grammar_that_takes_too_long_is_blamed_on_its_own_field(start: Start) -> None:

@@ -123,6 +123,7 @@ async def test_one_batch_mixes_all_kinds(real: Server) -> None:
 
     async def ask(number: int, fields: dict[str, Any]) -> Any:
         body = {"prompt": "Ada is 36.", "max_tokens": 80, "seed": number, "structured_outputs": fields}
+        body["return_grammar_plan"] = True
         return await real.post("/v1/completions", body)
 
     asked = [pair for pair in KINDS for _ in range(3)]
@@ -162,6 +163,7 @@ async def test_auto_is_enforced_by_the_style_of_the_models_template(tmp_path: Pa
     config = EngineConfig(model=str(folder), num_blocks=256)
     async with Engine(config) as engine, run_server(engine, AppConfig()) as server:
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40, "tools": [tool]}
+        body["return_grammar_plan"] = True
         status, reply = await server.post("/v1/chat/completions", body)
     assert status == 200, reply
     plan = reply["structured"]["plan"]

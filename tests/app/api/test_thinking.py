@@ -178,6 +178,7 @@ async def test_the_official_clients_read_reasoning(start: Start) -> None:
         ) as blocks,
     ):
         message = await blocks.get_final_message()
+    assert message.content[0].signature  # clients do not send unsigned reasoning back
     assert [(block.type, getattr(block, block.type)) for block in message.content] == [
         ("thinking", THOUGHT),
         ("text", "Two."),
