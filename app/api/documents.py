@@ -12,9 +12,9 @@ from typing import Any
 from app.api.errors import BadRequest
 from app.api.fields import field_of
 from app.api.parts import make_text, make_unseen, read_part
-from app.extraction.pdf import UnreadableSource, read_pdf
+from app.extraction.decoding import UnreadableSource, decode
+from app.extraction.pdf import read_pdf
 from app.extraction.reading import read_apart
-from app.extraction.sources import decode
 
 Json = dict[str, Any]
 FILE_TYPES = ("file", "input_file", "document")
@@ -83,11 +83,12 @@ def _read_file(name: str, url: str, sees_images: bool) -> list[Json]:
     try:
         if not content.startswith(b"%PDF"):
             return [make_text(f"[{name}]\n{decode(content, name)}")]
-        pages, images = read_pdf(content, name, sees_images)
+        found = read_pdf(content, name, sees_images)
     except UnreadableSource as error:
         return [make_unseen(f"file {error}")]
-    urls = [f"data:image/jpeg;base64,{base64.b64encode(image).decode()}" for image in images]
-    text = make_text(f"[{name}]\n" + "\n\n".join(filter(None, pages)))
+    urls = [f"data:image/jpeg;base64,{base64.b64encode(image).decode()}" for image in found.images]
+    notes = "".join(f"[{note}]\n" for note in found.notes)
+    text = make_text(f"[{name}]\n{notes}" + "\n\n".join(filter(None, found.pages)))
     return [text, *({"type": "image_url", "image_url": {"url": each}} for each in urls)]
 
 

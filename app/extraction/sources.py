@@ -179,10 +179,10 @@ def parse_rows(
     """
     suffix = PurePath(name).suffix.lower()
     if suffix == ".pdf":
-        pages, images = read_pdf(data, name, with_images)
-        starts = (0, *accumulate(len(page) + len(PAGE_BREAK) for page in pages[:-1]))
-        cells = {FILE_COLUMN: name, TEXT_COLUMN: PAGE_BREAK.join(pages)}
-        return [Row(name, cells, page_starts=starts, images=images)]
+        found = read_pdf(data, name, with_images)
+        starts = (0, *accumulate(len(page) + len(PAGE_BREAK) for page in found.pages[:-1]))
+        cells = {FILE_COLUMN: name, TEXT_COLUMN: PAGE_BREAK.join(found.pages)}
+        return [Row(name, cells, page_starts=starts, images=found.images, notes=found.notes)]
     if suffix in IMAGE_TYPES:
         if not with_images:
             raise UnreadableSource(f"{name} is an image, which this model does not see")
@@ -205,7 +205,7 @@ def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
         UnreadableSource: it is too large or no text.
     """
     if path.suffix.lower() == ".pdf":
-        return PAGE_BREAK.join(read_pdf(read_bytes(path, path.name, MAX_FILE_BYTES), path.name)[0])
+        return PAGE_BREAK.join(read_pdf(read_bytes(path, path.name, MAX_FILE_BYTES), path.name).pages)
     return decode(read_bytes(path, path.name, max_bytes), path.name)
 
 

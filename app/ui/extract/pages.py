@@ -54,13 +54,10 @@ def open_path(path: Path, sees_images: bool) -> Opened:
 
 async def show_page(opened: Opened, number: int, evidence: Evidence | None = None) -> str:
     """Return a page of a PDF, counted from 1, as HTML, with the place of a value highlighted."""
-    quote = before = ""
-    if evidence is not None:
-        text = opened.source.text
-        start = opened.source.page_starts[number - 1]
-        quote, before = text[evidence.start : evidence.end], text[start : evidence.start]
+    start = opened.source.page_starts[number - 1]
+    place = (0, 0) if evidence is None else (evidence.start - start, evidence.end - start)
     try:
-        image = await read_apart(opened.path, _render, opened.path, number - 1, quote, before)
+        image = await read_apart(opened.path, _render, opened.path, number - 1, *place)
     except UnreadableSource as error:
         return f'<div class="empty"><p>{html.escape(str(error))}.</p></div>'
     count = len(opened.source.page_starts)

@@ -152,7 +152,9 @@ class ExtractRun:
                 async with aclosing(pace(stream, self.interval_s)) as parts:
                     async for part in parts:
                         if isinstance(part, ExtractionResult):
-                            shown = Shown(part, text, checked.schema, opened=opened)
+                            notes = opened.source.notes if opened is not None else ()
+                            result = replace(part, notes=(*notes, *part.notes))
+                            shown = Shown(result, text, checked.schema, opened=opened)
                             yield show(shown, verified or {})
                             if (page := await self.show_first_page(shown)) is not None:
                                 yield update(page=page)

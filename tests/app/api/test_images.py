@@ -14,7 +14,7 @@ from app.config import AppConfig
 from engine import Engine, EngineConfig, InvalidRequest
 from engine.input.images.source import MediaReader
 from tests.app.api.harness import Server, events, run_server
-from tests.app.extraction.test_sources import make_pdf
+from tests.app.extraction.pdf_files import make_pdf
 from tests.engine.vision_folders import make_picture, make_smolvlm_folder, to_bytes
 from tests.fakes import FakeEngine
 from tests.hostile_images import list_hostile, make_part

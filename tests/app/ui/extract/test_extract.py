@@ -17,7 +17,7 @@ from app.ui.examples import Examples
 from app.ui.extract.run import NO_RESULT, Shown, add_example
 from app.ui.extract.tab import NO_FILE, ExtractTab
 from engine import EngineConfig, EngineOverloaded
-from tests.app.extraction.test_sources import join_pdfs, make_pdf
+from tests.app.extraction.pdf_files import make_pdf
 from tests.engine.vision_folders import make_picture
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
@@ -258,7 +258,7 @@ async def test_a_text_opened_before_a_run_has_its_schema_ends_the_run(tmp_path: 
 
 async def test_a_pdf_shows_the_page_of_the_value_that_has_the_focus(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
-    path.write_bytes(join_pdfs(make_pdf("Ada"), make_pdf("Ada is 36")))
+    path.write_bytes(make_pdf("Ada", "Ada is 36"))
     tab, _ = make_tab()
     text, *_, page, page_tab, opened = await tab.open_file(str(path), REQUEST)
     assert page_tab["visible"] and "Page 1 of 2" in page and 'data-number="2"' in page

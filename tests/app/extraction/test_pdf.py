@@ -1,0 +1,161 @@
+"""PDFs: their text by the layout of the page, fields and comments, encryption, pictures, and hostile files."""
+
+import base64
+import io
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app.extraction import pdf
+from app.extraction.decoding import UnreadableSource
+from app.extraction.pdf import read_pdf, render_page
+from tests.app.extraction.pdf_files import draw, make_pdf, picture
+
+ENCRYPTED = json.loads(Path(__file__).with_name("encrypted_pdfs.json").read_text())
+LEFT = ["The quick brown fox jumps over the", "lazy dog and then runs away from", "the old hunter who waits for it."]
+RIGHT = ["In the second column a different", "story begins about a king and his", "daughter who live in a castle."]
+
+MANY = draw(*(("words on it " * 200, 0, 12 * row) for row in range(1000)))
+LARGE = make_pdf(MANY).replace(b"600 800", b"14400 14400")
+
+
+def read(*pages: str, page_entries: str = "") -> str:
+    return "\f".join(read_pdf(make_pdf(*pages, page_entries=page_entries), "a.pdf").pages)
+
+
+def draw_columns(*columns: tuple[float, Sequence[str]], down: float = 0) -> str:
+    """Draw columns one after the other, each lower than the one before by some points."""
+    return draw(*(
+        (text, x, 700 - 12 * row - down * number)
+        for number, (x, texts) in enumerate(columns) for row, text in enumerate(texts) if text
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        ([["Item", "Bolt"], ["Qty", "12"], ["Price", "3,50"]], ["Item  Qty  Price", "Bolt  12  3,50"]),
+        ([["What", "A long text that is", "continued here", "Red"], ["EUR", "5.00", "", "7.50"]],
+         ["What  EUR", "A long text that is  5.00", "continued here", "Red  7.50"]),
+        ([["Where did you buy our product?", "When did you buy our product?", "How do you like our product?"],
+          ["I bought it in the village shop", "Last week on a rainy Thursday", "I like it very much, thank you"]],
+         ["Where did you buy our product?  I bought it in the village shop",
+          "When did you buy our product?  Last week on a rainy Thursday",
+          "How do you like our product?  I like it very much, thank you"]),
+    ],
+)  # fmt: skip
+def test_the_rows_of_a_table_stay_together_however_it_is_drawn(columns: list[list[str]], rows: list[str]) -> None:
+    found = read(draw_columns(*zip((50, 300, 450), columns, strict=False)))
+    assert found.split("\n") == rows
+
+
+@pytest.mark.parametrize("down", [0, 6])
+def test_columns_of_prose_are_read_one_after_the_other_below_their_title(down: float) -> None:
+    title = draw(("A title that spans both columns of the page and more than that", 50, 730))
+    page = title + draw_columns((50, LEFT), (310, RIGHT), down=down)
+    assert read(page).split("\n")[1:] == [*LEFT, *RIGHT]
+
+
+def test_a_turned_page_is_read_as_shown_and_a_turned_stamp_comes_last() -> None:
+    cells = [("Item", 100, 50), ("Price", 100, 200), ("Bolt", 120, 50), ("3,50", 120, 200)]
+    assert read(draw(*cells, turned=True), page_entries="/Rotate 90") == "Item  Price\nBolt  3,50"
+    stamped = draw(("one", 100, 700)) + draw(("a stamp", 30, 300), turned=True) + draw(("two", 100, 680))
+    assert read(stamped) == "one\ntwo\na stamp"
+
+
+def test_fields_stand_beside_their_labels_and_comments_at_the_end() -> None:
+    widget = "/Type /Annot /Subtype /Widget"
+    objects = [
+        f"<< {widget} /FT /Tx /T (city) /V (Ghent) /Rect [100 695 200 715] >>",
+        f"<< {widget} /FT /Btn /T (member) /V /Yes /AS /Yes /Rect [100 675 110 685] "
+        "/AP << /N << /Yes 95 0 R /Off 95 0 R >> >> >>",
+        f"<< {widget} /FT /Ch /Ff 131072 /T (land) /V (Belgium) /Opt [(France) (Belgium)] /Rect [100 650 200 665] >>",
+        "<< /Type /Annot /Subtype /FreeText /Contents (typed over) /DA (/Helv 10 Tf) /Rect [300 695 400 710] >>",
+        "<< /Type /Annot /Subtype /Text /Contents (check\\rthis) /Rect [300 600 320 620] >>",
+        "<< /Type /XObject /Subtype /Form /BBox [0 0 9 9] /Length 0 >>\nstream\n\nendstream",
+        f"<< {widget} /FT /Tx /Ff 8192 /T (secret) /V (hunter2) /Rect [100 600 200 620] >>",
+        f"<< {widget} /FT /Tx /F 2 /T (hidden) /V (unseen) /Rect [100 580 200 600] >>",
+        f"<< {widget} /FT /Tx /Ff 4096 /T (note) /V (one\\ntwo) /Rect [100 400 200 500] >>",
+    ]
+    references = " ".join(f"{number} 0 R" for number in (90, 91, 92, 93, 94, 96, 97, 98))
+    data = make_pdf(
+        draw(("City:", 50, 700), ("Member:", 50, 677), ("Country:", 50, 655)), objects=objects,
+        page_entries=f"/Annots [{references}]", catalog=f"/AcroForm << /Fields [{references}] >>",
+    )  # fmt: skip
+    assert read_pdf(data, "a.pdf").pages == [
+        "City:  Ghent  typed over\nMember:  [x]\nCountry:  Belgium\none\ntwo\n[Comment: check this]"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["RC4-40", "RC4-128", "AES-128", "AES-256"])
+def test_a_pdf_that_opens_without_a_password_is_read(kind: str) -> None:
+    (text,) = read_pdf(zlib.decompress(base64.b64decode(ENCRYPTED[kind])), "a.pdf").pages
+    assert text in ("Hello there", "Delivery note. The parcel goes to Ghent.")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (zlib.decompress(base64.b64decode(ENCRYPTED["locked"])), "a.pdf is locked with a password"),
+        (b"%PDF-1.4 nothing", "a.pdf cannot be read as PDF: Failed to load document"),
+        (make_pdf(""), "a.pdf has no text in it"),
+        (make_pdf("Hello").replace(b"% drawn", b"q [ ((("), "a.pdf has no text in it"),
+    ],
+)
+def test_a_pdf_without_readable_text_says_why(data: bytes, reason: str) -> None:
+    with pytest.raises(UnreadableSource, match=reason):
+        read_pdf(data, "a.pdf")
+
+
+def test_pages_without_text_are_named_and_are_images_if_wanted() -> None:
+    data = make_pdf("one", picture(), "three", "", picture(0.2), picture(0.3))
+    assert read_pdf(data, "a.pdf").notes == ("a.pdf: pages 2, 4-6 have no text",)
+    found = read_pdf(data, "a.pdf", with_images=True)
+    assert (found.pages, len(found.images)) == (["one", "", "three", "", "", ""], 3)  # a blank page is none
+    shades = [np.asarray(Image.open(io.BytesIO(image)).convert("L"))[-500, 500] for image in found.images]
+    assert np.allclose(shades, [128, 51, 77], atol=4)
+
+
+def test_the_limits_of_a_pdf_name_what_it_has_too_much_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, limit, data, reason in (
+        ("MAX_PDF_PAGES", 1, make_pdf("a", "b"), "has 2 pages; at most 1 are read: split it"),
+        ("MAX_PDF_CHARS", 4, make_pdf("Hello"), "has more than 4 characters of text"),
+        ("MAX_PDF_CHARS", 6, make_pdf("Helo", "Helo"), "has more than 2 characters"),
+        ("MAX_IMAGES", 1, make_pdf(picture(), picture()), "has more than 1 pages without text: split it"),
+        ("MAX_PDF_SECONDS", 1, LARGE, r"a\.pdf takes longer than 1 s to read"),
+        ("MAX_PDF_MEMORY", 2**28, LARGE, "needs more than 256 MiB of memory"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(UnreadableSource, match=reason):
+            patch.setattr(pdf, name, limit)
+            read_pdf(data, "a.pdf", with_images=True)
+    assert read_pdf(make_pdf("Hello"), "b.pdf").pages == ["Hello"]
+
+
+def test_a_large_page_is_drawn_small() -> None:
+    data = make_pdf(picture()).replace(b"[0 0 600 800]", b"[0 0 14400 14400]")
+    (image,) = read_pdf(data, "a.pdf", with_images=True).images
+    width, height = Image.open(io.BytesIO(image)).size
+    assert 2**20 < width * height <= 2**21 + width + height
+
+
+@pytest.mark.parametrize("page_entries", ["", "/CropBox [10 10 500 750]", "/Rotate 180"])
+def test_a_place_is_highlighted_on_its_page(page_entries: str) -> None:
+    data = make_pdf("to be or not to be", page_entries=page_entries)
+    first, second, none = (
+        np.asarray(Image.open(io.BytesIO(render_page(data, "a.pdf", 0, *place))), float)
+        for place in ((0, 5), (13, 18), (0, 0))
+    )
+    columns = [np.flatnonzero(np.abs(page - none).sum((0, 2)) > 2000) for page in (first, second)]
+    if "180" in page_entries:
+        columns.reverse()
+    assert 20 < len(columns[0]) < 120 and columns[0].max() < columns[1].min()
+
+
+def test_a_pair_of_surrogates_is_one_character_and_a_lone_half_is_marked() -> None:
+    data = make_pdf("ab", unicode_map="<61> <D83DDE00> <62> <D83D>")
+    assert read_pdf(data, "a.pdf").pages == ["\U0001f600\ufffd"]
