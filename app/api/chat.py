@@ -146,28 +146,26 @@ def show_tools(tools: ToolUse | None, template: TemplateFacts) -> dict[str, Any]
 
 def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
     """Return the chat.completion object."""
-    choices = []
+    choices, has_ids = [], call.body.return_token_ids
     for choice in output.outputs:
         message = read_message(call, choice, echo)
         entry: dict[str, Any] = {
             "index": choice.index,
-            "message": message,
+            "message": {"reasoning": None, "reasoning_content": None} | message,
             "logprobs": replies.chat_logprobs(call, choice),
             "finish_reason": replies.finish_reason(choice, "tool_calls" in message),
             "stop_reason": choice.stop_reason,
+            "token_ids": list(choice.token_ids) if has_ids else None,
         }
-        if call.body.return_token_ids:
-            entry["token_ids"] = list(choice.token_ids)
         choices.append(entry)
     reply = {
         **replies.header(call, "chat.completion"),
         "choices": choices,
         "usage": replies.usage_of(call, [output], replies.count_output([output])),
+        "prompt_logprobs": replies.prompt_logprobs(call, output),
+        "prompt_token_ids": output.prompt_token_ids if has_ids else None,
+        "kv_transfer_params": None,
     }
-    if call.sampling.prompt_logprobs is not None:
-        reply["prompt_logprobs"] = replies.prompt_logprobs(output)
-    if call.body.return_token_ids:
-        reply["prompt_token_ids"] = output.prompt_token_ids
     return reply | replies.extras(call, [output], range(len(choices)))
 
 

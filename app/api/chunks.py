@@ -36,8 +36,9 @@ class Chunks:
     def __init__(self, call: Call, kind: str, is_chat: bool) -> None:
         self.call = call
         self._is_chat = is_chat
-        self._header = replies.header(call, kind)
         body = call.body
+        # OpenAI's chunks before the one with the usage have it as null
+        self._header = replies.header(call, kind) | ({"usage": None} if body.include_usage else {})
         self._is_plain = not (
             call.sampling.logprobs is not None or body.return_token_ids or body.continuous_usage
         )
@@ -56,6 +57,8 @@ class Chunks:
         more: Json = {}
         if self.call.body.return_token_ids:
             more["prompt_token_ids"] = output.prompt_token_ids
+        if self.call.body.continuous_usage:
+            more["usage"] = self._usage(index, output)
         if self._is_chat:
             return frame({**self._header, "choices": [self._choice(index, choice)], **more})
         entry = self._choice(index, echo)

@@ -100,35 +100,35 @@ def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
     ]
     usage = replies.usage_of(call, outputs, 0 if is_scoring(call) else replies.count_output(outputs))
     reply = {**replies.header(call, "text_completion"), "choices": choices, "usage": usage}
+    reply["kv_transfer_params"] = None
     return reply | replies.extras(call, outputs, range(len(choices)))
 
 
 def read_echo(call: Call, number: int, output: RequestOutput) -> str:
-    """Return the prompt of that number if the reply repeats it, as it was written; one of token ids is decoded."""
+    """Return the prompt of that number if the reply repeats it, as it was written; of token ids, the full text."""
     if not call.body.echo:
         return ""
     given = call.given[number]
     if isinstance(given, str):
         return given
     tokenizer = call.context.engine.tokenizer
-    return "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids)
+    return "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
 
 
 def _choice(call: Call, number: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
     choice = without_hidden(call, choice)
     echo = read_echo(call, number, output)
-    entry: dict[str, Any] = {
+    has_ids = call.body.return_token_ids
+    return {
         "index": number * call.sampling.n + choice.index,
         "text": echo + choice.text,
         "logprobs": _logprobs(call, output, choice, echo),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
+        "prompt_logprobs": replies.prompt_logprobs(call, output),
+        "token_ids": list(choice.token_ids) if has_ids else None,
+        "prompt_token_ids": output.prompt_token_ids if has_ids else None,
     }
-    if call.sampling.prompt_logprobs is not None:
-        entry["prompt_logprobs"] = replies.prompt_logprobs(output)
-    if call.body.return_token_ids:
-        entry |= {"token_ids": list(choice.token_ids), "prompt_token_ids": output.prompt_token_ids}
-    return entry
 
 
 def _logprobs(

@@ -15,7 +15,7 @@ from pydantic import Field
 from app.api.context import Context
 from app.api.errors import BadRequest
 from app.api.fields import VECTOR
-from app.api.protocol import Fields
+from app.api.protocol import Fields, Integer
 
 router = APIRouter()
 MAX_INPUTS = 2048  # as OpenAI's limit
@@ -31,7 +31,7 @@ class EmbeddingRequest(Fields):
 
     input: Any
     model: str | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[Integer, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     user: str | None = None
 
@@ -44,7 +44,7 @@ class RerankRequest(Fields):
     query: str
     documents: Texts
     model: str | None = None
-    top_n: Annotated[int, Field(ge=1)] | None = None
+    top_n: Annotated[Integer, Field(ge=1)] | None = None
     instruction: str | None = None
     return_documents: bool = True
 

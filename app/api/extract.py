@@ -24,7 +24,7 @@ from starlette.datastructures import UploadFile
 from app.api.context import ApiContext, context_of
 from app.api.errors import BadRequest, describe_fields
 from app.api.json_body import parse_body, parse_part
-from app.api.protocol import Fields
+from app.api.protocol import Fields, Integer
 from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
 from app.extraction import (
     Example,
@@ -89,7 +89,7 @@ class ExtractOptions(Fields):
     verbatim: bool = False
     bounds: bool = True
     property_order: Literal["schema", "any"] = "schema"
-    num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    num_samples: Integer = Field(default=1, ge=1, le=MAX_SAMPLES)
     recheck: bool = False
 
 

@@ -16,7 +16,7 @@ from app.api.call import Call
 from app.api.context import Context
 from app.api.errors import BadRequest
 from app.api.own_names import own_names
-from app.api.protocol import CompletionRequest, Fields
+from app.api.protocol import CompletionRequest, Fields, Integer
 from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
 from engine import CompletionOutput, RequestOutput
 
@@ -43,8 +43,8 @@ class LlamaCompletion(Fields):
 
     prompt: Any
     stream: bool = False
-    n_predict: int = -1
-    seed: int = -1
+    n_predict: Integer = -1
+    seed: Integer = -1
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     logit_bias: Any = None

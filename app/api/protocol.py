@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from app.api.errors import BadRequest, describe_fields
 from app.api.fields import ANSWER, Values, check_unknown
@@ -23,10 +23,24 @@ SHARED = frozenset([
     "presence_penalty", "priority", "repetition_penalty", "request_id", "return_grammar_plan", "seed",
     "skip_special_tokens", "stop_token_ids", "structured_outputs",
 ])  # fmt: skip
-MAX_PROMPTS = 128
+MAX_PROMPTS = 1024  # as many as choices
 MAX_TOOLS = 1024
 
-TokenIds = Annotated[list[int], Field(max_length=MAX_IDS)]
+
+def read_whole(value: Any) -> Any:
+    """Return 2.0 as 2, which JSON Schema calls an integer; any other value as it is."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def read_all_whole(values: Any) -> Any:
+    """Return a list with each 2.0 as 2."""
+    is_mixed = isinstance(values, list) and float in set(map(type, values))
+    return [*map(read_whole, values)] if is_mixed else values
+
+
+Integer = Annotated[int, BeforeValidator(read_whole)]
+Integers = Annotated[list[int], BeforeValidator(read_all_whole)]
+TokenIds = Annotated[Integers, Field(max_length=MAX_IDS)]
 Strings = Annotated[list[str], Field(max_length=MAX_IDS)]
 # the chat template decides what a level means; "none" turns reasoning off
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -166,17 +180,17 @@ class GenerationFields(Fields):
     """Common fields of chat and text completions."""
 
     model: str | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    n: Integer | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
@@ -184,7 +198,7 @@ class GenerationFields(Fields):
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_IDS)] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Strings | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Integer | None = None
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
     echo: bool | None = False
@@ -201,7 +215,7 @@ class GenerationFields(Fields):
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
 
-    priority: int = Field(default=0, ge=-(2**31), le=2**31 - 1)
+    priority: Integer = Field(default=0, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     request_id: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[\w.:-]+$")
     deadline_s: float | None = Field(default=None, gt=0, le=86400)
@@ -235,9 +249,9 @@ class ChatRequest(GenerationFields):
     messages: Annotated[
         list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_HELP)
     ]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Integer | None = None
     logprobs: bool | None = False
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -253,12 +267,12 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
     prompt: Any
-    logprobs: int | None = None
-    best_of: int | None = None
+    logprobs: Integer | None = None
+    best_of: Integer | None = None
 
 
 class TokenizeRequest(Fields):
-    """POST /tokenize: a prompt or chat messages; fields that do not affect the prompt are accepted and ignored."""
+    """POST /tokenize: a prompt with the fields of a text completion, or messages with those of a chat."""
 
     PASSED = frozenset(ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys())
 
@@ -266,13 +280,7 @@ class TokenizeRequest(Fields):
     prompt: str | None = None
     content: str | None = Field(default=None, description="llama.cpp's name for prompt")
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    reasoning_effort: ReasoningEffort | None = None
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = False
 
 
@@ -280,4 +288,4 @@ class DetokenizeRequest(Fields):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[int], Field(max_length=2**20)]
+    tokens: Annotated[Integers, Field(max_length=2**20)]

@@ -197,9 +197,9 @@ def _first(call: Call, token_id: int) -> Logprob:
     return Logprob(token_id, 0.0, 0, piece.decode(errors="replace"), part=piece)
 
 
-def prompt_logprobs(output: RequestOutput) -> list[Json | None] | None:
-    """vLLM's form: for each prompt token, a map from token id to its probability."""
-    if output.prompt_logprobs is None:
+def prompt_logprobs(call: Call, output: RequestOutput) -> list[Json | None] | None:
+    """Return vLLM's form: for each prompt token, a map from token id to its probability; None if not asked for."""
+    if call.sampling.prompt_logprobs is None or output.prompt_logprobs is None:
         return None
     return [
         None

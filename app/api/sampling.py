@@ -8,7 +8,7 @@ from app.api.constraint import Constraint
 from app.api.errors import BadRequest
 from app.api.fields import check_unknown
 from app.api.own_names import own_names
-from app.api.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest, GenerationFields
+from app.api.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest, GenerationFields, read_all_whole
 from engine import SamplingParams
 
 MAX_LOGPROBS = 20
@@ -18,8 +18,8 @@ COPIED = (
 )  # fmt: skip
 # the last ones are of vLLM's connectors, which find blocks by their ids
 KV_TRANSFER = (
-    "do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_host", "remote_port",
-    "remote_request_id", "tp_size", "transfer_id",
+    "do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_host",
+    "remote_num_tokens", "remote_port", "remote_request_id", "tp_size", "transfer_id",
 )  # fmt: skip
 
 
@@ -111,6 +111,9 @@ def read_prompts(value: Any) -> list[str | list[int]]:
     Raises:
         ApiError: 400 for anything else, an empty prompt, or too many.
     """
+    value = read_all_whole(value)
+    if isinstance(value, list):
+        value = [*map(read_all_whole, value)]
     if isinstance(value, str) or _is_ids(value):
         prompts = [value]
     elif isinstance(value, list) and value and all(isinstance(item, str) or _is_ids(item) for item in value):

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from app.api.chat import find_tools, read_conversation, show_tools
+from app.api.chat import prepare
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
-from app.api.messages import read_template_kwargs
-from app.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
+from app.api.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from engine import Tokenizer
 
 router = APIRouter()
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
+async def tokenize(body: TokenizeRequest, request: Request, context: Context) -> JSONResponse:
     """Return the token ids of a prompt, or of chat messages under the model's template."""
     context.check_model(body.model)
     prompt = body.content if body.prompt is None else body.prompt
@@ -26,20 +25,14 @@ async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
         raise BadRequest("give either prompt or messages", "prompt")
     context.require_ready()
     tokenizer = require_tokenizer(context)
+    fields = body.model_dump(exclude_unset=True, exclude={"prompt", "content", "return_token_strs"})
     if body.messages is not None:
-        asked = ChatRequest(messages=body.messages, tools=body.tools, tool_choice=body.tool_choice)
-        template = await context.read_template()
-        tools = find_tools(asked, template)
-        messages = await read_conversation(body.messages, context, template)
-        tokens = await context.engine.render_chat(
-            messages,
-            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-            continue_final_message=body.continue_final_message,
-            **read_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
-            **show_tools(tools, template),
-        )
+        call, _ = await prepare(ChatRequest.read(fields), request.state.visit, context)
+        assert isinstance(call.prompts[0], list), "the prompt of a chat is rendered to ids"
+        tokens = call.prompts[0]
     else:
-        tokens = await encode(prompt or "", context, body.add_special_tokens)
+        CompletionRequest.read(fields | {"prompt": prompt})
+        tokens = await encode(prompt or "", context, body.add_special_tokens is not False)
     texts = None
     if body.return_token_strs:
         texts = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])

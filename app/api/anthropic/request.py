@@ -11,7 +11,7 @@ from app.api.anthropic.messages import is_prefill, read_messages
 from app.api.anthropic.tools import read_tools
 from app.api.errors import ApiError, BadRequest
 from app.api.fields import check_choice, check_unknown, read_text
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatRequest, Fields
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatRequest, Fields, Integer, read_whole
 
 Json = dict[str, Any]
 
@@ -44,13 +44,13 @@ class MessagesRequest(Fields):
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: int
+    max_tokens: Integer
     system: str | list[dict[str, Any]] | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = False
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
@@ -61,7 +61,7 @@ class MessagesRequest(Fields):
 class CountRequest(MessagesRequest):
     """POST /v1/messages/count_tokens: a message request, of which only the prompt is made."""
 
-    max_tokens: int = 1
+    max_tokens: Integer = 1
 
 
 def make_chat_request(body: MessagesRequest) -> tuple[ChatRequest, dict[str, str]]:
@@ -166,7 +166,7 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
     check_choice("thinking.type", kind, THINKING_FIELDS)
     check_unknown(thinking, THINKING_FIELDS[str(kind)], "thinking")
     # The budget is a target in the protocol, too, not a limit: max_tokens bounds reasoning and content here.
-    budget = thinking.get("budget_tokens")
+    budget = read_whole(thinking.get("budget_tokens"))
     if budget is not None and (type(budget) is not int or budget < MIN_BUDGET_TOKENS):
         message = (
             f"thinking.budget_tokens={repr(budget)[:40]} must be an integer of at least {MIN_BUDGET_TOKENS}"

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.api.errors import BadRequest
 from app.api.fields import check_unknown
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatRequest, Fields
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatRequest, Fields, Integer
 
 Json = dict[str, Any]
 
@@ -65,7 +65,7 @@ class ResponsesRequest(Fields):
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
     text: TextOptions = Field(default_factory=TextOptions)
@@ -80,7 +80,7 @@ class ResponsesRequest(Fields):
     reasoning: dict[str, Any] | None = None
     store: bool | None = True
     previous_response_id: str | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
 
 
 class Conversation:

@@ -23,10 +23,12 @@ async def test_a_completion_has_the_openai_shape_and_sixteen_tokens(start: Start
     assert (status, reply["object"]) == (200, "text_completion")
     assert reply["id"].startswith("cmpl-")
     told = {"index": 0, "text": "x" * 16, "logprobs": None, "finish_reason": "length", "stop_reason": None}
-    assert reply["choices"][0] == told
+    assert reply["choices"][0] == told | dict.fromkeys(("prompt_logprobs", "token_ids", "prompt_token_ids"))
 
 
-@pytest.mark.parametrize("prompt", ["hello", [104, 105], ["a", "b"], [[104], [105]], ["a", [105]]])
+@pytest.mark.parametrize(
+    "prompt", ["hello", [104, 105], ["a", "b"], [[104], [105]], ["a", [105]], [104.0], [[104.0, 105]]]
+)
 async def test_a_prompt_is_text_or_ids_or_a_list_of_them(server: Server, prompt: object) -> None:
     status, reply = await server.complete(prompt=prompt)
     assert status == 200
@@ -106,6 +108,15 @@ async def test_a_stream_tells_the_offsets_of_the_whole_reply(server: Server, fie
     assert [choice["logprobs"]["text_offset"] for choice in reply["choices"]] == list(streamed.values())
 
 
+@pytest.mark.parametrize("fields", [{}, {"skip_special_tokens": False}])
+async def test_an_echo_of_ids_has_their_special_tokens(server: Server, fields: dict[str, Any]) -> None:
+    _, reply = await server.complete(prompt=[104, EOS, 105], echo=True, max_tokens=1, logprobs=0, **fields)
+    choice = reply["choices"][0]
+    assert choice["text"].startswith(f"h{chr(EOS)}i")
+    assert choice["logprobs"]["text_offset"][:4] == [0, 1, 2, 3]
+    assert (await complete_chunks(server, prompt=[EOS], echo=True))[0]["choices"][0]["text"] == chr(EOS)
+
+
 async def test_prompt_logprobs_are_maps_from_token_id(server: Server) -> None:
     _, reply = await server.complete(prompt_logprobs=1)
     entries = reply["choices"][0]["prompt_logprobs"]
@@ -115,7 +126,7 @@ async def test_prompt_logprobs_are_maps_from_token_id(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    ["", [], [[]], ["", "a"], [-1], [2**63], [True], [1.5], {"a": 1}, [None], 7, [["a"]], ["a"] * 129],
+    ["", [], [[]], ["", "a"], [-1], [2**63], [True], [1.5], {"a": 1}, [None], 7, [["a"]], ["a"] * 1025],
 )
 async def test_a_bad_prompt_is_a_400_naming_the_field(server: Server, prompt: object) -> None:
     status, reply = await server.complete(prompt=prompt)

@@ -25,7 +25,7 @@ async def test_a_prediction_reaches_the_engine(server: Server, content: Any) -> 
     [
         {"type": "text", "content": "a"},
         {"type": "content"},
-        {"type": "content", "content": "a", "more": 1},
+        {"type": "content", "content": ["a"]},
         "a",
     ],
 )

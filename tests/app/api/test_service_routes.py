@@ -202,6 +202,8 @@ async def test_the_texts_of_tokens_are_made_off_the_loop(
 @pytest.mark.parametrize(
     ("path", "body"),
     [("/tokenize", {"chat_template": "{{ x }}"}), ("/tokenize", {"documents": [{"text": "x"}]}),
+     ("/tokenize", {"continue_final_message": True, "add_generation_prompt": True}),
+     ("/tokenize", {"stop": [""]}), ("/tokenize", {"grammar": "x"}), ("/tokenize", {"top_k": 1.5}),
      ("/tokenize", {"tools": [{}]}), ("/tokenize", {"reasoning_effort": "x"}),
      *(("/detokenize", {"tokens": tokens}) for tokens in ([-1], [2**63], ["a"], None))],
 )  # fmt: skip

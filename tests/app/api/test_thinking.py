@@ -23,6 +23,7 @@ THOUGHT = "Let me see.\n\nOne or two?"
 RECORD = '{"a": 2}'
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL_MESSAGE = "<|start|>assistant<|channel|>final<|message|>"
+NO_THOUGHTS = {"reasoning": None, "reasoning_content": None}
 
 
 @dataclass
@@ -94,7 +95,7 @@ async def test_the_analysis_channel_is_reasoning_and_a_grammar_begins_in_the_fin
 async def test_reasoning_that_is_switched_off_is_absent(start: Start) -> None:
     server = await start(thinker(f"{THOUGHT}</think>Two."))
     _, reply = await server.chat(include_reasoning=False)
-    assert message_of(reply) == {"role": "assistant", "content": "Two.", "refusal": None}
+    assert message_of(reply) == NO_THOUGHTS | {"role": "assistant", "content": "Two.", "refusal": None}
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
     chunks = await server.chat_chunks(include_reasoning=False)
     assert not any("reasoning" in json.dumps(chunk["choices"]) for chunk in chunks)
@@ -115,7 +116,7 @@ async def test_truncated_reasoning_leaves_no_content(start: Start) -> None:
 async def test_a_model_that_may_think_need_not(start: Start) -> None:
     server = await start(thinker("Two.", opens=False))
     _, reply = await server.chat()
-    assert message_of(reply) == {"role": "assistant", "content": "Two.", "refusal": None}
+    assert message_of(reply) == NO_THOUGHTS | {"role": "assistant", "content": "Two.", "refusal": None}
     assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 

@@ -214,6 +214,31 @@ async def test_a_field_of_another_server_gets_our_name(
     assert (status, reply["error"]["message"]) == (400, "mirostat is not a field of this route")
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        *(("/v1/chat/completions", name) for name in ("max_tokens", "seed", "top_k", "n", "top_logprobs", "priority")),
+        *(("/v1/completions", name) for name in ("max_tokens", "logprobs", "min_tokens", "best_of")),
+        ("/v1/responses", "max_output_tokens"), ("/v1/messages", "max_tokens"), ("/completion", "n_predict"),
+    ],
+)  # fmt: skip
+async def test_a_whole_number_with_a_point_is_an_integer(server: Server, path: str, name: str) -> None:
+    bodies = {"/v1/chat/completions": CHAT | {"logprobs": True}, "/v1/responses": {"input": "x"}}
+    body = bodies.get(path, MESSAGE if path == "/v1/messages" else {"prompt": "x"})
+    status, reply = await server.post(path, body | {name: 1.0})
+    assert status == 200, reply
+    status, reply = await server.post(path, body | {name: 1.5})
+    assert status == 400, reply
+    assert f"{name}=1.5 must be an integer" in reply["error"]["message"]
+
+
+async def test_ids_may_be_whole_numbers_with_a_point(server: Server) -> None:
+    assert (await server.chat(stop_token_ids=[5.0, 6]))[0] == 200
+    assert server.engine.requests[-1].params.stop_token_ids == (5, 6)
+    status, reply = await server.post("/detokenize", {"tokens": [104.0, 105.5]})
+    assert (status, reply["error"]["param"]) == (400, "tokens")
+
+
 @pytest.mark.parametrize("older", [5, 9, 99, None])
 async def test_of_two_limits_the_lower_holds(server: Server, older: int | None) -> None:
     assert (await server.chat(max_tokens=older, max_completion_tokens=9))[0] == 200
