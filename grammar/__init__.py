@@ -7,7 +7,7 @@ bitmask = allocate_bitmask(1, vocabulary.size)
 matcher.fill_next_token_bitmask(bitmask)
 """
 
-from .backend import CompiledGrammar, Filler, Matcher, Program, fill_bitmask, fill_draft_bitmask
+from .backend import CompiledGrammar, Filler, Matcher, Program, Usage, fill_bitmask, fill_draft_bitmask
 from .bitmask import allocate_bitmask
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
@@ -38,6 +38,7 @@ __all__ = [
     "SchemaValidator",
     "ToolStyle",
     "UnsupportedGrammar",
+    "Usage",
     "Vocabulary",
     "XmlValidator",
     "allocate_bitmask",

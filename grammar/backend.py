@@ -3,10 +3,12 @@
 GrammarSpec --compile--> Program --new_matcher--> Matcher --Filler.fill--> bitmask rows
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,30 @@ from .vocabulary import Vocabulary
 
 # Longest forced text that is searched for.
 MAX_FORCED_BYTES = 512
+# Memory of the lexer states that can be made in a second: no engine reports its own.
+BYTES_PER_S = 192 * 1024 * 1024
+# A program that has grown so much is replaced.
+MAX_GROWTH_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Usage:
+    """What the matchers of one program share. One thread at a time uses the matchers of a program.
+
+    Attributes:
+        grown_bytes: memory that masks have added to the program, estimated by their processor time.
+        longest_s: processor time of the longest mask since this was last set to 0.
+        num_apart: so many masks more are filled apart from those of other programs, since they may be slow.
+    """
+
+    grown_bytes: int = 0
+    longest_s: float = 0.0
+    num_apart: int = 0
+
+    def note_mask(self, time_s: float) -> None:
+        """Count a mask by its processor time."""
+        self.grown_bytes += int(time_s * BYTES_PER_S)
+        self.longest_s = max(self.longest_s, time_s)
 
 
 class Filler:
@@ -30,9 +56,13 @@ class Filler:
         """Write matcher i's mask into row rows[i]; none of the matchers is terminated."""
         pairs = [(matcher, row) for matcher, row in zip(matchers, rows, strict=True) if matcher.reads_inner]
         fill_bitmask([matcher.inner for matcher, _ in pairs], [row for _, row in pairs], bitmask)
+        start = time.thread_time()
         for matcher, row in zip(matchers, rows, strict=True):
             check_bitmask(bitmask, matcher.vocabulary.num_words, [row])
             matcher.write_row(bitmask[row])
+            end = time.thread_time()
+            matcher.usage.note_mask(end - start)
+            start = end
 
     def fill_drafts(
         self,
@@ -69,14 +99,16 @@ class Matcher(ABC):
         num_text_tokens: accepted tokens, EOS not counted.
         has_ended: EOS was accepted.
         error: why the engine gave up (a resource limit), or None. From then on the mask is all zeros.
+        usage: shared by the matchers of one program.
     """
 
     filler: Filler = Filler()
     inner: "Matcher | None" = None
     error: str | None = None
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, usage: Usage | None = None) -> None:
         self.vocabulary = vocabulary
+        self.usage = Usage() if usage is None else usage
         self.num_text_tokens = 0
         self.has_ended = False
 
@@ -134,6 +166,18 @@ class Matcher(ABC):
             self._take_back(num_text)
             self.num_text_tokens -= num_text
         self.has_ended = self.has_ended and num_tokens == 0
+
+    @property
+    def is_renewable(self) -> bool:
+        """Whether `renew` may help where the matcher met a limit."""
+        return self.inner is not None and self.inner.is_renewable
+
+    def renew(self) -> bool:
+        """Go on with a new lexer or higher limits after a limit was met, at the same place; False if nothing helps.
+
+        It takes some milliseconds: the grammar is compiled again, and the accepted tokens are taken again.
+        """
+        return self.inner is not None and self.inner.renew()
 
     def is_terminated(self) -> bool:
         """Return whether EOS was accepted."""
@@ -207,15 +251,17 @@ class Program:
         size_bytes: memory it holds, estimated when the engine does not say.
         grammar: its text in llguidance's format, "" where another engine compiled it.
         checks: the residual checks (match/checks.py), None for a grammar that needs none.
+        usage: of its matchers.
     """
 
     new_matcher: Callable[[], Matcher]
     size_bytes: int
     grammar: str = ""
     checks: Any = None
+    usage: Usage = field(default_factory=Usage)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompiledGrammar:
     """A grammar ready for use: who enforces what, and a source of matchers."""
 
@@ -223,9 +269,9 @@ class CompiledGrammar:
     find_plan: Callable[[], tuple[PlanEntry, ...]]
     program: Program
 
-    @property
+    @cached_property
     def plan(self) -> tuple[PlanEntry, ...]:
-        """The enforcer of each keyword, worked out when it is asked for."""
+        """The enforcer of each keyword. A large schema takes milliseconds, so it is worked out once."""
         return self.find_plan()
 
     def matcher(self) -> Matcher:

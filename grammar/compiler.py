@@ -7,7 +7,6 @@ ebnf -> llguidance; xgrammar if it is asked for
 structural_tag -> llguidance, as one grammar (tags/compile.py)
 """
 
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -17,7 +16,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
-from .backend import CompiledGrammar, Program
+from .backend import MAX_GROWTH_BYTES, CompiledGrammar, Program
 from .bitmask import allocate_bitmask
 from .engines.llguidance_backend import LLGuidanceBackend
 from .engines.outlines_backend import OutlinesBackend
@@ -46,7 +45,6 @@ class GrammarCompiler:
 
     Args:
         limits: bounds on single grammars and on the cache.
-        num_threads: threads of one batch fill and one compile; None takes half the cores, at most 8.
         native_pool: threads for llguidance's compiles of long grammars, without the GIL; None uses the caller's.
         pause: called often while a JSON Schema is compiled, so that the caller's other threads can run.
     """
@@ -55,21 +53,19 @@ class GrammarCompiler:
         self,
         vocabulary: Vocabulary,
         limits: GrammarLimits | None = None,
-        num_threads: int | None = None,
         native_pool: Executor | None = None,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
         limits = limits or GrammarLimits()
-        num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
         self._pause = pause
-        llguidance = LLGuidanceBackend(vocabulary, limits, num_threads, native_pool)
+        llguidance = LLGuidanceBackend(vocabulary, limits, native_pool)
         checked = CheckedVocabulary(vocabulary, limits)
         self._tags = TagCompiler(llguidance, self._compile_leaf, checked, limits.max_tags_s)
         self._llguidance = llguidance
         self._outlines = OutlinesBackend(vocabulary, limits)
         self._xgrammar = XGrammarBackend(vocabulary, limits)
-        self._cache = GrammarCache(limits.cache_bytes, lambda: llguidance.count_states_left() < 0)
+        self._cache = GrammarCache(limits.cache_bytes, limits.max_num_programs)
         self._gates: dict[Reasoning, ReasoningTables] = {}
         self._lock = threading.Lock()
         # Spec -> its error, and when the cached error expires.
@@ -148,7 +144,9 @@ class GrammarCompiler:
             self._gates[gate] = ReasoningTables(self.vocabulary, gate)
         inner, tables = compiled.program, self._gates[gate]
         # The grammar itself is in the cache under its own spec.
-        gated = Program(lambda: GatedMatcher(inner.new_matcher(), tables), tables.size_bytes)
+        gated = Program(
+            lambda: GatedMatcher(inner.new_matcher(), tables), tables.size_bytes, usage=inner.usage
+        )
         return replace(compiled, program=gated)
 
     def _compile_leaf(self, spec: GrammarSpec, name: str, is_built: bool) -> CompiledGrammar:
@@ -204,40 +202,41 @@ def check_first_mask(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
 
 
 class GrammarCache:
-    """Compiled grammars, the least recently used dropped first. Not locked; its owner is.
+    """Compiled grammars, the least recently used dropped first. Not locked; its owner is."""
 
-    Args:
-        is_over: returns whether the grammars may make more lexer states than fit; those that no request uses give way.
-    """
-
-    def __init__(self, max_bytes: int, is_over: Callable[[], bool]) -> None:
-        self.num_bytes = 0
+    def __init__(self, max_bytes: int, max_num_programs: int) -> None:
         self._max_bytes = max_bytes
-        self._is_over = is_over
+        self._max_num_programs = max_num_programs
         self._entries: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(cost_bytes(spec, compiled) for spec, compiled in self._entries.items())
+
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
-        """Return the grammar and make it the most recently used."""
-        if spec not in self._entries:
+        """Return the grammar and make it the most recently used; a program that has grown large is dropped."""
+        compiled = self._entries.get(spec)
+        if compiled is not None and compiled.program.usage.grown_bytes > MAX_GROWTH_BYTES:
+            del self._entries[spec]
             return None
-        self._entries.move_to_end(spec)
-        return self._entries[spec]
+        if compiled is not None:
+            self._entries.move_to_end(spec)
+        return compiled
 
     def add(self, spec: GrammarSpec, compiled: CompiledGrammar) -> None:
         """Keep a grammar, unless it alone is larger than the cache."""
-        size = cost_bytes(spec, compiled)
-        if size > self._max_bytes:
+        if cost_bytes(spec, compiled) > self._max_bytes:
             return
         self._entries[spec] = compiled
-        self.num_bytes += size
-        while self.num_bytes > self._max_bytes or (self._is_over() and self._entries):
-            old_spec, old = self._entries.popitem(last=False)
-            self.num_bytes -= cost_bytes(old_spec, old)
+        num_bytes = self.num_bytes
+        while num_bytes > self._max_bytes or len(self) > self._max_num_programs:
+            num_bytes -= cost_bytes(*self._entries.popitem(last=False))
 
 
 def cost_bytes(spec: GrammarSpec, compiled: CompiledGrammar) -> int:
-    """Return the memory of an entry: the program, the spec's text, and the nodes for the plan."""
-    return compiled.program.size_bytes + 20 * len(spec.text) + 2 * len(spec.source or "")
+    """Return the memory of an entry: the program as it has grown, the spec's text, and the nodes for the plan."""
+    program = compiled.program
+    return program.size_bytes + program.usage.grown_bytes + 20 * len(spec.text) + 2 * len(spec.source or "")

@@ -309,7 +309,7 @@ def add_checks(program: Program, document: Any, places: PlaceMap, tokens: Closin
     # The engine's grammar, the document and one validator for each checked place.
     size = program.size_bytes + 32 * len(json.dumps(document))
     make_inner, grammar = program.new_matcher, program.grammar
-    return Program(lambda: ResidualMatcher(make_inner(), checks), size, grammar, checks)
+    return Program(lambda: ResidualMatcher(make_inner(), checks), size, grammar, checks, program.usage)
 
 
 def refuse_slow_patterns(roots: Iterable[Node]) -> None:

@@ -7,20 +7,24 @@ from dataclasses import dataclass
 class GrammarLimits:
     """Limits of one compiler; what exceeds them is refused with the limit's name."""
 
-    cache_bytes: int = 256 * 1024 * 1024  # compiled grammars kept, least recently used out first
-    # A lexer state of llguidance takes 1 to 2 kB. The matchers of one grammar share theirs, so this caps a grammar at
-    # about 40 MB.
-    max_lexer_states: int = 20_000
-    # All grammars in use together: a new one gets at most an eighth of what is left, but no fewer than
-    # `min_lexer_states`, which are enough for each of 133 schemas of MaskBench.
-    max_total_lexer_states: int = 400_000
-    min_lexer_states: int = 2_000
-    step_lexer_fuel: int = 200_000  # llguidance's unit, about 14,000 a millisecond
+    cache_bytes: int = 1024 * 1024 * 1024  # compiled grammars kept, least recently used out first
+    max_num_programs: int = 256
+    # llguidance's own limit. A state takes about 1 kB; a string of 8,000 characters of bounded length takes 48,000.
+    # The matchers of one grammar share a lexer, which keeps its states; a full one is replaced (`Matcher.renew`).
+    max_lexer_states: int = 250_000
+    # Work of one mask: items of llguidance's parser and fuel of its lexer. Where so much took little time, a matcher
+    # gets more, up to `max_power` times as much, so that a mask stays below `max_mask_s` of processor time. The lexer
+    # uses 14,000 units of fuel in a millisecond. An item of a grammar that is read character by character takes 0.1 us,
+    # of an ambiguous one up to 50 us.
+    max_mask_s: float = 0.4
+    step_lexer_fuel: int = 200_000
+    step_max_items: int = 50_000
+    max_power: float = 10.0
+    step_max_slow_items: int = 5_000
+    max_slow_power: float = 200.0
     initial_lexer_fuel: int = 1_000_000  # about 50,000 a millisecond
-    # An object takes four for each optional property before the first that is required.
+    # Items behind one token; an object has four for each optional property before the first that is required.
     max_items_in_row: int = 20_000
-    # Items of llguidance's parser for one mask of a GBNF grammar, some for each byte of each token, of up to 2 us.
-    max_gbnf_items: int = 250_000
     max_grammar_size: int = 500_000  # symbols in llguidance's productions
     # outlines-core reads the vocabulary once per automaton state: 3 million tokens take about 50 ms.
     max_index_work: int = 3_000_000

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from engine.actors.actor import ThreadActor
 from engine.actors.compile_pacing import CompilePacing
-from engine.core.grammar_manager import GrammarManager, SlowMask, describe_problem, is_fault
+from engine.core.grammar_manager import ApartMask, GrammarManager, is_fault
 from engine.errors import EngineDead, InvalidRequest
 from engine.messages import (
     Accepted,
@@ -48,10 +48,9 @@ class OpenMatcher:
     handle: int
     matcher: Matcher
     generated_token_ids: list[int]
-    make_matcher: Callable[[], Matcher] | None  # None: there are no drafts
 
 
-class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
+class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
     """Owns the compiler and the matchers.
 
     Args:
@@ -86,10 +85,11 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         self._pacing = CompilePacing(is_busy)
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
-        # These two pools rarely hold the GIL. A thread that holds it and waits for a CPU delays all others.
+        # These pools rarely hold the GIL. A thread that holds it and waits for a CPU delays all others.
         lower = partial(lower_priority, NICENESS)
         self._native_pool = ThreadPoolExecutor(1, "troupe-compile-native", lower)
-        self._mask_pool = ThreadPoolExecutor(1, "troupe-masks-slow", lower)
+        # The lanes for masks of slow programs and of very slow ones.
+        self._lanes = tuple(ThreadPoolExecutor(1, f"troupe-masks-{i}", lower) for i in range(2))
         # Keys are the handles of the requests' first completions.
         self._compiling: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
 
@@ -120,8 +120,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
             self._deliver(Refused.make(first, error))
             return
         for completion, matcher in zip(message.completions, matchers, strict=True):
-            make_matcher = None if self._encode is None else compiled.matcher
-            self.tell(OpenMatcher(completion.handle, matcher, completion.generated_token_ids, make_matcher))
+            self.tell(OpenMatcher(completion.handle, matcher, completion.generated_token_ids))
         self._deliver(Accepted(first, info))
         self._tell_scheduler(message)
 
@@ -139,8 +138,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         compiled = None if self._compiler is None else self._compiler.find(spec)
         if compiled is None:
             compiled = await self._compile_in_thread(spec)
-        plan = tuple((entry.pointer, entry.keyword, entry.enforced_by) for entry in compiled.plan)
-        return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, plan)
+        return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, compiled.plan)
 
     async def _compile_in_thread(self, spec: GrammarSpec) -> CompiledGrammar:
         begun: asyncio.Future[None] = self._loop.create_future()
@@ -174,7 +172,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         finally:
             for _, task in self._compiling.values():
                 task.cancel()
-            for pool in (self._pool, self._slow_pool, self._native_pool, self._mask_pool):
+            for pool in (self._pool, self._slow_pool, self._native_pool, *self._lanes):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def work(self) -> None:
@@ -182,13 +180,15 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         while (message := self._queue.get()) is not None:
             match message:
                 case FillMasks():
-                    masks, failed, slow = self._manager.fill(message)
+                    masks, failed, begun = self._manager.fill(message)
                     self._send_masks(masks)
                     self._report(failed)
-                    for each in slow:
-                        self._mask_pool.submit(self._fill_slow, each)
-                case SlowMask():
-                    masks, failed = self._manager.finish(message)
+                    for each in begun:
+                        self._begin(each)
+                case ApartMask():
+                    masks, failed, following = self._manager.finish(message)
+                    if following is not None:
+                        self._begin(following)
                     self._send_masks(masks)
                     self._report(failed)
                 case FindDrafts():
@@ -196,9 +196,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
                     self.post(self._tell_scheduler, GrammarReport(failed, drafts=answers))
                 case OpenMatcher():
                     self._report(
-                        self._manager.open(
-                            message.handle, message.matcher, message.generated_token_ids, message.make_matcher
-                        )
+                        self._manager.open(message.handle, message.matcher, message.generated_token_ids)
                     )
                 case DropMatchers(handles=handles):
                     self._manager.drop(handles)
@@ -218,12 +216,12 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
             self._forced = ForcedDrafts(self._compiler.vocabulary, self._encode)
         return self._forced
 
-    def _fill_slow(self, mask: SlowMask) -> None:
-        """Fill the mask in the pool's thread, and return it to the actor's thread."""
-        try:
-            mask.fill()
-        except BaseException as error:  # the pool would keep it in a future that nobody reads
-            mask.problem = describe_problem(error)
+    def _begin(self, mask: ApartMask) -> None:
+        """Fill masks in a lane's thread, then return them to the actor's thread."""
+        self._lanes[mask.is_very_slow].submit(self._fill_apart, mask)
+
+    def _fill_apart(self, mask: ApartMask) -> None:
+        mask.fill()
         self.tell(mask)
 
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
@@ -232,7 +230,9 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         if self._compiler is None:
             # Two threads may build it at the same time; either result is right.
             self._compiler = self._make_compiler(self._native_pool, self._pacing.pause)
-        return self._compiler.compile(spec)
+        compiled = self._compiler.compile(spec)
+        _ = compiled.plan  # takes milliseconds, so not on the event loop
+        return compiled
 
 
 def _tell_begun(begun: asyncio.Future[None]) -> None:

@@ -1,10 +1,17 @@
-"""GrammarManager: the matchers of all running completions, and the masks of a step."""
+"""GrammarManager: the matchers of all running completions, and the masks of a step.
+
+Masks of slow programs are filled apart, by other threads, one after the other for each program:
+
+    fill ──▶ StepMasks of the quick rows
+      └────▶ ApartMasks ──▶ a lane: ApartMask.fill ──▶ finish ──▶ StepMasks of one row, the program's next ApartMask
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,22 +21,27 @@ from engine.core.mask_pool import MaskPool
 from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
 from engine.outputs import FinishReason
 from engine.spec.forced import ForcedDrafts
-from grammar import GrammarError, Matcher, allocate_bitmask, fill_draft_bitmask, is_panic
+from grammar import GrammarError, Matcher, Usage, allocate_bitmask, fill_draft_bitmask, is_panic
 
 Problem = tuple[str, FinishReason]  # why a request cannot go on, and how it ends
 
-# A matcher whose masks take more processor time is slow: they are filled in another thread, so that other rows do not
-# wait. The time by the clock would also count other work of a busy machine.
-SLOW_MASK_S = 0.005
-# After this many quick masks in a row a matcher is no longer slow.
-NUM_QUICK_MASKS = 16
+# A program whose mask takes more processor time is slow: its next NUM_APART masks are filled apart, so that other rows
+# do not wait. The time by the clock would also count other work of a busy machine.
+SLOW_MASK_S = 0.002
+NUM_APART = 16
+# Slower programs have a lane of their own, so that the others do not wait for them either.
+VERY_SLOW_MASK_S = 0.02
+# Processor time of one mask and of all slow masks of a completion, after which it ends. llguidance's own limits
+# (`GrammarLimits`) end a mask on the way.
+MAX_MASK_S = 0.5
+MAX_MASKS_S = 60.0
 
 logger = logging.getLogger("troupe.engine")
 
 
 @dataclass(slots=True)
-class SlowMask:
-    """The masks of one row, filled by another thread. Until then no other thread uses the matcher."""
+class ApartMask:
+    """The masks of one row, filled by another thread. Until then no other thread uses the program's matchers."""
 
     step_id: int
     target: MaskTarget
@@ -38,15 +50,44 @@ class SlowMask:
     bitmask: np.ndarray  # [1 + number of drafts, W]
     problem: Problem | None = None
     time_s: float = 0.0  # processor time
+    is_void: bool = False  # nobody waits for it any more
+
+    @property
+    def is_very_slow(self) -> bool:
+        """Whether the program's last mask was."""
+        return self.matcher.usage.longest_s > VERY_SLOW_MASK_S
 
     def fill(self) -> None:
+        """Fill the masks; a matcher that meets a limit is renewed as long as that helps."""
         start = time.thread_time()
-        for token_id in self.token_ids:
-            if (problem := accept(self.matcher, token_id, is_slow=True)) is not None:
-                self.problem = problem
-                return
-        self.problem = fill_rows([self.matcher], [self.target.draft_token_ids], self.bitmask).get(0)
+        try:
+            self.problem = self._accept() or self._fill()
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            self.problem = describe_problem(error)
         self.time_s = time.thread_time() - start
+
+    def _accept(self) -> Problem | None:
+        for token_id in self.token_ids:
+            while not self.is_void and (problem := accept(self.matcher, token_id, is_apart=True)) is not None:
+                if not self.matcher.renew():
+                    return problem
+        return None
+
+    def _fill(self) -> Problem | None:
+        matcher, drafts, usage = self.matcher, self.target.draft_token_ids, self.matcher.usage
+        while not self.is_void:
+            usage.longest_s = 0.0
+            problem = fill_rows([matcher], [drafts], self.bitmask[: 1 + len(drafts)]).get(0)
+            if problem is None and usage.longest_s > MAX_MASK_S:
+                return describe_slow("a mask", usage.longest_s, MAX_MASK_S)
+            if problem is None or not matcher.renew():
+                return problem
+            # A draft may have met the limit, so that there are no drafts the second time.
+            drafts = []
+            self.bitmask[1:] = 0
+        return None
 
 
 class GrammarManager:
@@ -57,165 +98,152 @@ class GrammarManager:
         self._pool = MaskPool(vocab_size)
         self._all = allocate_bitmask(1, vocab_size)
         self._matchers: dict[int, Matcher] = {}
-        self._slow: dict[int, int] = {}  # handle of a slow matcher -> quick masks in a row
-        self._kept: dict[int, list[int]] = {}  # tokens that slow matchers have not accepted yet
-        # How to make a matcher again, and the tokens that it has accepted: a limit met by a draft spoils it for good.
-        self._histories: dict[int, tuple[Callable[[], Matcher], list[int]]] = {}
-        # The last masks took too long: the next are filled one by one, to find the slow matcher.
-        self._is_probing = False
+        self._kept: dict[int, list[int]] = {}  # tokens that matchers have not accepted yet
+        self._spent_s: dict[int, float] = {}  # processor time of masks filled apart
+        # Programs of which another thread fills a mask -> the masks to fill after it.
+        self._waiting: dict[Usage, deque[ApartMask]] = {}
+        self._apart: dict[int, ApartMask] = {}
 
     def __len__(self) -> int:
         return len(self._matchers)
 
     def open(
-        self,
-        handle: int,
-        matcher: Matcher,
-        generated_token_ids: Sequence[int] = (),
-        make_matcher: Callable[[], Matcher] | None = None,
+        self, handle: int, matcher: Matcher, generated_token_ids: Sequence[int] = ()
     ) -> list[GrammarFailed]:
-        """Add a completion's matcher, and let it accept the tokens generated so far.
-
-        Args:
-            make_matcher: makes another one, at the start of the grammar; needed if there are drafts.
-        """
+        """Add a completion's matcher, and let it accept the tokens generated so far."""
         self._matchers[handle] = matcher
-        if make_matcher is not None:
-            self._histories[handle] = (make_matcher, [])
         return self._accept((handle, token_id) for token_id in generated_token_ids)
 
     def drop(self, handles: Iterable[int]) -> None:
         for handle in handles:
-            self._matchers.pop(handle, None)
-            self._slow.pop(handle, None)
-            self._kept.pop(handle, None)
-            self._histories.pop(handle, None)
+            for each in (self._matchers, self._kept, self._spent_s):
+                each.pop(handle, None)
+            if (mask := self._apart.pop(handle, None)) is not None:
+                mask.is_void = True
 
     def find_drafts(
         self, order: FindDrafts, forced: ForcedDrafts
     ) -> tuple[list[DraftTarget], list[GrammarFailed]]:
         """Advance the matchers by the accepted tokens, then answer each target.
 
-        Slow matchers, and those that meet a limit on the way, get no drafts.
+        Matchers of slow programs get no drafts.
         """
         failed = self._accept(order.accepted)
         answers = []
         for target in order.targets:
-            handle = target.handle
-            answer = DraftTarget(handle, "", [])
-            if handle in self._matchers and handle not in self._slow:
+            matcher = self._matchers.get(target.handle)
+            answer = DraftTarget(target.handle, "", [])
+            if matcher is not None and not self._is_apart(target.handle, matcher):
                 start = time.thread_time()
                 try:
-                    answer = forced.answer(self._matchers[handle], target)
+                    answer = forced.answer(matcher, target)
                 except BaseException as error:
                     if not is_fault(error):
                         raise
-                if self._matchers[handle].error is not None:
-                    answer = DraftTarget(handle, "", [])
-                    self._make_again(handle)
+                if matcher.error is not None:
+                    answer = DraftTarget(target.handle, "", [])
                 if time.thread_time() - start > SLOW_MASK_S:
-                    self._slow[handle] = 0
+                    matcher.usage.num_apart = NUM_APART
             answers.append(answer)
         return answers, failed
 
-    def _make_again(self, handle: int) -> bool:
-        """Replace a matcher that met a limit while it looked at drafts. Returns whether the new one is sound."""
-        if handle not in self._histories:
-            return False
-        make_matcher, token_ids = self._histories[handle]
-        matcher = self._matchers[handle] = make_matcher()
-        return all(accept(matcher, token_id) is None for token_id in token_ids)
-
-    def fill(self, order: FillMasks) -> tuple[StepMasks, list[GrammarFailed], list[SlowMask]]:
+    def fill(self, order: FillMasks) -> tuple[StepMasks, list[GrammarFailed], list[ApartMask]]:
         """Advance the matchers by the accepted tokens, then fill the masks of the targets that still live.
 
-        A matcher that fails ends only its own completion. Fill the SlowMasks in another thread, then pass each to
+        A matcher that fails ends only its own completion. Fill the ApartMasks in other threads, then pass each to
         `finish`.
         """
         start = time.perf_counter()
         failed = self._accept(order.accepted)
-        live = [target for target in order.targets if target.handle in self._matchers]
-        slow = [self._make_slow(order.step_id, target) for target in live if target.handle in self._slow]
-        quick = [target for target in live if target.handle not in self._slow]
+        quick: list[MaskTarget] = []
+        apart: list[MaskTarget] = []
+        for target in order.targets:
+            if (matcher := self._matchers.get(target.handle)) is not None:
+                (apart if self._is_apart(target.handle, matcher) else quick).append(target)
         counts = np.array([1 + len(target.draft_token_ids) for target in quick], dtype=np.int64)
         bitmask = self._pool.take(int(counts.sum()))
         if len(bitmask) > len(quick):
             bitmask[:] = self._all  # a mask after a forbidden draft is not written, nor is its token used
-        failed += self._fill_quick(quick, bitmask)
-        is_kept = np.array([target.handle in self._matchers for target in quick], dtype=bool)
+        problems = self._fill_quick(quick, bitmask)
+        for at, problem in problems.items():
+            if self._matchers[quick[at].handle].is_renewable:
+                apart.append(quick[at])
+            else:
+                failed.append(self._fail(quick[at].handle, *problem))
         indices = np.array([target.index for target in quick], dtype=np.int64)
-        if not is_kept.all():
+        if problems:
+            is_kept = np.array([at not in problems for at in range(len(quick))])
             bitmask = bitmask[np.repeat(is_kept, counts)]
             indices, counts = indices[is_kept], counts[is_kept]
+        begun = [mask for target in apart if (mask := self._put_apart(order.step_id, target)) is not None]
         gone = [target.index for target in order.targets if target.handle not in self._matchers]
         time_s = time.perf_counter() - start
-        return StepMasks(order.step_id, indices, counts, bitmask, [*order.ended, *gone], time_s), failed, slow
+        return StepMasks(order.step_id, indices, counts, bitmask, [*order.ended, *gone], time_s), failed, begun
 
-    def finish(self, mask: SlowMask) -> tuple[StepMasks, list[GrammarFailed]]:
-        """Return the masks of a SlowMask that has been filled."""
-        handle, index = mask.target.handle, mask.target.index
-        nothing = np.zeros(0, dtype=np.int64)
+    def finish(self, mask: ApartMask) -> tuple[StepMasks, list[GrammarFailed], ApartMask | None]:
+        """Return the masks of an ApartMask that has been filled, and the one that may be filled next."""
+        handle, index, usage = mask.target.handle, mask.target.index, mask.matcher.usage
+        is_slow = usage.longest_s > SLOW_MASK_S
+        usage.num_apart = NUM_APART if is_slow else max(usage.num_apart - 1, 0)
+        waiting = self._waiting[usage]
+        following = waiting.popleft() if waiting else None
+        if following is None:
+            del self._waiting[usage]
         failed = []
-        is_failed = self._matchers.get(handle) is mask.matcher and mask.problem is not None
-        if is_failed and mask.target.draft_token_ids:
-            is_failed = not self._fill_first(handle, mask.bitmask)
-        if is_failed and mask.problem is not None:
-            failed = [self._fail(handle, *mask.problem)]
-        if handle not in self._matchers:
-            return StepMasks(mask.step_id, nothing, nothing, mask.bitmask[:0], [index]), failed
-        self._slow[handle] = 0 if mask.time_s > SLOW_MASK_S else self._slow[handle] + 1
-        if self._slow[handle] >= NUM_QUICK_MASKS:
-            del self._slow[handle]
+        if not mask.is_void:
+            del self._apart[handle]
+            spent_s = self._spent_s[handle] = self._spent_s.get(handle, 0.0) + is_slow * mask.time_s
+            problem = mask.problem
+            if problem is None and spent_s > MAX_MASKS_S:
+                problem = describe_slow("the masks of the answer", spent_s, MAX_MASKS_S)
+            if problem is not None:
+                failed = [self._fail(handle, *problem)]
+        if mask.is_void or failed:
+            nothing = np.zeros(0, dtype=np.int64)
+            return StepMasks(mask.step_id, nothing, nothing, mask.bitmask[:0], [index]), failed, following
         counts = np.array([len(mask.bitmask)], dtype=np.int64)
-        return StepMasks(mask.step_id, np.array([index]), counts, mask.bitmask, [], mask.time_s), failed
+        masks = StepMasks(mask.step_id, np.array([index]), counts, mask.bitmask, [], mask.time_s)
+        return masks, failed, following
 
-    def _make_slow(self, step_id: int, target: MaskTarget) -> SlowMask:
+    def _is_apart(self, handle: int, matcher: Matcher) -> bool:
+        return matcher.usage.num_apart > 0 or handle in self._kept or matcher.usage in self._waiting
+
+    def _put_apart(self, step_id: int, target: MaskTarget) -> ApartMask | None:
+        """Make the ApartMask of a row. Returns it if it may be filled at once."""
         bitmask = allocate_bitmask(1 + len(target.draft_token_ids), self._vocab_size)
-        token_ids = self._kept.pop(target.handle, [])
-        return SlowMask(step_id, target, self._matchers[target.handle], token_ids, bitmask)
+        token_ids, matcher = self._kept.pop(target.handle, []), self._matchers[target.handle]
+        mask = self._apart[target.handle] = ApartMask(step_id, target, matcher, token_ids, bitmask)
+        if matcher.usage in self._waiting:
+            self._waiting[matcher.usage].append(mask)
+            return None
+        self._waiting[matcher.usage] = deque()
+        return mask
 
-    def _fill_quick(self, targets: list[MaskTarget], bitmask: np.ndarray) -> list[GrammarFailed]:
-        """Fill the masks of these targets in one call, or one by one to find the slow matcher."""
-        groups = [[target] for target in targets] if self._is_probing else [targets]
-        failed, row, is_slow = [], 0, False
-        for group in groups:
-            # The masks of several rows may be filled by threads of the engine; one row's are not.
-            clock = time.thread_time if len(group) == 1 else time.perf_counter
-            start = clock()
-            drafts = [target.draft_token_ids for target in group]
-            num_rows = sum(1 + len(draft) for draft in drafts)
-            matchers = [self._matchers[target.handle] for target in group]
-            rows = list(accumulate((1 + len(draft) for draft in drafts), initial=row))
-            for at, problem in fill_rows(matchers, drafts, bitmask[row : row + num_rows]).items():
-                if drafts[at] and self._fill_first(group[at].handle, bitmask[rows[at] : rows[at + 1]]):
-                    continue
-                failed.append(self._fail(group[at].handle, *problem))
-            row += num_rows
-            is_slow = clock() - start > SLOW_MASK_S
-            if is_slow and len(group) == 1 and group[0].handle in self._matchers:
-                self._slow[group[0].handle] = 0
-        self._is_probing = is_slow and len(groups) == 1 and len(targets) > 1
-        return failed
-
-    def _fill_first(self, handle: int, bitmask: np.ndarray) -> bool:
-        """Fill the mask before the drafts, which caused a failure. Returns whether that went well."""
-        if not self._make_again(handle):
-            return False
-        bitmask[1:] = 0
-        return not fill_rows([self._matchers[handle]], [[]], bitmask[:1])
+    def _fill_quick(self, targets: list[MaskTarget], bitmask: np.ndarray) -> dict[int, Problem]:
+        """Fill the masks of these targets in one call. Returns the problems of those that failed."""
+        matchers = [self._matchers[target.handle] for target in targets]
+        problems = fill_rows(matchers, [target.draft_token_ids for target in targets], bitmask)
+        for matcher in matchers:
+            usage = matcher.usage
+            if usage.longest_s > SLOW_MASK_S:
+                usage.num_apart = NUM_APART
+            usage.longest_s = 0.0
+        return problems
 
     def _accept(self, tokens: Iterable[tuple[int, int]]) -> list[GrammarFailed]:
         """Advance the matchers. Returns those that cannot accept their token."""
         failed = []
         for handle, token_id in tokens:
-            if handle in self._histories:
-                self._histories[handle][1].append(token_id)
-            if handle in self._slow:
-                self._kept.setdefault(handle, []).append(token_id)
-            elif handle in self._matchers:
-                problem = accept(self._matchers[handle], token_id)
-                if problem is not None:
+            if (matcher := self._matchers.get(handle)) is None:
+                continue
+            if not self._is_apart(handle, matcher):
+                problem = accept(matcher, token_id)
+                if problem is None:
+                    continue
+                if not matcher.is_renewable:
                     failed.append(self._fail(handle, *problem))
+                    continue
+            self._kept.setdefault(handle, []).append(token_id)
         return failed
 
     def _fail(self, handle: int, problem: str, finish_reason: FinishReason) -> GrammarFailed:
@@ -223,10 +251,15 @@ class GrammarManager:
         return GrammarFailed(handle, problem, finish_reason)
 
 
-def accept(matcher: Matcher, token_id: int, is_slow: bool = False) -> Problem | None:
+def describe_slow(what: str, time_s: float, limit_s: float) -> Problem:
+    text = f"the grammar is too slow: {what} took {time_s:.2g} s of processor time; the limit is {limit_s:g} s"
+    return text, "dead_end"
+
+
+def accept(matcher: Matcher, token_id: int, is_apart: bool = False) -> Problem | None:
     """Advance a matcher by a token that its mask allowed. Returns a problem if the matcher cannot accept it."""
     try:
-        if matcher.accept_allowed(token_id) if is_slow else matcher.accept_token(token_id):
+        if matcher.accept_allowed(token_id) if is_apart else matcher.accept_token(token_id):
             return None
     except BaseException as error:
         if not is_fault(error):

@@ -6,23 +6,16 @@ a millisecond, and its limits bound a hostile grammar from the inside.
 
 import json
 import re
-import sys
-import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from llguidance import (
-    LLExecutor,
-    LLMatcher,
-    LLParserLimits,
-    LLTokenizer,
-    TokenizerWrapper,
-    regex_to_lark,
-)
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
-from ..backend import MAX_FORCED_BYTES, Filler, Matcher, Program
+from ..backend import MAX_FORCED_BYTES, Filler, Matcher, Program, Usage
 from ..bitmask import check_bitmask
 from ..csv_table import make_csv_pattern
 from ..errors import GrammarError, InvalidGrammar, UnsupportedGrammar
@@ -35,9 +28,18 @@ from ..xml.lark import make_xml_lark
 from .lark import explain_complaint
 from .llguidance_json import HEADER
 
-FEW_ROWS = 16
+NUM_THREADS = 2  # that take tokens of slow grammars
 LONG_GRAMMAR = 8192  # characters; longer ones may take 30 ms to compile
 MAX_SHOWN = 80  # characters of a pattern in a message
+# Masks of these kinds walk through the vocabulary character by character, so that a program begins apart from others.
+SLOW_KINDS = ("ebnf", "lark")
+NUM_APART = 16
+# llguidance's messages about limits that grow with the power of a matcher.
+TOO_MANY_ITEMS, TOO_MANY_EXPRESSIONS = "Too many items", "too many expressions"
+# A mask is not tried if it may take so many times the limit. Few need all of the items that they may have.
+MAX_FORECAST = 5
+POWER_STEP = 4.0
+NUM_REPLAYED = 64  # tokens taken again between two masks, which give the lexer new fuel
 # Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
 # > is apart, since free text goes on with any character but the last one of its triggers.
 _PLAIN = r'[^"\\\x00-\x1F\x7F<>\[\]{}]'
@@ -47,18 +49,6 @@ SLICES += [r'[^">\\\x00-\x1F\x7F]+', r'[^"\\\x00-\x1F\x7F]+', r"[^>]+"]
 
 class Complaint(Exception):
     """An error of llguidance about a grammar."""
-
-
-class LexerShare:
-    """The lexer states that one grammar may make; it lives as long as the grammar or a matcher of it."""
-
-    def __init__(self, num_states: int, granted: dict[int, int]) -> None:
-        self.num_states = num_states
-        self._granted = granted
-        granted[id(self)] = num_states
-
-    def __del__(self) -> None:
-        self._granted.pop(id(self), None)
 
 
 class _TokenizerAdapter:
@@ -87,71 +77,54 @@ class LLGuidanceBackend:
     name = "llguidance"
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        limits: GrammarLimits,
-        num_threads: int,
-        native_pool: Executor | None = None,
+        self, vocabulary: Vocabulary, limits: GrammarLimits, native_pool: Executor | None = None
     ) -> None:
         self.vocabulary = vocabulary
+        self.limits = limits
         self._native_pool = native_pool
-        self.filler = LLGuidanceFiller(vocabulary, num_threads)
+        self.filler = LLGuidanceFiller(vocabulary)
+        self.executor = LLExecutor(NUM_THREADS)
         wrapper = TokenizerWrapper(_TokenizerAdapter(vocabulary))
-        self.tokenizer = LLTokenizer(
+        self._tokenizer = LLTokenizer(
             wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids), slices=SLICES
         )
-        # The engine writes here and nothing reads it, so compiles in several threads may share it.
+        # The engine writes here and nothing reads it, so several threads may share it.
         self._scratch = np.empty(vocabulary.num_words, np.int32)
-        self._limits = limits
-        # The states of each share that is alive.
-        self._granted: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def count_states_left(self) -> int:
-        """Return how many states no grammar may make yet; below 0 where grammars in use exceed the limit."""
-        return self._limits.max_total_lexer_states - sum(self._granted.copy().values())
-
-    def _make_share(self, num_more: int) -> LexerShare:
-        limits = self._limits
-        with self._lock:
-            left = self.count_states_left()
-            wanted = min(limits.max_lexer_states + num_more, left // 8)
-            least = min(limits.min_lexer_states, limits.max_lexer_states)
-            return LexerShare(max(wanted, least), self._granted)
 
     def compile(self, spec: GrammarSpec) -> Program:
         """Compile a Lark grammar, an XML tree or a regular language."""
-        max_items = self._limits.max_gbnf_items if spec.kind == "ebnf" else None
         try:
-            return self.compile_text(make_grammar(spec), max_items=max_items)
+            return self.compile_text(make_grammar(spec), is_slow=spec.kind in SLOW_KINDS)
         except Complaint as complaint:
             raise explain_refusal(spec, str(complaint)) from complaint
 
-    def compile_text(self, grammar: str, num_quotable: int = 0, max_items: int | None = None) -> Program:
+    def compile_text(self, grammar: str, num_quotable: int = 0, is_slow: bool = False) -> Program:
         """Compile a grammar in llguidance's own format.
 
         Args:
             num_quotable: the characters of a source in it, whose every word is a part of the lexer.
-            max_items: bound on the work of one mask, llguidance's own by default.
+            is_slow: its masks may take milliseconds.
 
         Raises:
             Complaint: llguidance does not take it.
+            InvalidGrammar: it allows no first token, or the first mask takes too long.
         """
-        share = self._make_share(num_quotable // 4)
-        matcher = self._make_matcher(grammar, share.num_states, max_items, num_quotable)
-        if matcher.is_error():
-            raise Complaint(matcher.get_error())
-        # The lexer states of the first mask are made once, here: copies share them.
-        matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
-        if matcher.is_error():
-            raise InvalidGrammar(f"the grammar allows no first token: {matcher.get_error()}")
+        template = Template(self, grammar, num_quotable, is_slow)
+        template.start()
+        template.usage.num_apart = NUM_APART if is_slow else 0
         # llguidance reports no size; its lexer and productions take a small multiple of the text.
-        size = 64 * 1024 + 32 * len(grammar)
-        return Program(lambda: LLGuidanceMatcher(matcher.deep_copy(), self, share), size, grammar)
+        size = 256 * 1024 + 32 * len(grammar)
+        return Program(lambda: LLGuidanceMatcher(template), size, grammar, usage=template.usage)
+
+    def compute_mask(self, engine: LLMatcher) -> float:
+        """Compute a mask that nobody reads; returns its processor time."""
+        start = time.thread_time()
+        engine.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        return time.thread_time() - start
 
     def find_complaint(self, grammar: str) -> str:
         """Return llguidance's complaint about a grammar, "" when it has none."""
-        return self._make_matcher(grammar).get_error()
+        return self.make_engine(grammar).get_error()
 
     def is_empty(self, terminal: str) -> bool:
         """Return whether a Lark terminal matches nothing.
@@ -159,30 +132,99 @@ class LLGuidanceBackend:
         Raises:
             Complaint: llguidance does not take it.
         """
-        matcher = self._make_matcher(LLMatcher.grammar_from_lark(f"{HEADER}start: T\nT: {terminal}"))
-        if matcher.is_error():
-            raise Complaint(matcher.get_error())
-        if matcher.is_accepting():
+        engine = self.make_engine(LLMatcher.grammar_from_lark(f"{HEADER}start: T\nT: {terminal}"))
+        if engine.is_error():
+            raise Complaint(engine.get_error())
+        if engine.is_accepting():
             return False
-        matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
-        return matcher.is_error()
+        self.compute_mask(engine)
+        return engine.is_error()
 
-    def _make_matcher(
-        self, grammar: str, num_states: int | None = None, max_items: int | None = None, num_quotable: int = 0
+    def make_engine(
+        self, grammar: str, power: float = 1.0, num_quotable: int = 0, is_slow: bool = False
     ) -> LLMatcher:
         """Return a matcher at the start of a grammar, in its error state if llguidance does not take it."""
+        limits = self.limits
         bounds = LLParserLimits(
-            initial_lexer_fuel=self._limits.initial_lexer_fuel + 40 * num_quotable,
-            step_lexer_fuel=self._limits.step_lexer_fuel + 20 * num_quotable,
-            max_lexer_states=num_states or self._limits.max_lexer_states,
-            max_grammar_size=self._limits.max_grammar_size,
-            max_items_in_row=self._limits.max_items_in_row,
-            step_max_items=max_items,
+            initial_lexer_fuel=limits.initial_lexer_fuel + 40 * num_quotable,
+            step_lexer_fuel=int(limits.step_lexer_fuel * min(power, limits.max_power)) + 20 * num_quotable,
+            max_lexer_states=limits.max_lexer_states + num_quotable // 4,
+            max_grammar_size=limits.max_grammar_size,
+            max_items_in_row=limits.max_items_in_row,
+            step_max_items=int((limits.step_max_slow_items if is_slow else limits.step_max_items) * power),
             verbose_errors=False,
         )
-        make = partial(LLMatcher, self.tokenizer, grammar, log_level=0, limits=bounds)
+        make = partial(LLMatcher, self._tokenizer, grammar, log_level=0, limits=bounds)
         pool = self._native_pool if len(grammar) > LONG_GRAMMAR else None
         return make() if pool is None else pool.submit(make).result()
+
+    def raise_power(self, error: str, power: float, time_s: float, is_slow: bool) -> float:
+        """Return a higher power for a matcher that met a limit within this time; the same if it may have no more."""
+        limits = self.limits
+        if TOO_MANY_ITEMS not in error and TOO_MANY_EXPRESSIONS not in error:
+            return power
+        most = limits.max_slow_power if is_slow and TOO_MANY_ITEMS in error else limits.max_power
+        # In small steps, since the items of one mask may differ much.
+        more = min(power * min(limits.max_mask_s / max(time_s, 1e-6), POWER_STEP), most)
+        return more if more >= 1.5 * power else power
+
+
+@dataclass(slots=True)
+class Template:
+    """A grammar in llguidance, of which each request gets a copy. The copies share the lexer with its states.
+
+    Attributes:
+        engine: at the start of the grammar.
+        scout: the same with the lowest limits, for a program with higher ones (`LLGuidanceMatcher.compute_mask`).
+    """
+
+    backend: LLGuidanceBackend
+    grammar: str
+    num_quotable: int
+    is_slow: bool
+    usage: Usage = field(default_factory=Usage)
+    power: float = 1.0
+    engine: LLMatcher = field(init=False)
+    scout: LLMatcher | None = None
+
+    def start(self) -> None:
+        """Make the engine and its first mask: the lexer states of that are made once."""
+        backend = self.backend
+        while True:
+            self.engine = self.make_engine(self.power)
+            if self.engine.is_error():
+                raise Complaint(self.engine.get_error())
+            time_s = backend.compute_mask(self.engine)
+            if not self.engine.is_error():
+                break
+            error = self.engine.get_error()
+            power = backend.raise_power(error, self.power, time_s, self.is_slow)
+            if power == self.power:
+                reason = tidy(error)
+                raise InvalidGrammar(f"the grammar allows no first token: {reason}")
+            self.raise_to(power, error)
+        self.usage.note_mask(time_s)
+        if time_s > 2 * backend.limits.max_mask_s:
+            raise InvalidGrammar(f"the grammar is too slow: {describe_time(time_s, backend.limits)}")
+
+    def raise_to(self, power: float, error: str) -> None:
+        self.power = power
+        if self.is_slow and TOO_MANY_ITEMS in error and self.scout is None:
+            self.scout = self.make_engine(1.0)
+
+    def make_engine(self, power: float) -> LLMatcher:
+        return self.backend.make_engine(self.grammar, power, self.num_quotable, self.is_slow)
+
+
+def describe_time(time_s: float, limits: GrammarLimits) -> str:
+    return f"a mask takes {time_s:.2g} s of processor time; the limit is {limits.max_mask_s:g} s"
+
+
+def tidy(error: str) -> str:
+    """Return llguidance's message about a limit in terms of the grammar."""
+    if TOO_MANY_ITEMS in error:
+        return f"it is too ambiguous: {TOO_MANY_ITEMS.lower()} in a mask; repetitions inside repetitions are one cause"
+    return error.replace("<non-verbose/>", "").strip()
 
 
 def explain_refusal(spec: GrammarSpec, message: str) -> GrammarError:
@@ -224,35 +266,99 @@ def make_grammar(spec: GrammarSpec) -> str:
 class LLGuidanceMatcher(Matcher):
     """Grammar state of one request in llguidance."""
 
-    def __init__(self, engine: LLMatcher, backend: LLGuidanceBackend, share: LexerShare) -> None:
-        super().__init__(backend.vocabulary)
-        self.engine = engine
-        self.filler = backend.filler
-        self._tokenizer = backend.tokenizer
-        self._share = share
+    def __init__(self, template: Template) -> None:
+        super().__init__(template.backend.vocabulary, template.usage)
+        self.engine = template.engine.deep_copy()
+        self.scout = template.scout and template.scout.deep_copy()
+        self.filler = template.backend.filler
+        self._template = template
+        self._power = template.power
+        self._token_ids: list[int] = []
+        # The number of tokens and the power at the last renewal.
+        self._renewed: tuple[int, float] | None = None
+        self._failure: str | None = None
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
         """Why the engine gave up (a resource limit), or None."""
-        return self.engine.get_error() if self.engine.is_error() else None
+        return self._failure or (tidy(self.engine.get_error()) if self.engine.is_error() else None)
+
+    def compute_mask(self, address: int, num_bytes: int) -> bool:
+        """Write the next mask to an address; False if a limit was met.
+
+        With high limits, an ambiguous part of the grammar could take minutes. So a scout with low ones goes first, and
+        its time is a forecast.
+        """
+        if self.scout is not None:
+            scout, start = self.scout.deep_copy(), time.thread_time()
+            scout.unsafe_compute_mask_ptr(address, num_bytes)
+            if not scout.is_error():
+                return True
+            time_s, limits = (time.thread_time() - start) * self._power, self._template.backend.limits
+            if time_s > MAX_FORECAST * limits.max_mask_s:
+                self._failure = f"the grammar is too slow: {describe_time(time_s, limits)}"
+                return False
+        self.engine.unsafe_compute_mask_ptr(address, num_bytes)
+        return not self.engine.is_error()
 
     def _take(self, token_id: int) -> bool:
         # Calling consume_token with a forbidden token would leave the engine in a permanent error state.
-        return self.engine.try_consume_tokens([token_id]) == 1
+        if self.engine.try_consume_tokens([token_id]) != 1:
+            return False
+        self._token_ids.append(token_id)
+        if self.scout is not None:
+            self.scout.try_consume_tokens([token_id])
+        return True
 
     def accept_allowed(self, token_id: int) -> bool:
-        """Advance by a token that the last mask allows; where that takes long, other threads run Python meanwhile."""
-        if not self.is_plain_text([token_id]):
+        """Advance by a token that the last mask allows, without the GIL where that may take long."""
+        if not self._template.is_slow or not self.is_plain_text([token_id]):
             return self.accept_token(token_id)
-        # Only the call for several matchers releases the GIL. The other one is in its error state.
-        pairs = [(self.engine, token_id), (LLMatcher(self._tokenizer, "", log_level=0), token_id)]
-        is_taken: bool = LLExecutor(1).consume_token_par(pairs)[0]
-        self.num_text_tokens += is_taken
+        # Only the call for several matchers releases the GIL.
+        backend = self._template.backend
+        other = self.scout or backend.make_engine("")
+        is_taken: bool = backend.executor.consume_token_par([(self.engine, token_id), (other, token_id)])[0]
+        if is_taken:
+            self._token_ids.append(token_id)
+            self.num_text_tokens += 1
         return is_taken
 
     def _take_back(self, num_tokens: int) -> None:
-        if not self.engine.rollback(num_tokens):
-            raise ValueError(f"llguidance cannot roll back: {self.engine.get_error()}")
+        del self._token_ids[-num_tokens:]
+        if self.scout is not None:
+            self.scout.rollback(num_tokens)
+        # An engine that met a limit cannot roll back; its successor takes the tokens that are left.
+        if not self.engine.rollback(num_tokens) and not self.engine.is_error():
+            raise ValueError("llguidance cannot roll back")
+
+    @property
+    def is_renewable(self) -> bool:
+        return self._failure is None
+
+    def renew(self) -> bool:
+        template, error = self._template, self.engine.get_error()
+        power = template.backend.raise_power(error, self._power, self.usage.longest_s, template.is_slow)
+        place = len(self._token_ids), power
+        if self._failure is not None or place == self._renewed:
+            # The lexer, which requests to come would share, may be the cause.
+            template.engine = template.make_engine(template.power)
+            return False
+        self._renewed, self._power = place, power
+        if power > template.power:
+            template.raise_to(power, error)
+        if template.scout is not None:
+            self.scout = template.scout.deep_copy()
+            self._replay(self.scout)
+        self.engine = template.make_engine(power)
+        # From here on new requests share this lexer.
+        template.engine, self.usage.grown_bytes = self.engine.deep_copy(), 0
+        self._replay(self.engine)
+        return True
+
+    def _replay(self, engine: LLMatcher) -> None:
+        for start in range(0, len(self._token_ids), NUM_REPLAYED):
+            self._template.backend.compute_mask(engine)
+            engine.consume_tokens(self._token_ids[start : start + NUM_REPLAYED])
 
     def is_plain_text(self, token_ids: Sequence[int]) -> bool:
         known, ends = range(self.vocabulary.size), self.vocabulary.eos_set
@@ -278,26 +384,21 @@ class LLGuidanceMatcher(Matcher):
 
 
 class LLGuidanceFiller(Filler):
-    """Fills many rows, with the GIL released: by threads of its own if it may have several."""
+    """Fills rows one after the other, with the GIL released."""
 
-    def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._executor = LLExecutor(num_threads)
-        # The executor fills in threads of its own. One alone gains nothing; waking several takes as long as some rows.
-        self._num_direct = FEW_ROWS if num_threads > 1 else sys.maxsize
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
         address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
-        if len(matchers) <= self._num_direct:
-            for matcher, row in zip(matchers, rows, strict=True):
-                matcher.engine.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
-        else:
-            pairs = [(matcher.engine, row) for matcher, row in zip(matchers, rows, strict=True)]
-            self._executor.unsafe_compute_mask_ptr(pairs, address, row_bytes, len(bitmask))
-        # In its error state the engine allows EOS, which would end the text.
+        start = time.thread_time()
         for matcher, row in zip(matchers, rows, strict=True):
-            if matcher.engine.is_error():
+            # In its error state the engine allows EOS, which would end the text.
+            if not matcher.compute_mask(address + row * row_bytes, row_bytes):
                 bitmask[row] = 0
+            end = time.thread_time()
+            matcher.usage.note_mask(end - start)
+            start = end
 
     def fill_drafts(
         self,
@@ -306,20 +407,26 @@ class LLGuidanceFiller(Filler):
         rows: Sequence[int],
         bitmask: np.ndarray,
     ) -> list[int]:
-        own = [i for i, draft in enumerate(drafts) if draft and matchers[i].is_plain_text(draft)]
+        own = [
+            i
+            for i, draft in enumerate(drafts)
+            if draft and matchers[i].scout is None and matchers[i].is_plain_text(draft)
+        ]
         rest = [i for i in range(len(matchers)) if i not in own]
         others = [matchers[i] for i in rest], [drafts[i] for i in rest], [rows[i] for i in rest]
         counts = dict(zip(rest, super().fill_drafts(*others, bitmask), strict=True))
-        counts |= {i: matchers[i].engine.validate_tokens(list(drafts[i])) for i in own}
-        spans = [range(rows[i], rows[i] + counts[i] + 1) for i in own]
-        address = self._locate(bitmask, [row for span in spans for row in (span[0], span[-1])])
-        asked = [(matchers[i].engine, rows[i], list(drafts[i][: max(counts[i], 1)])) for i in own]
         row_bytes = 4 * self._vocabulary.num_words
-        if asked:  # the call fails without matchers
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, address, row_bytes, len(bitmask))
-        for i, span in zip(own, spans, strict=True):
-            if matchers[i].engine.is_error():
+        for i in own:
+            engine, start = matchers[i].engine, time.thread_time()
+            counts[i] = engine.validate_tokens(list(drafts[i]))
+            span = range(rows[i], rows[i] + counts[i] + 1)
+            address = self._locate(bitmask, (span[0], span[-1])) + rows[i] * row_bytes
+            draft = list(drafts[i][: max(counts[i], 1)])
+            # The stubs of llguidance lack it.
+            engine.unsafe_compute_mask_ptr_with_draft_token(address, row_bytes, draft)  # type: ignore[attr-defined]
+            if engine.is_error():
                 bitmask[span] = 0
+            matchers[i].usage.note_mask((time.thread_time() - start) / len(span))
         return [counts[i] for i in range(len(matchers))]
 
     def _locate(self, bitmask: np.ndarray, rows: Sequence[int]) -> int:

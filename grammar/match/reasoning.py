@@ -93,7 +93,7 @@ class GatedMatcher(Matcher):
     inner: Matcher
 
     def __init__(self, inner: Matcher, tables: ReasoningTables) -> None:
-        super().__init__(tables.vocabulary)
+        super().__init__(tables.vocabulary, inner.usage)
         self.inner = inner
         self._tables = tables
         self.state = State(Phase.START if tables.start else Phase.REASONING)

@@ -63,7 +63,7 @@ class ResidualMatcher(Matcher):
     inner: Matcher
 
     def __init__(self, inner: Matcher, checks: ResidualChecks) -> None:
-        super().__init__(checks.tokens.vocabulary)
+        super().__init__(checks.tokens.vocabulary, inner.usage)
         self.inner = inner
         self._text = bytearray()
         self._state = begin(checks.places.root)
@@ -328,7 +328,7 @@ class ResidualMatcher(Matcher):
 
 def explain_dead_end(violation: Check | None) -> str:
     if violation is None:
-        return "dead end: of what the grammar allows here nothing could be checked"
+        return "dead end: none of the allowed tokens could be checked within the limits"
     return f"dead end: no continuation satisfies {', '.join(violation.keywords)} at {violation.node.pointer or '#'}"
 
 

@@ -48,7 +48,7 @@ class CheckedVocabulary:
 
     @cached_property
     def backend(self) -> LLGuidanceBackend:
-        return LLGuidanceBackend(self.extended, self.limits, num_threads=1)
+        return LLGuidanceBackend(self.extended, self.limits)
 
     @cached_property
     def openings(self) -> dict[tuple[bytes, bytes], list[tuple[int, bytes]]]:
@@ -81,7 +81,7 @@ class CheckedMatcher(Matcher):
     def __init__(
         self, inner: Matcher, tables: CheckedVocabulary, checks: Mapping[int, tuple[bytes, ResidualChecks]]
     ) -> None:
-        super().__init__(tables.vocabulary)
+        super().__init__(tables.vocabulary, inner.usage)
         assert isinstance(inner, LLGuidanceMatcher), "structural tags go to llguidance"
         self.inner = inner
         self._tables = tables

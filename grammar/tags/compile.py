@@ -70,12 +70,13 @@ class TagCompiler:
             text.compile_schema(pointer, lambda leaf, name: self.route(leaf, name, is_built))
         checks = text.find_checks()
         if not checks:
-            return CompiledGrammar(NAME, text.make_plan, self.backend.compile_text(text.write(self.backend)))
+            program = self.backend.compile_text(text.write(self.backend), is_slow=text.has_rules)
+            return CompiledGrammar(NAME, text.make_plan, program)
         checked = self.checked
-        program = checked.backend.compile_text(text.write(checked.backend, checked.marker))
+        program = checked.backend.compile_text(text.write(checked.backend, checked.marker), is_slow=text.has_rules)
         size = program.size_bytes + sum(text.size_bytes(number) for number in checks)
         make_inner = program.new_matcher
-        made = Program(lambda: CheckedMatcher(make_inner(), checked, checks), size)
+        made = Program(lambda: CheckedMatcher(make_inner(), checked, checks), size, usage=program.usage)
         return CompiledGrammar(NAME, text.make_plan, made)
 
 
@@ -84,6 +85,7 @@ class TagText:
 
     Attributes:
         schemas: the pointers of the different JSON Schemas in it.
+        has_rules: it has a value in GBNF.
     """
 
     def __init__(self, spec: GrammarSpec, vocabulary: Vocabulary) -> None:
@@ -108,6 +110,7 @@ class TagText:
         self._index = {pointer: index for index, pointer in reversed(self._values.items())}
         self._compiled: dict[str, CompiledGrammar] = {}
         self.schemas = [each for each in firsts.values() if self._parts[each]["type"] == "json_schema"]
+        self.has_rules = any(part["type"] == "grammar" for part in self._parts.values())
 
     def _name_place(self, pointer: str, is_text: bool = True) -> str:
         """Return the place of a value in what the request wrote, or of its own text."""

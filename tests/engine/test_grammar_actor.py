@@ -175,13 +175,14 @@ async def test_one_slow_mask_delays_no_other_row_with_a_grammar(
             end = time.thread_time() + 0.05
             while time.thread_time() < end:
                 hashlib.pbkdf2_hmac("sha256", b"", b"", 1000)  # without the interpreter lock
+            matchers[0].usage.note_mask(0.05)
         return fill(filled, *more)
 
     monkeypatch.setattr(grammar_manager, "fill_draft_bitmask", fill_slowly)
     slow = SamplingParams(
         max_tokens=200, seed=1, grammar=GrammarSpec.regex("[a-f]{300}"), output_kind="delta"
     )
-    quick = SamplingParams(max_tokens=60, seed=2, grammar=GrammarSpec.regex("[a-f]{300}"))
+    quick = SamplingParams(max_tokens=60, seed=2, grammar=GrammarSpec.regex("[a-g]{300}"))
     async with Engine(make_config()) as engine:
         num_slow = 0
 

@@ -87,7 +87,7 @@ def make_schema(rng: Random, depth: int) -> dict[str, Any]:
 
 def count_walks(num: int, num_walks: int) -> Counter[str]:
     """Walk through so many schemas; the names of the counts say what is counted."""
-    compiler, counts = GrammarCompiler(make_merged_vocabulary(), num_threads=1), Counter[str]()
+    compiler, counts = GrammarCompiler(make_merged_vocabulary()), Counter[str]()
     for number in range(num):
         rng = Random(number)
         schema = make_object(rng, 2) if rng.random() < 0.6 else make_array(rng, 2)

@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 def make_compiler() -> GrammarCompiler:
     """A compiler over single bytes: what it accepts depends on the grammar alone."""
-    return GrammarCompiler(Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [256]), num_threads=1)
+    return GrammarCompiler(Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [256]))
 
 
 def list_outcomes(suite: Path, compiler: GrammarCompiler) -> Iterator[Outcome]:

@@ -24,7 +24,7 @@ from tests.grammar.vocabularies import allowed_tokens, make_byte_vocabulary
 
 
 def make_compiler(**limits):
-    return GrammarCompiler(make_byte_vocabulary(), GrammarLimits(**limits), num_threads=1)
+    return GrammarCompiler(make_byte_vocabulary(), GrammarLimits(**limits))
 
 
 def test_a_spec_is_compiled_once():
@@ -34,7 +34,7 @@ def test_a_spec_is_compiled_once():
 
 
 def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used():
-    compiler = make_compiler(cache_bytes=200_000)
+    compiler = make_compiler(cache_bytes=800_000)
     specs = [GrammarSpec.json_schema({"const": number}) for number in range(5)]
     first, second = compiler.compile(specs[0]), compiler.compile(specs[1])
     assert compiler.compile(specs[0]) is first
@@ -42,12 +42,12 @@ def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used():
         compiler.compile(spec)
         assert compiler.compile(specs[0]) is first
     assert compiler.compile(specs[1]) is not second
-    assert compiler._cache.num_bytes <= 200_000
+    assert compiler._cache.num_bytes <= 800_000
 
 
 def test_llguidance_compiles_long_grammars_in_the_pool_for_them():
     with ThreadPoolExecutor(1) as pool:
-        compiler = GrammarCompiler(make_byte_vocabulary(), num_threads=1, native_pool=pool)
+        compiler = GrammarCompiler(make_byte_vocabulary(), native_pool=pool)
         compiler.compile(GrammarSpec.json_schema({"enum": ["short"]}))
         assert not pool._threads
         compiler.compile(GrammarSpec.json_schema({"enum": ["long" * LONG_GRAMMAR]}))
@@ -56,7 +56,7 @@ def test_llguidance_compiles_long_grammars_in_the_pool_for_them():
 
 def test_a_compile_pauses_at_each_node_in_each_of_its_passes():
     pauses = []
-    compiler = GrammarCompiler(make_byte_vocabulary(), num_threads=1, pause=lambda: pauses.append(1))
+    compiler = GrammarCompiler(make_byte_vocabulary(), pause=lambda: pauses.append(1))
     compiler.compile(GrammarSpec.json_schema({"anyOf": [{"const": number} for number in range(100)]}))
     num_passes = 3  # the schema is read, looked up in the table and written
     assert len(pauses) >= num_passes * 100

@@ -1,9 +1,9 @@
 """Hostile grammars: each is refused or compiled within its limits, and nothing of it stays behind."""
 
 import gc
+import itertools
 import json
 import os
-import re
 import time
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from grammar import (
     GrammarLimits,
     GrammarSpec,
     UnsupportedGrammar,
-    allocate_bitmask,
+    Vocabulary,
 )
 from grammar.engines import xgrammar_backend
 from grammar.schema.emit import Emitter
@@ -189,7 +189,7 @@ def test_a_pattern_that_backtracks_ends_its_own_request_and_holds_no_other(merge
 
 def test_1000_schemas_in_a_row_leave_no_more_than_the_cache_holds():
     limits = GrammarLimits(cache_bytes=1024 * 1024)
-    compiler = GrammarCompiler(make_merged_vocabulary(), limits, num_threads=1)
+    compiler = GrammarCompiler(make_merged_vocabulary(), limits)
 
     def compile_many(first, count):
         for number in range(first, first + count):
@@ -221,7 +221,7 @@ SLOW = "root ::= (" + "[a-z]+ " * 400 + ")*"
 
 
 def test_a_grammar_that_compiles_too_long_is_refused():
-    compiler = GrammarCompiler(make_byte_vocabulary(), GrammarLimits(max_xgrammar_s=1e-4), num_threads=1)
+    compiler = GrammarCompiler(make_byte_vocabulary(), GrammarLimits(max_xgrammar_s=1e-4))
     with pytest.raises(UnsupportedGrammar, match=r"too large for xgrammar: no answer within 0\.0001 s"):
         compiler.compile(GrammarSpec.ebnf(SLOW, "xgrammar"))
 
@@ -231,44 +231,72 @@ def test_a_process_that_never_reads_is_killed_at_the_deadline(tmp_path, monkeypa
     script.write_text("import time; time.sleep(600)")
     monkeypatch.setattr(xgrammar_backend, "WORKER_SCRIPT", script)
     monkeypatch.setattr(xgrammar_backend, "START_SECONDS", 0.1)
-    compiler = GrammarCompiler(make_byte_vocabulary(), GrammarLimits(max_xgrammar_s=0.1), num_threads=1)
+    compiler = GrammarCompiler(make_byte_vocabulary(), GrammarLimits(max_xgrammar_s=0.1))
     with pytest.raises(UnsupportedGrammar, match="too large for xgrammar"):
         compiler.compile(GrammarSpec.ebnf('root ::= "a"', "xgrammar"))
 
 
 def test_a_grammar_that_takes_too_much_memory_is_refused():
     limits = GrammarLimits(max_xgrammar_s=60, max_xgrammar_memory_bytes=2**20)
-    compiler = GrammarCompiler(make_byte_vocabulary(), limits, num_threads=1)
+    compiler = GrammarCompiler(make_byte_vocabulary(), limits)
     with pytest.raises(UnsupportedGrammar, match="out of memory"):
         compiler.compile(GrammarSpec.ebnf(SLOW, "xgrammar"))
 
 
-def test_grammars_in_use_share_the_states_of_lexers():
-    """The first grammars get what they may have; others get less, until those are dropped."""
-    limits = GrammarLimits(max_lexer_states=400, max_total_lexer_states=1600, min_lexer_states=10)
-    compiler = GrammarCompiler(make_merged_vocabulary(), limits, num_threads=1)
+def walk_and_renew(compiler, spec, text):
+    """Return the masks of a text, and how often its matcher was renewed because of a limit."""
+    matcher, masks, num_renewed = compiler.compile(spec).matcher(), [], 0
+    for byte in text:
+        allowed = allowed_tokens(matcher, compiler.vocabulary)
+        while matcher.error and matcher.renew():
+            num_renewed += 1
+            allowed = allowed_tokens(matcher, compiler.vocabulary)
+        assert matcher.accept_token(byte), matcher.error
+        masks.append(allowed)
+    return masks, num_renewed
 
-    def count_states(number):
-        compiled = compiler.compile(GrammarSpec.regex(f"{number}.*a.{{20}}"))
-        matcher = compiled.matcher()
-        bitmask = allocate_bitmask(1, compiler.vocabulary.size)
-        for token_id in [*str(number).encode(), *(b"ab" * 400)]:
-            if matcher.error is not None or not matcher.accept_token(token_id):
+
+def test_a_full_lexer_is_replaced_and_the_text_so_far_taken_again(merged_compiler):
+    """What earlier requests wrote changes no mask; only a request that needs too much for itself fails."""
+    spec = string(maxLength=60)
+    compiler = GrammarCompiler(make_merged_vocabulary(), GrammarLimits(max_lexer_states=60))
+    texts = [b'"' + bytes([97 + number]) * length + b'"' for number in range(9) for length in (3, 20, 12)]
+    found = [walk_and_renew(compiler, spec, text) for text in texts]
+    assert [masks for masks, _ in found] == [walk_and_renew(merged_compiler, spec, text)[0] for text in texts]
+    assert sum(num_renewed for _, num_renewed in found) > 0
+    with pytest.raises(AssertionError, match="too many states"):
+        walk_and_renew(compiler, spec, b'"' + b"a" * 60)
+    assert walk_and_renew(compiler, spec, texts[0])[0] == found[0][0]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ["([^x]+){0,99}", "([^x]{1,9}){1,9}", "((.*){0,30}){0,30}", "(([^x]+)+)+", "[a-z]{3} ([^x]+){0,99}"],
+)
+def test_an_ambiguous_grammar_is_refused_or_ends_within_its_time(grammar):
+    """Nested repetitions took seconds for each mask, so the limits count time."""
+    words = [bytes(each) for length in (2, 3) for each in itertools.product(b"aei st", repeat=length)]
+    tokens = [bytes([byte]) for byte in range(256)] + words * 12
+    compiler = GrammarCompiler(Vocabulary([*tokens, b""], [len(tokens)]))
+    start = time.thread_time()
+    try:
+        matcher = compiler.compile(GrammarSpec.ebnf(f"root ::= {grammar}")).matcher()
+    except GrammarError as error:
+        assert "too ambiguous" in str(error) or "too slow" in str(error)
+    else:
+        for byte in b"abc the cat sat":
+            begun = time.thread_time()
+            allowed = allowed_tokens(matcher, compiler.vocabulary)
+            assert time.thread_time() - begun < 4
+            if byte not in allowed:
                 break
-            matcher.fill_next_token_bitmask(bitmask)
-        return matcher, int(re.search(r"too many states: \d+ >= (\d+)", matcher.error)[1])
-
-    kept = [count_states(number) for number in range(12)]
-    found = [num_states for _, num_states in kept]
-    assert found == sorted(found, reverse=True) and found[0] == 200 and found[-1] >= 10 and sum(found) < 1600
+            assert matcher.accept_token(byte)
+    assert time.thread_time() - start < 10
 
 
-def test_cached_grammars_give_their_lexer_states_to_new_ones():
-    limits = GrammarLimits(max_lexer_states=400, max_total_lexer_states=1600, min_lexer_states=100)
-    compiler = GrammarCompiler(make_byte_vocabulary(), limits, num_threads=1)
-    specs = [GrammarSpec.regex(f"{number}.*a.{{20}}") for number in range(60)]
-    used = [compiler.compile(spec).matcher() for spec in specs[:4]]
-    for spec in specs:
-        compiler.compile(spec)
-        assert compiler._llguidance.count_states_left() >= 0
-    assert compiler.find(specs[0]) is None and compiler.find(specs[-1]) is not None and len(used) == 4
+def test_programs_that_have_grown_leave_the_cache():
+    compiler = GrammarCompiler(make_byte_vocabulary())
+    compiled = compiler.compile(GrammarSpec.json_object())
+    assert compiler.compile(GrammarSpec.json_object()) is compiled
+    compiled.program.usage.note_mask(3.0)
+    assert compiler.find(GrammarSpec.json_object()) is None

@@ -43,7 +43,7 @@ SPECS = {
 
 @pytest.fixture(scope="module")
 def compiler():
-    return GrammarCompiler(VOCABULARY, num_threads=1)
+    return GrammarCompiler(VOCABULARY)
 
 
 def make_matcher(compiler: GrammarCompiler, kind: str, reasoning: Reasoning) -> Matcher:

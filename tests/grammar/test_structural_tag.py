@@ -50,7 +50,7 @@ def sequence(*elements):
 
 @pytest.fixture(scope="module")
 def compiler():
-    return GrammarCompiler(VOCABULARY, num_threads=1)
+    return GrammarCompiler(VOCABULARY)
 
 
 def compile_format(compiler, part, **options):
@@ -260,7 +260,7 @@ def test_a_vocabulary_without_all_bytes_gets_by():
         *(t.encode() for t in ("<t>", "</t>", '{"n"', ": ", "1", "2", "}", "}</", "t>", "hi ")),
     ]
     vocabulary = Vocabulary(tokens, [0])
-    matcher = GrammarCompiler(vocabulary, num_threads=1).compile(
+    matcher = GrammarCompiler(vocabulary).compile(
         GrammarSpec.structural_tag({"type": "structural_tag", "format": TRIGGERED})
     ).matcher()  # fmt: skip
     for token_id, expected in [(10, {0, 1, 10, 3, 4, 5, 6, 7, 9}), (1, {3}), (3, {4}), (4, {5, 6}), (5, {5, 6, 7, 8}),
@@ -346,7 +346,7 @@ def test_values_that_take_too_long_together_are_refused():
     limits = GrammarLimits(max_tags_s=0.0)
     with pytest.raises(InvalidGrammar, match="more than 0 s to compile"):
         compile_format(
-            GrammarCompiler(VOCABULARY, limits, num_threads=1), sequence(NUMBER, const("!"), NUMBER)
+            GrammarCompiler(VOCABULARY, limits), sequence(NUMBER, const("!"), NUMBER)
         )
 
 
@@ -383,7 +383,7 @@ def test_tokens_that_begin_and_complete_a_checked_value_are_checked_too():
     vocabulary = Vocabulary(tokens, [256])
     schema = {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}
     tag = T | {"content": {"type": "json_schema", "json_schema": schema}}
-    compiled = compile_format(GrammarCompiler(vocabulary, num_threads=1), {"type": "plus", "content": tag})
+    compiled = compile_format(GrammarCompiler(vocabulary), {"type": "plus", "content": tag})
     for text, wrong, right in [
         (b"", 257, 258),
         (b"<t", 259, None),

@@ -73,7 +73,7 @@ class TroupePeer:
 
     def __init__(self, ranks: TokenRanks) -> None:
         vocabulary = Vocabulary([*ranks.token_bytes, b""], [ranks.eos_token_id])
-        self._compiler = GrammarCompiler(vocabulary, num_threads=1)
+        self._compiler = GrammarCompiler(vocabulary)
 
     def compile(self, schema: Any) -> Callable[[], MatcherSession]:
         try:

@@ -50,7 +50,7 @@ class Tracer:
             raise RuntimeError("a trace needs a tokenizer")
         vocab_size = self.engine.model_config.vocab_size
         ends = [token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size]
-        return GrammarCompiler(Vocabulary(tokenizer.token_bytes(vocab_size), ends), num_threads=1)
+        return GrammarCompiler(Vocabulary(tokenizer.token_bytes(vocab_size), ends))
 
     def _describe(self, position: TokenLogprobs, allowed: list[int], vocab_size: int) -> Step:
         tokenizer = self.engine.tokenizer

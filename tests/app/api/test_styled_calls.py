@@ -80,7 +80,7 @@ SCHEMAS = [("weather", CITY), ("clock", {"type": "object", "additionalProperties
 
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(VOCABULARY, num_threads=1)
+    return GrammarCompiler(VOCABULARY)
 
 
 def tokenise(text: str, is_special: bool) -> list[int]:

@@ -57,7 +57,7 @@ def reader_of(spec: GrammarSpec | None) -> Callable[[Any], bool]:
     """Return a function that checks whether a grammar accepts a value as JSON."""
     assert spec is not None
     vocabulary = make_byte_vocabulary()
-    compiled = GrammarCompiler(vocabulary, num_threads=1).compile(spec)
+    compiled = GrammarCompiler(vocabulary).compile(spec)
     return lambda value: accepts(compiled.matcher(), vocabulary, json.dumps(value))
 
 
@@ -482,5 +482,5 @@ def test_a_keyword_without_enforcer_is_reported_with_its_tool() -> None:
     fields = {"properties": properties, "$defs": {"b": {"$dynamicRef": "#x"}}}
     use = ToolUse((Tool("one", fields, {}),), None).in_style("glm47", None)
     with pytest.raises(UnsupportedGrammar) as refusal:
-        GrammarCompiler(make_byte_vocabulary(), num_threads=1).compile(use.words_spec)
+        GrammarCompiler(make_byte_vocabulary()).compile(use.words_spec)
     assert explain(refusal.value, use).details["pointer"] == "/$defs/b"

@@ -5,9 +5,18 @@ import time
 import numpy as np
 import pytest
 
-from engine.core.grammar_manager import NUM_QUICK_MASKS, SLOW_MASK_S, GrammarManager
+from engine.core.grammar_manager import MAX_MASK_S, NUM_APART, SLOW_MASK_S, GrammarManager
 from engine.messages import FillMasks, MaskTarget
-from grammar import Filler, GrammarCompiler, GrammarSpec, InvalidGrammar, Matcher, Vocabulary
+from grammar import (
+    Filler,
+    GrammarCompiler,
+    GrammarLimits,
+    GrammarSpec,
+    InvalidGrammar,
+    Matcher,
+    Usage,
+    Vocabulary,
+)
 
 EOS = 0
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -63,9 +72,14 @@ class FaultyMatcher:
     filler = FaultyFiller()
     error: str | None = None
     has_ended = False
+    is_renewable = False
+
+    def renew(self) -> bool:
+        return False
 
     def __init__(self, fault: BaseException | str) -> None:
         self._fault = fault
+        self.usage = Usage()
 
     def is_terminated(self) -> bool:
         return False
@@ -185,6 +199,7 @@ class SlowFiller(Filler):
             end = time.thread_time() + matcher.delay_s
             while time.thread_time() < end:
                 pass
+            matcher.usage.note_mask(matcher.delay_s)
             bitmask[row] = len(matcher.accepted)
 
 
@@ -193,9 +208,10 @@ class SlowMatcher:
 
     filler = SlowFiller()
     error: str | None = None
-    has_ended = False
+    has_ended = is_renewable = False
 
-    def __init__(self) -> None:
+    def __init__(self, usage: Usage | None = None) -> None:
+        self.usage = usage or Usage()
         self.delay_s = 2 * SLOW_MASK_S
         self.accepted: list[int] = []
 
@@ -208,55 +224,94 @@ class SlowMatcher:
 
     accept_allowed = accept_token
 
+    def renew(self) -> bool:
+        return False
+
 
 def find_slow(compiler: GrammarCompiler) -> tuple[GrammarManager, SlowMatcher]:
     """A manager that knows by now which of its two matchers is slow."""
     manager, matcher = make_manager(compiler, {ONE: ["ab"]}), SlowMatcher()
     manager.open(OTHER, matcher)  # type: ignore[arg-type]
-    targets = [MaskTarget(0, ONE), MaskTarget(1, OTHER)]
-    for step_id in range(2):
-        masks, _, slow = manager.fill(FillMasks(step_id, [], targets))
-        assert (masks.indices.tolist(), slow) == ([0, 1], [])
+    masks, _, begun = manager.fill(FillMasks(0, [], [MaskTarget(0, ONE), MaskTarget(1, OTHER)]))
+    assert (masks.indices.tolist(), begun) == ([0, 1], [])
     return manager, matcher
 
 
-def test_a_slow_matcher_is_found_and_its_masks_are_filled_apart_from_then_on(
+def test_a_slow_program_is_found_and_its_masks_are_filled_apart_from_then_on(
     compiler: GrammarCompiler,
 ) -> None:
     """Its tokens wait for its masks: nobody else may touch it meanwhile."""
     manager, matcher = find_slow(compiler)
     order = FillMasks(2, [(OTHER, 7), (ONE, ids("a")[0])], [MaskTarget(0, ONE), MaskTarget(1, OTHER)])
-    masks, failed, (slow,) = manager.fill(order)
+    masks, failed, (apart,) = manager.fill(order)
     assert (masks.indices.tolist(), masks.ended, failed, matcher.accepted) == ([0], [], [], [])
     assert read_mask(masks.bitmask[0]) == ids("b")
-    slow.fill()
-    masks, failed = manager.finish(slow)
+    apart.fill()
+    masks, failed, following = manager.finish(apart)
     assert (masks.step_id, masks.indices.tolist(), masks.counts.tolist(), failed) == (2, [1], [1], [])
-    assert matcher.accepted == [7] and (masks.bitmask == 1).all()
+    assert matcher.accepted == [7] and (masks.bitmask == 1).all() and following is None
 
 
-def test_a_matcher_that_has_become_quick_joins_the_others_again(compiler: GrammarCompiler) -> None:
+def test_masks_of_one_program_are_filled_one_after_the_other(compiler: GrammarCompiler) -> None:
+    """Its matchers share a lexer, whose lock would stop two threads."""
+    manager, matcher = find_slow(compiler)
+    manager.open(BAD, SlowMatcher(matcher.usage))  # type: ignore[arg-type]
+    _, _, begun = manager.fill(FillMasks(2, [], [MaskTarget(0, OTHER), MaskTarget(1, BAD)]))
+    assert [each.target.handle for each in begun] == [OTHER]
+    begun[0].fill()
+    _, _, following = manager.finish(begun[0])
+    assert following is not None and following.target.handle == BAD
+
+
+def test_a_program_that_has_become_quick_joins_the_others_again(compiler: GrammarCompiler) -> None:
     manager, matcher = find_slow(compiler)
     matcher.delay_s = 0.0
-    for _ in range(NUM_QUICK_MASKS):
-        _, _, (slow,) = manager.fill(FillMasks(2, [(OTHER, 7)], [MaskTarget(1, OTHER)]))
-        slow.fill()
-        manager.finish(slow)
-    masks, _, apart = manager.fill(FillMasks(3, [(OTHER, 8)], [MaskTarget(1, OTHER)]))
-    assert (masks.indices.tolist(), apart) == ([1], [])
-    assert matcher.accepted == [7] * NUM_QUICK_MASKS + [8]
+    for _ in range(NUM_APART):
+        _, _, (apart,) = manager.fill(FillMasks(2, [(OTHER, 7)], [MaskTarget(1, OTHER)]))
+        apart.fill()
+        manager.finish(apart)
+    masks, _, begun = manager.fill(FillMasks(3, [(OTHER, 8)], [MaskTarget(1, OTHER)]))
+    assert (masks.indices.tolist(), begun) == ([1], [])
+    assert matcher.accepted == [7] * NUM_APART + [8]
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_a_slow_matcher_that_fails_or_ends_meanwhile_gets_no_mask(
     compiler: GrammarCompiler, is_dropped: bool
 ) -> None:
-    manager, _ = find_slow(compiler)
-    _, _, (slow,) = manager.fill(FillMasks(2, [], [MaskTarget(1, OTHER)]))
-    slow.problem = ("out of fuel", "dead_end")
+    """A request that was aborted before its mask is begun uses no processor time any more."""
+    manager, matcher = find_slow(compiler)
+    _, _, (apart,) = manager.fill(FillMasks(2, [], [MaskTarget(1, OTHER)]))
     if is_dropped:
         manager.drop([OTHER])
-    masks, failed = manager.finish(slow)
+    matcher.usage.longest_s, matcher.delay_s = 0.0, MAX_MASK_S + 0.01
+    apart.fill()
+    masks, failed, _ = manager.finish(apart)
     assert (masks.indices.tolist(), masks.ended, len(masks.bitmask)) == ([], [1], 0)
-    assert [each.error for each in failed] == ([] if is_dropped else ["out of fuel"])
-    assert len(manager) == 1
+    assert [each.error[:23] for each in failed] == ([] if is_dropped else ["the grammar is too slow"])
+    assert len(manager) == 1 and (matcher.usage.longest_s == 0.0) is is_dropped
+
+
+def test_a_full_lexer_ends_no_request_and_changes_no_mask() -> None:
+    """Its row is filled apart, where the matcher gets another lexer and takes its tokens again."""
+    tokens = [b"</s>", *(letter.encode() for letter in LETTERS)]
+    spec = GrammarSpec.regex("(a[bz]{9}|e[fz]{9}|i[jz]{9}|m[nz]{9})")
+    small = GrammarCompiler(Vocabulary(tokens, (EOS,)), GrammarLimits(max_lexer_states=38)).compile(spec)
+    large = GrammarCompiler(Vocabulary(tokens, (EOS,))).compile(spec)
+    manager, num_apart = GrammarManager(VOCAB), 0
+    for handle, text in enumerate(("abbbbzbbbb", "efffffzfff", "ijjjzzjjjj", "mnnnnnnnzz")):
+        expected = large.matcher()
+        manager.open(handle, small.matcher())
+        for step, token_id in enumerate(ids(text)):
+            accepted = [(handle, ids(text)[step - 1])] if step else []
+            masks, failed, begun = manager.fill(FillMasks(step, accepted, [MaskTarget(0, handle)]))
+            for apart in begun:
+                apart.fill()
+                masks, failed, _ = manager.finish(apart)
+            num_apart += len(begun)
+            mask = np.zeros((1, 1), np.int32)
+            expected.fill_next_token_bitmask(mask)
+            assert failed == [] and masks.bitmask.tolist() == mask.tolist()
+            assert expected.accept_token(token_id)
+        manager.drop([handle])
+    assert num_apart > 0

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from engine import LLM, EngineConfig, RequestOutput, SamplingParams
 from engine.core.grammar_manager import GrammarManager
 from engine.input.tokenizer import Tokenizer
-from engine.messages import DraftTarget, FillMasks, FindDrafts, MaskTarget
+from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
 from engine.spec.forced import ForcedDrafts
-from grammar import Filler, GrammarCompiler, GrammarSpec, Matcher, Vocabulary
+from grammar import CompiledGrammar, Filler, GrammarCompiler, GrammarSpec, Matcher, Vocabulary
 
 SCHEMA = {
     "type": "object",
@@ -92,18 +93,34 @@ class FragileFiller(Filler):
 
 
 class Fragile:
-    """A matcher that breaks for good after some token, as one does that meets its limits."""
+    """A matcher that breaks at some token, as one does that meets its limits, until it is renewed."""
 
-    def __init__(self, inner: Matcher, poison: int) -> None:
-        self._inner, self._poison = inner, poison
+    is_renewable = True
+
+    def __init__(self, compiled: CompiledGrammar, poison: int) -> None:
+        self._compiled, self._inner, self._poison = compiled, compiled.matcher(), poison
+        self.usage = self._inner.usage
         self.filler = FragileFiller()
         self.error: str | None = None
+        self._taken: list[int] = []
+        self._num_renewed_at = -1
+
+    def renew(self) -> bool:
+        if self._num_renewed_at == len(self._taken):
+            return False
+        self._num_renewed_at = len(self._taken)
+        self._inner, self.error = self._compiled.matcher(), None
+        return all(self._inner.accept_token(token_id) for token_id in self._taken)
 
     def accept_token(self, token_id: int) -> bool:
         if token_id == self._poison:
             self.error = "the limit was met"
             return False
-        return self.error is None and self._inner.accept_token(token_id)
+        is_taken = self.error is None and self._inner.accept_token(token_id)
+        self._taken += [token_id] * is_taken
+        return is_taken
+
+    accept_allowed = accept_token
 
     def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
         bitmask[row] = 0
@@ -111,6 +128,7 @@ class Fragile:
             self._inner.fill_next_token_bitmask(bitmask, row)
 
     def rollback(self, num_tokens: int) -> None:
+        del self._taken[len(self._taken) - num_tokens :]
         if self.error is not None:
             raise ValueError("cannot roll back")
         self._inner.rollback(num_tokens)
@@ -134,12 +152,18 @@ def test_a_limit_that_a_draft_meets_ends_no_request(
     start, good = (tokenizer.encode(text, add_special_tokens=False) for text in ("so", "me"))
     poison = tokenizer.encode("w", add_special_tokens=False)[0]
 
-    def make() -> Matcher:
-        return Fragile(compiled.matcher(), poison)  # type: ignore[return-value]
-
+    fragile: Any = Fragile(compiled, poison)
     manager = GrammarManager(compiler.vocabulary.size)
-    assert manager.open(1, make(), start, make) == []
-    masks, failed, _ = manager.fill(FillMasks(0, [], [MaskTarget(0, 1, [*good, poison])]))
+    assert manager.open(1, fragile, start) == []
+
+    def fill(order: FillMasks) -> tuple[StepMasks, list[GrammarFailed]]:
+        masks, failed, begun = manager.fill(order)
+        for apart in begun:
+            apart.fill()
+            masks, failed, _ = manager.finish(apart)
+        return masks, failed
+
+    masks, failed = fill(FillMasks(0, [], [MaskTarget(0, 1, [*good, poison])]))
     assert failed == []
     expected = compiled.matcher()
     walk(expected, start)
@@ -151,10 +175,10 @@ def test_a_limit_that_a_draft_meets_ends_no_request(
         FindDrafts([(1, good[0])], [DraftTarget(1, "ngram", [poison], [], 4)]), forced
     )
     assert failed == [] and answers == [DraftTarget(1, "", [])]
-    masks, failed, _ = manager.fill(FillMasks(1, [], [MaskTarget(0, 1)]))
+    masks, failed = fill(FillMasks(1, [], [MaskTarget(0, 1)]))
     assert failed == [] and masks.bitmask.any()
     # A limit that the request itself meets still ends it.
-    _, failed, _ = manager.fill(FillMasks(2, [(1, poison)], [MaskTarget(0, 1)]))
+    _, failed = fill(FillMasks(2, [(1, poison)], [MaskTarget(0, 1)]))
     assert [each.finish_reason for each in failed] == ["dead_end"]
 
 
