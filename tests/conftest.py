@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.processor_time import ProcessorTime
+
 # A slow or busy machine is no failure.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -38,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(ProcessorTime(config))
     if arch := config.getoption("--native-arch"):
         put_compiler_first(arch)
 
