@@ -8,9 +8,11 @@ import os
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.processor_time import ProcessorTime
 
@@ -66,8 +68,17 @@ def put_compiler_first(arch: str) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one worker, so that its fixtures are made once; start with the longest."""
+    """Start with the longest."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+
+
+class FileScheduling(LoadScopeScheduling):
+    """Keeps the tests of a file in one worker, so that its fixtures are made once; the browser tests are one file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/browser" if nodeid.startswith("tests/browser/") else nodeid.split("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    return FileScheduling(config, log)

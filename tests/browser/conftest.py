@@ -38,10 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
             # The first one also pays for the server and the browser; a loaded machine is slow, not wrong.
             item.add_marker(pytest.mark.timeout(900))
-            # Two groups, so that there are at most two browsers: each has servers of its own, started once.
-            fixtures = set(getattr(item, "fixturenames", ()))
-            group = "browser-slow" if fixtures & {"lasting", "small"} else "browser"
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="package")
