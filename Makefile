@@ -3,7 +3,7 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/pip --disable-pip-version-check
-WORKERS ?= 5
+WORKERS ?= 2
 SEED    ?= 1
 
 # Tests that need neither a model nor a server, and take seconds.
@@ -15,7 +15,10 @@ MACHINES := tests/engine/core $(patsubst %,tests/grammar/test_%.py,json_schema n
 run: $(VENV)/.installed
 	$(BIN)/python -m app
 
-# mypy takes one core for half a minute, beside the tests
+# Child processes of the tests would compile every module anew without its bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
+# Each worker imports everything once, so there are as many as cores. mypy runs beside them.
 test: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory -j2 lint tests
 
@@ -71,9 +74,11 @@ space: $(VENV)/.installed
 	for i in $$(seq 120); do curl -fs http://127.0.0.1:7861/health && ok=1 && break; sleep 1; done; \
 	curl -fs -o /dev/null http://127.0.0.1:7861/ || ok=; kill $$pid; wait $$pid; test "$$ok"
 
-# five minutes of everything at once by a random seed, then what is left and what has changed; SOAK=--seconds=60 is shorter
+# five minutes of everything at once by a random seed, then what is left and what has changed; SOAK=--seconds=60 is shorter;
+# then the longer runs that the tests leave out
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.soak --seed $(SEED) $(SOAK)
+	$(BIN)/python -m pytest -n $(WORKERS) -m soak
 
 clean:
 	rm -rf $(VENV)
