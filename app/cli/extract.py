@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import sys
 from dataclasses import dataclass, fields, replace
@@ -71,10 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="{" + ",".join(FORMATS) + "}",
-        help="jsonl is written record by record, the others at the end (default: by the ending of FILE, else jsonl)",
+        help="default: by the ending of FILE, else jsonl; parquet is written at the end, the others record by record",
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="file to write; by default records go to stdout"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="file to write; by default records go to stdout. The same command continues a stopped run",
     )
     add_flags(parser, ExtractConfig)
     add_flags(parser, ExecutorConfig)
@@ -110,7 +114,18 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     output = choose_output(arguments.format, arguments.output, inputs)
     schema = read_schema(arguments.schema)
     sources = [source for name in arguments.files for source in read_sources(name, arguments.column)]
-    return asyncio.run(extract(schema, sources, output, make_options(config), vars(arguments)))
+    options = make_options(config)
+    job = describe_job(schema, sources, options, make_config(EngineConfig, vars(arguments)).model)
+    kept = output.read_kept(job)
+    return asyncio.run(extract(schema, sources, output, options, vars(arguments), job, kept))
+
+
+def describe_job(schema: dict[str, Any], sources: list[Source], options: dict[str, Any], model: str) -> str:
+    """Return a digest of what decides on the records: a stopped run goes on only with the same."""
+    digest = hashlib.sha256(json.dumps([schema, repr(sorted(options.items())), model]).encode())
+    for source in sources:
+        digest.update(repr(source).encode())
+    return digest.hexdigest()
 
 
 def extract_on_ray(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
@@ -167,9 +182,17 @@ async def extract(
     output: RecordOutput,
     options: dict[str, Any],
     given: dict[str, Any],
+    job: str,
+    kept: list[dict[str, Any]],
 ) -> int:
-    """Write records to the output; progress and changes to the schema go to stderr."""
-    number = num_failed = 0
+    """Write records to the output; progress and changes to the schema go to stderr.
+
+    Args:
+        kept: the records of the first sources, which a stopped run of the job has left.
+    """
+    number, num_failed = len(kept), sum("error" in record for record in kept)
+    if kept:
+        print(f"going on with a stopped run: {number} of {len(sources)} records are there", file=sys.stderr)
     added = ", ".join(describe_added(add_bounds(schema, options["limits"])))
     if added:
         print(f"added limits: {added}; --no-limits adds none", file=sys.stderr)
@@ -177,8 +200,8 @@ async def extract(
         extractor = Extractor(engine, **options)
         if not engine.sees_images:  # pages of a PDF beside its text
             sources = [replace(each, images=()) if each.text.strip() else each for each in sources]
-        with output.open() as write:
-            async for record in extract_records(extractor, schema, sources):
+        with output.open(job, kept) as write:
+            async for record in extract_records(extractor, schema, sources[number:]):
                 number += 1
                 write(record)
                 num_failed += "error" in record

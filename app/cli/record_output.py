@@ -1,19 +1,26 @@
-"""RecordOutput: where `extract` puts its records, as lines while they come or as one table at the end."""
+"""RecordOutput: where `extract` puts its records while they come, and how a stopped run goes on.
+
+FILE.job   the job, then each record as a line: what a stopped run has; removed when the run is complete
+FILE       JSONL and CSV: a row for each record as it ends; Parquet, whose index comes last: written at the end
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from app.config import Failure, UsageError
-from app.extraction.export import FORMATS, ExportError, export
+from app.extraction.export import FORMATS, ExportError, export, make_rows, write_csv, write_csv_rows
 
 Record = dict[str, Any]
+# A record with new columns has the whole CSV file written anew, so many times; afterwards at the end only.
+MAX_REWRITES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +35,141 @@ class RecordOutput:
     file_format: str = "jsonl"
     path: Path | None = None
 
+    @property
+    def journal(self) -> Path | None:
+        """The file that keeps the records of a run; None if they go to a terminal, a pipe or a device."""
+        if self.path is None or (self.path.exists() and not self.path.is_file()):
+            return None
+        return self.path.with_name(f"{self.path.name}.job")
+
+    def read_kept(self, job: str) -> list[Record]:
+        """Return the records that a stopped run of this job has left.
+
+        Raises:
+            UsageError: it was a run of another job, or the file cannot be read.
+        """
+        if self.journal is None:
+            return []
+        check_writable("--output", self.journal)
+        if not self.journal.exists():
+            return []
+        first, *lines = self.journal.read_bytes().split(b"\n")[:-1] or [b""]  # without a line that was cut off
+        if first and first != _describe(job):
+            raise UsageError(
+                f"{self.journal} keeps the records of a stopped run with another schema, other files or options; "
+                "remove it, or choose another --output"
+            )
+        return [json.loads(line) for line in lines]
+
     @contextmanager
-    def open(self) -> Iterator[Callable[[Record], None]]:
-        """Yield the function that takes each record; a table is written when the block ends, also with an error.
+    def open(self, job: str, kept: Sequence[Record] = ()) -> Iterator[Callable[[Record], None]]:
+        """Yield the function that takes each record after the kept ones; what was found stays there after an error.
 
         Raises:
             Failure: the format cannot keep these records, which are printed as JSONL instead.
+            UsageError: another run writes the same file.
         """
-        if self.file_format != "jsonl":
-            records: list[Record] = []
-            try:
-                yield records.append
-            finally:
-                self._write_table(records)
-        elif self.path is None:
-            yield print_line
-        else:
-            with self.path.open("wb") as file:
-                yield lambda record: _write(file, export([record], "jsonl"))
+        table = _Table(self.file_format, self.path, list(kept))
+        if self.journal is None:
+            with table:
+                yield table.add
+            return
+        with self.journal.open("ab+") as journal:
+            with suppress(OSError):  # not every file system has locks
+                _lock(journal, self.journal)
+            content = b"".join([_describe(job) + b"\n", *(export([each], "jsonl") for each in kept)])
+            journal.seek(0)
+            if journal.read(len(content)) != content:
+                journal.truncate(0)
+                _write(journal, content)
+            journal.truncate(len(content))
 
-    def _write_table(self, records: list[Record]) -> None:
+            def take(record: Record) -> None:
+                _write(journal, export([record], "jsonl"))
+                table.add(record)
+
+            with table:
+                yield take
+            self.journal.unlink()
+
+
+class _Table:
+    """The records of a run as a file; one that was there before stays until there is a record."""
+
+    def __init__(self, file_format: str, path: Path | None, records: list[Record]) -> None:
+        self.file_format = file_format
+        self.path = path
+        self.records = records  # of JSONL only those of a run before
+        self._file: BinaryIO | None = None
+        self._columns: list[str] = []
+        self._num_rewrites = 0
+
+    def add(self, record: Record) -> None:
+        """Write a record, if the format can grow."""
+        if self.file_format == "jsonl":
+            if self.path is None:
+                print_line(record)
+            else:
+                _write(self._open(export(self.records, "jsonl")), export([record], "jsonl"))
+            return
+        self.records.append(record)
+        if self.file_format == "csv" and self.path is not None and self._num_rewrites < MAX_REWRITES:
+            with suppress(ExportError, UnicodeEncodeError):  # reported at the end
+                self._add_csv(make_rows([record])[0])
+
+    def _add_csv(self, row: dict[str, Any]) -> None:
+        if self._file is not None and row.keys() <= set(self._columns):
+            _write(self._file, write_csv_rows([row], self._columns))
+            return
+        rows = make_rows(self.records)
+        self._columns = list(rows[0])
+        self._num_rewrites += 1
+        content = write_csv(rows)
+        file = self._open(b"")
+        file.seek(0)
+        file.truncate()
+        _write(file, content)
+
+    def _open(self, content: bytes) -> BinaryIO:
+        """Return the file, which begins with this content."""
+        if self._file is None:
+            assert self.path is not None, "stdout has no file"
+            self._file = self.path.open("wb")
+            _write(self._file, content)
+        return self._file
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self.file_format == "jsonl" and (self._file is not None or not self.records):
+            return
         try:
-            content = export(records, self.file_format)
+            content = export(self.records, self.file_format)
         except ExportError as error:
-            for record in records:
+            for record in self.records:
                 print_line(record)
             raise Failure(f"{error}; they are on stdout as JSONL") from error
         with self.path.open("wb") if self.path else nullcontext(sys.stdout.buffer) as file:
             _write(file, content)
+
+
+def _describe(job: str) -> bytes:
+    return json.dumps({"job": job}).encode()
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Refuse a second run at the same time.
+
+    Raises:
+        UsageError: there is one.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(f"another run writes {path}") from error
 
 
 def choose_output(file_format: str | None, name: str | None, inputs: Iterable[str]) -> RecordOutput:

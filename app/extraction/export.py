@@ -11,7 +11,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Path = tuple[str, ...]  # keys of the path to a field
@@ -19,6 +19,7 @@ Path = tuple[str, ...]  # keys of the path to a field
 FORMATS = ("jsonl", "csv", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
 ABOUT = ("source", "valid", "finish_reason", "confidence", "to_check", "error")
+MAX_CELLS = 20_000_000  # records whose keys all differ would fill the memory
 # Text that a spreadsheet would run as a formula, after invisible characters; +44 20 7946 and -12.50 are data.
 FORMULA = re.compile(
     r"[\t\r]|[\s\x00-\x1f\u200b-\u200f\u2060\ufeff]*(?:[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![\d\s().,/-]*\Z))"
@@ -80,6 +81,9 @@ def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = [dict(_flatten(each.get("record"))) for each in records]
     given_names = _name_columns(given, "row", about)
     found_names = _name_columns(found, "record", [*about, *given_names.values()])
+    num_cells = len(records) * (len(given_names) + len(found_names))
+    if num_cells > MAX_CELLS:
+        raise ExportError(f"a table of these records has {num_cells:,} cells; at most {MAX_CELLS:,}: export JSONL")
     return [
         {name: each.get(name) for name in about}
         | {
@@ -121,13 +125,17 @@ def _cell(value: Any) -> Any:
 
 def write_csv(rows: list[dict[str, Any]]) -> bytes:
     """Return a file of flat rows with the same columns."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else list(ABOUT), lineterminator="\r\n")
-    writer.writerow({name: _spell(name) for name in writer.fieldnames})
-    for row in rows:
-        writer.writerow({name: _spell(value) for name, value in row.items()})
+    columns = list(rows[0]) if rows else list(ABOUT)
     # With a byte order mark, without which spreadsheets misread accents.
-    return b"\xef\xbb\xbf" + text.getvalue().encode()
+    return b"\xef\xbb\xbf" + write_csv_rows([dict(zip(columns, columns, strict=True)), *rows], columns)
+
+
+def write_csv_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
+    """Return the lines of rows, which may lack columns."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerows([_spell(row.get(name)) for name in columns] for row in rows)
+    return text.getvalue().encode()
 
 
 def _spell(value: Any) -> Any:

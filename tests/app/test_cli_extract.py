@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from app.cli.main import main
+from app.cli.record_output import choose_output
+from app.config import UsageError
 from engine import EngineDead, RequestOutput
 from tests.engine.vision_folders import make_picture
 from tests.fakes import PERSON, FakeEngine
@@ -160,21 +163,86 @@ def test_a_file_has_the_format_of_its_suffix_unless_one_is_given(
     assert capsys.readouterr().out == ""
 
 
-def test_an_engine_that_dies_leaves_what_was_found_in_the_table(fake_local: FakeEngine, capsys: Any) -> None:
-    Path("t.csv").write_text("text\nAda is 36\nAda is 36\nEve is 36\n")
-    play = fake_local._play
+def die_at(engine: FakeEngine, name: str) -> None:
+    """Let the engine die when it is asked about this name, until `revive`."""
+    play = type(engine)._play.__get__(engine)
 
-    def play_unless_eve(request: Any) -> Any:
-        return die() if "Eve" in request.prompt else play(request)
+    def play_unless(request: Any) -> Any:
+        return die() if name in request.prompt else play(request)
 
     async def die() -> AsyncGenerator[RequestOutput]:
         raise EngineDead("on fire")
         yield
 
-    fake_local._play = play_unless_eve  # type: ignore[method-assign]
-    assert extract("t.csv", "-o", "out.csv") == 1
+    engine._play = play_unless  # type: ignore[method-assign]
+
+
+def revive(engine: FakeEngine) -> None:
+    del engine._play
+    engine.requests.clear()
+
+
+NAMES = ["Ada", "Bob", "Cid", "Eve", "Fay"]
+
+
+def read_sources(path: str) -> list[str]:
+    data = Path(path).read_bytes()
+    if path.endswith("jsonl"):
+        return [json.loads(line)["source"] for line in data.splitlines()]
+    if path.endswith("csv"):
+        return [row["source"] for row in read_csv(data)]
+    return [str(each) for each in parquet.read_table(io.BytesIO(data))["source"].to_pylist()]
+
+
+@pytest.mark.parametrize("path", ["out.jsonl", "out.csv", "out.parquet"])
+@pytest.mark.parametrize("torn", ["", '{"source": "t.csv row 4", "rec'])
+def test_a_stopped_run_goes_on_and_loses_and_repeats_nothing(
+    fake_local: FakeEngine, path: str, torn: str, capsys: Any
+) -> None:
+    Path("t.csv").write_text("id,text\n" + "".join(f"{n},{name} is 36\n" for n, name in enumerate(NAMES)))
+    Path(path).write_text("an earlier file")
+    die_at(fake_local, "Eve")
+    assert extract("t.csv", "-o", path) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "troupe: on fire"
-    assert [row["name"] for row in read_csv(Path("out.csv").read_bytes())] == ["Ada", "Ada"]
+    rows = [f"t.csv row {number}" for number in range(1, 6)]
+    assert read_sources(path) == rows[:3]
+    with Path(f"{path}.job").open("a") as file:
+        file.write(torn)  # what a kill leaves
+    revive(fake_local)
+    assert extract("t.csv", "-o", path) == 0
+    assert "going on with a stopped run: 3 of 5 records are there" in capsys.readouterr().err
+    assert len(fake_local.requests) == 2 and read_sources(path) == rows
+    assert not Path(f"{path}.job").exists()
+
+
+def test_rows_are_in_the_file_as_they_end_and_an_earlier_file_stays_until_then(fake_local: FakeEngine) -> None:
+    for path in ("out.jsonl", "out.csv"):
+        Path(path).write_text("an earlier file")
+        output = choose_output(None, path, [])
+        with output.open("job") as write:
+            assert Path(path).read_text() == "an earlier file"
+            for number in range(3):  # the second has a new column
+                more = {"error": "odd"} if number == 1 else {}
+                write({"source": f"{number}", "valid": True, "record": {"a": 1, f"b{number > 0}": 2}} | more)
+                assert read_sources(path) == list("012"[: number + 1])
+    (first, second, third) = read_csv(Path("out.csv").read_bytes())
+    assert (first["bFalse"], second["bTrue"], second["error"], third["error"]) == ("2", "2", "odd", "")
+
+
+def test_a_stopped_run_of_another_job_is_not_continued(fake_local: FakeEngine, capsys: Any) -> None:
+    Path("t.csv").write_text("text\nAda is 36\nEve is 36\n")
+    die_at(fake_local, "Eve")
+    assert extract("t.csv", "-o", "out.csv") == 1
+    revive(fake_local)
+    assert extract("t.csv", "-o", "out.csv", "--ground") == 2
+    assert "out.csv.job keeps the records of a stopped run with another schema" in capsys.readouterr().err
+    assert fake_local.requests == [] and [row["name"] for row in read_csv(Path("out.csv").read_bytes())] == ["Ada"]
+
+
+def test_two_runs_do_not_write_one_file() -> None:
+    output = choose_output(None, "out.csv", [])
+    with output.open("job"), pytest.raises(UsageError, match=r"another run writes out\.csv\.job"), output.open("job"):
+        pass
 
 
 def test_records_that_no_table_can_keep_are_printed_as_lines(fake_local: FakeEngine, capsys: Any) -> None:
