@@ -109,17 +109,20 @@ class Soak:
                 return
             except TimeoutError:
                 pass
-            if rng.random() < 0.4:
-                await self.server.admin(f"/sleep?level={rng.choice((1, 2))}")
-                await asyncio.sleep(rng.uniform(0.1, 1))
-                await self.server.admin("/wake_up")
-                self.num_sleeps += 1
-            else:
-                number = rng.randrange(len(self.server.adapters))
-                name, path = f"a{number}", str(self.server.adapters[number])
-                await self.server.admin("/v1/unload_lora_adapter", {"lora_name": name})
-                await self.server.admin("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
-                self.num_replaced += 1
+            number = rng.randrange(len(self.server.adapters))
+            name, path = f"a{number}", str(self.server.adapters[number])
+            try:
+                if rng.random() < 0.4:
+                    await self.server.admin(f"/sleep?level={rng.choice((1, 2))}")
+                    await asyncio.sleep(rng.uniform(0.1, 1))
+                    await self.server.admin("/wake_up")
+                    self.num_sleeps += 1
+                else:
+                    await self.server.admin("/v1/unload_lora_adapter", {"lora_name": name})
+                    await self.server.admin("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+                    self.num_replaced += 1
+            except RuntimeError as error:
+                self.failures.append(f"admin: {error}")
 
     async def _rest(self, when: str) -> State | None:
         state = await self.server.rest()
@@ -149,6 +152,8 @@ def compare(first: State, last: State) -> Iterator[str]:
         yield f"memory: {first.rss_mib:.0f} MiB after the first minute, {last.rss_mib:.0f} MiB at the end"
     if last.num_free_blocks != last.num_blocks:
         yield f"left: {last.num_blocks - last.num_free_blocks} blocks of the KV cache are owned by nobody's request"
+    if last.num_restarts:
+        yield f"restarts: the core was restarted {last.num_restarts} times; see the server's log (--keep)"
     if last.num_processes > first.num_processes:
         yield f"left: {last.num_processes - first.num_processes} processes"
     if last.num_threads > first.num_threads + NUM_SPARE:

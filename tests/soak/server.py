@@ -59,6 +59,7 @@ class State:
     num_processes: int
     num_free_blocks: int
     num_blocks: int
+    num_restarts: int
     objects: Counter[str] = field(default_factory=Counter)
     threads: list[str] = field(default_factory=list)
 
@@ -166,6 +167,7 @@ class Server:
             len(processes),
             int(metrics["kv_cache_free_blocks"]),
             int(metrics["kv_cache_blocks"]),
+            int(metrics["engine_restarts_total"]),
             objects,
             threads,
         )

@@ -25,9 +25,9 @@ REGEXES = (
     r"#[0-9a-f]{{6}}(, #[0-9a-f]{{6}}){{0,{n}}}",
 )  # fmt: skip
 GRAMMARS = (
-    'start: item ("," item)*\nitem: /[a-z]+/ "=" /[0-9]+/',
-    'start: "(" start ")" | "x"',
-    'start: expr\nexpr: term ("+" term)*\nterm: /[0-9]{1,3}/ | "(" expr ")"',
+    'root ::= item ("," item)*\nitem ::= [a-z]+ "=" [0-9]+',
+    'root ::= "(" root ")" | "x"',
+    'root ::= term ("+" term)*\nterm ::= [0-9] [0-9]? | "(" root ")"',
 )
 DEEP: dict[str, Any] = {"type": "integer"}
 for _ in range(60):
@@ -35,8 +35,8 @@ for _ in range(60):
 HOSTILE: tuple[dict[str, Any], ...] = (
     {"regex": "(a{1,1000}){1,1000}"}, {"regex": "(x+x+)+y"}, {"regex": "(a|aa|aaa){500}b"}, {"regex": "("},
     {"regex": r"(\w+\s?){80}\d{40}"}, {"regex": "(?=a)b"}, {"regex": "[^\\d\\D]"},
-    {"grammar": "start: start start | start"}, {"grammar": "start: missing"},
-    {"grammar": "start: " + "(" * 400 + '"a"' + ")" * 400},
+    {"grammar": "root ::= root root | root"}, {"grammar": "root ::= missing"},
+    {"grammar": "root ::= " + "(" * 400 + '"a"' + ")" * 400},
     {"json": {"type": "string", "minLength": 10**9}}, {"json": {"type": "integer", "minimum": 5, "maximum": 4}},
     {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 100_000}},
     {"json": {"enum": [f"word {n}" for n in range(5000)]}}, {"json": {"enum": []}},

@@ -16,8 +16,9 @@ def count(*_: object) -> None:
     found: collections.Counter[str] = collections.Counter()
     for each in gc.get_objects():
         kind = type(each)
-        if kind.__module__.split(".")[0] in PACKAGES or kind.__name__ == "Task":
-            found[f"{kind.__module__}.{kind.__qualname__}"] += 1
+        module = str(kind.__module__)  # some built-in classes have a descriptor there
+        if module.split(".")[0] in PACKAGES or kind.__name__ == "Task":
+            found[f"{module}.{kind.__qualname__}"] += 1
     path = Path(os.environ["SOAK_PROBE"]) / f"{os.getpid()}.json"
     names = sorted(thread.name for thread in threading.enumerate())
     path.with_suffix(".part").write_text(json.dumps({"objects": found, "threads": names}))
