@@ -43,7 +43,7 @@ class Outcome:
     @property
     def is_odd(self) -> bool:
         """Return whether it ended as no request should: by an error of the server, or without a way on."""
-        return self.status in (0, 500) or "error" in self.finish or self.finish == "dead_end"
+        return self.status in (0, 500) or self.finish in ("error", "dead_end") or "dead_end" in self.text
 
     def __str__(self) -> str:
         return f"{self.status} {self.finish} {self.text[:120]!r}"
@@ -209,16 +209,22 @@ async def _read_stream(reply: aiohttp.ClientResponse, leaves_after: int | None) 
             return None
         event = json.loads(line[6:])
         if "error" in event:
-            return Outcome(reply.status, "error event", json.dumps(event["error"]))
+            return _read_error(event["error"])
         for choice in event.get("choices", ()):
             texts.append(_read_text(choice.get("delta") or choice))
             finish = choice.get("finish_reason") or finish
     return Outcome(reply.status, finish, "".join(texts))
 
 
+def _read_error(error: dict[str, Any]) -> Outcome:
+    """Return a refusal: the same whether it came before the stream began, or as an event of it."""
+    kind = str(error.get("type"))
+    return Outcome(500 if "server" in kind else 400, "refused", json.dumps(error, ensure_ascii=False))
+
+
 def _read_whole(status: int, text: str) -> Outcome:
     if status != 200:
-        return Outcome(status, "refused", text)
+        return _read_error(json.loads(text)["error"]) if status != 500 else Outcome(status, "error", text)
     try:
         replies = [json.loads(text)]
     except ValueError:
