@@ -158,12 +158,21 @@ def test_many_threads_may_compile_different_specs():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (GrammarSpec.ebnf('root ::= "a" | )'), "the GBNF grammar cannot be used: expecting rule"),
-        (GrammarSpec.ebnf('root ::= "a'), "not GBNF at character 9"),
-        (GrammarSpec.ebnf('root "a"'), "not GBNF at character 0"),
+        (GrammarSpec.ebnf('root ::= "a" | )'), "a parenthesis was never opened, at character 15"),
+        (GrammarSpec.ebnf('root ::= "a'), "not GBNF, at character 9"),
+        (GrammarSpec.ebnf('root "a"'), "not GBNF, at character 0"),
         (GrammarSpec.ebnf("root ::= missing"), "no rule 'missing'"),
         (GrammarSpec.ebnf('main ::= "a"'), "no rule 'root'"),
-        (GrammarSpec.ebnf("root ::= []"), "unclosed character class"),
+        (GrammarSpec.ebnf("root ::= []"), "class is empty, at character 9"),
+        (GrammarSpec.ebnf("root ::= [9-0]"), "range from '9' to '0' is reversed"),
+        (GrammarSpec.ebnf('root ::= ("a"'), "not closed before the rule, at character 13"),
+        (GrammarSpec.ebnf('root ::= "a" | *'), "nothing to repeat, at character 15"),
+        (GrammarSpec.ebnf('root ::= "a"{4,2}'), "2 repetitions are fewer than 4"),
+        (GrammarSpec.ebnf('root ::= "a"{,2}'), "not GBNF, at character 12"),
+        *(
+            (GrammarSpec.ebnf(f"root ::= {text}"), "is no character; GBNF has .* at character 9")
+            for text in (r"[\d]+", r"[^\w]", r'"\u12"', r'"\xg1"', r"[\U0000004]", r'"\ud800"', r'"\0"', r'"\é"')
+        ),
         (GrammarSpec.ebnf("root ::= root"), "first token"),
         (GrammarSpec.regex("x(a"), r"^the regex cannot be parsed: 'x\(a': unclosed group, at character 2$"),
         (GrammarSpec.regex("[a"), "unclosed character class, at character 1$"),

@@ -146,9 +146,12 @@ ws ::= | " " | "\n" [ \t]{0,20}
         ('root ::= c.\nc ::= "c"', ["cx"], ["c", "cxx"]),
         ('root ::= r-1 [.|)] ".|)"\nr-1 ::= "r"', ["r..|)", "r|.|)"], ["ra.|)", "rx.|)"]),
         ('root ::= [a-z]+ "ab" [^a]', ["xabb", "ababab-"], ["abb", "xaba"]),
+        ('root ::= "a"{ 2} "b"{1, 2} ("c" | "d"){0} "e"{0,0}', ["aab", "aabb"], ["ab", "aabc", "aabe"]),
+        ('root ::= "a"{ 2 , }{2}"b"+?', ["aaaa", "aaaaab"], ["aaa"]),
+        (r'root ::= [\x41-\u0043a-c-9\-\]^]+ "\"\\\U0001F600"', ['Bb-9]^"\\😀'], ['D"\\😀', '5"\\😀']),
     ],
 )
-def test_empty_alternatives_and_any_characters(byte_compiler, grammar, accepted, refused):
+def test_gbnf_means_what_llama_cpp_reads(byte_compiler, grammar, accepted, refused):
     check_texts(byte_compiler, GrammarSpec.ebnf(grammar), accepted, refused)
 
 
