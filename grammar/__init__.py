@@ -12,6 +12,7 @@ from .bitmask import allocate_bitmask
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .limits import GrammarLimits
+from .match.stop_tokens import StoppableMatcher
 from .output_check import OutputCheck
 from .plan import PlanEntry
 from .spec import GrammarSpec, Reasoning
@@ -36,6 +37,7 @@ __all__ = [
     "Program",
     "Reasoning",
     "SchemaValidator",
+    "StoppableMatcher",
     "ToolStyle",
     "UnsupportedGrammar",
     "Usage",

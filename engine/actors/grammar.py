@@ -31,7 +31,7 @@ from engine.messages import (
 from engine.outputs import GrammarInfo
 from engine.spec.forced import ForcedDrafts
 from engine.thread_priority import lower_priority
-from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
+from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher, StoppableMatcher
 
 COMPILE_THREADS = 2
 # Longer specs and those for xgrammar may take seconds to compile, so they use a separate thread.
@@ -114,6 +114,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         try:
             compiled, info = await self.compile(spec)
             matchers = [compiled.matcher() for _ in message.completions]
+            if message.params.stop_token_ids:
+                matchers = [StoppableMatcher(each, message.params.stop_token_ids) for each in matchers]
         except BaseException as error:  # also a panic of a library; it ends this request only
             if not is_fault(error):
                 raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -160,6 +161,25 @@ async def test_min_tokens_holds_where_a_grammar_overrules_ignore_eos(make_config
         )  # fmt: skip
         last = [output async for output in engine.generate("hi", params)][-1].outputs[0]
         assert last.finish_reason == "stop" and len(last.token_ids) == 21
+
+
+@pytest.mark.parametrize("method", [None, {"method": "forced", "adaptive": False}])
+async def test_a_stop_token_ends_a_text_only_where_the_grammar_may_end(
+    make_config: MakeConfig, method: dict[str, Any] | None
+) -> None:
+    """The bias makes it the best token everywhere."""
+    config = make_config() if method is None else make_config(speculative_config=method)
+    async with Engine(config) as engine:
+        token_id = engine.tokenizer.encode("a", add_special_tokens=False)[0]
+        params = SamplingParams(
+            max_tokens=60, min_tokens=12, temperature=0.7, seed=1, n=2, stop_token_ids=(token_id,),
+            logit_bias={token_id: 100.0}, grammar=GrammarSpec.regex("[ab]{3}(, [ab]{9}){1,2}c*"),
+        )  # fmt: skip
+        last = [output async for output in engine.generate("hi", params)][-1]
+    for each in last.outputs:
+        assert (each.finish_reason, each.stop_reason, each.token_ids[-1]) == ("stop", token_id, token_id)
+        assert re.fullmatch("[ab]{3}(, [ab]{9}){1,2}c*", each.text)
+        assert token_id not in each.token_ids[:-1] and len(each.token_ids) > 12
 
 
 async def test_one_slow_mask_delays_no_other_row_with_a_grammar(

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from grammar import GrammarSpec, allocate_bitmask, fill_bitmask, fill_draft_bitmask
+from grammar import GrammarSpec, StoppableMatcher, allocate_bitmask, fill_bitmask, fill_draft_bitmask
 from tests.grammar.vocabularies import (
     CLOSED,
     EOS,
@@ -129,6 +129,16 @@ def test_random_walks_never_meet_a_dead_end(case):
     vocabulary, compiled, _ = case
     for seed in range(10):
         walk(compiled.matcher(), vocabulary, random.Random(seed), num_free=15)
+
+
+def test_a_stop_token_is_allowed_exactly_where_a_text_may_end(case):
+    vocabulary, compiled, text = case
+    matcher, plain = StoppableMatcher(compiled.matcher(), [text[0], SPECIAL, EOS]), compiled.matcher()
+    for byte in text:
+        stops = {text[0], SPECIAL} if plain.is_completed() else set()
+        assert check_mask(matcher, vocabulary) == check_mask(plain, vocabulary) - {text[0]} | stops
+        # Where the text has a stop token, only the inner matcher goes on.
+        assert (matcher.inner if byte == text[0] else matcher).accept_token(byte) and plain.accept_token(byte)
 
 
 def test_a_bitmask_of_another_shape_is_refused(case):
