@@ -4,7 +4,9 @@ A schema asks for them in `x-checks`, a list at its root; `*` stands for every i
 
     {"sum": ["/lines/*/amount", "/shipping"], "equals": "/total"}
     {"sum_of_products": ["/lines/*/quantity", "/lines/*/unit_price"], "equals": "/total"}
-    {"order": ["/start", "/end"]}          numbers, dates as YYYY-MM-DD or times as HH:MM, each at most the next
+    {"order": ["/start", "/end"]}          numbers, dates, or times as HH:MM, each at most the next
+
+Numbers and dates may be texts in any spelling. One that has two readings does not fail a check that one of them keeps.
 
 Without `x-checks`, pairs of neighbours such as start and end, or min and max, must be in order, and the lines of a
 list with a quantity and a price must come to the total beside it, to which taxes of up to 30 % may be added.
@@ -14,11 +16,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from app.extraction.dates import read_date
+from app.extraction.numbers import read_number
 from app.extraction.pointers import escape_pointer, split_pointer
 from app.extraction.prompt import Schema
 from grammar import InvalidGrammar
@@ -28,6 +32,7 @@ KINDS = ("sum", "sum_of_products", "order")
 # Amounts are rounded to cents line by line.
 CENT = 0.01
 MAX_TAX = 0.3
+MOMENT = re.compile(r"(?:\d{4}-\d{2}-\d{2}T)?\d{2}:\d{2}(?::\d{2})?Z?", re.ASCII)
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 ORDERED = (("start", "end"), ("from", "to"), ("from", "until"), ("min", "max"), ("low", "high"), ("begin", "end"),
            ("departure", "arrival"), ("issued", "due"), ("opens", "closes"))  # fmt: skip
@@ -100,10 +105,9 @@ def _run(check: dict[str, Any], record: Any) -> Check | None:
     if "order" in check:
         return _run_order(check["order"], record)
     kind = "sum" if "sum" in check else "sum_of_products"
-    columns = [list(_find(record, place)) for place in check[kind]]
-    totals = list(_find(record, check["equals"]))
-    numbers = [value for column in [*columns, totals] for _, value in column]
-    if len(totals) != 1 or not all(columns) or not all(map(_is_number, numbers)):
+    columns = [_find_numbers(record, place) for place in check[kind]]
+    totals = _find_numbers(record, check["equals"])
+    if len(totals) != 1 or not all(columns):
         return None
     if kind == "sum":
         parts = [value for column in columns for _, value in column]
@@ -127,12 +131,10 @@ def _run_order(places: Sequence[str], record: Any) -> Check | None:
     found = [next(_find(record, place), None) for place in places]
     known = [each for each in found if each is not None]
     values = [value for _, value in known]
-    is_alike = all(map(_is_number, values)) or (
-        all(isinstance(value, str) for value in values) and len({len(value) for value in values}) == 1
-    )
-    if len(known) < len(places) or not is_alike:
+    readings = next((read for reader in READERS if all(read := [reader(value) for value in values])), None)
+    if len(known) < len(places) or readings is None:
         return None
-    holds = all(first <= second for first, second in pairwise(values))
+    holds = all(min(first) <= max(second) for first, second in pairwise(readings))
     names = [_name(pointer) for pointer, _ in known]
     message = f"{names[0]} ({values[0]}) is {'not ' if not holds else ''}before {names[-1]} ({values[-1]})"
     return Check("order", holds, message, tuple(pointer for pointer, _ in known))
@@ -153,8 +155,29 @@ def _find(record: Any, place: str) -> Iterator[tuple[str, Any]]:
     return ((pointer, value) for pointer, value in found if isinstance(value, str | int | float))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _find_numbers(record: Any, place: str) -> list[tuple[str, int | float]]:
+    """Return the numbers at a place; none if a value there is none, or has several readings."""
+    found = [(pointer, _read_number(value)) for pointer, value in _find(record, place)]
+    is_clear = all(len(values) == 1 for _, values in found)
+    return [(pointer, values[0]) for pointer, values in found] if is_clear else []
+
+
+def _read_number(value: Any) -> list[int | float]:
+    if isinstance(value, str):
+        return sorted(read_number(value))
+    return [] if isinstance(value, bool) else [value]
+
+
+def _read_date(value: Any) -> list[str]:
+    return sorted(read_date(value)) if isinstance(value, str) else []
+
+
+def _read_moment(value: Any) -> list[str]:
+    """Return a time as HH:MM or a date with one, which are in order as they are."""
+    return [value] if isinstance(value, str) and MOMENT.fullmatch(value) else []
+
+
+READERS: tuple[Callable[[Any], list[Any]], ...] = (_read_number, _read_date, _read_moment)
 
 
 def _name(pointer: str) -> str:
@@ -165,10 +188,12 @@ def _suggest(record: Any, pointer: str) -> Iterator[dict[str, Any]]:
     """Return the checks that the names of an object's properties suggest."""
     if not isinstance(record, dict):
         return
-    names = {name: [word.lower() for word in WORDS.findall(name)] for name in record}
-    for first, first_words in names.items():
-        for second, second_words in names.items():
-            if any(_is_pair(first_words, second_words, pair) for pair in ORDERED):
+    names = {name: tuple(word.lower() for word in WORDS.findall(name)) for name in record}
+    by_words = {words: name for name, words in reversed(names.items())}
+    for first, words in names.items():
+        for before, after in ORDERED:
+            swapped = tuple(after if word == before else word for word in words)
+            if before in words and (second := by_words.get(swapped)) is not None:
                 yield {"order": [f"{pointer}/{escape_pointer(name)}" for name in (first, second)]}
     total = next((name for name, words in names.items() if words and words[-1] in TOTALS), None)
     for name, value in record.items():
@@ -181,12 +206,6 @@ def _suggest(record: Any, pointer: str) -> Iterator[dict[str, Any]]:
                 places = [f"{here}/*/{escape_pointer(str(column))}" for column in columns]
                 total_place = f"{pointer}/{escape_pointer(total)}"
                 yield {"sum_of_products": places, "equals": total_place, "slack": MAX_TAX}
-
-
-def _is_pair(first: list[str], second: list[str], pair: tuple[str, str]) -> bool:
-    """Return whether two names differ only by the two words of a pair."""
-    swapped = [pair[1] if word == pair[0] else word for word in first]
-    return pair[0] in first and swapped == second
 
 
 def _pick(line: dict[str, Any], words: Sequence[str]) -> str | None:

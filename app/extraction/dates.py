@@ -28,6 +28,7 @@ FILLERS = frozenset(
 )  # fmt: skip
 SEPARATORS = "./．／·_‐‑–−－-"
 GAP = re.compile(rf"[\s\u200e\u200f\u0970\u05f3,،，、'’{SEPARATORS}]{{0,6}}")
+MAX_TEXT_CHARS = 64  # of one date in any spelling
 MAX_GAP = 16  # characters between two parts of a date
 YEAR_FIRST = {("年", "月"), ("년", "월")}
 NUMERIC_GAPS = YEAR_FIRST | {(mark, mark) for mark in SEPARATORS}
@@ -96,6 +97,12 @@ def find_dates(text: str) -> Iterator[tuple[str, int, int]]:
 def read_dates(text: str) -> list[Date]:
     """Every date of the text in its order, and what may be one."""
     return [date for chain in _list_chains(text) for date in _read_chain(text, chain)]
+
+
+def read_date(text: str) -> list[str]:
+    """Return the readings of a text that is one date as a whole, as YYYY-MM-DD or YYYY-MM; none of any other."""
+    dates = read_dates(text) if len(text) <= MAX_TEXT_CHARS else []
+    return [spelling for date in dates if (date.start, date.end) == (0, len(text)) for spelling in date.spellings]
 
 
 def list_marks(text: str) -> str:

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from app.extraction.dates import Date, list_marks, read_dates
+from app.extraction.dates import Date, list_marks, read_date, read_dates
 from app.extraction.json_spans import Leaf, Path, Scalar
-from app.extraction.numbers import find_numbers
+from app.extraction.numbers import find_numbers, read_number
 
 Match = Literal["exact", "normalised", "none"]
 
@@ -31,7 +31,6 @@ NUMBER_WORDS = (
     *("seven", "eight", "nine", "ten", "eleven", "twelve"),
 )
 NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
-MAX_SPELLING_CHARS = 64  # of a date, time or number in any spelling
 CLOCK = re.compile(
     r"(?:\b|(?<=\dT))(?P<hour>\d{1,2})(?:(?P<mark>[:.h])(?P<minute>\d{2})(?::(?P<second>\d{2}))?)?"
     r"(?P<half>\s*[ap]\.?\s?m\b|[ap]\b)?(?:\b|(?=Z))(?!\d)",
@@ -223,7 +222,7 @@ class _Finder:
 
     def _other_spellings(self, value: str) -> list[Span]:
         """Return where the text has the value's date, time of day or number in another spelling."""
-        if len(value) > MAX_SPELLING_CHARS or not any(char.isdecimal() for char in value):
+        if not any(char.isdecimal() for char in value):
             return []
         moment = _read_moment(value)
         if moment is not None:
@@ -232,12 +231,10 @@ class _Finder:
             return found or (self.dates.get(moment.date().isoformat(), []) if is_day else [])
         if clock := re.fullmatch(r"(\d{2}:\d{2})(?::(\d{2}))?(?:Z|[+-]\d{2}:?\d{2})?", value):
             return self.clocks.get(clock[1] if clock[2] in (None, "00") else f"{clock[1]}:{clock[2]}", [])
-        whole = [date for date in read_dates(value) if (date.start, date.end) == (0, len(value))]
-        spans = [span for date in whole for spelling in date.spellings for span in self.dates.get(spelling, ())]
+        spans = [span for spelling in read_date(value) for span in self.dates.get(spelling, ())]
         if not spans and not value.isdecimal():
             # Digits alone may be an identifier, of which every zero counts.
-            numbers = [each for each in find_numbers(value) if (each.start, each.end) == (0, len(value))]
-            spans = [span for each in numbers for number in each.readings for span in self.numbers.get(number, ())]
+            spans = [span for number in read_number(value) for span in self.numbers.get(number, ())]
         return list(dict.fromkeys(spans))
 
 

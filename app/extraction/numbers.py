@@ -22,6 +22,7 @@ POINTS = ".,\u066b"
 PIECE = re.compile("[^ ]+")
 MAX_GROUPS = 4  # of one number with plain spaces
 MAX_DIGITS = 308  # a double holds no larger number
+MAX_TEXT_CHARS = 64  # of one number in any spelling
 CONTEXT_CHARS = 16  # searched before a number
 SURE_MINUS = "−﹣－-"
 MINUS = rf"‐‑–—△▲{re.escape(SURE_MINUS)}"
@@ -98,6 +99,12 @@ def find_numbers(text: str) -> Iterator[Number]:
         digits = re.sub(r"\D", "", match.group())
         if len(digits) in JOINED_DIGITS:
             yield Number((int(digits),), *match.span())
+
+
+def read_number(text: str) -> set[int | float]:
+    """Return the readings of a text that is one number as a whole; none of any other."""
+    numbers = find_numbers(text) if len(text) <= MAX_TEXT_CHARS else ()
+    return {value for each in numbers if (each.start, each.end) == (0, len(text)) for value in each.readings}
 
 
 def read_digits(number: str) -> tuple[int | float, ...]:
