@@ -1,4 +1,4 @@
-"""Lengths for strings and lists that a schema leaves open, so that a looping model cannot fill the whole context.
+"""Limits for strings, lists and numbers that a schema leaves open, so that a looping model cannot fill the context.
 
 Only places where a limit makes the schema stricter are touched: never below `not`, `oneOf`, `if` or
 `contains`, nor what a reference there leads to, where narrowing a part may widen the whole; nor below `enum` and
@@ -13,8 +13,10 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
+from app.extraction.numbers import find_numbers
 from app.extraction.pointers import escape_pointer, follow, list_references, read_reference, walk_objects
 from app.extraction.prompt import Schema
 
@@ -25,6 +27,8 @@ SUBSCHEMA_MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitio
 # A value under one of these is limited already, or a length beside it is a matter of its own.
 STRING_LIMITS = ("maxLength", "enum", "const", "pattern", "format")
 ARRAY_LIMITS = ("maxItems", "enum", "const")
+NUMBER_LIMITS = ("enum", "const")
+LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 # Beside these a place is limited by what stands elsewhere.
 COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "$dynamicRef")
 # A branch beside which others hold for the same value.
@@ -35,10 +39,16 @@ OPPOSING_KEYWORDS = ("not", "oneOf", "if", "then", "else", "contains", "dependen
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for strings and lists without one."""
+    """Limits for strings, lists and numbers without one.
+
+    With 15 digits before the point, a double holds every whole number; more than 10 behind it, llguidance does not
+    count. Numbers have no limit, or none behind the point, where the text or the schema has one with more.
+    """
 
     max_length: int = 200  # characters
     max_items: int = 32
+    max_digits: int | None = 15
+    max_decimals: int | None = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,7 @@ class Bound:
     """One limit that was added."""
 
     pointer: str  # JSON pointer to the subschema, "" for the root
-    keyword: str  # "maxLength" or "maxItems"
+    keyword: str  # "maxLength", "maxItems", "digits" or "decimals"
     value: int
 
 
@@ -58,25 +68,24 @@ class BoundedSchema:
     added: tuple[Bound, ...] = field(default=())
 
 
-def add_bounds(schema: Schema, limits: Limits | None) -> BoundedSchema:
-    """Add limits to strings and lists without one; None adds nothing."""
+def add_bounds(schema: Schema, limits: Limits | None, text: str = "") -> BoundedSchema:
+    """Add limits to strings, lists and numbers without one, which leave every number of the text; None adds nothing."""
     if limits is None:
         return BoundedSchema(schema)
     # Through JSON: a copy in which no two places share one dict.
     bounded = json.loads(json.dumps(schema))
+    places = list(walk_narrowable(bounded))
     limits = _raise_limits(limits, schema)
-    added = [
-        bound
-        for pointer, subschema in walk_narrowable(bounded)
-        for bound in _limit(subschema, pointer, limits)
-    ]
+    if any(_list_types(subschema) & {"number", "integer"} for _, subschema in places):
+        limits = _raise_digits(limits, schema, text)
+    added = [bound for pointer, subschema in places for bound in _limit(subschema, pointer, limits)]
     return BoundedSchema(bounded, tuple(added))
 
 
 def describe_added(bounds: BoundedSchema) -> list[str]:
     """Describe the lengths that were added to the user's schema."""
     values = {bound.keyword: bound.value for bound in bounds.added}
-    words = {"maxLength": "characters a text", "maxItems": "items a list"}
+    words = {"maxLength": "characters a text", "maxItems": "items a list", "digits": "digits a number"}
     return [f"{values[keyword]} {what}" for keyword, what in words.items() if keyword in values]
 
 
@@ -86,8 +95,19 @@ def walk_narrowable(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def allows_strings(subschema: Schema) -> bool:
+    return "string" in _list_types(subschema)
+
+
+def count_digits(value: int | float) -> tuple[int, int]:
+    """Return how many digits a number has before and behind its point."""
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int), "the number is finite"
+    return max(len(digits) + exponent, 1), max(-exponent, 0)
+
+
+def _list_types(subschema: Schema) -> set[Any]:
     kinds = subschema.get("type")
-    return "string" in (kinds if isinstance(kinds, list) else [kinds])
+    return {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
 
 
 def _raise_limits(limits: Limits, schema: Any) -> Limits:
@@ -97,6 +117,29 @@ def _raise_limits(limits: Limits, schema: Any) -> Limits:
         max_length=max([limits.max_length, *_list_asked(schema, ("minLength",))]),
         max_items=max([limits.max_items, *_list_asked(schema, ("minItems", "minContains"))]),
     )
+
+
+def _raise_digits(limits: Limits, schema: Schema, text: str) -> Limits:
+    """Leave out the limits that a number of the schema or of the text exceeds."""
+    read = (value for number in find_numbers(text) for value in number.readings)
+    sizes = [count_digits(value) for value in (*_list_numbers(schema), *read)]
+    most = [max((size[side] for size in sizes), default=0) for side in (0, 1)]
+    return replace(
+        limits,
+        max_digits=limits.max_digits if limits.max_digits and most[0] <= limits.max_digits else None,
+        max_decimals=limits.max_decimals if limits.max_decimals and most[1] <= limits.max_decimals else None,
+    )
+
+
+def _list_numbers(node: Any) -> Iterator[int | float]:
+    """Every finite number in a schema, whatever it stands for."""
+    waiting = [node]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            yield value
 
 
 def _list_asked(node: Any, keywords: tuple[str, ...]) -> Iterator[int]:
@@ -119,12 +162,26 @@ def _limit(subschema: Schema, pointer: str, limits: Limits) -> Iterator[Bound]:
     # A pattern or a list of values may hold here that does not stand here.
     if IN_ALL_OF.search(pointer) is not None or any(keyword in subschema for keyword in COMBINING):
         return
-    kinds = subschema.get("type")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if allows_strings(subschema) and not any(keyword in subschema for keyword in STRING_LIMITS):
+    kinds = _list_types(subschema)
+    if "string" in kinds and not any(keyword in subschema for keyword in STRING_LIMITS):
         yield _set(subschema, pointer, "maxLength", limits.max_length)
     if "array" in kinds and not any(keyword in subschema for keyword in ARRAY_LIMITS):
         yield _set(subschema, pointer, "maxItems", limits.max_items)
+    if kinds & {"number", "integer"} and not any(keyword in subschema for keyword in NUMBER_LIMITS):
+        yield from _limit_number(subschema, pointer, limits, "number" in kinds)
+
+
+def _limit_number(subschema: Schema, pointer: str, limits: Limits, has_decimals: bool) -> Iterator[Bound]:
+    is_open = [not any(keyword in subschema for keyword in side) for side in (LOWER, UPPER)]
+    if limits.max_digits is not None and any(is_open):
+        largest = 10**limits.max_digits - 1
+        subschema |= {keyword: sign * largest for keyword, sign, free in zip(
+            ("minimum", "maximum"), (-1, 1), is_open, strict=True) if free}  # fmt: skip
+        yield Bound(pointer, "digits", limits.max_digits)
+    # Between two bounds of the user's own there may be no number with few decimals.
+    if limits.max_decimals is not None and has_decimals and any(is_open) and "multipleOf" not in subschema:
+        subschema["multipleOf"] = float(f"1e-{limits.max_decimals}")
+        yield Bound(pointer, "decimals", limits.max_decimals)
 
 
 def _set(subschema: Schema, pointer: str, keyword: str, value: int) -> Bound:

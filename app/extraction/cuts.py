@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from app.extraction.bounds import ARRAY_LIMITS, STRING_LIMITS, BoundedSchema
+from app.extraction.bounds import ARRAY_LIMITS, STRING_LIMITS, BoundedSchema, count_digits
 from app.extraction.grounding import Evidence
 from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Schema
@@ -40,6 +40,8 @@ def list_cuts(
             is_loop = all(item == value[-1] for item in value[-MIN_REPEATS:])
             end = ", because the model repeats itself" if is_loop else ADVICE
             notes.append(f"{pointer or '/'} ends at the added limit of {max_items} items{end}")
+        elif side := _find_full_side(value, limits, evidence.get(pointer)):
+            notes.append(f"{pointer or '/'} ends at the added limit of {limits[side]} {side}{ADVICE}")
     return notes
 
 
@@ -60,6 +62,18 @@ def _is_cut(value: str, limit: int, evidence: Evidence | None, text: str) -> boo
         return room < MAX_WORD
     following = NEXT_WORD.match(text[evidence.end : evidence.end + limit])
     return following is not None and len(following.group()) > room
+
+
+def _find_full_side(value: Any, limits: Mapping[str, int], evidence: Evidence | None) -> str:
+    """Return the side of a number's point that has as many digits as an added limit allows.
+
+    A number that the text shows is whole.
+    """
+    is_shown = evidence is not None and evidence.match != "none"
+    if is_shown or isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    sizes = dict(zip(("digits", "decimals"), count_digits(value), strict=True))
+    return next((side for side, size in sizes.items() if side in limits and size >= limits[side]), "")
 
 
 def _is_open(schema: Schema, pointer: str, keywords: tuple[str, ...]) -> bool:

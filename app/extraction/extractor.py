@@ -220,14 +220,15 @@ class Extractor:
         return result
 
     def _make_plan(self, schema: Schema, text: str, limits: Limits | None, with_lists: bool) -> _Plan:
-        bounds = add_bounds(schema, limits)
         notes = (WITHOUT_LIMITS,) if limits is None and self.limits is not None else ()
         if self.ground and text.strip():
-            grounded = mark_grounded(bounds.schema, text, with_lists)
+            grounded = mark_grounded(schema, text, with_lists)
             source = "\n".join([text, *list_spellings(text)])
         else:
-            grounded, source = GroundedSchema(bounds.schema, False, ()), None
-        grammar = GrammarSpec.json_schema(grounded.schema, "spaced", self.backend, source, self.property_order)
+            grounded, source = GroundedSchema(schema, False, ()), None
+        # Listed values are limited by their lists.
+        bounds = add_bounds(grounded.schema, limits, text)
+        grammar = GrammarSpec.json_schema(bounds.schema, "spaced", self.backend, source, self.property_order)
         return _Plan(bounds, grammar, grounded.has_lists, notes + grounded.notes)
 
     async def encode_prompt(self, schema: Schema, text: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from app.extraction import Bound, Limits, add_bounds
 from app.extraction.bounds import describe_added
 from app.extraction.schema_check import SchemaChecker
-from grammar import SchemaValidator
+from grammar import GrammarCompiler, GrammarSpec, SchemaValidator
+from tests.grammar.vocabularies import make_byte_vocabulary
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "assets" / "schemas"
 LIMITS = Limits(max_length=80, max_items=5)
@@ -109,6 +111,43 @@ def test_values_that_are_listed_stay_possible(keyword: str) -> None:
     assert SchemaValidator(add_bounds(schema, LIMITS).schema).is_valid(record)
 
 
+DIGITS = [":decimals=10", ":digits=15"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "added"),
+    [
+        ({"type": "number"}, "", DIGITS),
+        ({"type": ["integer", "null"]}, "", DIGITS[1:]),
+        ({"type": "number", "minimum": 0}, "", DIGITS),
+        ({"type": "number", "minimum": 0, "exclusiveMaximum": 1e-12}, "", []),
+        ({"type": "number", "multipleOf": 0.01}, "", DIGITS[1:]),
+        ({"type": "number", "minimum": 1e20}, "", DIGITS[:1]),
+        ({"type": "number", "enum": [1]}, "", []),
+        ({"type": "number"}, "12.50 EUR", DIGITS),
+        ({"type": "number"}, "mass 6.02e23", DIGITS[:1]),
+        ({"type": "number"}, "at 50.87959123456 N", DIGITS[1:]),
+        ({"type": "integer"}, "card 4111 1111 1111 1111", []),
+    ],
+)
+def test_a_number_is_limited_unless_the_schema_or_the_text_has_a_longer_one(
+    schema: dict[str, Any], text: str, added: list[str]
+) -> None:
+    bounds = add_bounds(schema, LIMITS, text)
+    assert sorted(f"{bound.pointer}:{bound.keyword}={bound.value}" for bound in bounds.added) == added
+
+
+@pytest.mark.parametrize(
+    ("number", "num_accepted"),
+    [("1" * 400, 15), ("0." + "3" * 400, 12), ("-999999999999998.0000000001", 27), ("12.50", 5), ("1e999", 1)],
+)
+def test_a_limited_number_ends(number: str, num_accepted: int) -> None:
+    schema = add_bounds({"type": "number"}, Limits()).schema
+    compiler = GrammarCompiler(make_byte_vocabulary(), num_threads=1)
+    matcher = compiler.compile(GrammarSpec.json_schema(schema, "spaced")).matcher()
+    assert len([*takewhile(matcher.accept_token, number.encode())]) == num_accepted
+
+
 def test_pointers_escape_property_names() -> None:
     schema = {"properties": {"a/b~c": TEXT}}
     assert add_bounds(schema, LIMITS).added == (Bound("/properties/a~1b~0c", "maxLength", 80),)
@@ -123,8 +162,11 @@ def test_every_example_schema_is_enforced_with_and_without_limits(path: Path) ->
 
 
 def test_everything_that_was_added_is_said() -> None:
-    schema = {"properties": {"name": TEXT, "all": {"type": "array", "items": TEXT}}}
-    assert describe_added(add_bounds(schema, LIMITS)) == ["80 characters a text", "5 items a list"]
+    schema: dict[str, Any] = {"properties": {"name": TEXT, "all": {"type": "array", "items": TEXT}}}
+    schema["properties"]["sum"] = {"type": "number"}
+    assert describe_added(add_bounds(schema, LIMITS)) == [
+        "80 characters a text", "5 items a list", "15 digits a number"
+    ]  # fmt: skip
     assert describe_added(add_bounds(schema, None)) == []
 
 
