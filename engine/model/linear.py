@@ -57,13 +57,16 @@ class Linear(nn.Module):
             self.weight = make_parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = make_parameter(out_features, dtype=dtype, device=device) if bias else None
         self._encoded: dict[str, EncodedTensor] = {}  # by part, until it is packed
-        self._packed: tuple[Multiply, PackedWeight] = (linear, self.weight if shared is None else shared)
+        # Each packed matrix is beside its op, because layers move to other ops while steps run. Others have slices.
+        self._packed: list[tuple[Multiply, PackedWeight]] = [
+            (linear, self.weight if shared is None else shared)
+        ]
         self._unpack: Callable[[PackedWeight], Tensor] | None = None
 
     def forward(
         self, x: Tensor, out_dtype: torch.dtype | None = None, adapters: StepAdapters | None = None
     ) -> Tensor:
-        multiply, packed = self._packed
+        multiply, packed = self._packed[0]
         y = multiply(x, packed, self.bias, out_dtype)
         if adapters is not None:
             adapters.change(self, x, y)
@@ -72,7 +75,11 @@ class Linear(nn.Module):
     @property
     def packed(self) -> PackedWeight:
         """The matrix in the layout of the ops."""
-        return self._packed[1]
+        return self._packed[0][1]
+
+    def list_packed(self) -> list[PackedWeight]:
+        """Return all matrices that the layer keeps in the layout of the ops."""
+        return [packed for _, packed in self._packed]
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:
         """Convert the loaded matrix to the layout of the ops. Earlier views of it become invalid.
@@ -91,7 +98,7 @@ class Linear(nn.Module):
             packed = (
                 ops.pack_linear(source.data, self.bias, quantization) if is_copy_worthwhile else source.data
             )
-        self._packed, self._unpack = (ops.linear, packed), ops.unpack_linear
+        self._packed, self._unpack = [(ops.linear, packed)], ops.unpack_linear
         self.weight = None
 
     def unpack(self) -> Tensor:
@@ -147,7 +154,7 @@ class Linear(nn.Module):
         assert old.unpack_linear is not None, f"weights packed by {old.name} cannot be unpacked"
         weight = old.unpack_linear(self.packed)
         packed = new.pack_linear(weight.contiguous(), self.bias, quantization)
-        self._packed, self._unpack = (new.linear, packed), new.unpack_linear
+        self._packed, self._unpack = [(new.linear, packed)], new.unpack_linear
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor, `part.weight` and `part.bias`: views of the parameters."""

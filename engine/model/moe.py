@@ -19,7 +19,7 @@ from engine.model.sharding import Sharding
 from engine.model.weight_targets import ShardedTarget, SkippedTarget, Targets, WeightTarget, add_prefix
 from engine.parallel.comm import Comm, fold
 from kernels import Ops
-from kernels.ops import ExpertWeights, PackedExperts, Quantization
+from kernels.ops import ExpertWeights, PackedExperts, Quantization, RunExperts
 from kernels.torch.elementwise import compute_sigmoid
 
 # Keeps a sum of sigmoids that are all 0 from dividing by 0. Source: DeepSeek-V3.
@@ -67,19 +67,20 @@ class Experts(nn.Module):
         self.down: nn.Parameter | None = make(num_experts, hidden_size, inner_size)
         self.gate_up_bias = make(num_experts, 2 * inner_size) if spec.has_bias else None
         self.down_bias = make(num_experts, hidden_size) if spec.has_bias else None
-        self._slices: list[PackedExperts] = []
+        # Each packed slice is beside its op, because layers move to other ops while steps run.
+        self._packed: list[tuple[RunExperts, PackedExperts]] = []
 
-    def forward(self, hidden: Tensor, ids: Tensor, weights: Tensor, ops: Ops) -> Tensor:
+    def forward(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Map [T, M] to [T, M]; see `kernels.ops.RunExperts`."""
-        comm = self._sharding.comm
+        comm, (run, packed) = self._sharding.comm, self._packed[0]
         if comm is not None and self._sharding.has_whole_experts:
-            return self._run_whole(hidden, ids, weights, ops, comm)
-        if len(self._slices) == 1 and comm is None:
-            return ops.run_experts(hidden, ids, weights, self._slices[0])
-        total = fold([ops.run_experts(hidden, ids, weights, each, torch.float32) for each in self._slices])
+            return self._run_whole(hidden, ids, weights, comm)
+        if len(self._packed) == 1 and comm is None:
+            return run(hidden, ids, weights, packed)
+        total = fold([run(hidden, ids, weights, packed, torch.float32) for run, packed in self._packed])
         return (total if comm is None else comm.sum(total)).to(hidden.dtype)
 
-    def _run_whole(self, hidden: Tensor, ids: Tensor, weights: Tensor, ops: Ops, comm: Comm) -> Tensor:
+    def _run_whole(self, hidden: Tensor, ids: Tensor, weights: Tensor, comm: Comm) -> Tensor:
         """Run the rank's experts, collect the results of all, and add them in the order of a token's ids."""
         num_tokens, top_k = ids.shape
         ends = torch.tensor(self._sharding.expert_ends(self._spec.num_experts), device=ids.device)
@@ -91,7 +92,8 @@ class Experts(nn.Module):
         if len(own):
             experts = ids.flatten()[own, None] - self._first
             ones = torch.ones(len(own), 1, device=hidden.device)
-            rows = ops.run_experts(hidden[own // top_k], experts, ones, self._slices[0], torch.float32)
+            run, packed = self._packed[0]
+            rows = run(hidden[own // top_k], experts, ones, packed, torch.float32)
         collected = comm.collect(rows, counts)
         places = order.argsort().view(num_tokens, top_k)
         total = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
@@ -113,14 +115,19 @@ class Experts(nn.Module):
         if (sharding.size > 1 or sharding.is_sliced) and not sharding.has_whole_experts:
             num_slices = sharding.count_slices(self._inner[1], multiple=1)
             slices = _cut_inner(weights, num_slices, num_slices * sharding.size)
-        self._slices = [ops.pack_experts(each, quantization) for each in slices]
+        self._packed = [(ops.run_experts, ops.pack_experts(each, quantization)) for each in slices]
         self.gate_up = self.down = None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
         """Convert the packed matrices to the layout of other ops."""
         assert old.unpack_experts is not None, f"experts packed by {old.name} cannot be unpacked"
-        for index, packed in enumerate(self._slices):
-            self._slices[index] = new.pack_experts(old.unpack_experts(packed), quantization)
+        for index, (_, packed) in enumerate(self._packed):
+            weights = old.unpack_experts(packed)
+            self._packed[index] = (new.run_experts, new.pack_experts(weights, quantization))
+
+    def list_packed(self) -> list[PackedExperts]:
+        """Return the matrices that the layer keeps in the layout of the ops."""
+        return [packed for _, packed in self._packed]
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor of the experts."""
@@ -244,7 +251,7 @@ class MoE(nn.Module):
         """Map [T, M] to [T, M]."""
         scores = self.router(hidden.float(), adapters=adapters)
         ids, weights = choose_experts(scores, self._spec, self.correction_bias)
-        mixed = self.experts(hidden, ids, weights, ops)
+        mixed = self.experts(hidden, ids, weights)
         if self.shared is None:
             return mixed
         shared = self.shared(hidden, ops, adapters)

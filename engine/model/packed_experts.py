@@ -16,7 +16,6 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from engine.model.linear import Linear
 from engine.model.moe import Experts
 from engine.model.moe_spec import MoESpec
-from engine.model.paged_interface import StepContext
 from engine.model.sharding import ONE_RANK
 from kernels.torch.elementwise import silu_mul
 
@@ -37,7 +36,7 @@ class GroupedExperts(Experts):
         module: as for PackedExperts; `is_grouped` accepts it.
     """
 
-    def __init__(self, module: Any, context: StepContext) -> None:
+    def __init__(self, module: Any) -> None:
         gate_up, gate_up_bias = _take_stack(module, "gate_up_proj")
         down, down_bias = _take_stack(module, "down_proj")
         num_experts, hidden_size, inner_size = down.shape
@@ -46,15 +45,12 @@ class GroupedExperts(Experts):
         self.gate_up, self.down = _freeze(gate_up), _freeze(down)
         if gate_up_bias is not None and down_bias is not None:
             self.gate_up_bias, self.down_bias = _freeze(gate_up_bias), _freeze(down_bias)
-        self._context = context
 
     def run(self, module: Any, hidden: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         """As `PackedExperts.run`."""
-        ops = self._context.ops
-        assert ops is not None, "experts run within a step"
         is_skipped = expert_ids >= self._spec.num_experts
         weights = weights.float().masked_fill(is_skipped, 0.0)
-        return self(hidden, expert_ids.long().masked_fill(is_skipped, 0), weights, ops)
+        return self(hidden, expert_ids.long().masked_fill(is_skipped, 0), weights)
 
 
 class PackedExperts(nn.Module):
@@ -107,11 +103,11 @@ def _forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_
     return experts.run(module, hidden_states, top_k_index, top_k_weights)
 
 
-def pack_experts(model: nn.Module, context: StepContext) -> None:
+def pack_experts(model: nn.Module) -> None:
     """Replace the 3-D parameters of every module that takes an experts function."""
     for module in list(model.modules()):
         if all(hasattr(module, flag) for flag in _FLAGS):
-            experts = GroupedExperts(module, context) if is_grouped(module) else PackedExperts(module)
+            experts = GroupedExperts(module) if is_grouped(module) else PackedExperts(module)
             setattr(module, _ATTRIBUTE, experts)
 
 

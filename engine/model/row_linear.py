@@ -23,7 +23,7 @@ from kernels.ops import Multiply, PackedWeight, Quantization
 class RowLora:
     """An adapter's change: x A^T is computed in slices as x W^T is. Then every rank multiplies the sum by all of B."""
 
-    a: list[PackedWeight]  # columns of each slice
+    a: list[tuple[Multiply, PackedWeight]]  # columns of each slice
     b: PackedLora  # with an identity as A
 
 
@@ -50,15 +50,14 @@ class RowLinear(Linear):
         super().__init__(sharding.count(in_features), out_features, bias, dtype=dtype, device=device)
         self._sharding = sharding
         self._shard = Shard(1, in_features, (sharding.part(in_features),))
-        self._slices: list[tuple[int, int, PackedWeight]] = []  # (first input, end, packed columns)
-        self._multiply: Multiply | None = None
+        self._ends: list[tuple[int, int]] = []  # first input and end of each packed slice
         self._dtype = dtype
 
     def forward(
         self, x: Tensor, out_dtype: torch.dtype | None = None, adapters: StepAdapters | None = None
     ) -> Tensor:
         changes = [] if adapters is None else adapters.find(self)
-        parts = [self._multiply_slices(x, [columns for _, _, columns in self._slices])]
+        parts = [self._multiply_slices(x, self._packed)]
         for lora, first, last in changes:
             assert adapters is not None, "there are changes"
             parts.append(self._multiply_slices(x.index_select(0, adapters.rows[first:last]), lora.a))
@@ -72,14 +71,12 @@ class RowLinear(Linear):
             adapters.ops.add_lora(total, spread, adapters.rows, [LoraSegment(lora.b, first, last)])
         return total.to(out_dtype or x.dtype)
 
-    def _multiply_slices(self, x: Tensor, slices: list[PackedWeight]) -> Tensor:
+    def _multiply_slices(self, x: Tensor, slices: list[tuple[Multiply, PackedWeight]]) -> Tensor:
         """Return the float32 sum of this rank's slices."""
-        multiply = self._multiply
-        assert multiply is not None, "weights are packed before the first step"
         return fold(
             [
                 multiply(x[:, start:end], columns, None, torch.float32)
-                for (start, end, _), columns in zip(self._slices, slices, strict=True)
+                for (start, end), (multiply, columns) in zip(self._ends, slices, strict=True)
             ]
         )
 
@@ -97,20 +94,20 @@ class RowLinear(Linear):
     def measure_rows(self, rows: slice, a: Tensor, b: Tensor, scale: float) -> Tensor:
         """As `Linear.measure_rows`, slice by slice."""
         weight = self.unpack()[rows].cpu()
-        ends = [(start, end) for start, end, _ in self._slices]
-        return fold([sum_squares(weight[:, start:end], a[:, start:end], b, scale) for start, end in ends])
+        return fold([sum_squares(weight[:, start:end], a[:, start:end], b, scale) for start, end in self._ends])
 
     def pack_lora(self, ops: Ops, matrix: LoraMatrix) -> RowLora:
         """As `Linear.pack_lora`."""
         a, (part,) = matrix.a.to(self._dtype), matrix.parts
-        slices = [ops.pack_linear(a[:, start:end].contiguous(), None, None) for start, end, _ in self._slices]
+        columns = [a[:, start:end].contiguous() for start, end in self._ends]
+        slices = [(ops.linear, ops.pack_linear(each, None, None)) for each in columns]
         identity = torch.eye(len(a), dtype=part.b.dtype, device=a.device)
         return RowLora(slices, ops.pack_lora(replace(matrix, a=identity)))
 
     def unpack(self) -> Tensor:
         """As `Linear.unpack`."""
         assert self._unpack is not None, "these ops cannot unpack a matrix"
-        return torch.cat([self._unpack(columns) for _, _, columns in self._slices], dim=1)
+        return torch.cat([self._unpack(columns) for columns in self.list_packed()], dim=1)
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:
         """As `Linear.pack`."""
@@ -126,15 +123,10 @@ class RowLinear(Linear):
         num_inputs = weight.shape[1]
         multiple = GROUP_SIZE if quantization == "int4" else 1
         width = num_inputs // self._sharding.count_slices(num_inputs, multiple)
-        self._slices = [
-            (
-                start,
-                start + width,
-                ops.pack_linear(weight[:, start : start + width].contiguous(), None, quantization),
-            )
-            for start in range(0, num_inputs, width)
-        ]
-        self._multiply, self._unpack = ops.linear, ops.unpack_linear
+        self._ends = [(start, start + width) for start in range(0, num_inputs, width)]
+        columns = [weight[:, start:end].contiguous() for start, end in self._ends]
+        self._packed = [(ops.linear, ops.pack_linear(each, None, quantization)) for each in columns]
+        self._unpack = ops.unpack_linear
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor."""

@@ -159,7 +159,7 @@ class TransformersModel(nn.Module):
         self.source = model
         self._replace_matrices(model, skeleton.read_matrices)
         self._context = paged_interface.connect_layers(model, skeleton.calls)
-        packed_experts.pack_experts(model, self._context)
+        packed_experts.pack_experts(model)
         for module in model.modules():
             freeze_rope(module)
         # A Python reference, not a submodule: the decoder is one of the source already.

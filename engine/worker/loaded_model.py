@@ -87,7 +87,9 @@ class LoadedModel:
         """Move the weights to the host or back. They stay where they are if the model's device is the host."""
         if self._device.type == "cpu":
             return
-        move_tensors(list_tensors(self.model), device)
+        # In one call, because a drafter may share the model's embedding.
+        owners = [self.model, *([] if self.drafter is None else [self.drafter])]
+        move_tensors(list_tensors(*owners), device)
         if self.encoder is not None:
             self.encoder.tower.to(device)
         if device.type == "cpu" and self.adapters is not None:

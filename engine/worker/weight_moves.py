@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.model import Model
 from engine.model.linear import Linear
+from engine.model.moe import Experts
 
 
-def list_tensors(model: Model) -> list[Tensor]:
-    """Return every tensor with weights, including the parts of packed weights."""
-    found: list[Tensor] = [parameter for _, parameter in model.named_parameters()]
-    for module in model.modules():
-        if isinstance(module, Linear):
-            found += _tensors_of(module.packed)
-    return found
+class Owner(Protocol):
+    def modules(self) -> Iterator[nn.Module]:
+        """Return the modules that hold its weights."""
+
+
+def list_tensors(*owners: Owner) -> list[Tensor]:
+    """Return every tensor of models and drafters once, including the parts of packed weights."""
+    found: list[Tensor] = []
+    for module in (module for owner in owners for module in owner.modules()):
+        found += (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if isinstance(module, Linear | Experts):
+            found += _tensors_of(module.list_packed())
+    return list({id(tensor): tensor for tensor in found}.values())
 
 
 def move_tensors(tensors: Iterable[Tensor], device: torch.device) -> None:
@@ -43,6 +50,9 @@ def _copy(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedS
 def _tensors_of(packed: object) -> Iterator[Tensor]:
     if isinstance(packed, Tensor):
         yield packed
+    elif isinstance(packed, list | tuple):
+        for part in packed:
+            yield from _tensors_of(part)
     elif is_dataclass(packed):
         for field in fields(packed):
             yield from _tensors_of(getattr(packed, field.name))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine import (
     Engine,
@@ -20,6 +21,7 @@ from engine import (
     SamplingParams,
 )
 from engine.model import load_model
+from engine.model.sharding import Sharding
 from engine.worker.model_runner import ModelRunner
 from engine.worker.weight_moves import list_tensors, move_tensors
 from engine.worker.worker import Worker, WorkerState
@@ -250,6 +252,17 @@ async def test_an_engine_without_a_model_sleeps_as_well(make_config: MakeConfig)
         await engine.sleep(2)
         await engine.wake_up()
         assert [output async for output in engine.generate("hello", ASKED[0])][-1].finished
+
+
+@pytest.mark.parametrize("is_sliced", [False, True])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt_oss"])
+def test_every_weight_is_kept_once_and_moves(make_config: MakeConfig, is_sliced: bool) -> None:
+    folder = make_config().model
+    model = load_model(folder, sharding=Sharding(is_sliced=is_sliced))
+    storages = {tensor.data_ptr(): tensor.untyped_storage() for tensor in list_tensors(model)}
+    num_bytes = sum(storage.nbytes() for storage in storages.values())
+    expected = sum(tensor.nbytes for tensor in load_file(f"{folder}/model.safetensors").values())
+    assert expected <= num_bytes <= 1.02 * expected, "slices have a part of the bias each"
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

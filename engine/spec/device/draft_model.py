@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.messages import StepPlan
@@ -37,6 +37,9 @@ class DraftModel:
     @property
     def ops(self) -> Ops:
         return self.model.ops
+
+    def modules(self) -> Iterator[nn.Module]:
+        return self.model.modules()
 
     def repack(self, ops: Ops) -> Iterator[None]:
         return self.model.repack(ops)

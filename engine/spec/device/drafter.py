@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepPlan
@@ -31,6 +31,9 @@ class Drafter(Protocol):
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops, one matrix per iteration."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Return the modules that hold its weights."""
 
     @property
     def aux_layers(self) -> tuple[int, ...]:

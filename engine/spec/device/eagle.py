@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepPlan
@@ -62,6 +62,9 @@ class Eagle:
     @property
     def ops(self) -> Ops:
         return self.net.ops
+
+    def modules(self) -> Iterator[nn.Module]:
+        return self.net.modules()
 
     def repack(self, ops: Ops) -> Iterator[None]:
         return self.net.repack(ops)

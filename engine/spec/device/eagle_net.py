@@ -58,7 +58,8 @@ class EagleNet(nn.Module):
         super().__init__()
         spec = shape.layer
         size = spec.hidden_size
-        self.shape, self.ops, self.embedding = shape, ops, embedding
+        self.shape, self.ops = shape, ops
+        self.register_buffer("embedding", embedding, persistent=False)
         fc_inputs = shape.num_aux_layers * shape.target_hidden_size if shape.is_eagle3 else 2 * size
         self.fc = Linear(fc_inputs, size, shape.has_fc_bias, dtype=dtype, device=device)
         self.layer = DecoderLayer(spec, 0, 0, 0, dtype, device, ONE_RANK)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.model import Model, ModelConfig
+from engine.model.implementation import TransformersConfig
 from engine.model.layer_spec import LayerSpec
 from engine.spec.device.checkpoint import copy_tensors, read_head_folder
 from engine.spec.device.eagle import Eagle
@@ -38,6 +39,11 @@ def load_eagle(
     Raises:
         ConfigError: the checkpoint does not fit the target, or contains what cannot be placed.
     """
+    if isinstance(target.config, TransformersConfig):
+        raise ConfigError(
+            f"speculative_config: method={'eagle3' if is_eagle3 else 'eagle'!r} needs a target of our decoder, and "
+            "this one runs on transformers' code; use draft_model, ngram or suffix"
+        )
     config, tensors = read_head_folder(path_or_name)
     tensors = {_rename(name): tensor for name, tensor in tensors.items()}
     if "speculators_model_type" in config:

@@ -14,7 +14,7 @@ from torch import Tensor
 from assets.demo_model.recipe.companions.acceptance import answer, count_accepted, load_drafters, read_prompts
 from assets.demo_model.recipe.companions.frozen import FOLDER, load_decoder, open_encoder
 from engine import LLM, ConfigError, SamplingParams
-from engine.model import load_model
+from engine.model import load_model, read_model_config
 from engine.model.attn_metadata import AttnMetadata
 from engine.spec.config import SpeculativeConfig
 from engine.spec.device.checkpoint import read_head_folder
@@ -23,11 +23,13 @@ from engine.spec.device.eagle_net import EagleNet
 from engine.spec.device.hidden_store import HiddenStore
 from engine.spec.device.load import load_drafter
 from engine.spec.device.medusa import Medusa
+from engine.worker import loaded_model
 from kernels import Ops
 from kernels.cpu import make_native_ops
 from kernels.ops import KVCache
 from kernels.torch import make_ops
 from tests.engine.mixed_requests import Completion, make_mixed_requests
+from tests.engine.model.drive import make_transformers_model, save
 from tests.engine.spec.compare_methods import METHODS, VOCAB_SIZE, run
 from tests.kernels.cpu.conftest import require_library
 
@@ -144,6 +146,31 @@ def test_an_eagle_layer_in_one_call_predicts_what_its_parts_predict() -> None:
         run(whole, caches[1], 0, stores_only=True)
         found = run(whole, caches[1], 17)
     torch.testing.assert_close(found, expected[17:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["draft", "eagle", "medusa"])
+def test_the_weights_of_a_drafter_move_with_those_of_its_target(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[Tensor] = []
+    monkeypatch.setattr(loaded_model, "move_tensors", lambda tensors, device: moved.extend(tensors))
+    drafter = load("draft_model" if method == "draft" else method, FOLDER / method)
+    loaded = object.__new__(loaded_model.LoadedModel)
+    loaded.model, loaded.drafter, loaded._device = load_model(FOLDER), drafter, torch.device("meta")
+    loaded.encoder = loaded.adapters = None
+    loaded.move_weights(CPU)
+    files = [folder / "model.safetensors" for folder in (FOLDER, FOLDER / method)]
+    expected = sum(tensor.nbytes for file in files for tensor in load_file(file).values() if tensor.is_floating_point())
+    assert sum({each.data_ptr(): each.nbytes for each in moved}.values()) >= expected
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_eagle_on_the_code_of_transformers_is_refused(method: str, tmp_path: Path) -> None:
+    folder = save(make_transformers_model("qwen3"), tmp_path)
+    target = load_model(folder, config=read_model_config(folder, "transformers"))
+    config = SpeculativeConfig(method=(method,), model=str(FOLDER / "eagle"))
+    with pytest.raises(ConfigError, match=f"method='{method}' needs a target of our decoder"):
+        load_drafter(config, target, make_ops(), CPU)
 
 
 def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:

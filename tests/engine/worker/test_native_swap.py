@@ -1,6 +1,7 @@
 """Native ops: used from the first step, or swapped in while steps run; optional, and off if disabled."""
 
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 from engine import ConfigError, EngineConfig
 from engine.model import DecoderModel, ModelConfig, load_model
 from engine.model.linear import Linear
+from engine.model.moe import Experts
+from engine.model.sharding import Sharding
 from engine.worker import ops_choice
 from engine.worker.native_swap import NativeSwap
 from engine.worker.worker import Worker
@@ -100,9 +103,14 @@ def test_a_build_that_fails_leaves_the_model_as_it_is(checkpoint: Path) -> None:
     assert model.ops.name == "torch-sdpa"
 
 
-def test_steps_between_two_moves_give_the_same_logits(checkpoint: Path, library: NativeLibrary) -> None:
-    build, model, prompt = FakeBuild(library), load_model(checkpoint), make_prompt(40)
-    expected = Driver(load_model(checkpoint)).step({"a": prompt})["a"]
+@pytest.mark.parametrize("sharding", [Sharding(), Sharding(is_sliced=True)], ids=["whole", "sliced"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gpt_oss", "olmoe"])
+def test_steps_between_two_moves_give_the_same_logits(
+    kind: str, sharding: Sharding, tmp_path: Path, library: NativeLibrary
+) -> None:
+    build, prompt = FakeBuild(library), make_prompt(40)
+    model = load_model(save(make_transformers_model(kind), tmp_path), sharding=sharding)
+    expected = Driver(model).step({"a": prompt})["a"]
     swap = make_swap(build)
     swap.start()
     build.finish()
@@ -111,8 +119,18 @@ def test_steps_between_two_moves_give_the_same_logits(checkpoint: Path, library:
         swap.move_next(model)
         num_moves += 1
         torch.testing.assert_close(Driver(model).step({"a": prompt})["a"], expected, atol=1e-4, rtol=0)
-    assert num_moves == 1 + sum(isinstance(module, Linear) for module in model.modules())
+    assert num_moves == 1 + sum(isinstance(module, Linear | Experts) for module in model.modules())
     assert model.ops.name == "native"
+
+
+@pytest.mark.parametrize("is_sliced", [False, True])
+def test_a_packed_layer_frees_the_matrix_that_it_was_loaded_into(checkpoint: Path, is_sliced: bool) -> None:
+    config = ModelConfig.from_pretrained(checkpoint)
+    model = DecoderModel(config, torch.float32, torch.device("cpu"), sharding=Sharding(is_sliced=is_sliced))
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    matrices = [weakref.ref(each.weight) for each in linears if each.weight is not None]
+    model.pack()
+    assert matrices and not any(matrix() for matrix in matrices)
 
 
 def test_a_lack_of_memory_for_a_move_ends_the_moves_and_not_the_steps(
