@@ -284,7 +284,7 @@ class Scheduler:
             num_cached = self.kv_cache.admit(request)
             if num_cached is None:
                 return
-            changes.add_row(self.state.start(num_cached))
+            changes.add_row(self.state.start(request, num_cached))
             room = max(1, self._limit_chunk(num_cached, budget))
             count = changes.limit_scoring(request, min(request.num_tokens - num_cached, room))
             budget -= count
@@ -315,8 +315,8 @@ class Scheduler:
                 if not will_fit:
                     return
                 state.preempt(worse.pop())
-                state.drain(oldest_step)
-            changes.add_row(state.start(num_cached))
+                state.drain_rows(oldest_step)  # not the adapters: the request must keep the slot of its own
+            changes.add_row(state.start(request, num_cached))
 
     def _make_step(self, changes: StepChanges) -> StepPlan | None:
         """Make the plan of the scheduled tokens, and count them as computed and sampled.

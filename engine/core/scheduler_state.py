@@ -71,9 +71,13 @@ class SchedulerState:
 
     def drain(self, oldest_step: int) -> None:
         """Free the rows and slots that waited for steps before `oldest_step` to end."""
-        self._removed_rows += self.rows.drain(oldest_step)
+        self.drain_rows(oldest_step)
         self.table.slots.drain(oldest_step)
         self.waiting.restore(self.adapters.drain(oldest_step))
+
+    def drain_rows(self, oldest_step: int) -> None:
+        """Free the rows alone. The order of waiting requests and the adapters that may run stay the same."""
+        self._removed_rows += self.rows.drain(oldest_step)
 
     def collect_removed_rows(self) -> list[int]:
         """Return the rows freed since the last call, for the next plan."""
@@ -107,9 +111,10 @@ class SchedulerState:
         # A preempted request waits until its tokens in flight have arrived.
         return None if request is None or request.num_in_flight else request
 
-    def start(self, num_cached: int) -> Request:
+    def start(self, request: Request, num_cached: int) -> Request:
         """Run the first request of the queue. Its blocks are allocated and contain the first `num_cached` tokens."""
-        request = self.waiting.pop()
+        popped = self.waiting.pop()
+        assert popped is request, "nothing enters the queue between `peek_waiting` and `start`"
         self.adapters.enter(request)
         request.row = self.rows.take()
         self._batch = self.batch.add(request)

@@ -40,6 +40,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
             "max_num_seqs": st.sampled_from([1, 2, 4]),
             "num_stages": st.sampled_from([1, 1, 2]),
             "context_cost": st.sampled_from([0.0, 0.1]),
+            "max_loras": st.sampled_from([0, 0, 1, 2]),
         }
     ),
 )
@@ -84,10 +85,11 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
             name, prompt, length, gated=gated, priority=priority, arrival=house.now, salt=salt,
             generated=whole[:num_before], stop_token_ids=[] if stop is None else [stop],
             logprobs=chance.choice([None, None, 0]),
+            adapter=chance.choice(["", "x", "y", "z"]) if config.get("max_loras") else "",
         )  # fmt: skip
         house.add(requests[name])
         for _ in range(chance.randrange(12)):
-            chance.choice([house.work, house.work, house.fill, house.answer])()
+            chance.choice([house.work, house.work, house.fill, house.answer, house.load])()
             house.check()
         if chance.random() < 0.2:
             victim = chance.choice(list(requests))
