@@ -43,7 +43,8 @@ class Actor(ABC, Generic[Message]):
 class ThreadActor(ABC, Generic[Message]):
     """An actor that runs in its own thread; `run`, on the event loop, starts, watches and stops the thread.
 
-    `tell` may be called from any thread. `run` raises an exception of the thread.
+    `tell` may be called from any thread. `run` raises an exception of the thread. When it is cancelled, messages that
+    wait are dropped: what they belong to ends with the core, or continues in the next one.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,6 +53,7 @@ class ThreadActor(ABC, Generic[Message]):
         self._queue: Queue[Message | None] = Queue()
         self._loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
+        self.is_ending = False  # the thread shall end after the piece of work at hand
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     def tell(self, message: Message) -> None:
@@ -64,6 +66,9 @@ class ThreadActor(ABC, Generic[Message]):
         try:
             await asyncio.shield(self._ended)
         finally:
+            self.is_ending = True
+            with self._queue.mutex:
+                self._queue.queue.clear()
             self._queue.put(None)
             if not self._ended.done():
                 await asyncio.wait([self._ended])

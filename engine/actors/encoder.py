@@ -63,7 +63,7 @@ class EncoderActor(ThreadActor[EncoderInbox]):
             images: list[ImagePart] = []
             try:
                 for image in message.images:
-                    if handle not in self._waiting:  # aborted
+                    if self.is_ending or handle not in self._waiting:  # aborted
                         break
                     images.append(self._encode(image))
             except Exception as error:  # the border of the request: its images must not end the core

@@ -128,14 +128,38 @@ async def test_an_exception_comes_out_of_run(kind: type[Listener | ThreadListene
         assert actor.thread is not None and not actor.thread.is_alive()
 
 
-async def test_a_post_is_called_on_the_loop_and_an_end_finishes_the_messages_at_hand() -> None:
+class GatedListener(ThreadActor[threading.Event]):
+    """Waits for each event that it hears."""
+
+    num_heard = 0
+
+    def work(self) -> None:
+        while (message := self._queue.get()) is not None:
+            self.num_heard += 1
+            self.mark_ready()
+            message.wait(10)
+
+
+async def test_an_end_finishes_the_message_at_hand_and_drops_those_that_wait() -> None:
+    actor, gate = GatedListener("troupe-test"), threading.Event()
+    for _ in range(25):
+        actor.tell(gate)
+    task = asyncio.create_task(actor.run())
+    await actor.ready.wait()
+    task.cancel()
+    await wait_until(lambda: actor.is_ending)
+    gate.set()
+    await asyncio.wait([task])
+    assert actor.num_heard == 1
+
+
+async def test_a_post_is_called_on_the_loop() -> None:
     posted = []
     actor = ThreadListener(on_message=lambda _: posted.append(threading.current_thread()))
     async with running(actor):
         actor.tell("a")
         await wait_until(lambda: bool(posted))
-        actor.tell("b")
-    assert posted[0] is threading.current_thread() and actor.heard == ["a", "b"]
+    assert posted[0] is threading.current_thread() and actor.heard == ["a"]
     assert actor.thread is not None and not actor.thread.is_alive()
     assert actor.thread is not posted[0] and actor.thread.name == "troupe-test"
 
