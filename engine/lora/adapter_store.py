@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from threading import Lock
 
 from engine.errors import InvalidRequest
@@ -32,6 +33,7 @@ class AdapterStore:
         self._max_rank = max_rank
         self._max_bytes = max_bytes
         self._peers = peers
+        self._is_on_host = model.embed_tokens.device.type == "cpu"  # binding takes no memory of a device
         self._lock = Lock()
         self._adapters: dict[str, Adapter] = {}  # the least recently used first
         self._pinned: set[str] = set()
@@ -68,7 +70,7 @@ class AdapterStore:
                 f"allow {self._max_bytes / 2**20:.0f} MiB for all",
                 "lora_path",
             )
-        if self._model.embed_tokens.device.type == "cpu":
+        if self._is_on_host:
             adapter.bind(self._model)
         if peer is not None:
             peer.finish()
@@ -82,19 +84,28 @@ class AdapterStore:
             return self._adapters[digest]
 
     def unpin(self, digest: str) -> None:
-        """Allow to evict an adapter; rows that use it keep it."""
+        """Allow to evict an adapter, which no step uses any more, and free what it holds on the device."""
         with self._lock:
             self._pinned.discard(digest)
+            self._unbind([digest])
 
     def unpin_all(self) -> None:
         with self._lock:
             self._pinned.clear()
+            self._unbind(self._adapters)
 
     def unbind(self) -> None:
-        """Free what adapters hold on the device; they stay on the host."""
+        """Free what all adapters hold on the device; they stay on the host."""
         with self._lock:
-            for adapter in self._adapters.values():
-                adapter.bound = None
+            self._unbind(self._adapters)
+
+    def _unbind(self, digests: Iterable[str]) -> None:
+        if self._is_on_host:
+            return
+        for adapter in [self._adapters[each] for each in digests if each in self._adapters]:
+            adapter.bound = None
+            if self._peers is not None and adapter.handle is not None:
+                self._peers.unbind(adapter.handle.number)
 
     def drop(self, digest: str) -> None:
         """Free an adapter that no request uses any more."""

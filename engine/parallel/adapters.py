@@ -27,6 +27,7 @@ from engine.parallel.commands import (
     OpenAdapter,
     PutModule,
     Segment,
+    UnbindAdapter,
 )
 from engine.parallel.ranks import Ranks
 
@@ -44,6 +45,10 @@ class PeerAdapters:
         handle = AdapterHandle(next(self._numbers), self._freed)
         self._ranks.send(OpenAdapter(handle.number, files.parse_config()))
         return PeerAdapter(self._ranks, handle)
+
+    def unbind(self, number: int) -> None:
+        """Let the other ranks free what an adapter holds on their devices."""
+        self._ranks.send(UnbindAdapter(number))
 
     def free_unused(self) -> None:
         """Let the other ranks free the adapters that nothing on rank 0 refers to."""
@@ -94,6 +99,9 @@ class RankAdapters:
                 self._adapters[number] = adapter = self._builders.pop(number).finish()
                 if self._model.embed_tokens.device.type == "cpu":
                     adapter.bind(self._model)
+            case UnbindAdapter(number=number):
+                if (bound := self._adapters.get(number)) is not None:
+                    bound.bound = None
             case FreeAdapters(numbers=numbers):
                 for number in numbers:
                     self._builders.pop(number, None)

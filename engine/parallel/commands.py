@@ -103,6 +103,12 @@ class FinishAdapter(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class UnbindAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Free what an adapter holds on the device; the next step that names it takes it there again."""
+
+    number: int
+
+
 class FreeAdapters(msgspec.Struct, frozen=True, tag=True):
     """Free adapters that no step will name again."""
 
@@ -141,7 +147,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     squares: bytes  # one tensor, as safetensors
 
 
-AdapterCommand = OpenAdapter | MeasureModule | PutModule | FinishAdapter | FreeAdapters
+AdapterCommand = OpenAdapter | MeasureModule | PutModule | FinishAdapter | UnbindAdapter | FreeAdapters
 Command = Start | Allocate | Free | Forward | Logits | SlotMap | MoveBlocks | AdapterCommand
 Reply = Loaded | Failed | Measured
 _COMMANDS = msgspec.msgpack.Decoder(Command)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import ref
 
 import torch
 import triton
@@ -89,7 +90,7 @@ def lora_add_kernel(
         tl.store(target, y.to(y_ptr.dtype.element_ty), mask=is_output)
 
 
-@dataclass(eq=False, frozen=True, slots=True)
+@dataclass(eq=False, frozen=True, slots=True, weakref_slot=True)
 class TritonLora:
     """An adapter's change of a matrix with all numbers in one dtype."""
 
@@ -102,7 +103,7 @@ class TritonLora:
 class _Table:
     """The addresses and sizes of the matrices of some segments."""
 
-    matrices: tuple[TritonLora, ...]  # kept alive, so that no address is used again
+    matrices: tuple[ref[TritonLora], ...]  # weak, so that a dropped adapter leaves the device
     row_segments: Tensor  # [N] int64
     segments: Tensor  # [S, 5] int64: A, scales, ranks, first part, number of parts
     parts: Tensor  # [P, 7] int64: B, factor, offset, start, width, first rank, rank
@@ -128,7 +129,7 @@ class LoraOp:
         check_float("x", x)
         check_contiguous("y", y)
         x, table = x.contiguous(), self._find_table(segments, len(rows), y.device)
-        matrices = [each.matrix for each in table.matrices]
+        matrices = [each.matrix.matrix for each in segments]
         num_ranks = max(len(each.a) for each in matrices)
         low = torch.empty(len(rows), num_ranks, dtype=torch.float32, device=y.device)
         # Rows that no segment lists have the number of segments; their record has no ranks and no parts.
@@ -156,7 +157,10 @@ class LoraOp:
 
     def _find_table(self, segments: Sequence[LoraSegment], num_rows: int, device: torch.device) -> _Table:
         key = ((num_rows, 0, 0), *((id(matrix), start, end) for matrix, start, end in segments))
-        table = self._tables.pop(key, None) or _make_table(segments, num_rows, device)
+        table = self._tables.pop(key, None)
+        # The address of an object that was freed may be another's now, so the key alone does not identify a matrix.
+        if table is None or [known() for known in table.matrices] != [matrix for matrix, _, _ in segments]:
+            table = _make_table(segments, num_rows, device)
         self._tables[key] = table  # the most recently used last
         if len(self._tables) > MAX_TABLES:
             del self._tables[next(iter(self._tables))]
@@ -177,4 +181,4 @@ def _make_table(segments: Sequence[LoraSegment], num_rows: int, device: torch.de
             parts.append((b.data_ptr(), *vectors, part.start, part.width, part.first_rank, part.rank))
     records.append((0, 0, 0, 0, 0))
     tensors = (row_segments, torch.tensor(records), torch.tensor(parts))
-    return _Table(tuple(each.matrix for each in segments), *(tensor.to(device) for tensor in tensors))
+    return _Table(tuple(ref(each.matrix) for each in segments), *(tensor.to(device) for tensor in tensors))

@@ -149,6 +149,26 @@ def test_other_ranks_free_an_adapter_when_rank_0_has_freed_it(tmp_path: Path) ->
     assert not theirs._adapters and not theirs._builders
 
 
+def test_an_adapter_leaves_the_devices_of_all_ranks_when_no_row_uses_it(tmp_path: Path) -> None:
+    kinds = {kind: {"r": 4, "lora_alpha": at} for at, kind in enumerate("abc", 1)}
+    twin = PeftTwin("qwen3", tmp_path, kinds, **EIGHTHS)
+    models = load_ranks(twin.checkpoint, [Sharding(0, 2), Sharding(1, 2)])
+    ranks = ThreadRanks(models[1:])
+    store = AdapterStore(models[0], 8, 2**30, PeerAdapters(ranks))  # type: ignore[arg-type]
+    store._is_on_host = False
+    for number, kind in enumerate("abc"):
+        ref = AdapterRef(kind, str(tmp_path / kind), AdapterFiles.read(tmp_path / kind).digest)
+        store.load(ref, pins=True)
+        store.find(ref.digest).bind(models[0])  # as a step does
+        ranks.adapters[0]._adapters[number].bind(models[1])
+        if kind != "c":
+            store.unpin(ref.digest)
+    for adapters in (store._adapters, ranks.adapters[0]._adapters):
+        assert [each.bound is not None for each in adapters.values()] == [False, False, True]
+    store.unpin_all()
+    assert store._adapters[ref.digest].bound is None
+
+
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> PeftTwin:
     """A model with a tokenizer, experts, and adapters."""

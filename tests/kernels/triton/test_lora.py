@@ -1,11 +1,28 @@
 """The products of adapters as Triton computes them, against torch, and in any company."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from kernels.lora import LoraSegment, add_lora
 from kernels.triton.lora import LoraOp
 from tests.kernels.adapters import make_lora_matrix
+
+
+def test_tables_keep_no_adapter_and_are_never_those_of_another(device: torch.device) -> None:
+    op, matrix = LoraOp(torch.float32), make_lora_matrix(100, 300, [(0, 100, 16)], 0, device=device)
+    first = op.pack(matrix)
+    table = op._find_table([LoraSegment(first, 0, 1)], 1, device)
+    assert op._find_table([LoraSegment(first, 0, 1)], 1, device) is table
+    key, dropped = next(iter(op._tables)), weakref.ref(first)
+    del first
+    gc.collect()
+    assert dropped() is None
+    second = op.pack(matrix)
+    op._tables = {(key[0], (id(second), 0, 1)): table}  # as if it had the address of the first
+    assert op._find_table([LoraSegment(second, 0, 1)], 1, device) is not table
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
