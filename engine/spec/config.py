@@ -34,7 +34,7 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 5  # tokens of the shortest n-gram that is looked up
     prompt_lookup_max: int = 5
     suffix_decoding_max_tree_depth: int = 24  # longest match plus draft
-    suffix_decoding_max_cached_requests: int = 10_000  # answers kept per cache_salt; 0: none
+    suffix_decoding_max_cached_requests: int = 10_000  # answers kept, of all cache salts; 0: none
     suffix_decoding_max_spec_factor: float = 1.0  # drafts per token of the match
     suffix_decoding_min_token_prob: float = 0.1  # least estimated probability of a drafted path
     draft_sample_method: str = (

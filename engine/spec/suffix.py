@@ -25,11 +25,10 @@ class Place(NamedTuple):
 
 
 class AnswerMemory:
-    """The answers of one tenant, by pairs of tokens. The oldest answer is dropped first."""
+    """The answers of one tenant, by pairs of tokens."""
 
-    def __init__(self, max_num_answers: int) -> None:
-        self._max_num_answers = max_num_answers
-        self._answers: deque[list[int]] = deque()
+    def __init__(self) -> None:
+        self._answers: deque[list[int]] = deque()  # the oldest first
         self._places: dict[tuple[int, ...], list[tuple[list[int], int]]] = {}
         self._backlog: deque[tuple[list[int], int]] = deque()  # (answer, first token that is not indexed)
 
@@ -37,8 +36,9 @@ class AnswerMemory:
         """Add an answer; `learn` indexes it."""
         self._backlog.append((answer, WIDTH - 1))
         self._answers.append(answer)
-        if len(self._answers) > self._max_num_answers:
-            self._drop(self._answers.popleft())
+
+    def __len__(self) -> int:
+        return len(self._answers)
 
     def learn(self, limit: int = MAX_LEARNED_TOKENS) -> None:
         """Index up to `limit` tokens of added answers."""
@@ -57,7 +57,8 @@ class AnswerMemory:
     def find(self, pair: tuple[int, ...]) -> list[tuple[list[int], int]]:
         return self._places.get(pair, [])
 
-    def _drop(self, answer: list[int]) -> None:
+    def drop_oldest(self) -> None:
+        answer = self._answers.popleft()
         self._backlog = deque(entry for entry in self._backlog if entry[0] is not answer)
         for end in range(WIDTH - 1, len(answer)):
             pair = tuple(answer[end - WIDTH + 1 : end + 1])
@@ -71,7 +72,8 @@ class AnswerMemory:
 class SuffixProposer:
     """Suffix decoding over bounded lists of places instead of a tree: O(1) per token.
 
-    Requests learn from answers of the same `cache_salt` only. Source: Oliaro et al., 2024 (SuffixDecoding).
+    Requests learn from answers of the same `cache_salt` only. Salts without new answers lose theirs first.
+    Source: Oliaro et al., 2024 (SuffixDecoding).
     """
 
     name = "suffix"
@@ -82,7 +84,8 @@ class SuffixProposer:
         self._factor = config.suffix_decoding_max_spec_factor
         self._min_prob = config.suffix_decoding_min_token_prob
         self._indices: dict[int, NgramIndex] = {}  # by handle
-        self._memories: dict[str | None, AnswerMemory] = {}  # by cache_salt
+        self._memories: dict[str | None, AnswerMemory] = {}  # by cache_salt; which last got an answer is last
+        self._num_answers = 0  # in all memories
 
     def propose(self, request: Request, limit: int) -> Sequence[int]:
         token_ids = request.token_ids
@@ -105,8 +108,16 @@ class SuffixProposer:
         """Keep the answer for later requests of the tenant."""
         if self._indices.pop(request.handle, None) is None or not self._max_num_answers:
             return
-        memory = self._memories.setdefault(request.salt, AnswerMemory(self._max_num_answers))
+        memory = self._memories.pop(request.salt, None) or AnswerMemory()
+        self._memories[request.salt] = memory
         memory.add(request.token_ids[request.num_prompt_tokens :])
+        self._num_answers += 1
+        if self._num_answers > self._max_num_answers:
+            salt, oldest = next(iter(self._memories.items()))
+            oldest.drop_oldest()
+            self._num_answers -= 1
+            if not len(oldest):
+                del self._memories[salt]
 
     def _find_places(self, request: Request, index: NgramIndex) -> list[Place]:
         token_ids, end = request.token_ids, request.num_tokens

@@ -52,6 +52,8 @@ class EagleNet(nn.Module):
         embedding: [V, D], the target's or the checkpoint's own.
     """
 
+    embedding: Tensor
+
     def __init__(
         self, shape: EagleShape, embedding: Tensor, ops: Ops, dtype: torch.dtype, device: torch.device
     ) -> None:

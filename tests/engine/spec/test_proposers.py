@@ -85,11 +85,30 @@ def test_a_tenant_learns_from_its_own_answers_only() -> None:
     assert list(proposer.propose(make([1, 20, 21], "d"), 2)) == []
 
 
+def test_answers_of_salts_that_never_repeat_are_bounded() -> None:
+    proposer = SuffixProposer(
+        SpeculativeConfig(
+            method=("suffix",), suffix_decoding_max_spec_factor=4, suffix_decoding_max_cached_requests=3
+        )
+    )
+    for number in range(20):
+        for salt in (f"salt {number}", "faithful"):
+            request = make([7, 8, 9], f"{number} {salt}", salt=salt)
+            request.token_ids += [20, 21, 22, 23]
+            proposer.propose(request, 1)
+            proposer.forget(request)
+    assert sum(map(len, proposer._memories.values())) == 3
+    assert len(proposer._memories) <= 3
+    assert proposer.propose(make([1, 20, 21], "b", salt="faithful"), 2) == [22, 23]
+
+
 def test_the_oldest_answers_are_forgotten_completely() -> None:
-    memory = AnswerMemory(2)
+    memory = AnswerMemory()
     for number in range(5):
         memory.add([number, number + 1, number + 2])
         memory.learn()
+        if len(memory) > 2:
+            memory.drop_oldest()
     assert memory.find((3, 4)) == [([3, 4, 5], 2)]
     assert memory.find((4, 5)) == [([3, 4, 5], 3), ([4, 5, 6], 2)]
     assert memory.find((1, 2)) == []
