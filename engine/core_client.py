@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, assert_never
 
 from engine.actors.detokenizer import DetokenizerActor
@@ -14,17 +13,17 @@ from engine.input.tokenizer import Tokenizer
 from engine.messages import (
     AbortRequest,
     Accepted,
-    AdapterLoaded,
     AdapterRef,
     AddRequest,
+    Call,
     CoreInbox,
     CoreOutput,
     CoreStats,
     KVEvents,
     LoadAdapter,
     NewTokens,
-    PrefixCacheReset,
     Refused,
+    Reply,
     ResetPrefixCache,
     TakeSnapshot,
 )
@@ -37,16 +36,19 @@ class CoreClient:
     """The front's side of the cores. Messages go out through `send` and come back through `deliver`."""
 
     def __init__(
-        self, send: Callable[[CoreInbox], None], tokenizer: Tokenizer | None, metrics: Metrics
+        self,
+        send: Callable[[CoreInbox], None],
+        call: Callable[[Callable[[int], Call]], Awaitable[Reply]],
+        tokenizer: Tokenizer | None,
+        metrics: Metrics,
     ) -> None:
         self.streams: dict[int, tuple[OutputStream, int]] = {}  # handle -> (stream, index); unfinished ones
         self.stats = CoreStats()
         self.send = send
+        self._call = call  # gets what makes the call from its id, and returns the reply
         self._metrics = metrics
         self._requests: dict[str, OutputStream] = {}  # request_id -> stream, while it has a reader
         self._opening: dict[int, tuple[AddRequest, asyncio.Future[GrammarInfo | None]]] = {}
-        self._replies: deque[asyncio.Future[Any]] = deque()  # the core replies in order
-        self._loads: deque[asyncio.Future[AdapterLoaded]] = deque()  # of adapters, in order
         self.detokenizer = DetokenizerActor(Detokenizer(tokenizer), self.streams, metrics, send_abort=send)
 
     @property
@@ -106,26 +108,23 @@ class CoreClient:
             self.send(AbortRequest(live))
 
     async def take_snapshot(self, with_blocks: bool) -> EngineSnapshot:
-        snapshot: EngineSnapshot = await self._call(TakeSnapshot(with_blocks))
-        return snapshot
+        """Raises EngineDead if no core runs, or it ended first; so do the other calls."""
+        reply = await self._call(lambda call_id: TakeSnapshot(call_id, with_blocks))
+        assert reply.snapshot is not None, "it answers TakeSnapshot"
+        return reply.snapshot
 
     async def reset_prefix_cache(self) -> bool:
-        reply: PrefixCacheReset = await self._call(ResetPrefixCache())
-        return reply.is_reset
+        return (await self._call(ResetPrefixCache)).is_reset
 
     async def load_adapter(self, ref: AdapterRef) -> None:
         """Let the core read an adapter.
 
         Raises:
             InvalidRequest: the adapter cannot be used.
-            EngineDead: the core ended first.
         """
-        reply = asyncio.get_running_loop().create_future()
-        self._loads.append(reply)
-        self.send(LoadAdapter(ref))
-        loaded = await reply
-        if loaded.error is not None:
-            raise InvalidRequest(loaded.error, "lora_path")
+        reply = await self._call(lambda call_id: LoadAdapter(call_id, ref))
+        if reply.error is not None:
+            raise InvalidRequest(reply.error, "lora_path")
 
     def deliver(self, message: CoreOutput) -> None:
         """Handle a message of the core. Called on the event loop."""
@@ -143,27 +142,18 @@ class CoreClient:
                     _resolve(self._opening.pop(handle)[1], message.to_error())
             case KVEvents():
                 pass  # for routers
-            case EngineSnapshot() | PrefixCacheReset():
-                _resolve(self._replies.popleft(), message)
-            case AdapterLoaded():
-                _resolve(self._loads.popleft(), message)
+            case Reply():
+                raise AssertionError("the dispatcher knows who waits for it")
             case _:
                 assert_never(message)
 
     def fail_all(self, error: EngineError) -> None:
-        """End all streams and pending calls with this error."""
+        """End all streams with this error."""
         for stream, _ in self.streams.values():
             stream.fail(error)
         self.streams.clear()
-        opening = (answer for _, answer in self._opening.values())
-        for reply in (*self._replies, *self._loads, *opening):
-            _resolve(reply, error)
-        self._replies.clear()
-        self._loads.clear()
-
-    def fail_call(self, error: EngineError) -> None:
-        """End the oldest pending call with this error."""
-        _resolve(self._replies.popleft(), error)
+        for _, answer in self._opening.values():
+            _resolve(answer, error)
 
     def make_stats(self) -> EngineStats:
         """Return the current gauges, and the counters summed over this core and earlier ones."""
@@ -179,12 +169,6 @@ class CoreClient:
         self._metrics.prompt_tokens += len(message.prompt_token_ids)
         self.detokenizer.tell(message)
         _resolve(answer, grammar)
-
-    async def _call(self, message: CoreInbox) -> Any:
-        reply = asyncio.get_running_loop().create_future()
-        self._replies.append(reply)
-        self.send(message)
-        return await reply
 
 
 def _resolve(answer: asyncio.Future[Any], value: object) -> None:

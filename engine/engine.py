@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from engine.supervisor import EngineState
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """A request that is being tokenised, or whose grammar is being compiled."""
+    """A request that the core has not accepted yet, in any phase: adapter, images, tokens, grammar."""
 
     request_id: str
     is_aborted: bool = False
@@ -122,14 +123,17 @@ class Engine:
         params = SamplingParams() if sampling_params is None else sampling_params
         check_options(params, priority, cache_salt, deadline_s)
         request_id = request_id or f"req-{secrets.token_hex(8)}"
-        adapter = None if lora_request is None else await self.adapters.resolve(lora_request)
-        with self.adapters.hold(adapter):
+        arrival = Arrival(request_id)
+        with ExitStack() as held:
+            self._arrivals.add(arrival)
             try:
                 async with asyncio.timeout(deadline_s) as deadline:
-                    stream = await self._submit(
+                    adapter = None if lora_request is None else await self.adapters.resolve(lora_request)
+                    held.enter_context(self.adapters.hold(adapter))
+                    stream = await self._admit(
                         prompt,
                         params,
-                        request_id,
+                        arrival,
                         priority,
                         cache_salt,
                         arrival_time,
@@ -141,6 +145,8 @@ class Engine:
                 if not deadline.expired():
                     raise
                 raise make_timeout(deadline_s) from error
+            finally:
+                self._arrivals.discard(arrival)
             timer = self._start_timer(stream, arrival_time, deadline_s)
             try:
                 is_finished = False
@@ -323,35 +329,6 @@ class Engine:
         self._supervisor.require_client()
         return self._supervisor.input_processor
 
-    async def _submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str,
-        priority: int,
-        cache_salt: str | None,
-        arrival_time: float,
-        generated_token_ids: Sequence[Sequence[int]],
-        prediction: str | Sequence[int] | None,
-        adapter: AdapterRef | None,
-    ) -> OutputStream:
-        arrival = Arrival(request_id)
-        self._arrivals.add(arrival)
-        try:
-            return await self._admit(
-                prompt,
-                params,
-                arrival,
-                priority,
-                cache_salt,
-                arrival_time,
-                generated_token_ids,
-                prediction,
-                adapter,
-            )
-        finally:
-            self._arrivals.discard(arrival)
-
     async def _admit(
         self,
         prompt: Prompt,
@@ -386,10 +363,9 @@ class Engine:
         )  # fmt: skip
         stream = OutputStream(request_id, text, token_ids, params, arrival_time, self._metrics)
         client = self._supervisor.require_client()  # the core may have ended meanwhile
-        opening = client.open(message, stream)
-        if arrival.is_aborted:
-            asyncio.get_running_loop().call_soon(client.abort, stream.handles)
-        stream.grammar = await opening
+        if arrival.is_aborted:  # `open` sends the request before it first waits
+            asyncio.get_running_loop().call_soon(lambda: client.abort(stream.handles))
+        stream.grammar = await client.open(message, stream)
         return stream
 
     def _start_timer(

@@ -5,7 +5,7 @@ send ──AddRequest, AbortRequest──▶ Scheduler ──StepPlan (at most 2
   └▶ (Encoder) ─▶ Grammar ─AddRequest┘ │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
                                        └──┼─────────────── StepDone ───────────────────┘
 Scheduler ──PinAdapter──▶ Adapters thread ──AdapterReady──▶ Scheduler
-deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, EngineSnapshot, PrefixCacheReset, AdapterLoaded
+deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, Reply
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every message of the engine, in order of flow.
 
-    front ──AddRequest, AbortRequest, TakeSnapshot, ResetPrefixCache, LoadAdapter, DropAdapter, Sleep──▶ core
-    core ──Accepted or Refused, NewTokens, CoreStats, KVEvents, EngineSnapshot, PrefixCacheReset──▶ front
-    core ──AdapterLoaded──▶ front
+    front ──AddRequest, AbortRequest, DropAdapter, Sleep──▶ core
+    core ──Accepted or Refused, NewTokens, CoreStats, KVEvents──▶ front
+    front ──TakeSnapshot, ResetPrefixCache, LoadAdapter (calls)──▶ core ──Reply──▶ front
 
 Inside the core:
 
@@ -87,27 +87,31 @@ class AbortRequest(msgspec.Struct, frozen=True):
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True):
-    """The core replies with an EngineSnapshot."""
+    """Describe the requests and, `with_blocks`, their blocks."""
 
+    call_id: int  # of the Reply, in this and the other calls
     with_blocks: bool = True
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True):
-    """Drop all cached prefixes; the core replies with PrefixCacheReset."""
+    """Drop all cached prefixes."""
 
-
-class PrefixCacheReset(msgspec.Struct, frozen=True):
-    is_reset: bool  # False if requests own blocks; the cache is then unchanged
+    call_id: int
 
 
 class LoadAdapter(msgspec.Struct, frozen=True):
-    """Read an adapter, to find out whether it is valid; the core replies with AdapterLoaded."""
+    """Read an adapter, to find out whether it is valid."""
 
+    call_id: int
     ref: AdapterRef
 
 
-class AdapterLoaded(msgspec.Struct, frozen=True):
-    digest: str
+class Reply(msgspec.Struct, frozen=True):
+    """Answers a call. A core that ends or falls asleep first sends none."""
+
+    call_id: int
+    snapshot: EngineSnapshot | None = None
+    is_reset: bool = False  # the prefix cache; False if requests own blocks, it is then unchanged
     error: str | None = None  # why the adapter cannot be used
 
 
@@ -460,10 +464,9 @@ class ReportEnds(msgspec.Struct, frozen=True):
     news: NewTokens
 
 
-CoreInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | LoadAdapter | DropAdapter | Sleep
-CoreOutput = (
-    Accepted | Refused | NewTokens | CoreStats | KVEvents | EngineSnapshot | PrefixCacheReset | AdapterLoaded
-)
+Call = TakeSnapshot | ResetPrefixCache | LoadAdapter
+CoreInbox = AddRequest | AbortRequest | DropAdapter | Sleep | Call
+CoreOutput = Accepted | Refused | NewTokens | CoreStats | KVEvents | Reply
 SchedulerInbox = (
     AddRequest
     | AbortRequest

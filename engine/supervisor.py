@@ -200,10 +200,8 @@ class Supervisor:
         self._target_level = level
         for replica in self.replicas:
             replica.send(Sleep(level))
-        await self._wait(lambda: all(each.state in ("asleep", "dead") for each in self.replicas))
+        await self._wait(lambda: self.state != "falling_asleep")
         self._require_running("could sleep")
-        self.sleep_level = level
-        self._set_state("sleeping")
         return True
 
     async def wake_up(self) -> None:
@@ -221,17 +219,25 @@ class Supervisor:
         for replica in self.replicas:
             if replica.state == "asleep":
                 replica.wake_up()
-        await self._wait(lambda: all(each.state != "starting" for each in self.replicas))
+        await self._wait(lambda: self.state != "waking_up")
         self._require_running("could wake up")
-        failed = [each for each in self.replicas if each.state == "asleep"]
-        if len(failed) == len(self.replicas):
-            self.error, self._target_level = failed[0].error, self.sleep_level
-            self._set_state("sleeping")
+        if self.state == "sleeping":
             raise EngineDead(f"the engine failed to wake up and is still asleep: {self.error}")
-        for replica in failed:
-            replica.restart()
-        self.sleep_level = 0
-        self._set_state("ready")
+
+    def _note_change(self) -> None:
+        """End a sleep or a wake-up that all replicas have reached, whether or not its caller still waits for it."""
+        asleep = [each for each in self.replicas if each.state == "asleep"]
+        is_quiet = all(each.state in ("asleep", "dead") for each in self.replicas)
+        if self.state == "falling_asleep" and self._target_level and is_quiet:
+            self.sleep_level, self.state = self._target_level, "sleeping"
+        elif self.state == "waking_up" and all(each.state != "starting" for each in self.replicas):
+            if is_quiet and asleep:
+                self.error, self._target_level, self.state = asleep[0].error, self.sleep_level, "sleeping"
+            else:
+                for replica in asleep:
+                    replica.restart()
+                self.sleep_level, self.state = 0, "ready"
+        self._changed.set()
 
     async def drain(self, index: int) -> None:
         """Move a replica's requests to the others, and give it no new ones until `undrain`.
@@ -317,7 +323,7 @@ class Supervisor:
                 self._make_client()
 
     def _make_client(self) -> None:
-        client = CoreClient(self.dispatcher.send, self.tokenizer, self._metrics)
+        client = CoreClient(self.dispatcher.send, self.dispatcher.call, self.tokenizer, self._metrics)
         self.dispatcher.client = client
         if self.client is not None:
             self.client = client
@@ -364,8 +370,8 @@ class Supervisor:
     def _receive(self, replica: Replica, message: Any) -> None:
         match message:
             case Asleep():
-                self.dispatcher.end_counters(replica)
-                self._changed.set()
+                self.dispatcher.note_end(replica)
+                self._note_change()
             case StepHangs(message=cause):
                 self.error = cause
                 if not any(each.is_up for each in self.replicas):
@@ -400,7 +406,7 @@ class Supervisor:
         elif self.state == "restarting":
             self._set_state("ready")
         self.dispatcher.note_ready(replica)
-        self._changed.set()
+        self._note_change()
 
     def _note_down(self, replica: Replica, cause: str, is_crash: bool) -> None:
         self.error = cause if len(self.replicas) == 1 else f"replica {replica.index}: {cause}"
@@ -410,4 +416,4 @@ class Supervisor:
         if all(each.state == "dead" for each in self.replicas):
             self._set_state("dead")
             self.dispatcher.fail_all(EngineDead(f"the engine crashed: {cause}"))
-        self._changed.set()
+        self._note_change()

@@ -9,12 +9,12 @@ from engine.actors.actor import ThreadActor
 from engine.errors import EngineError
 from engine.messages import (
     AdapterInbox,
-    AdapterLoaded,
     AdapterReady,
     AdapterRef,
     DropAdapter,
     LoadAdapter,
     PinAdapter,
+    Reply,
     UnpinAdapter,
 )
 from engine.parallel.comm import RankLost
@@ -30,7 +30,7 @@ class AdapterActor(ThreadActor[AdapterInbox]):
         self,
         memory: AdapterMemory,
         tell_scheduler: Callable[[AdapterReady], None],
-        deliver: Callable[[AdapterLoaded], None],
+        deliver: Callable[[Reply], None],
     ) -> None:
         super().__init__("troupe-adapters")
         self._memory = memory
@@ -40,8 +40,8 @@ class AdapterActor(ThreadActor[AdapterInbox]):
     def work(self) -> None:
         while (message := self._queue.get()) is not None:
             match message:
-                case LoadAdapter(ref=ref):
-                    self.post(self._deliver, AdapterLoaded(ref.digest, self._load(ref, pins=False)))
+                case LoadAdapter(call_id=call_id, ref=ref):
+                    self.post(self._deliver, Reply(call_id, error=self._load(ref, pins=False)))
                 case PinAdapter(ref=ref):
                     self.post(self._tell_scheduler, AdapterReady(ref.digest, self._load(ref, pins=True)))
                 case UnpinAdapter(digest=digest):

@@ -27,7 +27,7 @@ from engine.messages import (
     GrammarReport,
     KVEvents,
     NewTokens,
-    PrefixCacheReset,
+    Reply,
     ResetPrefixCache,
     SchedulerInbox,
     StepDone,
@@ -89,10 +89,10 @@ class SchedulerActor(Actor[SchedulerInbox]):
                 self.scheduler.take_blocks(message)
             case AdapterReady():
                 self._publish(self.scheduler.take_adapter(message))
-            case TakeSnapshot(with_blocks=with_blocks):
-                self._deliver(take_snapshot(self.scheduler, with_blocks))
-            case ResetPrefixCache():
-                self._deliver(PrefixCacheReset(self.scheduler.kv_cache.reset_cache()))
+            case TakeSnapshot(call_id=call_id, with_blocks=with_blocks):
+                self._deliver(Reply(call_id, take_snapshot(self.scheduler, with_blocks)))
+            case ResetPrefixCache(call_id=call_id):
+                self._deliver(Reply(call_id, is_reset=self.scheduler.kv_cache.reset_cache()))
             case _:
                 assert_never(message)
 

@@ -11,13 +11,16 @@ when it crashed run again one per replica until they produce a token; if the cor
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
+from engine.cluster.frames import MessageTooLarge
 from engine.cluster.journal import NOWHERE, Entry, Journal
 from engine.cluster.journal_file import JournalFile
 from engine.cluster.prefills import Prefills
@@ -28,8 +31,8 @@ from engine.errors import EngineDead, EngineError
 from engine.messages import (
     AbortRequest,
     Accepted,
-    AdapterLoaded,
     AddRequest,
+    Call,
     CoreInbox,
     CoreStats,
     Detail,
@@ -37,8 +40,8 @@ from engine.messages import (
     KVEvents,
     LoadAdapter,
     NewTokens,
-    PrefixCacheReset,
     Refused,
+    Reply,
     ResetPrefixCache,
     Sleep,
     TakeSnapshot,
@@ -65,7 +68,8 @@ class Dispatcher:
         self._journal = Journal()
         self._prefills = prefills
         self._waiting: deque[Entry] = deque()  # requests that no replica holds
-        self._calls: deque[_Call] = deque()  # calls of the front that replicas have not all answered
+        self._calls: dict[int, _Call] = {}  # by id; those that replicas have not all answered
+        self._call_ids = itertools.count()
 
     def send(self, message: CoreInbox) -> None:
         """Pass a message of the front to the replicas that it concerns."""
@@ -74,17 +78,11 @@ class Dispatcher:
                 self._place(self._journal.add(message))
             case AbortRequest(handles=handles):
                 self._abort(message, handles)
-            case TakeSnapshot():
-                self._call(message, EngineSnapshot)
-            case ResetPrefixCache():
-                self._call(message, PrefixCacheReset)
-            case LoadAdapter():
-                self._call(message, AdapterLoaded)
             case DropAdapter():
                 for replica in self._replicas:
                     replica.send(message)
-            case Sleep():
-                raise AssertionError("sleep goes to the replicas directly")
+            case TakeSnapshot() | ResetPrefixCache() | LoadAdapter() | Sleep():
+                raise AssertionError("calls are made by `call`, and sleep goes to the replicas directly")
 
     def note_ready(self, replica: Replica) -> None:
         """Give waiting requests to a core that has started."""
@@ -97,10 +95,7 @@ class Dispatcher:
         Args:
             is_crash: one of the requests may have caused it.
         """
-        self.end_counters(replica)
-        for call in self._calls:
-            call.parts.setdefault(replica.index, None)
-        self._answer_calls()
+        self.note_end(replica)
         entries = self._list_held(replica)
         self._move(replica, self._blame(entries, cause) if is_crash else entries)
 
@@ -113,16 +108,19 @@ class Dispatcher:
     def _list_held(self, replica: Replica) -> list[Entry]:
         return self._journal.list_held(replica.index) + self._prefills.list_held(replica)
 
-    def end_counters(self, replica: Replica) -> None:
-        """Keep the counters of a core that has ended or sleeps; its gauges are gone."""
+    def note_end(self, replica: Replica) -> None:
+        """Keep the counters of a core that has ended or sleeps. Its gauges are gone, and it answers no call."""
+        for call in self._calls.values():
+            call.take(replica.index, None)
         self._metrics.note_core_end(replica.stats)
         replica.stats = CoreStats()
         self.client.deliver(self._sum_stats(replica.stats))
 
     def fail_all(self, error: EngineError) -> None:
         """End all requests and calls of the front with this error."""
-        for call in self._calls:
-            call.is_wanted = False
+        for call in self._calls.values():
+            if not call.done.done():
+                call.done.set_exception(error)
         for replica in self._replicas:
             held = [handle for entry in self._journal.list_held(replica.index) for handle in entry.token_ids]
             if held:
@@ -165,7 +163,13 @@ class Dispatcher:
                 self._place(entry)
 
     def _place(self, entry: Entry) -> None:
-        """Give a request to a replica; without one it waits."""
+        """Give a request to a replica; without one it waits. One that does not fit into a message fails."""
+        try:
+            self._send(entry)
+        except MessageTooLarge as error:
+            self._refuse(entry, Refused(next(iter(entry.token_ids)), "invalid_request", str(error)))
+
+    def _send(self, entry: Entry) -> None:
         ready = [each for each in self._replicas if each.state == "ready"]
         if entry.num_crashes:
             held = {each.replica for each in self._journal.list_suspects()}
@@ -249,21 +253,23 @@ class Dispatcher:
                 entry = self._journal.find(handle)
                 if entry is not None and entry.replica == replica.index and not entry.is_accepted:
                     self._accept(entry, message)
-            case Refused():
-                self._refuse(replica, message)
-            case EngineSnapshot() | PrefixCacheReset() | AdapterLoaded():
-                call = next(
-                    each
-                    for each in self._calls
-                    if isinstance(message, each.reply_type) and replica.index not in each.parts
-                )
-                call.parts[replica.index] = message
-                self._answer_calls()
+            case Refused(handle=handle):
+                self._take_prefilled([handle])
+                entry = self._journal.find(handle)
+                if entry is not None and entry.replica == replica.index:
+                    self._refuse(entry, message)
+            case Reply(call_id=call_id):
+                if (call := self._calls.get(call_id)) is not None:
+                    call.take(replica.index, message)
 
-    def _pass_tokens(self, replica: Replica, message: NewTokens) -> None:
-        for prefilled in self._prefills.take_ended(message.details):
+    def _take_prefilled(self, handles: Sequence[int]) -> None:
+        """Give requests whose prefill has ended, or was refused, to a decode replica."""
+        for prefilled in self._prefills.take_ended(handles):
             self._release(prefilled)
             self._place(prefilled)
+
+    def _pass_tokens(self, replica: Replica, message: NewTokens) -> None:
+        self._take_prefilled([each.handle for each in message.details if each.finish_reason is not None])
         message = self._journal.record(message, replica.index)
         self.client.deliver(message)
         if not message.details:
@@ -281,10 +287,7 @@ class Dispatcher:
                     self.place_waiting()
         self._remove(ended)
 
-    def _refuse(self, replica: Replica, message: Refused) -> None:
-        entry = self._journal.find(message.handle)
-        if entry is None or entry.replica != replica.index:
-            return
+    def _refuse(self, entry: Entry, message: Refused) -> None:
         handles = list(entry.token_ids)
         if entry.is_accepted:  # an earlier replica had accepted it
             self._end(entry, handles, "error", message.message)
@@ -303,55 +306,58 @@ class Dispatcher:
             **sums, step_gaps_s=latest.step_gaps_s, mask_times_s=latest.mask_times_s, drafts=drafts
         )
 
-    def _call(self, message: TakeSnapshot | ResetPrefixCache | LoadAdapter, reply_type: type) -> None:
-        """Send a call to all running cores; the front gets one answer."""
-        running = [each for each in self._replicas if each.is_up]
-        self._calls.append(_Call(reply_type, [each.index for each in running]))
-        for replica in running:
-            replica.send(message)
-        self._answer_calls()
+    async def call(
+        self, make: Callable[[int], Call], replicas: Sequence[Replica] | None = None
+    ) -> Reply:
+        """Make a call to these replicas, or all running ones. Returns what they reply together.
+
+        Raises:
+            EngineDead: no replica runs, or all of them ended first.
+        """
+        called = [each for each in self._replicas if each.is_up] if replicas is None else replicas
+        message = make(next(self._call_ids))
+        call = _Call({each.index for each in called})
+        self._calls[message.call_id] = call
+        try:
+            for replica in called:
+                replica.send(message)
+            if called:
+                await call.done
+        finally:
+            del self._calls[message.call_id]
+        if not call.replies:
+            raise EngineDead("no replica is running; try again later")
+        snapshots = [reply.snapshot for reply in call.replies if reply.snapshot is not None]
+        return Reply(
+            message.call_id,
+            merge_snapshots(snapshots) if snapshots else None,
+            all(reply.is_reset for reply in call.replies),
+            next((reply.error for reply in call.replies if reply.error is not None), None),
+        )
 
     async def settle(self, replica: Replica) -> None:
-        """Return when the core has answered everything that was sent to it before."""
-        settled = asyncio.Event()
-        self._calls.append(_Call(EngineSnapshot, [replica.index], is_wanted=False, settled=settled))
-        replica.send(TakeSnapshot(with_blocks=False))
-        await settled.wait()
-
-    def _answer_calls(self) -> None:
-        """Answer the calls of the front in their order."""
-        while self._calls and self._calls[0].is_complete:
-            call = self._calls.popleft()
-            if call.settled is not None:
-                call.settled.set()
-            if not call.is_wanted:
-                continue
-            parts = [call.parts[index] for index in call.replicas if call.parts[index] is not None]
-            if call.reply_type is AdapterLoaded:
-                failed = next((part for part in parts if part.error is not None), None)
-                none = AdapterLoaded("", "no replica is running; try again later")
-                self.client.deliver(failed or (parts[0] if parts else none))
-            elif not parts:
-                self.client.fail_call(EngineDead("no replica is running"))
-            elif call.reply_type is PrefixCacheReset:
-                self.client.deliver(PrefixCacheReset(all(part.is_reset for part in parts)))
-            else:
-                self.client.deliver(merge_snapshots(parts))
+        """Return when the core has answered everything that was sent to it before, or has ended."""
+        with suppress(EngineDead):
+            await self.call(lambda call_id: TakeSnapshot(call_id, with_blocks=False), [replica])
 
 
 @dataclass(slots=True)
 class _Call:
     """A call of the front to several replicas."""
 
-    reply_type: type
-    replicas: list[int]
-    parts: dict[int, Any] = field(default_factory=dict)  # replies by replica; None if it ended
-    is_wanted: bool = True  # False if no reply is sent to the front
-    settled: asyncio.Event | None = None  # set when all have replied
+    waits_for: set[int]  # replicas that have neither replied nor ended
+    replies: list[Reply] = field(default_factory=list)
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    @property
-    def is_complete(self) -> bool:
-        return all(index in self.parts for index in self.replicas)
+    def take(self, index: int, reply: Reply | None) -> None:
+        """Take the reply of a replica, or None if it has ended."""
+        if index not in self.waits_for:
+            return
+        self.waits_for.discard(index)
+        if reply is not None:
+            self.replies.append(reply)
+        if not self.waits_for and not self.done.done():
+            self.done.set_result(None)
 
 
 def merge_snapshots(parts: Sequence[EngineSnapshot]) -> EngineSnapshot:

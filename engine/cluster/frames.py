@@ -28,6 +28,10 @@ class FrameError(ConnectionError):
     """The peer sent bytes that are not a frame."""
 
 
+class MessageTooLarge(ValueError):
+    """A message does not fit into a frame. Nothing of it was sent."""
+
+
 class Link:
     """One connection. Messages sent in one turn of the event loop are written at once."""
 
@@ -38,7 +42,11 @@ class Link:
         self._outgoing: list[bytes] = []
 
     def send(self, message: Any) -> None:
-        """Queue a message. It is lost without an error if the connection is; `receive` reports that."""
+        """Queue a message. It is lost without an error if the connection is; `receive` reports that.
+
+        Raises:
+            MessageTooLarge: it exceeds MAX_FRAME_BYTES.
+        """
         frame = pack_frame(message)
         if not self._outgoing:
             self._loop.call_soon(self._flush)
@@ -74,7 +82,9 @@ def pack_frame(message: Any) -> tuple[bytes, bytes]:
     """Return the two parts of a message's frame."""
     body = encode(message)
     if len(body) > MAX_FRAME_BYTES:
-        raise ValueError(f"a message of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+        raise MessageTooLarge(
+            f"the request takes {len(body)} bytes with its images; at most {MAX_FRAME_BYTES} are allowed"
+        )
     return _HEADER.pack(len(body), _CODES[type(message)]), body
 
 

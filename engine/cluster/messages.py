@@ -17,23 +17,21 @@ from engine.config import EngineConfig
 from engine.messages import (
     AbortRequest,
     Accepted,
-    AdapterLoaded,
     AddRequest,
     CoreStats,
     DropAdapter,
     KVEvents,
     LoadAdapter,
     NewTokens,
-    PrefixCacheReset,
     Refused,
+    Reply,
     ResetPrefixCache,
     Sleep,
     TakeSnapshot,
 )
-from engine.outputs import EngineSnapshot
 from engine.resolved_config import ResolvedConfig
 
-PROTOCOL_VERSION = 3  # raise it with every change of a message or of MESSAGE_TYPES
+PROTOCOL_VERSION = 4  # raise it with every change of a message or of MESSAGE_TYPES
 
 
 class Configure(msgspec.Struct, frozen=True):
@@ -132,8 +130,7 @@ class UnitReply(msgspec.Struct, frozen=True):
 # The position of a type is its code in a frame.
 MESSAGE_TYPES: tuple[type, ...] = (
     *(AddRequest, AbortRequest, TakeSnapshot, ResetPrefixCache, Sleep),
-    *(LoadAdapter, DropAdapter, AdapterLoaded),
-    *(Accepted, Refused, NewTokens, CoreStats, EngineSnapshot, PrefixCacheReset),
+    *(LoadAdapter, DropAdapter, Accepted, Refused, NewTokens, CoreStats, Reply),
     *(Configure, CoreReady, CoreFailed, Asleep, WakeUp, Heartbeat, KVEvents),
     *(Challenge, Greeting, Welcome, UnitRequest, UnitReply),
 )

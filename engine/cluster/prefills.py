@@ -16,7 +16,7 @@ import msgspec
 from engine.cluster.journal import Entry
 from engine.cluster.replica import Replica
 from engine.cluster.router import Router
-from engine.messages import AbortRequest, AddRequest, Detail, NewCompletion
+from engine.messages import AbortRequest, AddRequest, NewCompletion
 from engine.sampling_params import SamplingParams
 
 
@@ -67,12 +67,9 @@ class Prefills:
         replica.send(prefill)
         return True
 
-    def take_ended(self, details: Iterable[Detail]) -> list[Entry]:
-        """Return the requests whose prefill has ended."""
-        if not self._running:
-            return []
-        ended = [each.handle for each in details if each.finish_reason is not None]
-        return [self._running.pop(handle)[0] for handle in ended if handle in self._running]
+    def take_ended(self, handles: Iterable[int]) -> list[Entry]:
+        """Return the requests whose prefill is among these handles that have ended."""
+        return [self._running.pop(handle)[0] for handle in handles if handle in self._running]
 
     def cancel(self, entry: Entry) -> None:
         """Abort the prefill of a request, if there is one."""

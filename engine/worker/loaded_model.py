@@ -88,8 +88,8 @@ class LoadedModel:
         if self._device.type == "cpu":
             return
         # In one call, because a drafter may share the model's embedding.
-        owners = [self.model, *([] if self.drafter is None else [self.drafter])]
-        move_tensors(list_tensors(*owners), device)
+        drafters = [] if self.drafter is None else [self.drafter]
+        move_tensors(list_tensors(self.model, *drafters), device)
         if self.encoder is not None:
             self.encoder.tower.to(device)
         if device.type == "cpu" and self.adapters is not None:

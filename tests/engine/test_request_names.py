@@ -20,15 +20,20 @@ from engine import (
     EngineError,
     EngineOverloaded,
     InvalidRequest,
+    LoRARequest,
     RequestOutput,
     RequestTimeout,
     SamplingParams,
 )
 from engine.actors.scheduler import SchedulerActor
+from engine.adapter_catalog import AdapterCatalog
+from engine.cluster import frames
+from engine.cluster.connection import LocalConnection
 from engine.config_fields import DEMO_MODEL
+from engine.input.input_processor import InputProcessor
 from engine.input.special_token_escaper import SpecialTokenEscaper
 from engine.input.tokenizer import Tokenizer
-from engine.messages import AbortRequest, DetokenizerInbox, NewTokens
+from engine.messages import AbortRequest, AddRequest, DetokenizerInbox, NewTokens
 from engine.worker.model_runner import ModelRunner
 from grammar import CompiledGrammar, GrammarCompiler, GrammarError, GrammarSpec, Matcher
 from tests.waiting import wait_until
@@ -215,6 +220,55 @@ async def test_an_abort_before_the_core_has_the_request_ends_it(
         assert await end(engine, make_params(4), "mine") == "length"
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "result"),
+    [(InputProcessor, "encode", ("hello", [1, 2, 3])), (AdapterCatalog, "resolve", None)],
+)
+async def test_an_abort_is_honoured_while_the_prompt_is_prepared(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, result: Any
+) -> None:
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def prepare(*_: Any) -> Any:
+        begun.set()
+        await gate.wait()
+        return result
+
+    monkeypatch.setattr(owner, name, prepare)
+    async with Engine(make_config()) as engine:
+        adapter = LoRARequest("any") if name == "resolve" else None
+        stream = engine.generate("hello", make_params(300), "mine", lora_request=adapter)
+        first = asyncio.ensure_future(anext(stream))
+        await begun.wait()
+        await engine.abort("mine")
+        gate.set()
+        completion = (await first).outputs[0]
+        assert (completion.finish_reason, completion.token_ids) == ("abort", [])
+        await stream.aclose()
+
+
+async def test_a_message_that_exceeds_a_frame_fails_its_request_and_leaves_nothing_behind(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = LocalConnection.send
+
+    def send_framed(connection: LocalConnection, message: Any) -> None:
+        if isinstance(message, AddRequest):
+            frames.pack_frame(message)
+        send(connection, message)
+
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 2000)
+    monkeypatch.setattr(LocalConnection, "send", send_framed)
+    async with Engine(make_config(max_num_seqs=4, max_num_waiting=4)) as engine:
+        for _ in range(5):
+            with pytest.raises(InvalidRequest, match="at most 2000 are allowed"):
+                await anext(engine.generate([300] * 900, make_params(4, n=4)))
+        dispatcher, stats = engine._supervisor.dispatcher, engine.stats()
+        assert not dispatcher.client.streams and not dispatcher._journal._entries and not stats.num_waiting
+        assert await end(engine, make_params(4)) == "length"
+        assert await engine.sleep()
+
+
 async def test_all_completions_that_wait_for_a_grammar_count(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,7 +395,6 @@ async def test_each_completion_is_ended_once_when_all_are_aborted(
 
 async def test_a_snapshot_that_a_crash_overtakes_is_none(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
-        client = engine._supervisor.client
-        assert client is not None
-        client.send = lambda message: client.fail_all(EngineDead("it crashed"))
+        supervisor = engine._supervisor
+        supervisor.replicas[0].send = lambda message: supervisor.dispatcher.fail_all(EngineDead("it crashed"))  # type: ignore[method-assign]
         assert await engine.snapshot() is None

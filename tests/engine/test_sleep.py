@@ -177,6 +177,48 @@ async def test_a_sleep_whose_caller_left_is_cancelled(make_config: MakeConfig) -
         await stream.aclose()
 
 
+@pytest.mark.parametrize("call", ["sleep", "wake_up"])
+async def test_a_call_that_is_cancelled_at_any_moment_leaves_an_engine_that_works(
+    make_config: MakeConfig, call: str
+) -> None:
+    async with Engine(make_config(mock_step_ms=0.0)) as engine:
+        for num_turns in range(24):
+            if call == "wake_up":
+                await engine.sleep()
+            task = asyncio.create_task(getattr(engine, call)())
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            await wait_until(lambda: engine.state in ("ready", "sleeping"))
+            await engine.wake_up()
+            assert [output async for output in engine.generate("hello", ASKED[0])][-1].finished
+
+
+async def test_calls_during_sleeps_and_restarts_are_all_answered(make_config: MakeConfig) -> None:
+    async with Engine(make_config(mock_step_ms=0.0)) as engine:
+        is_over = False
+
+        async def poll() -> int:
+            num_answers = 0
+            while not is_over:
+                num_answers += await engine.snapshot() is not None
+                await asyncio.sleep(0)
+            return num_answers
+
+        pollers = [asyncio.create_task(poll()) for _ in range(4)]
+        for _ in range(12):
+            await engine.sleep()
+            await engine.wake_up()
+        engine._supervisor.replicas[0].restart()
+        await wait_until(lambda: engine._supervisor.replicas[0].num_restarts == 1 and engine.state == "ready")
+        is_over = True
+        async with asyncio.timeout(10):
+            assert min(await asyncio.gather(*pollers)) > 0
+            assert await engine.reset_prefix_cache()
+        assert not engine._supervisor.dispatcher._calls
+
+
 async def test_sleeping_and_waking_twice_changes_nothing(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
         await engine.wake_up()

@@ -29,6 +29,8 @@ from engine.model.vision.spec import VisionSpec
 from engine.thread_priority import lower_priority
 
 MAX_IMAGES = 32  # of a request
+# Prepared pixels of a request; with the rest of it they must fit into one message to the core, see MAX_FRAME_BYTES.
+MAX_PIXEL_BYTES = 192 * 2**20
 POOL_THREADS = 2
 # Prepared pixels of all live requests; images of further requests wait. One request may exceed it.
 MAX_LIVE_BYTES = 2**30
@@ -107,7 +109,14 @@ class ImageIntake:
         while self._num_live_bytes > MAX_LIVE_BYTES:
             self._freed.clear()
             await self._freed.wait()
-        prepared = [await self._prepare(source) for source in sources]
+        prepared: list[Prepared] = []
+        for source in sources:
+            prepared.append(await self._prepare(source))
+            if (num_bytes := sum(each.pixels.nbytes for each in prepared)) > MAX_PIXEL_BYTES:
+                raise refuse(
+                    f"the first {len(prepared)} of {len(sources)} images have {num_bytes / 2**20:.0f} MiB of pixels; a "
+                    f"request may have at most {MAX_PIXEL_BYTES >> 20} MiB. Use fewer or smaller images"
+                )
         return self._join(token_ids, slots, prepared)
 
     def close(self) -> None:
