@@ -270,6 +270,8 @@ class FakeEngine:
             if self.state == "closed":
                 raise EngineDead("the engine was closed")
             first = start if params.output_kind == "delta" else 0
+            if request.is_aborted:
+                answer, reason = answer[:end], "abort"
             is_last = end == len(answer)
             request.num_sent = end
             outputs = [
@@ -278,6 +280,8 @@ class FakeEngine:
             ]
             yield self._output(request, outputs, is_last)
             start = end
+            if is_last:
+                return
 
     def _cut(self, request: FakeRequest) -> tuple[str, str, str | None]:
         params = request.params

@@ -13,7 +13,6 @@ from app.api.json_body import check_json
 from app.api.protocol import ChatRequest, CompletionRequest
 from app.api.responses import routes as responses
 from app.api.responses.request import ResponsesRequest
-from app.api.responses.writer import ResponseWriter
 from app.api.visit import Visit
 from app.concurrency import retry_while_full
 from engine import EngineDead, EngineError
@@ -77,7 +76,7 @@ async def _complete(context: ApiContext, body: Any, visit: Visit) -> Json:
 
 async def _respond(context: ApiContext, body: Any, visit: Visit) -> Json:
     asked = ResponsesRequest.read(body)
-    return await ResponseWriter(await responses.prepare(asked, visit, context), asked).finish()
+    return await (await responses.make_writer(asked, visit, context)).finish()
 
 
 ROUTES = {"/v1/chat/completions": _chat, "/v1/completions": _complete, "/v1/responses": _respond}

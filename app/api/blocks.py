@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from contextlib import aclosing
 from typing import Any, ClassVar
@@ -11,7 +10,8 @@ from app.api.call import Call
 from app.api.errors import ApiError
 from app.api.own_names import own_names
 from app.api.replies import is_own_end
-from app.api.sse import Emit
+from app.api.sse import Emit, frame_named
+from app.api.tools.styled_calls import CALL_TEXTS, form_of
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
@@ -21,7 +21,7 @@ class BlockWriter(ABC):
     """Writes one reply of one choice; a dialect says what blocks and events look like.
 
     Attributes:
-        TYPES: field of a delta -> the dialect's type of such a block; the calls are last.
+        TYPES: field of a delta, or kind of a call -> the dialect's type of such a block; the calls are last.
         RENAMED: name in a chat request -> the dialect's name, for errors.
     """
 
@@ -39,7 +39,7 @@ class BlockWriter(ABC):
 
     @property
     def has_calls(self) -> bool:
-        return any(block["type"] == self.TYPES["tool_calls"] for block in self.blocks)
+        return any(block["type"] == self.TYPES["function"] for block in self.blocks)
 
     async def finish(self) -> Json:
         """Run the request to its end and return the reply."""
@@ -131,8 +131,7 @@ class BlockWriter(ABC):
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Add an event, which is named after its type."""
-        data = json.dumps({"type": kind, **fields}, separators=(",", ":"))
-        self._events.append(f"event: {kind}\ndata: {data}\n\n".encode())
+        self._events.append(frame_named(kind, fields))
 
     def _take(self) -> bytes:
         events, self._events = self._events, []
@@ -149,16 +148,17 @@ class BlockWriter(ABC):
 
     def _add(self, delta: Json) -> None:
         for name, kind in self.TYPES.items():
-            if name != "tool_calls" and delta.get(name):
+            if name not in CALL_TEXTS and delta.get(name):
                 if not self._is_open or self.blocks[-1]["type"] != kind:
                     self.open(kind)
                 self._grow(kind, delta[name])
         for part in delta.get("tool_calls", ()):
-            kind, function = self.TYPES["tool_calls"], part["function"]
+            form = form_of(part)
+            kind, text = self.TYPES[form], part[form][CALL_TEXTS[form]]
             if "id" in part:
-                self.open(kind, part["id"], function["name"])
-            if function["arguments"]:
-                self._grow(kind, function["arguments"])
+                self.open(kind, part["id"], part[form]["name"])
+            if text:
+                self._grow(kind, text)
 
     def _grow(self, kind: str, text: str) -> None:
         self._pieces.append(text)

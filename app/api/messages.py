@@ -116,6 +116,11 @@ def _read_message(where: str, message: Mapping[str, Any], counter: ValueCounter)
 
 def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
+        name = read_text(f"{where}.custom.name", custom.get("name"))
+        given = {"input": read_text(f"{where}.custom.input", custom.get("input"))}
+        identity = read_text(f"{where}.id", call.get("id"))
+        return {"id": identity, "type": "function", "function": {"name": name, "arguments": given}}
     if not isinstance(call, dict) or not isinstance(function, dict):
         text = f'{where} must be {{"id": ..., "type": "function", "function": {{...}}}}'
         raise BadRequest(text, "messages")

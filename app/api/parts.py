@@ -82,7 +82,7 @@ def _read(where: str, given: Mapping[str, Any], is_history: bool) -> list[Json]:
         case str() if kind in TEXT_KEYS:
             return [make_text(read_text(f"{where}.{TEXT_KEYS[kind]}", given.get(TEXT_KEYS[kind])))]
         case str() if kind in DONE or kind.endswith("_tool_result"):
-            return [make_text(_tell(given))]
+            return [make_text(tell_block(given))]
         case "unseen" if isinstance(given.get("text"), str):
             return [dict(given)]
         case str() if is_history:
@@ -165,9 +165,9 @@ def make_unseen(what: str) -> Json:
     return {"type": "unseen", "text": what}
 
 
-def _tell(block: Mapping[str, Any]) -> str:
+def tell_block(block: Mapping[str, Any]) -> str:
     """Return what a service did as JSON, without ids and what only the service can read."""
-    hidden = ("id", "tool_use_id", "encrypted_content", "encrypted_index", "cache_control", "type")
+    hidden = ("id", "status", "tool_use_id", "encrypted_content", "encrypted_index", "cache_control", "type")
 
     def strip(value: Any) -> Any:
         if isinstance(value, dict):

@@ -41,6 +41,11 @@ def frame(value: Any) -> bytes:
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
+def frame_named(kind: str, fields: dict[str, Any]) -> bytes:
+    """Return one event of a dialect that names its events after their types."""
+    return f"event: {kind}\n".encode() + frame({"type": kind, **fields})
+
+
 class EventStream(Response):
     """A response whose frames come from `produce(emit)`.
 

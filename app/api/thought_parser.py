@@ -7,6 +7,7 @@ from typing import Any
 
 from app.api.constraint import Constraint
 from app.api.tools.calls import ToolParser, make_parser
+from app.api.tools.custom_calls import CustomCalls
 from app.api.tools.use import ToolUse
 from app.reasoning import Thinking, gate_grammar, make_splitter
 
@@ -48,6 +49,8 @@ class ThoughtParser:
 def make_reader(tools: ToolUse | None, thinking: Thinking | None) -> ToolParser | None:
     """Return the parser of one output of a request; None if all of it is content."""
     inner = None if tools is None else make_parser(tools)
+    if inner is not None and tools is not None and tools.customs:
+        inner = CustomCalls(inner, tools.customs)
     return inner if thinking is None else ThoughtParser(thinking, inner)
 
 

@@ -31,7 +31,7 @@ SIGNATURE = "troupe"
 class MessageWriter(BlockWriter):
     """Writes one message."""
 
-    TYPES: ClassVar = {"reasoning": "thinking", "content": "text", "tool_calls": "tool_use"}
+    TYPES: ClassVar = {"reasoning": "thinking", "content": "text", "function": "tool_use"}
     RENAMED = RENAMED
 
     def begin(self, output: RequestOutput | None) -> None:

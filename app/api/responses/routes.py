@@ -1,21 +1,23 @@
-"""POST /v1/responses: create, in one reply or as typed events; GET and DELETE of a stored response."""
+"""POST /v1/responses: create, in one reply or as typed events; the other routes read, cancel or delete a response."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import chat
-from app.api.call import Call
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.own_names import own_names
-from app.api.responses.request import RENAMED, ResponsesRequest, make_chat_request
+from app.api.responses.events import frame_event, list_events
+from app.api.responses.request import RENAMED, CountRequest, ResponsesRequest, make_chat_request
+from app.api.responses.store import pick_page
+from app.api.responses.tools import read_tools
 from app.api.responses.writer import ResponseWriter
-from app.api.sse import STREAMED, EventStream, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, unless_gone
 from app.api.visit import Visit
 
 Json = dict[str, Any]
@@ -27,33 +29,77 @@ router = APIRouter()
 async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
     """Answer an input, in one reply or as a stream."""
     visit = request.state.visit
-    before: list[Json] = []
-    if (last := body.previous_response_id) is not None:
-        before = context.responses.get(last, visit.key_number, "previous_response_id").items
+    responses, key_number = context.responses, visit.key_number
+    before = _read_stored(body, visit, context)
 
     def keep(reply: Json) -> None:
         if body.store is not False:
-            context.responses.put(reply, before, body.input, visit.key_number)
+            responses.put(reply, before, body.input, key_number)
 
-    writer = ResponseWriter(await prepare(body, visit, context, before), body, keep)
+    writer = await make_writer(body, visit, context, before, keep)
+    response_id = writer.call.reply_id
+
+    async def stream(emit: Emit) -> Json:
+        return await responses.run(response_id, key_number, writer.stream(emit))
+
     if body.stream:
-        return EventStream(writer.stream, context.config.keep_alive_s, b"", writer.frame_error, writer.keep_alive)
-    return JSONResponse(await unless_gone(request.receive, writer.finish()))
+        return EventStream(stream, context.config.keep_alive_s, b"", writer.frame_error, writer.keep_alive)
+    work = responses.run(response_id, key_number, writer.finish())
+    return JSONResponse(await unless_gone(request.receive, work))
 
 
-@router.get("/v1/responses/{response_id}")
-async def retrieve_response(response_id: str, request: Request, context: Context) -> Json:
-    """Return a stored response."""
-    return context.responses.get(response_id, request.state.visit.key_number).reply
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(body: CountRequest, request: Request, context: Context) -> Json:
+    """Return the length of the prompt of a request."""
+    visit = request.state.visit
+    writer = await make_writer(body, visit, context, _read_stored(body, visit, context))
+    return {"object": "response.input_tokens", "input_tokens": len(writer.call.prompts[0])}
+
+
+@router.get("/v1/responses/{response_id}", responses=STREAMED, response_model=None)
+async def retrieve_response(
+    response_id: str, request: Request, context: Context, stream: bool = False, starting_after: int = -1
+) -> Json | Response:
+    """Return a stored response, or its events after a number."""
+    reply = context.responses.get(response_id, request.state.visit.key_number).reply
+    if not stream:
+        return reply
+    frames = [frame_event(*event, number) for number, event in enumerate(list_events(reply))]
+
+    async def send(emit: Emit) -> None:
+        await emit(b"".join(frames[starting_after + 1 :]))
+
+    return EventStream(send, context.config.keep_alive_s, b"")
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-async def list_input_items(response_id: str, request: Request, context: Context) -> Json:
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    context: Context,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: str | None = None,
+    order: Literal["asc", "desc"] = "desc",
+) -> Json:
     """List the input of a stored response."""
     items = context.responses.get(response_id, request.state.visit.key_number).input_items
-    data = [{"id": f"msg_{number}", **item} for number, item in enumerate(items)]
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": False}
+    return pick_page(items, limit, after, order)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(response_id: str, request: Request, context: Context) -> Json:
+    """End a response that is being written, and return it."""
+    running = context.responses.find_running(response_id, request.state.visit.key_number)
+    if running is not None:
+        await context.engine.abort(response_id)
+        await running.ended.wait()
+        if running.reply is not None:
+            return running.reply
+    reply = context.responses.get(response_id, request.state.visit.key_number).reply
+    if reply["status"] == "cancelled":
+        return reply
+    message = f"the response {response_id[:80]!r} is {reply['status']}: only one that is being written can be cancelled"
+    raise BadRequest(message, "response_id")
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -63,16 +109,25 @@ async def delete_response(response_id: str, request: Request, context: Context) 
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-async def prepare(
-    body: ResponsesRequest, visit: Visit, context: ApiContext, before: Sequence[Json] = ()
-) -> Call:
+async def make_writer(
+    body: ResponsesRequest,
+    visit: Visit,
+    context: ApiContext,
+    before: Sequence[Json] = (),
+    keep: Callable[[Json], None] = lambda reply: None,
+) -> ResponseWriter:
     """Check the request and render its prompt, as a chat request.
+
+    Args:
+        before: the items of the conversation that the input continues.
+        keep: stores the response.
 
     Raises:
         ApiError, InvalidRequest: the request is not supported; the error has this route's field names.
     """
+    tools = read_tools(body.tools or ())
     with own_names(RENAMED):
-        asked, places = make_chat_request(body, before)
+        asked, places = make_chat_request(body, tools, before)
     with own_names(RENAMED | places):
         call, _ = await chat.prepare(asked, visit, context, "resp_")
     if asked.logprobs and call.make_reader() is not None:
@@ -80,4 +135,13 @@ async def prepare(
             "logprobs beside tools or reasoning are on /v1/chat/completions only: they cover the whole output"
         )
         raise BadRequest(message, "include", "unsupported_field")
-    return call
+    return ResponseWriter(call, body, tools.names, keep)
+
+
+def _read_stored(body: ResponsesRequest, visit: Visit, context: ApiContext) -> list[Json]:
+    """Put stored items in place of references to them, and return the items of the response before."""
+    if isinstance(body.input, list):
+        body.input = context.responses.resolve(body.input, visit.key_number)
+    if (last := body.previous_response_id) is None:
+        return []
+    return context.responses.get(last, visit.key_number, "previous_response_id").items

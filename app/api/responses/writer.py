@@ -1,47 +1,55 @@
 """ResponseWriter: the response of POST /v1/responses and its events.
 
-created ─▶ in_progress ─▶ per item: output_item.added ─▶ (content_part.added ─▶ output_text.delta ... done ─▶
-content_part.done | the same with reasoning_text | function_call_arguments.delta ... done) ─▶ output_item.done
-─▶ completed | incomplete
+created ─▶ in_progress ─▶ the events of each item (`events.py`) ─▶ completed | incomplete
 """
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from app.api import replies
 from app.api.blocks import BlockWriter
 from app.api.call import Call
 from app.api.errors import ApiError
+from app.api.responses import events
+from app.api.responses.conversation import seal
 from app.api.responses.request import RENAMED, ResponsesRequest
+from app.api.responses.tools import describe_tool
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
-ECHOED = ("instructions", "max_output_tokens", "reasoning", "previous_response_id")
-# an item of text -> the type of its part, the prefix of its id, further fields of the item and of its part
-TEXTS: dict[str, tuple[str, str, Json, Json]] = {
-    "message": ("output_text", "msg", {"role": "assistant"}, {"annotations": [], "logprobs": []}),
-    "reasoning": ("reasoning_text", "rs", {"summary": []}, {}),
-}
+ECHOED = (
+    "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key",
+    "safety_identifier",
+)  # fmt: skip
 
 
 class ResponseWriter(BlockWriter):
     """Writes one response.
 
     Args:
+        names: name of a function for the model -> its fields in an item, where they differ.
         keep: stores the response, before its last event is sent.
     """
 
-    TYPES: ClassVar = {"reasoning": "reasoning", "content": "message", "tool_calls": "function_call"}
+    TYPES: ClassVar = {
+        "reasoning": "reasoning", "content": "message", "function": "function_call", "custom": "custom_tool_call"
+    }  # fmt: skip
     RENAMED = RENAMED
 
     def __init__(
-        self, call: Call, body: ResponsesRequest, keep: Callable[[Json], None] = lambda reply: None
+        self,
+        call: Call,
+        body: ResponsesRequest,
+        names: Mapping[str, Json],
+        keep: Callable[[Json], None] = lambda reply: None,
     ) -> None:
         super().__init__(call)
         self._body = body
+        self._names = names
         self._keep = keep
         self._sequence_number = 0
         self._logprobs: list[Json] = []
@@ -74,46 +82,40 @@ class ResponseWriter(BlockWriter):
         return self._take()
 
     def make_block(self, kind: str, call_id: str, name: str) -> Json:
-        if kind == "function_call":
-            more: Json = {"call_id": call_id, "name": name, "arguments": ""}
-            prefix = "fc"
+        if kind in events.CALLS:
+            _, field, prefix = events.CALLS[kind]
+            more: Json = {"call_id": call_id, "name": name} | self._names.get(name, {}) | {field: ""}
+        elif kind == "message":
+            prefix, more = "msg", {"role": "assistant", "content": []}
         else:
-            _, prefix, more, _ = TEXTS[kind]
-            more = more | {"content": []}
+            prefix, more = "rs", {"summary": []} | ({} if self._body.wants_summary else {"content": []})
         return {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", **more, "status": "in_progress"}
 
     def tell_open(self, block: Json) -> None:
-        self.tell("response.output_item.added", output_index=len(self.blocks) - 1, item=block)
-        if block["type"] in TEXTS:
-            part = _make_part(block["type"], "")
-            self.tell("response.content_part.added", **self._place(), content_index=0, part=part)
+        self._tell_all(events.open_item(len(self.blocks) - 1, dict(block)))
 
     def tell_growth(self, kind: str, text: str) -> None:
-        if kind in TEXTS:
-            more: Json = {}
-            if kind == "message":
-                more = {"logprobs": self._logprobs[self._num_told :]}
-                self._num_told = len(self._logprobs)
-            self.tell(
-                f"response.{TEXTS[kind][0]}.delta", **self._place(), content_index=0, delta=text, **more
-            )
-        else:
-            self.tell("response.function_call_arguments.delta", **self._place(), delta=text)
+        more: Json = {}
+        if kind == "message":
+            more = {"logprobs": self._logprobs[self._num_told :]}
+            self._num_told = len(self._logprobs)
+        self._tell_all([events.grow_item(len(self.blocks) - 1, self.blocks[-1], text, **more)])
 
     def tell_end(self, block: Json, text: str, status: str) -> None:
         block["status"] = status
-        if block["type"] in TEXTS:
-            part, place = _make_part(block["type"], text), {**self._place(), "content_index": 0}
-            more = {"logprobs": self._logprobs} if block["type"] == "message" else {}
-            part |= more
-            self.tell(f"response.{part['type']}.done", **place, text=text, **more)
-            self.tell("response.content_part.done", **place, part=part)
-            block["content"] = [part]
+        more = {"logprobs": self._logprobs} if block["type"] == "message" else {}
+        if block["type"] in events.CALLS:
+            block[events.CALLS[block["type"]][1]] = text
         else:
-            block["arguments"] = text
-            kind = "response.function_call_arguments.done"
-            self.tell(kind, **self._place(), name=block["name"], arguments=text)
-        self.tell("response.output_item.done", output_index=len(self.blocks) - 1, item=block)
+            field = "summary" if events.is_summary(block) else "content"
+            block[field] = [events.make_part(block, text) | more]
+            if block["type"] == "reasoning" and self._body.wants_encrypted:
+                block["encrypted_content"] = seal(text)
+        self._tell_all(events.end_item(len(self.blocks) - 1, block, text, **more))
+
+    def _tell_all(self, found: Iterable[events.Event]) -> None:
+        for kind, fields in found:
+            self.tell(f"response.{kind}", **fields)
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Add a numbered event."""
@@ -124,9 +126,6 @@ class ResponseWriter(BlockWriter):
         if found := replies.chat_logprobs(self.call, choice):
             self._logprobs += found["content"]
         super()._feed(choice)
-
-    def _place(self) -> Json:
-        return {"item_id": self.blocks[-1]["id"], "output_index": len(self.blocks) - 1}
 
     def _count(self, output: RequestOutput, num_output: int) -> Json:
         """Return the usage under this route's names."""
@@ -148,6 +147,7 @@ class ResponseWriter(BlockWriter):
             "id": call.reply_id,
             "object": "response",
             "created_at": call.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
             "error": None,
@@ -156,12 +156,17 @@ class ResponseWriter(BlockWriter):
             "output": items,
             "parallel_tool_calls": is_parallel,
             "store": body.store is not False,
+            "service_tier": "default",
             "temperature": call.sampling.temperature,
+            "presence_penalty": call.sampling.presence_penalty,
+            "frequency_penalty": call.sampling.frequency_penalty,
+            "top_logprobs": body.top_logprobs or 0,
+            "reasoning": None if body.reasoning is None else {"effort": None, "summary": None} | body.reasoning,
             "text": body.text.model_dump(by_alias=True, exclude_none=True),
             "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [],
+            "tools": [describe_tool(tool) for tool in body.tools or ()],
             "top_p": call.sampling.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "usage": usage,
             "metadata": body.metadata or {},
             **{name: getattr(body, name) for name in ECHOED},
@@ -173,8 +178,3 @@ def status_of(choice: CompletionOutput) -> str:
     if choice.finish_reason == "abort":
         return "cancelled"
     return "completed" if choice.finish_reason == "stop" else "incomplete"
-
-
-def _make_part(kind: str, text: str) -> Json:
-    part_type, _, _, more = TEXTS[kind]
-    return {"type": part_type, "text": text, **more}

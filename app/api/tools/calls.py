@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol
 
-from app.api.tools.styled_calls import StyledCalls
+from app.api.tools.styled_calls import CALL_TEXTS, StyledCalls, form_of
 from app.api.tools.use import ToolUse
 from grammar import GrammarError, OutputCheck, SchemaValidator, ToolStyle, list_raw, list_tool_styles
 
@@ -53,11 +53,12 @@ def make_message(parser: ToolParser, text: str, is_cut: bool = False) -> Json:
         for name in TEXTS & delta.keys():
             message[name] = (message.get(name) or "") + delta[name]
         for part in delta.get("tool_calls", ()):
+            form = form_of(part)
             if "id" in part:
-                calls.append({**part, "function": dict(part["function"])})
+                calls.append({**part, form: dict(part[form])})
                 del calls[-1]["index"]
             else:
-                calls[-1]["function"]["arguments"] += part["function"]["arguments"]
+                calls[-1][form][CALL_TEXTS[form]] += part[form][CALL_TEXTS[form]]
     return message | {"tool_calls": calls} if calls else message
 
 

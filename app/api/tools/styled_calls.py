@@ -19,6 +19,8 @@ Json = dict[str, Any]
 # longer than any name with its delimiters
 MAX_HEAD_CHARS = 256
 SCALAR = re.compile(r"[-+.\w]+")
+# kind of a call -> the field of its text
+CALL_TEXTS = {"function": "arguments", "custom": "input"}
 PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -359,6 +361,11 @@ def more_arguments(index: int, text: str) -> Json:
     return {"index": index, "function": {"arguments": text}}
 
 
+def form_of(part: Json) -> str:
+    """Return the kind of a call, or of a part of one."""
+    return "custom" if "custom" in part else "function"
+
+
 def join_parts(delta: Json) -> Json:
     """Return the delta with one part per call, because some clients read only the first part of a chunk."""
     if "tool_calls" not in delta:
@@ -366,9 +373,9 @@ def join_parts(delta: Json) -> Json:
     joined: list[Json] = []
     for part in delta["tool_calls"]:
         if joined and joined[-1]["index"] == part["index"]:
-            function = joined[-1]["function"]
-            arguments = function["arguments"] + part["function"]["arguments"]
-            joined[-1] = joined[-1] | {"function": function | {"arguments": arguments}}
+            form = form_of(part)
+            begun, name = joined[-1][form], CALL_TEXTS[form]
+            joined[-1] = joined[-1] | {form: begun | {name: begun[name] + part[form][name]}}
         else:
             joined.append(part)
     return delta | {"tool_calls": joined}

@@ -23,6 +23,7 @@ from app.api.constraint import Constraint
 from app.api.errors import ApiError, BadRequest, to_api_error
 from app.api.fields import check_unknown
 from app.api.protocol import ChatRequest
+from app.api.tools.custom import read_custom_tool
 from grammar import (
     GrammarError,
     GrammarSpec,
@@ -60,7 +61,8 @@ class Tool:
 
     name: str
     parameters: Json
-    definition: Json  # as the client sent it, for the chat template
+    definition: Json  # as the client sent it, for the chat template; of a custom tool, as a function
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,11 @@ class ToolUse:
     def definitions(self) -> list[Json]:
         return [tool.definition for tool in self.tools]
 
+    @property
+    def customs(self) -> frozenset[str]:
+        """The names of the custom tools."""
+        return frozenset(tool.name for tool in self.tools if tool.is_custom)
+
     def in_style(self, style: str | None, answer: Constraint | None) -> ToolUse:
         """Return the same tools, called in the model's style.
 
@@ -128,7 +135,8 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
     Raises:
         ApiError: 400 for a malformed tool or schema, or a choice that is not among the tools.
     """
-    tools = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
+    found = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
+    tools = [tool for tool in found if tool is not None]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise BadRequest("two tools have the same name", "tools")
@@ -203,7 +211,12 @@ def _move(error: GrammarError, place: str, to: str) -> GrammarError:
     return InvalidGrammar(text, pointer and to + pointer.removeprefix(place))
 
 
-def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
+def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool | None:
+    """Return a tool; None for a custom one that is left out."""
+    if tool.get("type") == "custom":
+        custom = read_custom_tool(where, tool)
+        found = None if custom is None else _read_tool(where, custom)
+        return None if found is None else replace(found, is_custom=True)
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
         message = f'{where} must be {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}'
@@ -264,12 +277,13 @@ def _read_allowed(allowed: object, names: Sequence[str]) -> Allowed:
 
 def _read_name(choice: object, names: Sequence[str]) -> str:
     """Return the name of an existing tool."""
-    choice = choice if isinstance(choice, dict) and choice.get("type") == "function" else {}
-    function = choice.get("function")
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    choice = choice if isinstance(choice, dict) and kind in ("function", "custom") else {}
+    function = choice.get(str(kind))
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
         raise BadRequest('tool_choice must be {"type": "function", "function": {"name": ...}}', "tool_choice")
-    check_unknown(choice, ("type", "function"), "tool_choice", None)
-    check_unknown(function, ("name",), "tool_choice.function", None)
+    check_unknown(choice, ("type", str(kind)), "tool_choice", None)
+    check_unknown(function, ("name",), f"tool_choice.{kind}", None)
     if name not in names:
         raise BadRequest(f"tool_choice names {name[:80]!r}, which is not among the tools", "tool_choice")
     return name

@@ -43,13 +43,17 @@ async def respond(server: Server, **fields: Any) -> tuple[int, Any]:
 
 async def stream(server: Server, **fields: Any) -> list[Any]:
     """The events, whose names and numbers are checked."""
-    raw = await server.stream("/v1/responses", {"model": "fake", "input": "hello"} | fields)
+    return read_events(await server.stream("/v1/responses", {"model": "fake", "input": "hello"} | fields), 0)
+
+
+def read_events(raw: bytes, first: int | None = None) -> list[Any]:
     assert raw.endswith(b"\n\n") and b"[DONE]" not in raw
     events = []
     for number, block in enumerate(raw.decode().removesuffix("\n\n").split("\n\n")):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
-        assert (name, event["sequence_number"]) == (f"event: {event['type']}", number)
+        first = event["sequence_number"] if first is None else first
+        assert (name, event["sequence_number"]) == (f"event: {event['type']}", first + number)
         events.append(event)
     return events
 
@@ -195,10 +199,9 @@ async def test_results_of_calls_go_back_in(start: Start) -> None:
 
 WRONG: dict[str, list[Any]] = {
     "previous_response_id": ["resp_1"], "conversation": ["conv_1"],
-    "prompt": [{"id": "p"}], "top_logprobs": [21], "truncation": ["auto"],
-    "include": [["file_search_call.results"]],
+    "prompt": [{"id": "p"}], "top_logprobs": [21], "truncation": ["some"],
     "input": [
-        [], 3, [{"type": "item_reference", "id": "x"}], [{"role": "wizard", "content": "x"}],
+        [], 3, [{"type": "nonsense"}], [{"role": "wizard", "content": "x"}],
         [{"role": "user", "content": [{"type": "input_image", "image_url": 5}]}],
         [{"type": "function_call", "call_id": "1"}],
     ],
@@ -244,7 +247,7 @@ async def test_a_response_is_kept_and_another_goes_on_with_it(server: Server, is
     )
     assert second["previous_response_id"] == first["id"]
     _, items = await server.get(f"/v1/responses/{second['id']}/input_items")
-    assert [item["content"] for item in items["data"]] == ["and?"]
+    assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "and?"}]]
     assert (await server.ask(f"/v1/responses/{first['id']}", "DELETE"))[2]["deleted"] is True
     assert (await server.get(f"/v1/responses/{first['id']}"))[0] == 404
 
@@ -288,3 +291,158 @@ async def test_the_official_client_parses_a_model_whole_and_streamed(client: ope
         final = await events.get_final_response()
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     assert final.output_parsed == Person(name="Ada", age=36)
+
+
+# fields that OpenAI's clients and Open Responses require
+REQUIRED = [
+    "background", "completed_at", "created_at", "error", "frequency_penalty", "id", "incomplete_details",
+    "instructions",
+    "max_output_tokens", "max_tool_calls", "metadata", "model", "object", "output", "parallel_tool_calls",
+    "presence_penalty", "previous_response_id", "prompt_cache_key", "reasoning", "safety_identifier", "service_tier",
+    "status", "store", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "usage",
+]  # fmt: skip
+
+
+async def test_a_response_has_every_required_field_and_takes_the_sampling_of_chat(server: Server) -> None:
+    asked: Any = {"stop_token_ids": [1], "ignore_eos": True, "logit_bias": {"5": 1}, "skip_special_tokens": False}
+    asked |= {"truncation": "auto", "reasoning": {"effort": "low", "context": "all_turns"}, "max_tool_calls": 3}
+    asked |= {"include": ["web_search_call.action.sources"], "client_metadata": {"turn_id": "x"}}
+    body = {"input": "hello", "tools": [{"type": "function", "name": "f"}], **asked}
+    status, headers, reply = await server.ask("/v1/responses", "POST", json=body)
+    assert status == 200 and not set(REQUIRED) - reply.keys(), reply
+    assert reply["tools"] == [{**body["tools"][0], "description": None, "parameters": None, "strict": True}]
+    assert reply["reasoning"] == {"effort": "low", "summary": None, "context": "all_turns"}
+    assert all(name in headers["x-troupe-warning"] for name in ("include 'web_search", "client_metadata"))
+    params = server.engine.requests[-1].params
+    assert (params.ignore_eos, params.stop_token_ids, params.logit_bias) == (True, (1,), {5: 1})
+
+
+TURNS: list[Any] = [
+    {"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "id": "x"},
+    {"role": "user", "content": "c"},
+]  # fmt: skip
+
+
+async def test_input_items_come_in_pages_with_ids_of_their_own(server: Server) -> None:
+    _, reply = await respond(server, input=[*TURNS, TURNS[1]])
+    place = f"/v1/responses/{reply['id']}/input_items"
+    _, whole = await server.get(f"{place}?order=asc")
+    parts = [item["content"][0] for item in whole["data"]]
+    assert [(part["type"], part["text"]) for part in parts] == [
+        ("input_text", "a"), ("output_text", "b"), ("input_text", "c"), ("output_text", "b")
+    ]  # fmt: skip
+    ids = [item["id"] for item in whole["data"]]
+    assert len(set(ids)) == 4 and ids[1] == "x"
+    _, page = await server.get(f"{place}?limit=2")
+    assert [item["id"] for item in page["data"]] == ids[:1:-1] and page["has_more"]
+    _, page = await server.get(f"{place}?limit=2&after={page['last_id']}")
+    assert [item["id"] for item in page["data"]] == ids[1::-1] and not page["has_more"]
+    for wrong in ("limit=0", "limit=101", "order=up", "after=y"):
+        status, refused = await server.get(f"{place}?{wrong}")
+        assert (status, refused["error"]["param"]) == (400, wrong.split("=")[0])
+    status, _ = await respond(server, input=[{"type": "item_reference", "id": ids[0]}, TURNS[2]])
+    assert status == 200 and server.engine.requests[-1].prompt == "<user>a\n<user>c\n<assistant>"
+    status, refused = await respond(server, input=[{"type": "item_reference", "id": "y"}])
+    assert (status, refused["error"]["code"]) == (404, "item_not_found")
+
+
+async def test_a_stored_response_is_streamed_again(client: openai.AsyncOpenAI, start: Start) -> None:
+    server = await start(FakeEngine(record=f"ok <tool_call>\n{CALL}\n</tool_call>", tokenizer=FakeTokenizer(True)))
+    for fields in ({}, {"tools": [TOOL]}, {"max_output_tokens": 3}):
+        original = await stream(server, **fields)
+        place = f"/v1/responses/{original[-1]['response']['id']}?stream=true"
+        again = read_events((await server.get(place))[1].encode())
+
+        def squeeze(events: list[Any]) -> list[Any]:
+            """The events without their numbers, with the deltas of an item joined."""
+            found: list[Any] = []
+            for event in events:
+                delta, bare = event.get("delta", ""), {n: v for n, v in event.items() if n != "sequence_number"}
+                if found and delta and found[-1]["type"] == event["type"]:
+                    found[-1]["delta"] += delta
+                else:
+                    found.append(bare)
+            return found
+
+        assert squeeze(again) == squeeze(original)
+        _, rest = await server.get(f"{place}&starting_after=2")
+        assert json.loads(rest.split("data: ")[1].split("\n")[0]) == again[3]
+
+
+async def test_a_running_response_can_be_cancelled(start: Start) -> None:
+    server = await start(FakeEngine(step_s=0.01, reply=lambda prompt: "x" * 5000))
+    body = {"input": "hello", "stream": True}
+    async with server.client.post(f"{server.url}/v1/responses", json=body) as response:
+        first = json.loads((await response.content.readuntil(b"\n\n")).split(b"data: ")[1])
+        identity = first["response"]["id"]
+        _, cancelled = await server.post(f"/v1/responses/{identity}/cancel", {})
+        last = read_events(await response.read())[-1]["response"]
+    assert cancelled["status"] == "cancelled" and last == cancelled
+    assert await server.post(f"/v1/responses/{identity}/cancel", {}) == (200, cancelled)
+    _, reply = await respond(server, max_output_tokens=2)
+    assert (await server.post(f"/v1/responses/{reply['id']}/cancel", {}))[0] == 400
+    assert (await server.post("/v1/responses/resp_x/cancel", {}))[0] == 404
+
+
+async def test_the_tokens_of_an_input_are_counted(server: Server) -> None:
+    for fields in ({"input": "hello"}, {"input": TURNS, "instructions": "be kind", "tools": [TOOL]}):
+        _, counted = await server.post("/v1/responses/input_tokens", fields)
+        _, reply = await respond(server, **fields)
+        assert counted == {"object": "response.input_tokens", "input_tokens": reply["usage"]["input_tokens"]}
+
+
+PATCH = {"type": "custom", "name": "patch", "description": "d"}
+AGENT = {"type": "namespace", "name": "agents", "tools": [{**TOOL, "name": "close"}]}
+SERVICES = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "tool_search", "execution": "client"}]
+
+
+async def test_tools_of_every_type_are_taken_or_named_in_a_warning(start: Start) -> None:
+    calls = (
+        '{"name": "agents__close", "arguments": {"a": 1}}',
+        '{"name": "patch", "arguments": {"input": "a\\n\\"\\ud83d\\ude00"}}',
+    )
+    text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+    server = await start(FakeEngine(record=text, tokenizer=FakeTokenizer(knows_tools=True)))
+    lark = PATCH | {"name": "l", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}}
+    regex = PATCH | {"name": "r", "format": {"type": "grammar", "syntax": "regex", "definition": "a|b"}}
+    body = {"input": "hello", "tools": [TOOL, AGENT, PATCH, regex, lark, *SERVICES]}
+    status, headers, reply = await server.ask("/v1/responses", "POST", json=body)
+    assert status == 200, reply
+    told = headers["x-troupe-warning"]
+    assert all(name in told for name in ("tools[4]", "web_search", "local_shell", "tool_search"))
+    request = server.engine.requests[-1]
+    assert request.prompt.startswith("<tool>weather\n<tool>agents__close\n<tool>patch\n<tool>r\n<user>")
+    assert "^(?:a|b)$" in request.params.grammar.text
+    function, custom = reply["output"]
+    assert (function["type"], function["name"], function["namespace"]) == ("function_call", "close", "agents")
+    assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "patch", 'a\n"😀')
+    events = await stream(server, **body)
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == custom["input"] and len(deltas) > 2
+    results = [{"type": f"{name}_output", "call_id": item["call_id"], "output": name} for name, item in
+               (("function_call", function), ("custom_tool_call", custom))]  # fmt: skip
+    status, _ = await respond(server, input=[TURNS[0], function, custom, *results], tools=body["tools"])
+    assert status == 200 and "<tool>function_call\n<tool>custom_tool_call\n" in server.engine.requests[-1].prompt
+    assert (await respond(server, tools=[lark]))[0] == 200 and (await respond(server, tools=SERVICES))[0] == 400
+    for choice in ({"type": "function", "name": "close", "namespace": "agents"}, {"type": "custom", "name": "patch"}):
+        assert (await respond(server, tools=body["tools"], tool_choice=choice))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        ({"type": "web_search_call", "status": "completed", "action": {"query": "q"}}, '"query": "q"'),
+        ({"type": "tool_search_call", "call_id": "1", "arguments": {"query": "q"}}, "tool_search"),
+        ({"type": "tool_search_output", "call_id": "1", "tools": [{"name": "t9"}]}, "t9"),
+        ({"type": "local_shell_call", "call_id": "1", "action": {"command": ["ls"]}}, '"ls"'),
+        ({"type": "local_shell_call_output", "call_id": "1", "output": "a.txt"}, "a.txt"),
+        ({"type": "mcp_list_tools", "tools": [{"name": "t9"}]}, "t9"),
+        ({"type": "additional_tools", "tools": [{"name": "t9"}]}, ""),
+        ({"type": "compaction", "encrypted_content": "x"}, ""),
+    ],
+)  # fmt: skip
+async def test_items_of_other_services_become_text(server: Server, item: Any, told: str) -> None:
+    status, headers, reply = await server.ask("/v1/responses", "POST", json={"input": [*TURNS, item]})
+    assert status == 200, reply
+    assert told in server.engine.requests[-1].prompt
+    assert bool(told) != (item["type"] in headers.get("x-troupe-warning", ""))

@@ -1,0 +1,39 @@
+"""Custom tools, whose input is one text: for the model they are functions with the argument `input`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.api.errors import BadRequest
+from app.api.fields import check_unknown, warn
+
+Json = dict[str, Any]
+
+
+def read_custom_tool(where: str, tool: Mapping[str, Any]) -> Json | None:
+    """Return a custom tool as a function; None for one that is left out, as Lark cannot be a part of a call here.
+
+    Raises:
+        ApiError: 400 for one that is malformed.
+    """
+    custom = tool.get("custom")
+    if not isinstance(custom, dict):
+        raise BadRequest(f'{where} must be {{"type": "custom", "custom": {{"name": ...}}}}', "tools")
+    check_unknown(custom, ("name", "description", "format", "defer_loading", "allowed_callers"), f"{where}.custom")
+    schema: Json = {"type": "string"}
+    asked = custom.get("format") or {"type": "text"}
+    # chat completions have the grammar's fields one level deeper than responses
+    grammar = asked.get("grammar", asked) if isinstance(asked, dict) else {}
+    kind = (asked.get("type"), grammar.get("syntax")) if isinstance(grammar, dict) else (None, None)
+    if kind[0] == "grammar" and isinstance(grammar.get("definition"), str):
+        if kind[1] == "lark":
+            warn(f"{where} has a Lark grammar, which no call can follow here, and was left out")
+            return None
+        schema["pattern"] = f"^(?:{grammar['definition']})$"
+    if kind[0] != "text" and kind != ("grammar", "regex"):
+        message = f"{where}.custom.format must be text, or a grammar with the syntax lark or regex, and its definition"
+        raise BadRequest(message, "tools")
+    parameters = {"type": "object", "properties": {"input": schema}, "required": ["input"]}
+    kept = {name: custom[name] for name in ("name", "description") if custom.get(name) is not None}
+    return {"type": "function", "function": kept | {"parameters": parameters | {"additionalProperties": False}}}
