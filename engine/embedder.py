@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from engine.adapter_catalog import LoRARequest
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidRequest, PromptTooLong
 from engine.input.input_processor import Prompt
@@ -62,13 +62,16 @@ class Embedder:
         self,
         inputs: Sequence[Prompt],
         dimensions: int | None = None,
-        lora_request: LoRARequest | None = None,
+        *,
+        name: str = "input",
+        **options: Any,
     ) -> list[Embedding]:
         """Return the embedding of each text or list of token ids.
 
         Args:
             dimensions: cut vectors to this length, as far as the model's files allow it.
-            lora_request: the adapter that makes them; None: the base model.
+            name: the field of the inputs, for errors.
+            options: of `Engine.generate`: the adapter, priority, cache_salt.
 
         Raises:
             InvalidRequest: the checkpoint's files do not say how embeddings are made; an input does not fit the
@@ -78,7 +81,7 @@ class Embedder:
         if dimensions is not None:
             spec.check_dimensions(dimensions, self._engine.model_config.hidden_size)
         prompts = [spec.prompt + each if isinstance(each, str) else each for each in inputs]
-        outputs = await self._pool(prompts, Pooling(spec.kind), spec.max_tokens, lora_request)
+        outputs = await self._pool(prompts, Pooling(spec.kind), spec.max_tokens, name, options)
         return [
             Embedding(
                 _finish(output, spec, dimensions), len(output.prompt_token_ids), output.num_cached_tokens
@@ -91,32 +94,51 @@ class Embedder:
         queries: Sequence[str],
         documents: Sequence[str],
         instruction: str | None = None,
-        lora_request: LoRARequest | None = None,
+        *,
+        names: tuple[str, str] = ("query", "documents"),
+        max_document_tokens: int | None = None,
+        **options: Any,
     ) -> list[Score]:
         """Return how well each document answers its query.
 
         Args:
             queries: one for all documents, or one for each.
             instruction: what counts as an answer, for a reranker; default: that of the model card.
+            names: the fields of both, for errors.
+            max_document_tokens: of each document only the first tokens are read.
+            options: of `Engine.generate`: the adapter, priority, cache_salt.
 
         Raises:
             InvalidRequest: the lengths do not match, or the checkpoint is neither a reranker nor an embedding model.
         """
         if len(queries) not in (1, len(documents)):
             message = f"{len(queries)} queries for {len(documents)} documents; give one, or one for each"
-            raise InvalidRequest(message, "query")
+            raise InvalidRequest(message, names[0])
+        if max_document_tokens is not None:
+            documents = await asyncio.to_thread(self._cut, documents, max_document_tokens)
         paired = list(queries) * (len(documents) if len(queries) == 1 else 1)
         if self.is_reranker:
             chosen = INSTRUCTION if instruction is None else instruction
-            return await self._judge(paired, documents, chosen, lora_request)
+            return await self._judge(paired, documents, chosen, names[1], options)
         if instruction is not None:
             raise InvalidRequest("instruction is for rerankers; this is an embedding model", "instruction")
-        left = await self.embed(queries, lora_request=lora_request)
-        right = await self.embed(documents, lora_request=lora_request)
+        left = await self.embed(queries, name=names[0], **options)
+        right = await self.embed(documents, name=names[1], **options)
         left *= len(right) if len(left) == 1 else 1
         return [
             Score(_cosine(one.vector, other.vector), one.num_tokens + other.num_tokens)
             for one, other in zip(left, right, strict=True)
+        ]
+
+    def _cut(self, documents: Sequence[str], max_tokens: int) -> list[str]:
+        """Return the beginning of each document, as far as its first tokens go."""
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise InvalidRequest("this engine was started without a tokenizer: it cannot count tokens", "documents")
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in documents]
+        return [
+            text if len(each) <= max_tokens else tokenizer.decode(each[:max_tokens]).rstrip("\ufffd")
+            for text, each in zip(documents, ids, strict=True)
         ]
 
     async def _judge(
@@ -124,7 +146,8 @@ class Embedder:
         queries: Sequence[str],
         documents: Sequence[str],
         instruction: str,
-        lora_request: LoRARequest | None,
+        name: str,
+        options: Mapping[str, Any],
     ) -> list[Score]:
         """Return the probability of "yes" against "no" after Qwen3-Reranker's template."""
         tokenizer = self._engine.tokenizer
@@ -140,7 +163,7 @@ class Embedder:
         prompts = await asyncio.to_thread(
             lambda: [tokenizer.encode_framed(_BEFORE, text, _AFTER) for text in texts]
         )
-        outputs = await self._pool(prompts, answers, None, lora_request)
+        outputs = await self._pool(prompts, answers, None, name, options)
         scores = []
         for output in outputs:
             no, yes = _vector_of(output).astype(np.float64)
@@ -152,31 +175,39 @@ class Embedder:
         prompts: Sequence[Prompt],
         pooling: Pooling,
         max_tokens: int | None,
-        lora_request: LoRARequest | None,
+        name: str,
+        options: Mapping[str, Any],
     ) -> list[RequestOutput]:
-        """Run the prompts, at most a batch at a time. If one is refused, the others are aborted."""
+        """Run the prompts, at most a batch at a time. If one is refused, by its number, the others are aborted."""
         # One token is sampled and dropped: the end of its prompt ends the request.
         params = SamplingParams(max_tokens=1, temperature=0, output_kind="final", pooling=pooling)
 
         room = asyncio.Semaphore(self._engine.resolved.scheduler.max_num_seqs)
 
-        async def run_one(prompt: Prompt) -> RequestOutput:
+        async def run_one(number: int, prompt: Prompt) -> RequestOutput:
             async with room:
-                return await run_checked(prompt)
+                try:
+                    return await run_checked(prompt)
+                except InvalidRequest as error:
+                    if error.param != "prompt":
+                        raise
+                    place = f"{name}[{number}]" if len(prompts) > 1 else name
+                    rest = str(error).removeprefix("prompt").removeprefix(": ")
+                    joint = " " if rest.startswith(" ") else ": "
+                    raise type(error)(f"{place}{joint}{rest.lstrip()}", name) from error
 
         async def run_checked(prompt: Prompt) -> RequestOutput:
             if max_tokens is not None and isinstance(prompt, str):
                 prompt = await self._engine.encode(prompt)
             if max_tokens is not None and not isinstance(prompt, str) and len(prompt) > max_tokens:
-                raise PromptTooLong(
-                    f"input has {len(prompt)} tokens; max_seq_length of this model is {max_tokens}", "input"
-                )
-            outputs = self._engine.generate(prompt, params, lora_request=lora_request)
+                message = f"prompt has {len(prompt)} tokens; max_seq_length of this model is {max_tokens}"
+                raise PromptTooLong(message, "prompt")
+            outputs = self._engine.generate(prompt, params, **options)
             return [output async for output in outputs][-1]
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                jobs = [tasks.create_task(run_one(prompt)) for prompt in prompts]
+                jobs = [tasks.create_task(run_one(number, prompt)) for number, prompt in enumerate(prompts)]
         except ExceptionGroup as group:
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup):

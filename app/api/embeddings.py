@@ -12,10 +12,10 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from app.api.context import Context
+from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.fields import VECTOR
-from app.api.protocol import Fields, Integer
+from app.api.protocol import Fields, Integer, read_all_whole
 
 router = APIRouter()
 MAX_INPUTS = 2048  # as OpenAI's limit
@@ -24,41 +24,56 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 OneOrMore = str | Texts
 
 
-class EmbeddingRequest(Fields):
+class PoolingFields(Fields):
+    """Common fields of the requests for vectors and scores."""
+
+    CONSTRAINTS = VECTOR
+
+    model: str | None = None
+    priority: Integer = Field(default=0, ge=-(2**31), le=2**31 - 1)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+
+    def read_options(self, context: ApiContext, model: str) -> dict[str, Any]:
+        """Return the options of the engine's requests."""
+        adapter = context.select_adapter(model)
+        return {"lora_request": adapter, "priority": self.priority, "cache_salt": self.cache_salt}
+
+
+class EmbeddingRequest(PoolingFields):
     """POST /v1/embeddings."""
 
-    CONSTRAINTS = VECTOR
-
     input: Any
-    model: str | None = None
     dimensions: Annotated[Integer, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
-    user: str | None = None
 
 
-class RerankRequest(Fields):
-    """POST /rerank."""
+class Document(Fields):
+    """A document of a rerank request as Cohere's and Jina's clients send it."""
 
+    PLACE = "documents"
     CONSTRAINTS = VECTOR
 
+    text: str
+
+
+class RerankRequest(PoolingFields):
+    """POST /rerank; top_n and max_tokens_per_doc of 0 set no limit."""
+
     query: str
-    documents: Texts
-    model: str | None = None
-    top_n: Annotated[Integer, Field(ge=1)] | None = None
+    documents: Annotated[list[str | Document], Field(min_length=1, max_length=MAX_INPUTS)]
+    top_n: Annotated[Integer, Field(ge=0)] = 0
+    max_tokens_per_doc: Annotated[Integer, Field(ge=0)] = 0
     instruction: str | None = None
     return_documents: bool = True
 
 
-class ScoreRequest(Fields):
+class ScoreRequest(PoolingFields):
     """POST /score: vLLM's names of both generations."""
-
-    CONSTRAINTS = VECTOR
 
     text_1: OneOrMore | None = None
     text_2: OneOrMore | None = None
     queries: OneOrMore | None = None
     documents: OneOrMore | None = None
-    model: str | None = None
     instruction: str | None = None
 
 
@@ -67,9 +82,8 @@ async def embed(body: EmbeddingRequest, context: Context) -> JSONResponse:
     """Return one vector per input."""
     model = context.check_model(body.model)
     context.require_ready()
-    found = await context.embedder.embed(
-        read_inputs(body.input), body.dimensions, context.select_adapter(model)
-    )
+    options = body.read_options(context, model)
+    found = await context.embedder.embed(read_inputs(body.input), body.dimensions, **options)
     is_text = body.encoding_format == "base64"
     data = [
         {
@@ -87,20 +101,26 @@ async def embed(body: EmbeddingRequest, context: Context) -> JSONResponse:
 
 @router.post("/rerank")
 @router.post("/v1/rerank")
+@router.post("/v2/rerank")
 async def rerank(body: RerankRequest, context: Context) -> JSONResponse:
     """Return the documents, best first."""
     model = context.check_model(body.model)
     context.require_ready()
+    documents = [each if isinstance(each, str) else each.text for each in body.documents]
     scores = await context.embedder.score(
-        [body.query], body.documents, body.instruction, context.select_adapter(model)
+        [body.query],
+        documents,
+        body.instruction,
+        max_document_tokens=body.max_tokens_per_doc or None,
+        **body.read_options(context, model),
     )
-    order = sorted(range(len(scores)), key=lambda index: -scores[index].score)[: body.top_n]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index].score)[: body.top_n or None]
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": scores[index].score} for index in order
     ]
     if body.return_documents:
         for result in results:
-            result["document"] = {"text": body.documents[result["index"]]}
+            result["document"] = {"text": documents[result["index"]]}
     usage = count(each.num_tokens for each in scores)
     reply = {"id": f"rerank-{secrets.token_hex(8)}", "model": model, "usage": usage, "results": results}
     return JSONResponse(reply)
@@ -112,11 +132,13 @@ async def score(body: ScoreRequest, context: Context) -> JSONResponse:
     """Score each pair of texts; a single text on the left is paired with every text on the right."""
     model = context.check_model(body.model)
     context.require_ready()
-    pairs = [pair for pair in ((body.text_1, body.text_2), (body.queries, body.documents)) if any(pair)]
-    if len(pairs) != 1 or not all(pairs[0]):
-        raise BadRequest("give either text_1 and text_2, or queries and documents", "text_1")
-    left, right = ([each] if isinstance(each, str) else each or [] for each in pairs[0])
-    scores = await context.embedder.score(left, right, body.instruction, context.select_adapter(model))
+    names = ("text_1", "text_2") if body.text_1 or body.text_2 else ("queries", "documents")
+    pair = [getattr(body, name) for name in names]
+    if not all(pair) or (names[0] == "text_1" and (body.queries or body.documents)):
+        raise BadRequest("give either text_1 and text_2, or queries and documents", names[0])
+    left, right = ([each] if isinstance(each, str) else each for each in pair)
+    options = body.read_options(context, model)
+    scores = await context.embedder.score(left, right, body.instruction, names=names, **options)
     data = [{"object": "score", "index": index, "score": each.score} for index, each in enumerate(scores)]
     reply = {
         "id": f"score-{secrets.token_hex(8)}",
@@ -133,6 +155,9 @@ def read_inputs(given: Any) -> list[str | list[int]]:
     Raises:
         ApiError: it is something else, or it has too many entries.
     """
+    given = read_all_whole(given)
+    if isinstance(given, list):
+        given = [*map(read_all_whole, given)]
     one = isinstance(given, str) or (isinstance(given, list) and bool(given) and all(map(is_id, given)))
     listed = [given] if one else given
     is_right = isinstance(listed, list) and 1 <= len(listed) <= MAX_INPUTS

@@ -48,12 +48,11 @@ MAX_MESSAGE_CHARS = 1000
 RETRY_AFTER_S = 2.0
 CLOSING = "server_closing"
 API_PREFIXES = (
-    "/v1", "/metrics", "/version", "/tokenize", "/detokenize", "/rerank", "/score", "/openapi.json",
-    "/completion", "/props", "/slots",
+    "/v1", "/v2", "/metrics", "/version", "/tokenize", "/detokenize", "/rerank", "/score", "/openapi.json",
+    "/completion", "/props", "/replicas", "/slots", "/tokenizer_info",
     "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
 )  # fmt: skip
 HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")
-REQUEST_PARTS = ("body", "query", "path", "header")  # error locations that are not field names
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -215,7 +214,7 @@ def describe_fields(errors: Sequence[Any]) -> ApiError:
     if kind == "json_invalid":
         reason = first.get("ctx", {}).get("error", first["msg"])
         return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
-    where = [part for part in first["loc"] if part not in REQUEST_PARTS]
+    where = list(first["loc"])
     if not where:
         return ApiError(
             400, "the body must be a JSON object sent as Content-Type: application/json", code="invalid_json"
@@ -261,7 +260,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_fields(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return describe_fields(error.errors()).answer(request.url.path)
+        # FastAPI's places begin with the part of the request: body, query
+        found = [each | {"loc": each["loc"][1:]} for each in error.errors()]
+        return describe_fields(found).answer(request.url.path)
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

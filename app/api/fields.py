@@ -51,10 +51,14 @@ WRITTEN: dict[str, Values] = {
 ANSWER = READ | WRITTEN
 # The same for a vector or a score instead of a text.
 VECTOR: dict[str, Values] = {
-    **dict.fromkeys(("chat_template", "images", "instruction", "messages", "prompt_name", "task"), ()),
-    "add_special_tokens": (True,), "dimensions": (), "embedding_types": (["float"],), "embed_dtype": ("float32",),
+    **dict.fromkeys((
+        "body", "chat_template", "content", "data", "documents", "image", "images", "input", "inputs", "instruction",
+        "items", "messages", "prompt", "prompt_name", "prompts", "queries", "query", "task", "text", "texts",
+    ), ()),
+    "add_special_tokens": (True,), "embedding_types": (["float"],), "embed_dtype": ("float32",),
     "lora_path": (), "lora_request": (), "mm_processor_kwargs": ({},), "normalize": (True,),
-    "output_dtype": ("float",), "output_dimension": (), "pooling": (), "truncate_prompt_tokens": (-1,),
+    "output_dtype": ("float",), **dict.fromkeys(("dimensions", "output_dimension", "pooling"), ()),
+    "truncate_prompt_tokens": (-1,),
     "truncate": ("NONE",), "use_activation": (True,),
 }  # fmt: skip
 # Names that constrain in whatever dialect they come: json_schema, guided_regex, stop_words, max_new_tokens.
@@ -70,7 +74,8 @@ OURS = {
     "n_probs": ("logprobs",), "random_seed": ("seed",), "repeat_penalty": ("repetition_penalty",),
     "extra_body": ("its fields in the body itself",), "options": ("its fields in the body itself",),
     "conversation": ("previous_response_id",), "system": ("instructions", "messages"),
-    "instructions": ("system", "messages"), "stop_sequences": ("stop",), "stop": ("stop_sequences",),
+    "instructions": ("system", "messages"), "query": ("queries",),
+    "stop_sequences": ("stop",), "stop": ("stop_sequences",),
 }  # fmt: skip
 LENGTHS = ("max_tokens", "max_output_tokens")
 FORMATS = ("response_format", "text", "output_config")

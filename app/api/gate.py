@@ -36,7 +36,7 @@ logger = logging.getLogger("troupe.requests")
 OPEN_PATHS = frozenset(HEALTH_PATHS)
 WORK_PATHS = frozenset((
     "/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses", "/v1/embeddings",
-    "/rerank", "/v1/rerank", "/score", "/v1/score", "/completion",
+    "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/completion",
 ))  # fmt: skip
 VALID_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
@@ -92,7 +92,7 @@ class Gate:
         is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
         send = _watched(send, visit, self.origins.make_cors_headers(headers) if is_api else {})
         is_work = scope["method"] == "POST" and scope["path"].startswith(
-            ("/v1/", "/rerank", "/score", "/completion")
+            ("/v1/", "/v2/", "/rerank", "/score", "/completion")
         )
         try:
             _check_single(scope["headers"])
@@ -109,6 +109,8 @@ class Gate:
             encoding = headers.get(b"content-encoding", b"").decode("latin-1")
             if encoding.lower() not in ("", "identity"):
                 receive = self._decoded(receive, BodyDecoder(encoding))
+                # the router passes headers on
+                scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]
             is_json = b"json" in headers.get(b"content-type", b"").lower()
             with self._counted(visit.key_number if is_work else 0):
                 await self.app(scope, self._bounded(receive, is_json), send)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -36,12 +38,15 @@ MAX_TRIES = 3  # a request that crashes servers must not crash them all
 FAILURES = (500, 502, 503, 504)  # statuses for which another worker is tried
 # Parts of a request in the order in which they usually appear in the prompt.
 PROMPT_FIELDS = ("tools", "schema", "system", "instructions", "messages", "prompt", "input", "query", "text")
-PASSED_PATHS = ("/v1/", "/rerank", "/score", "/tokenize", "/detokenize", "/version")
+PASSED_PATHS = ("/v1/", "/v2/", "/rerank", "/score", "/tokenize", "/detokenize", "/version")
 # Headers of a single connection, or set again.
 OWN_HEADERS = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade", "host",
     "transfer-encoding", "content-length", "accept-encoding", "x-request-id", "date", "server",
 ))  # fmt: skip
+RESPONSE_PATH = re.compile(r"/v1/responses/([^/]+)")
+RESPONSE_ID = re.compile(rb'"id": ?"(resp_[^"]{1,300})"')
+MAX_HOLDERS = 100_000  # of a worker's latest responses; of an older one every worker is asked
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -51,6 +56,14 @@ class WorkerFailed(Exception):
     def __init__(self, message: str, response: Response | None = None) -> None:
         super().__init__(message)
         self.response = response
+
+
+class ResponseElsewhere(Exception):
+    """A worker does not hold the stored response that a request names; `answer` is its 404."""
+
+    def __init__(self, answer: Response) -> None:
+        super().__init__("no such response")
+        self.answer = answer
 
 
 class RouteMetrics:
@@ -91,6 +104,7 @@ class Proxy:
         self._router = router
         self._session = session
         self._forwards_keys = forwards_keys
+        self._holders: OrderedDict[str, Worker] = OrderedDict()  # id of a stored response -> the worker that has it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -143,7 +157,10 @@ class Proxy:
         Raises:
             ApiError: none did.
         """
-        prompt, model, salt, session = read_prompt(body)
+        prompt, model, salt, session, response_id = read_prompt(body)
+        if (named := RESPONSE_PATH.match(scope["path"])) is not None:
+            response_id = named[1]
+        holder = self._holders.get(response_id or "")
         given = dict(scope["headers"]).get(b"x-session-id")
         session = session if given is None else given.decode("latin-1")
         ready = [worker for worker in self._workers if worker.is_ready]
@@ -154,15 +171,20 @@ class Proxy:
         # A model that no worker lists goes to any: its 404 names the models that it has.
         candidates = [worker for worker in ready if worker.serves(model)] or ready
         problems: list[str] = []
-        failure: WorkerFailed | None = None
+        failure: WorkerFailed | ResponseElsewhere | None = None
         while candidates and len(problems) < MAX_TRIES:
-            ticket = self._router.choose(prompt, [worker.index for worker in candidates], salt, session)
+            preferred = [holder] if holder is not None and holder in candidates else candidates
+            ticket = self._router.choose(prompt, [worker.index for worker in preferred], salt, session)
             worker = self._workers[ticket.replica]
             running = self.metrics.running.labels(worker.url)
             running.inc()
             try:
-                await self._pass(scope, body, send, worker, partial(self._router.note_first_token, ticket))
+                note = partial(self._router.note_first_token, ticket)
+                await self._pass(scope, body, send, worker, note, response_id is not None)
                 return
+            except ResponseElsewhere as error:
+                failure = error
+                candidates.remove(worker)
             except WorkerFailed as error:
                 failure = error
                 problems.append(f"worker {worker.index}: {error}")
@@ -174,18 +196,29 @@ class Proxy:
                 self._router.end(ticket)
                 running.dec()
         assert failure is not None
-        if failure.response is not None:
-            await failure.response(scope, _no_body, send)
+        answer = failure.answer if isinstance(failure, ResponseElsewhere) else failure.response
+        if answer is not None:
+            await answer(scope, _no_body, send)
             return
         raise ApiError(503, f"no worker answered; {'; '.join(problems)}", None, "no_worker", RETRY_AFTER_S)
 
     async def _pass(
-        self, scope: Scope, body: bytes, send: Send, worker: Worker, note_first_byte: Callable[[], None]
+        self,
+        scope: Scope,
+        body: bytes,
+        send: Send,
+        worker: Worker,
+        note_first_byte: Callable[[], None],
+        names_response: bool,
     ) -> None:
         """Send the request to a worker and its answer to the client, as it comes.
 
+        Args:
+            names_response: whether the request is about a stored response, which one worker holds.
+
         Raises:
             WorkerFailed: the answer has not begun, so that another worker may be tried.
+            ResponseElsewhere: the worker does not hold the response.
         """
         url = URL(worker.url + scope["raw_path"].decode("latin-1"), encoded=True)
         query = scope["query_string"].decode("latin-1")
@@ -199,8 +232,12 @@ class Proxy:
                 if status in FAILURES:
                     content = await response.read()
                     raise WorkerFailed(f"status {status}", _make_response(status, given, content))
+                if status == 404 and names_response:
+                    raise ResponseElsewhere(_make_response(status, given, await response.read()))
                 chunk = await response.content.readany()
                 note_first_byte()
+                if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(chunk)) is not None:
+                    self._note_holder(found[1].decode(), worker)
                 self.metrics.requests.labels(worker.url, status).inc()
                 start = {"type": "http.response.start", "status": status, "headers": _pass_on(given)}
                 await send(start)
@@ -214,6 +251,11 @@ class Proxy:
                 await send({"type": "http.response.body", "body": b""})
         except (aiohttp.ClientError, TimeoutError) as error:
             raise WorkerFailed(type(error).__name__) from error
+
+    def _note_holder(self, response_id: str, worker: Worker) -> None:
+        self._holders[response_id] = worker
+        if len(self._holders) > MAX_HOLDERS:
+            self._holders.popitem(last=False)
 
     async def _break_off(self, worker: Worker, error: Exception, content_type: str, send: Send) -> None:
         """End an answer that has begun. A stream gets an error event; other answers stay incomplete."""
@@ -234,22 +276,22 @@ class Proxy:
         return headers
 
 
-def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None]:
-    """Return the prompt as bytes, the model, the salt and the session of a JSON request.
+def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None, str | None]:
+    """Return the prompt as bytes, the model, the salt, the session and the response before of a JSON request.
 
     Other bodies, such as forms, count as the prompt themselves. The worker reports errors in a body.
     """
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        return body, None, None, None
+        return body, None, None, None, None
     if not isinstance(found, dict):
-        return body, None, None, None
+        return body, None, None, None, None
     parts = [found[name] for name in PROMPT_FIELDS if found.get(name)]
     prompt = "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
-    names = ("cache_salt", "prompt_cache_key")
-    salt, key = (found[name] if isinstance(found.get(name), str) else None for name in names)
-    return prompt.encode("utf-8", "surrogatepass"), found.get("model"), salt, key or salt
+    names = ("cache_salt", "prompt_cache_key", "previous_response_id")
+    salt, key, last = (found[name] if isinstance(found.get(name), str) else None for name in names)
+    return prompt.encode("utf-8", "surrogatepass"), found.get("model"), salt, key or salt, last
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -263,7 +305,8 @@ async def read_body(receive: Receive) -> bytes:
         try:
             message = await receive()
         except HTTPException as error:  # raised by the gate
-            raise ApiError(error.status_code, str(error.detail), code="body_too_large") from error
+            code = "body_too_large" if error.status_code == 413 else "invalid_encoding"
+            raise ApiError(error.status_code, str(error.detail), code=code) from error
         if message["type"] == "http.disconnect":
             raise BadRequest("the client left before the body was complete", None, None)
         parts.append(message.get("body", b""))

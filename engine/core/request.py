@@ -94,7 +94,8 @@ class Request:
         self.token_ids = [*self.prompt, *completion.generated_token_ids]  # prompt, then output
         self.num_prompt_tokens = len(self.prompt)
         limit = max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
-        self.max_num_tokens = min(limit, max_model_len)
+        # The token that is drawn after a pooled prompt is dropped; it needs no room in the model's context.
+        self.max_num_tokens = min(limit, max_model_len + (params.pooling is not None))
         self.stop_ids = find_end_ids(params, eos_token_ids)
         # Whether every token has logprobs, or may be a stop token.
         self.needs_detail = params.logprobs is not None or bool(params.stop_token_ids)

@@ -134,7 +134,11 @@ class InputProcessor:
         num_tokens = len(prompt_token_ids)
         if num_tokens == 0:
             raise InvalidRequest("prompt is empty: it must have at least one token", "prompt")
-        if num_tokens >= self._max_model_len:
+        if params.pooling is not None:  # a vector needs no room for an output
+            if num_tokens > self._max_model_len:
+                message = f"prompt has {num_tokens} tokens; this model takes at most {self._max_model_len}"
+                raise PromptTooLong(message, "prompt")
+        elif num_tokens >= self._max_model_len:
             raise PromptTooLong(
                 _say_too_long(num_tokens, self._max_model_len) + ", of which at least one is for the output",
                 "prompt",

@@ -163,7 +163,7 @@ class Tokenizer:
         read = read_messages(messages)
         if not self.has_chat_template:
             raise InvalidRequest(
-                f"{self.name} has no chat template. Use the completions API, "
+                "this model has no chat template. Use the completions API, "
                 "or put a chat_template.jinja into the model's folder",
                 "messages",
             )

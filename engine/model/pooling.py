@@ -61,6 +61,15 @@ def read_embedding_spec(path_or_name: str | Path) -> EmbeddingSpec:
         ConfigError: names the file or key that is missing, or that this engine does not support.
     """
     folder = resolve_checkpoint(path_or_name, _PATTERNS)
+    try:
+        return _read_spec(folder)
+    except ConfigError as error:
+        # clients of a server read the message, and need not know its folders
+        reason = str(error).replace(f"{folder}/", "").replace(str(folder), "the checkpoint")
+        raise ConfigError(reason) from None
+
+
+def _read_spec(folder: Path) -> EmbeddingSpec:
     places = _read_modules(folder)
     pooling = folder / places["Pooling"] / "config.json"
     bert = _read_if_present(folder / places["Transformer"] / "sentence_bert_config.json")

@@ -73,11 +73,15 @@ async def test_inputs_may_be_texts_or_token_ids(server: Server) -> None:
         ({"input": []}, "input", "input must be a string"),
         ({"input": ["a", ""]}, "input", r"input\[1\] is empty"),
         ({"input": [1, "a"]}, "input", "input must be a string"),
-        ({"input": [[5, 10**6]]}, "prompt", "outside the vocabulary"),
+        ({"input": ["a", [5, 10**6]]}, "input", r"input\[1\]: .*outside the vocabulary"),
         ({"input": "a", "dimensions": 9}, "dimensions", "must be one of 8"),
         ({"input": "a", "dimensions": 0}, "dimensions", "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "encoding_format"),
         ({"input": "a", "pooling": "mean"}, "pooling", "pooling"),
+        ({"input": ["a", [5] * 4000]}, "input", r"input\[1\] has 4000 tokens"),
+        ({"input": "a", "body": "b"}, "body", "body is not a field of this route"),
+        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "is not a field"),
+        ({"input": "a", "dimensions": 1.5}, "dimensions", "must be an integer"),
         ({"input": "a", "model": "other"}, "model", "does not exist"),
     ],
 )
@@ -93,13 +97,51 @@ async def test_a_wrong_request_is_refused_by_field(
 async def test_a_model_without_pooling_files_says_which_are_missing(reranker: Server) -> None:
     status, reply = await reranker.post("/v1/embeddings", {"input": "hello"})
     assert (status, reply["error"]["param"]) == (400, "model")
-    assert "has no modules.json" in reply["error"]["message"]
+    assert "the checkpoint has no modules.json" in reply["error"]["message"]
+    assert str(Path(reranker.engine.config.model).parent) not in reply["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
+@pytest.mark.parametrize(
+    ("path", "body", "param", "reason"),
+    [
+        ("/rerank", {"documents": ["a"]}, "query", "query is required"),
+        ("/rerank", {"query": ["x"], "documents": ["a"]}, "query", "must be a text"),
+        ("/rerank", {"query": "x", "documents": ["hello", "hello " * 3000]}, "documents", r"documents\[1\] has"),
+        ("/rerank", {"query": "x", "documents": [{"text": 5}]}, "documents", "text"),
+        ("/score", {"query": "x", "documents": ["a"]}, "query", "use queries"),
+        ("/score", {"text_1": "x", "text_2": ["hello", "hello " * 3000]}, "text_2", r"text_2\[1\] has"),
+    ],
+)
+async def test_an_error_names_the_field_and_the_element(
+    server: Server, path: str, body: dict[str, Any], param: str, reason: str
+) -> None:
+    status, reply = await server.post(path, body)
+    assert (status, reply["error"]["param"]) == (400, param)
+    assert re.search(reason, reply["error"]["message"]), reply
+
+
+async def test_an_input_may_fill_the_models_context(server: Server) -> None:
+    limit = server.engine.resolved.max_model_len
+    status, reply = await server.post("/v1/embeddings", {"input": [[5] * limit, [5] * (limit - 1)]})
+    assert (status, reply["usage"]["prompt_tokens"]) == (200, 2 * limit - 1)
+
+
+NEUTRAL = {"truncate_prompt_tokens": None, "priority": 0, "user": "u", "normalize": True, "add_special_tokens": True}
+
+
+async def test_fields_that_request_nothing_pass_and_others_are_named(server: Server) -> None:
+    for path, body in (("/v1/embeddings", {"input": "a"}), ("/score", {"text_1": "a", "text_2": "b"})):
+        status, headers, _ = await server.ask(path, "POST", json=body | NEUTRAL)
+        assert (status, headers.get("x-troupe-warning")) == (200, None)
+        _, headers, _ = await server.ask(path, "POST", json=body | {"some_new_field": 1})
+        assert "some_new_field" in headers["x-troupe-warning"]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 async def test_documents_come_back_best_first(reranker: Server, path: str) -> None:
     documents = ["the lazy dog", "hello again", "café"]
-    status, reply = await reranker.post(path, {"query": "hello", "documents": documents, "top_n": 2})
+    asked = {"query": "hello", "documents": [*documents[:2], {"text": documents[2]}], "top_n": 2.0}
+    status, reply = await reranker.post(path, asked)
     assert status == 200, reply
     _, scored = await reranker.post("/score", {"queries": "hello", "documents": documents})
     scores = [each["score"] for each in scored["data"]]
@@ -109,6 +151,10 @@ async def test_documents_come_back_best_first(reranker: Server, path: str) -> No
         [scores[at] for at in order], abs=1e-6
     )
     assert reply["results"][0]["document"] == {"text": documents[order[0]]}
+    long = {"query": "hello", "documents": [text + " dog" * 400 for text in documents], "max_tokens_per_doc": 4}
+    status, reply = await reranker.post(path, long)
+    assert (status, len(reply["results"])) == (200, 3)
+    assert reply["usage"]["total_tokens"] < 1000
 
 
 async def test_scores_need_two_sides_of_one_generation(server: Server) -> None:

@@ -163,6 +163,42 @@ async def test_a_4xx_is_the_clients_and_no_other_server_is_asked() -> None:
         assert len(server.seen) + len(other.seen) == 1
 
 
+@pytest.mark.parametrize("knows_holder", [True, False])
+async def test_a_stored_response_is_found_at_the_server_that_holds_it(knows_holder: bool) -> None:
+    """Also by a router that has started since: it asks one server after the other."""
+    stored: dict[str, FakeServer] = {}
+    servers = [FakeServer() for _ in range(4)]
+
+    def answer_for(server: FakeServer) -> Callable[[web.Request], Any]:
+        async def answer(request: web.Request) -> web.Response:
+            body = await request.json() if request.can_read_body else {}
+            last = body.get("previous_response_id") or request.path.removeprefix("/v1/responses").strip("/")
+            if last and stored.get(last) is not server:
+                return web.json_response({"error": {"message": "no such response"}}, status=404)
+            stored[found := f"resp_{len(stored)}"] = server
+            return web.json_response({"id": found})
+
+        return answer
+
+    for server in servers:
+        server.answer = answer_for(server)
+    async with routed(*servers) as route:
+        for number in range(8):
+            async with route.client.post("/v1/responses", json={"input": f"{number} " * 99}) as reply:
+                first = (await reply.json())["id"]
+            if not knows_holder:
+                stored[f"resp_of_old_{number}"] = stored.pop(first)
+                first = f"resp_of_old_{number}"
+            before = sum(len(server.seen) for server in servers)
+            body = {"input": "so?", "previous_response_id": first}
+            async with route.client.post("/v1/responses", json=body) as reply:
+                assert reply.status == 200
+            assert (await route.get(f"/v1/responses/{first}"))[0] == 200
+            if knows_holder:
+                assert sum(len(server.seen) for server in servers) == before + 2
+        assert await route.get("/v1/responses/resp_none") == (404, '{"error": {"message": "no such response"}}')
+
+
 async def test_the_last_failure_is_reported_when_no_server_answers() -> None:
     servers = [FakeServer() for _ in range(5)]
     for server in servers:
