@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UnsupportedGrammar
-from ..schema.keywords import join_pointer
+from ..schema.keywords import IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD, join_pointer
+from ..schema.rules import GROUNDED
 from .structural_tag import make_choice, make_const, make_optional, make_sequence, make_tag
 
 Json = dict[str, Any]
 
-# Keywords that assert nothing.
-_NOTES = frozenset(
-    ["title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"]
+# Keywords that assert something about an object or a string; any other is an annotation, whatever its name.
+_ALWAYS = IN_PLACE_APPLICATORS - {"then", "else"} | {"enum", "const", GROUNDED}
+_OF_OBJECTS, _OF_STRINGS = (
+    _ALWAYS | {keyword for keyword, types in TYPES_OF_KEYWORD.items() if kind in types}
+    for kind in ("object", "string")
 )
-_OBJECT = _NOTES | {"type", "properties", "required", "additionalProperties"}
-_DOCUMENT = frozenset(["$schema", "$id", "$defs", "definitions"])
+# Of these, what is written follows from the names alone: no others than those in `properties`.
+_NAMED = frozenset(["properties", "required", "additionalProperties", "unevaluatedProperties"])
 _NAME = re.compile(r"[\w.$@-]+")
 _ROOT = "urn:troupe:arguments"
 _PYTHON: Mapping[str, tuple[str, ...]] = {"boolean": ("True", "False"), "null": ("None",)}
@@ -38,8 +41,8 @@ def list_raw(schema: Mapping[str, Any], parameter: str) -> frozenset[str]:
 def _is_raw(schema: Any, end: str) -> bool:
     if not isinstance(schema, Mapping) or schema.get("type") != "string":
         return False
-    others, texts = schema.keys() - _NOTES - {"type"}, schema.get("enum", [])
-    return others <= {"enum"} and all(isinstance(each, str) and end not in each for each in texts)
+    texts = schema.get("enum", [])
+    return schema.keys() & _OF_STRINGS <= {"enum"} and all(isinstance(each, str) and end not in each for each in texts)
 
 
 def write_parameters(schema: Mapping[str, Any], parameter: str, separator: str, place: str) -> Json:
@@ -54,7 +57,7 @@ def write_parameters(schema: Mapping[str, Any], parameter: str, separator: str, 
     """
     properties, required = schema.get("properties", {}), schema.get("required", [])
     for keyword in schema:
-        if keyword not in _OBJECT | _DOCUMENT:
+        if keyword in _OF_OBJECTS - _NAMED and not _is_idle(keyword, schema):
             raise UnsupportedGrammar(place, keyword, "this model writes arguments one by one")
     if any(name not in properties for name in required):
         raise UnsupportedGrammar(
@@ -62,6 +65,8 @@ def write_parameters(schema: Mapping[str, Any], parameter: str, separator: str, 
         )
     items = []
     for name, child in properties.items():
+        if child is False and name not in required:
+            continue
         before, _, after = parameter.partition("{value}")
         if _NAME.fullmatch(name) is None:
             pointer = join_pointer(f"{place}/properties", name)
@@ -71,12 +76,25 @@ def write_parameters(schema: Mapping[str, Any], parameter: str, separator: str, 
     return _join(items, separator)
 
 
+def _is_idle(keyword: str, schema: Mapping[str, Any]) -> bool:
+    """Return whether a keyword of all arguments holds for any that are written."""
+    value = schema[keyword]
+    if keyword == "minProperties":
+        return bool(value <= len(set(schema.get("required", ()))))
+    if keyword == "maxProperties":
+        return bool(value >= len(schema.get("properties", {})))
+    if keyword == "if":
+        return not {"then", "else"} & schema.keys()
+    is_map = keyword in ("dependencies", "dependentRequired", "dependentSchemas", "patternProperties")
+    return value is True or (not value and (is_map or keyword == "propertyNames") and value is not False)
+
+
 def _write_one(before: str, child: Any, after: str, root: Mapping[str, Any], name: str) -> Json:
     end = after.rstrip()
     only = [
         _PYTHON[kind] for kind in _PYTHON if not end and isinstance(child, dict) and child.get("type") == kind
     ]
-    if only and not child.keys() - _NOTES - {"type"}:
+    if only and _ALWAYS.isdisjoint(child):
         content = make_choice([make_const(text) for text in only[0]])
     elif end and _is_raw(child, end):
         texts = child.get("enum")
@@ -90,7 +108,7 @@ def _write_one(before: str, child: Any, after: str, root: Mapping[str, Any], nam
 def _extract(child: Any, root: Mapping[str, Any], name: str) -> Any:
     """Return the schema of one argument as a document in which its references mean what they meant."""
     dialect = {"$schema": root["$schema"]} if "$schema" in root else {}
-    if '"$ref"' not in json.dumps(child):
+    if 'Ref": "' not in (written := json.dumps(child)) and '"$ref"' not in written:
         return dialect | child if isinstance(child, dict) else child
     document = {"$id": _ROOT, **root}
     path = join_pointer("#/properties", name)
