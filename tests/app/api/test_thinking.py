@@ -1,5 +1,6 @@
 """Reasoning models: reasoning is separated from content; template options are passed on."""
 
+import base64
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ class ThinkingTokenizer(FakeTokenizer):
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         is_on = kwargs.pop("enable_thinking", True)
+        messages = [m | {"content": f"({m['reasoning_content']})" + m["content"]} if "reasoning_content" in m else m
+                    for m in map(dict, messages)]  # fmt: skip
         text = super().apply_chat_template(messages, **kwargs)
         if not kwargs.get("add_generation_prompt", True) or kwargs.get("continue_final_message"):
             return text
@@ -184,6 +187,54 @@ async def test_the_official_clients_read_reasoning(start: Start) -> None:
         ("thinking", THOUGHT),
         ("text", "Two."),
     ]
+
+
+USE = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+TOLD = {"type": "tool_result", "tool_use_id": "1", "content": "sun"}
+CALLED = [{"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
+          {"type": "function_call_output", "call_id": "1", "output": "sun"}]  # fmt: skip
+SEALED = "troupe:" + base64.b64encode(b"hm").decode()
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"content": [{"type": "reasoning_text", "text": "hm"}], "encrypted_content": "another server's"},
+        {"content": None, "encrypted_content": SEALED, "summary": [{"type": "summary_text", "text": "short"}]},
+        {"summary": [{"type": "summary_text", "text": "hm"}]},
+    ],
+)
+async def test_reasoning_between_calls_reaches_the_template_on_every_route(start: Start, item: Any) -> None:
+    server = await start(thinker("x"))
+    user = {"role": "user", "content": "weather?"}
+    thinking = {"type": "thinking", "thinking": "hm", "signature": "troupe"}
+    messages = [user, {"role": "assistant", "content": [thinking, USE]}, {"role": "user", "content": [TOLD]}]
+    asked: list[tuple[str, Any]] = [
+        ("responses", {"input": [user, {"type": "reasoning", "summary": []} | item, *CALLED]}),
+        ("messages", {"model": "fake", "max_tokens": 9, "messages": messages}),
+    ]
+    for path, body in asked:
+        status, reply = await server.post(f"/v1/{path}", body)
+        assert status == 200, reply
+        assert "<assistant>(hm)" in server.engine.requests[-1].prompt
+    # an answer that never came has no reasoning
+    items = [user, {"type": "reasoning", "summary": []} | item, user, {"role": "assistant", "content": "y"}]
+    await server.post("/v1/responses", {"input": items})
+    assert "hm" not in server.engine.requests[-1].prompt
+
+
+async def test_a_summary_is_the_reasoning_and_what_is_sealed_can_be_read_again(start: Start) -> None:
+    server = await start(thinker(f"{THOUGHT}</think>Two."))
+    client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
+    asked: Any = {"model": "fake", "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]}
+    async with client, client.responses.stream(input="x", **asked) as events:
+        deltas = [event.delta async for event in events if event.type == "response.reasoning_summary_text.delta"]
+        first, message = (await events.get_final_response()).output
+        assert "".join(deltas) == first.summary[0].text == THOUGHT
+        sealed = {"type": "reasoning", "summary": [], "encrypted_content": first.encrypted_content}
+        again = [{"role": "user", "content": "x"}, sealed, message.model_dump(exclude_none=True)]
+        await client.responses.create(input=again, **asked)
+    assert f"({THOUGHT})Two." in server.engine.requests[-1].prompt
 
 
 async def test_old_reasoning_reaches_the_template(start: Start) -> None:

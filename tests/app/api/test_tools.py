@@ -347,6 +347,24 @@ async def test_the_last_chunk_only_ends_the_choice(knowing: Server, forced: Serv
         assert server is knowing or not words
 
 
+async def test_a_custom_tool_gets_a_text(start: Start) -> None:
+    record = '{"name": "patch", "arguments": {"input": "a\\n\\"b"}}'
+    server = await start(FakeEngine(record=record))
+    custom = {"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}}
+    fields = {"tools": [tool(), custom], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}
+    _, reply = await server.chat(**fields)
+    (call,) = reply["choices"][0]["message"]["tool_calls"]
+    assert (call["type"], call["custom"]) == ("custom", {"name": "patch", "input": 'a\n"b'})
+    deltas = [chunk["choices"][0]["delta"] for chunk in await server.chat_chunks(**fields)]
+    parts = [part["custom"]["input"] for delta in deltas for part in delta.get("tool_calls", ())]
+    assert "".join(parts) == 'a\n"b' and len(parts) > 3
+    history = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
+    status, _ = await server.chat(messages=[*history, {"role": "tool", "tool_call_id": call["id"], "content": "ok"}])
+    assert status == 200 and record in server.engine.requests[-1].prompt
+    wrong = {"type": "custom", "custom": {"name": "patch", "format": {"type": "grammar", "grammar": {"syntax": "x"}}}}
+    assert (await server.chat(tools=[wrong]))[1]["error"]["param"] == "tools"
+
+
 async def test_the_official_stream_helper_follows_the_arguments(forced: Server) -> None:
     asked: Any = {"model": "fake", "messages": MESSAGES, "tools": TOOLS, "tool_choice": NAMED}
     client = openai.AsyncOpenAI(base_url=forced.url + "/v1", api_key="x", max_retries=0)
