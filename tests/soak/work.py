@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tests.app.extraction.test_sources import make_pdf
+from tests.app.extraction.pdf_files import make_pdf
 from tests.engine.vision_folders import make_picture, to_bytes
 from tests.hostile_images import list_hostile, make_part
 from tests.soak.model import DATA, NUM_ADAPTERS
@@ -52,8 +52,7 @@ FILES: tuple[tuple[str, bytes], ...] = (
     ("rows.jsonl", b'{"text": "Seven copper ships"}\n{"text": "A letter"}\n'),
     ("note.txt", b"The market opens at seven. The glass costs 12 EUR.\n"),
     ("page.pdf", make_pdf("Invoice 17, total 12.50 EUR")),
-    ("locked.pdf", make_pdf("Secret", password="x")),
-    ("many.pdf", make_pdf("", num_pages=40)),
+    ("many.pdf", make_pdf(*["A page of a long file"] * 40)), ("empty.pdf", make_pdf("")),
     ("keys.jsonl", json.dumps({f"key {n}": n for n in range(20_000)}).encode()),
     ("same.jsonl", b"{" + b",".join(b'"a": 1' for _ in range(20_000)) + b"}"),
     ("blank.txt", b"\n" * 200_000), ("deep.jsonl", b"[" * 50_000), ("broken.pdf", b"%PDF-1.7\n" + b"1 0 obj <<" * 500),
