@@ -1,11 +1,12 @@
 """Checks across fields: asked for by the schema or suggested by names, and the flags that follow."""
 
+import json
 from typing import Any
 
 import pytest
 
 from app.extraction.checks import run_checks
-from app.extraction.flags import NOT_FOUND, SHARED, UNSURE, find_flags
+from app.extraction.flags import NOT_FOUND, REPEATED, SHARED, UNSURE, find_flags
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
 from grammar import InvalidGrammar
@@ -107,3 +108,20 @@ def test_two_fields_with_one_place_are_both_flagged() -> None:
         '{"place": "Bonn am Rhein", "officer": "Bonn", "other": "Ada"}', "Ada, Bonn am Rhein", {}
     )
     assert found == {"/place": (SHARED,), "/officer": (SHARED,)}
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "flagged"),
+    [
+        ({"l": [{"n": "Tea", "q": 2}] * 3}, "Tea 2, Milk 3", ["/l/1/n", "/l/1/q", "/l/2/n", "/l/2/q"]),
+        ({"l": [{"n": "Tea", "q": 2}] * 2}, "Tea 2, Tea 2", []),
+        ({"l": ["Tea", "Cake", "Cake"]}, "Tea", ["/l/2"]),
+        ({"l": [2, 2, 2]}, "2 and 2", ["/l/2"]),
+        ({"l": [True, True]}, "yes and yes", []),
+        ({"a": ["Tea"], "b": ["Tea"]}, "Tea", []),
+    ],
+)
+def test_an_item_that_the_model_repeats_is_flagged(record: Any, text: str, flagged: list[str]) -> None:
+    leaves = scan(json.dumps(record) + " ").leaves
+    flags = find_flags({}, leaves, {}, find_evidence(leaves, text))
+    assert [pointer for pointer, reasons in flags.items() if REPEATED in reasons] == flagged
