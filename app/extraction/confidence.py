@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from app.extraction.json_spans import Leaf
 from engine import TokenLogprobs
@@ -31,18 +32,16 @@ class ScoredToken:
 
 
 def score_tokens(
-    text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], decode: Callable[[list[int]], str]
+    text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], feed_token: Callable[[int], str]
 ) -> list[ScoredToken]:
-    """Place the output's tokens in its text."""
+    """Place the output's tokens in its text; `feed_token` decodes one after the other."""
     pieces = [position.token.decoded_token for position in logprobs]
     if "".join(pieces).startswith(text) and text:
-        ends = _running_ends([len(piece) for piece in pieces], len(text))
+        lengths = [len(piece) for piece in pieces]
     else:
-        # A character made of several tokens has no text per token: decode the prefixes instead.
-        ids = list(token_ids)
-        ends = [
-            min(len(decode(ids[: index + 1]).rstrip("\ufffd")), len(text)) for index in range(len(logprobs))
-        ]
+        # A character made of several tokens has no text before the last of them.
+        lengths = [len(feed_token(token_id)) for token_id, _ in zip(token_ids, logprobs, strict=False)]
+    ends = [min(end, len(text)) for end in accumulate(lengths)]
     starts = [0, *ends[:-1]]
     return [
         ScoredToken(start, end, position.token.logprob, _is_forced(position))
@@ -60,14 +59,6 @@ def field_confidence(leaves: Sequence[Leaf], tokens: Sequence[ScoredToken]) -> d
         if free:
             found[leaf.pointer] = round(math.exp(sum(free) / len(free)), 4)
     return found
-
-
-def _running_ends(lengths: Sequence[int], limit: int) -> list[int]:
-    ends, total = [], 0
-    for length in lengths:
-        total += length
-        ends.append(min(total, limit))
-    return ends
 
 
 def _is_forced(position: TokenLogprobs) -> bool:

@@ -316,7 +316,8 @@ class Extractor:
         tokenizer = self.engine.tokenizer
         if not completion.logprobs or tokenizer is None:
             return {}
-        tokens = score_tokens(completion.text, completion.token_ids, completion.logprobs, tokenizer.decode)
+        feed_token = tokenizer.make_text().feed_token
+        tokens = score_tokens(completion.text, completion.token_ids, completion.logprobs, feed_token)
         return field_confidence(leaves, tokens)
 
 

@@ -95,6 +95,8 @@ class _Merger:
     confidence: dict[str, float] = field(default_factory=dict)
     evidence: dict[str, Evidence] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    # The half-open range of the leaves below each pointer, by part.
+    places: dict[int, dict[str, Span]] = field(default_factory=dict)
 
     def join(self, found: list[Found], pointer: str) -> Any:
         filled = [each for each in found if each[1] is not None] or found
@@ -145,12 +147,16 @@ class _Merger:
 
     def _leaves_under(self, index: int, pointer: str) -> list[Leaf]:
         """The scalars of a part's value, in order."""
-        inner = f"{pointer}/"
-        return [
-            leaf
-            for leaf in self.results[index].leaves
-            if leaf.pointer == pointer or leaf.pointer.startswith(inner)
-        ]
+        if index not in self.places:
+            # Those of a value follow each other.
+            places = self.places[index] = {}
+            for number, leaf in enumerate(self.results[index].leaves):
+                steps = leaf.pointer.split("/")
+                for depth in range(1, len(steps) + 1):
+                    first, _ = places.setdefault("/".join(steps[:depth]), (number, number))
+                    places["/".join(steps[:depth])] = first, number + 1
+        begin, end = self.places[index].get(pointer, (0, 0))
+        return list(self.results[index].leaves[begin:end])
 
     def _find_span(self, index: int, pointer: str) -> Span | None:
         """Return the span that shows a part's value, as offsets in the whole text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,16 +45,16 @@ def list_kinds(schema: Schema, pointer: str) -> frozenset[str]:
 
 def _open(root: Schema, places: Sequence[Any]) -> list[Schema]:
     """Return the schemas and all schemas that they reference or combine. true and false are left out."""
-    found: list[Schema] = []
-    waiting = [place for place in places if isinstance(place, dict)]
+    found: dict[int, Schema] = {}
+    waiting = deque(place for place in places if isinstance(place, dict))
     while waiting:
-        place = waiting.pop(0)
-        if any(place is known for known in found):
+        place = waiting.popleft()
+        if id(place) in found:
             continue
-        found.append(place)
+        found[id(place)] = place
         inner = [each for keyword in ALTERNATIVES for each in _list(place.get(keyword))]
         waiting += [each for each in [*inner, _resolve(root, place.get("$ref"))] if isinstance(each, dict)]
-    return found
+    return list(found.values())
 
 
 def _resolve(root: Schema, reference: Any) -> Any:

@@ -143,7 +143,7 @@ def test_a_number_is_limited_unless_the_schema_or_the_text_has_a_longer_one(
 )
 def test_a_limited_number_ends(number: str, num_accepted: int) -> None:
     schema = add_bounds({"type": "number"}, Limits()).schema
-    compiler = GrammarCompiler(make_byte_vocabulary(), num_threads=1)
+    compiler = GrammarCompiler(make_byte_vocabulary())
     matcher = compiler.compile(GrammarSpec.json_schema(schema, "spaced")).matcher()
     assert len([*takewhile(matcher.accept_token, number.encode())]) == num_accepted
 

@@ -15,7 +15,7 @@ def position(text: str, logprob: float, masked: float | None = None) -> TokenLog
 
 def confidence_of(*tokens: tuple[str, float] | tuple[str, float, float]) -> dict[str, float]:
     text = "".join(token[0] for token in tokens)
-    scored = score_tokens(text, [0] * len(tokens), [position(*token) for token in tokens], lambda ids: "")
+    scored = score_tokens(text, [0] * len(tokens), [position(*token) for token in tokens], lambda token_id: "")
     return field_confidence(scan(text).leaves, scored)
 
 
@@ -42,17 +42,18 @@ def test_a_token_that_the_model_was_sure_of_counts_though_nothing_else_was_allow
     assert confidence_of(('{"a": ', 0.0), ("true", -1e-6, 0.0), ("}", 0.0)) == {"/a": 1.0}
 
 
-def test_characters_of_several_tokens_are_placed_by_decoding_prefixes() -> None:
+def test_characters_of_several_tokens_are_placed_by_decoding_one_after_the_other() -> None:
     text = '{"a": "é!"}'
-    prefixes = ['{"a": "', '{"a": "\ufffd', '{"a": "é', '{"a": "é!"', text]
+    pieces = ['{"a": "', "", "é", '!"', "}"]
     logprobs = [
         position(piece, value)
         for piece, value in [('{"a": "', 0.0), ("\ufffd", -1.0), ("\ufffd", -1.0), ('!"', -1.0), ("}", 0.0)]
     ]
-    scored = score_tokens(text, range(5), logprobs, lambda ids: prefixes[len(ids) - 1])
+    scored = score_tokens(text, range(5), logprobs, pieces.__getitem__)
     assert [(token.start, token.end) for token in scored] == [(0, 7), (7, 7), (7, 8), (8, 10), (10, 11)]
 
 
 def test_a_last_special_token_has_no_text() -> None:
-    scored = score_tokens("12", [1, 2], [position("12", -0.5), position("<|im_end|>", 0.0)], lambda ids: "12")
+    logprobs = [position("12", -0.5), position("<|im_end|>", 0.0)]
+    scored = score_tokens("12", [1, 2], logprobs, {1: "12", 2: ""}.__getitem__)
     assert [(token.start, token.end) for token in scored] == [(0, 2), (2, 2)]
