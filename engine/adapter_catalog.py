@@ -109,7 +109,9 @@ class AdapterCatalog:
             raise InvalidRequest(
                 f"lora_request: {request.lora_name!r} is not loaded; {self._describe_names()}", "lora_request"
             )
-        if request.lora_path and str(find_adapter(request.lora_path)) != ref.path:
+        path = request.lora_path or ref.path
+        # In a thread, because a hub name is looked up in the network.
+        if path != ref.path and str(await asyncio.to_thread(find_adapter, path)) != ref.path:
             raise InvalidRequest(
                 f"lora_request: {request.lora_name!r} is the adapter in {ref.path!r}; unload it first",
                 "lora_request",

@@ -181,7 +181,7 @@ class Engine:
         client = self._supervisor.client
         if client is None:
             return
-        max_running = self.resolved.scheduler.max_num_seqs * self.config.data_parallel_size
+        max_running = self.resolved.scheduler.max_num_seqs * self._supervisor.count_serving()
         max_waiting = self.config.max_num_waiting
         if count > max_running + max_waiting:
             raise InvalidRequest(

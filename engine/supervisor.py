@@ -153,6 +153,10 @@ class Supervisor:
             runtime = runtime | {"replicas": sum(each.state == "ready" for each in self.replicas)}
         return runtime
 
+    def count_serving(self) -> int:
+        """Return how many replicas compute answers, at least 1: those that restart count, dead ones do not."""
+        return max(1, sum(each.state != "dead" and not each.is_prefill_only for each in self.replicas))
+
     def describe_replicas(self) -> list[ReplicaStats]:
         return [
             ReplicaStats(
@@ -265,6 +269,10 @@ class Supervisor:
     async def restart(self, index: int) -> None:
         """Drain a replica, end its core, and return when the next one is ready."""
         replica = self._find_replica(index)
+        if replica.state == "dead":
+            raise InvalidRequest(
+                f"replica {index} is dead and is not restarted ({replica.error}); start the engine anew", "replica"
+            )
         await self.drain(index)
         num_restarts = replica.num_restarts
         replica.restart()

@@ -67,7 +67,10 @@ class Dispatcher:
         self._metrics = metrics
         self._journal = Journal()
         self._prefills = prefills
-        self._waiting: deque[Entry] = deque()  # requests that no replica holds
+        self._waiting: deque[Entry] = deque()  # requests that no replica holds, without suspects
+        # Requests that a core held when it crashed: those that wait, and by replica the one that runs again there.
+        self._suspects: deque[Entry] = deque()
+        self._tried: dict[int, Entry] = {}
         self._calls: dict[int, _Call] = {}  # by id; those that replicas have not all answered
         self._call_ids = itertools.count()
 
@@ -121,16 +124,15 @@ class Dispatcher:
         for call in self._calls.values():
             if not call.done.done():
                 call.done.set_exception(error)
+        waiting = [*self._waiting, *self._suspects, *self._prefills.list_held()]
+        self._waiting.clear()
+        self._suspects.clear()
         for replica in self._replicas:
             held = [handle for entry in self._journal.list_held(replica.index) for handle in entry.token_ids]
             if held:
                 replica.send(AbortRequest(held))
                 self._remove(dict.fromkeys(held, "error"))
-        waiting = [
-            handle for entry in (*self._waiting, *self._prefills.list_held()) for handle in entry.token_ids
-        ]
-        self._remove(dict.fromkeys(waiting, "error"))
-        self._waiting.clear()
+        self._remove({handle: "error" for entry in waiting for handle in entry.token_ids})
         self.client.fail_all(error)
 
     def _blame(self, entries: list[Entry], cause: str) -> list[Entry]:
@@ -153,14 +155,24 @@ class Dispatcher:
             self._release(entry)
             if entry.aborted:
                 self._end(entry, list(entry.aborted), "abort")
-        self._waiting.extendleft(entry for entry in reversed(entries) if entry.token_ids)
+        for entry in reversed(entries):
+            (self._suspects if entry.num_crashes else self._waiting).appendleft(entry)
         self.place_waiting()
 
     def place_waiting(self) -> None:
+        """Place what waits, as far as replicas are ready; of the suspects one on each."""
         for _ in range(len(self._waiting)):
-            entry = self._waiting.popleft()
-            if entry.token_ids:
+            if (entry := self._waiting.popleft()).token_ids:
                 self._place(entry)
+        while self._suspects and (not self._suspects[0].token_ids or self._list_ready(self._suspects[0])):
+            if (entry := self._suspects.popleft()).token_ids:
+                self._place(entry)
+
+    def _list_ready(self, entry: Entry) -> list[Replica]:
+        """Return the replicas that may get this request now. Their contexts may differ, see `max_model_len`."""
+        taken = self._tried if entry.num_crashes else {}
+        ready = [each for each in self._replicas if each.state == "ready" and each.index not in taken]
+        return [each for each in ready if entry.num_tokens < each.max_model_len]
 
     def _place(self, entry: Entry) -> None:
         """Give a request to a replica; without one it waits. One that does not fit into a message fails."""
@@ -170,12 +182,14 @@ class Dispatcher:
             self._refuse(entry, Refused(next(iter(entry.token_ids)), "invalid_request", str(error)))
 
     def _send(self, entry: Entry) -> None:
-        ready = [each for each in self._replicas if each.state == "ready"]
-        if entry.num_crashes:
-            held = {each.replica for each in self._journal.list_suspects()}
-            ready = [each for each in ready if each.index not in held]
+        ready = self._list_ready(entry)
+        longest = max((each.max_model_len for each in self._replicas if each.state != "dead"), default=0)
+        if longest and entry.num_tokens >= longest:
+            text = f"the request has {entry.num_tokens} tokens; the context of the replicas that run now has {longest}"
+            self._refuse(entry, Refused(next(iter(entry.token_ids)), "invalid_request", text))
+            return
         if not ready:
-            self._waiting.append(entry)
+            (self._suspects if entry.num_crashes else self._waiting).append(entry)
             return
         message = entry.make_message()
         if self._prefills.start(entry, message, ready):
@@ -189,11 +203,15 @@ class Dispatcher:
             self._metrics.num_resumed_inexact += entry.fingerprint != replica.fingerprint
         entry.fingerprint = replica.fingerprint
         self._journal.assign(entry, replica.index)
+        if entry.num_crashes:
+            self._tried[replica.index] = entry
         replica.send(message)
 
     def _release(self, entry: Entry) -> None:
         """Take a request from its replica's load."""
         self._prefills.cancel(entry)
+        if self._tried.get(entry.replica) is entry:
+            del self._tried[entry.replica]
         if entry.ticket is not None:
             self.router.end(entry.ticket)
             entry.ticket = None
@@ -284,6 +302,7 @@ class Dispatcher:
                 self.router.note_first_token(entry.ticket)
                 if entry.num_crashes:
                     entry.num_crashes = 0
+                    del self._tried[entry.replica]
                     self.place_waiting()
         self._remove(ended)
 

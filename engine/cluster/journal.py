@@ -27,6 +27,11 @@ class Entry:
     aborted: set[int] = field(default_factory=set)  # handles whose abort was sent and not confirmed yet
     num_crashes: int = 0  # cores that crashed while they held this request, since its last new token
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the longest unfinished completion."""
+        return len(self.message.prompt_token_ids) + max(map(len, self.token_ids.values()))
+
     def make_message(self, age_s: float = 0.0) -> AddRequest:
         """Return the request as it must be sent to a replica: its unfinished completions with their tokens."""
         seeds = {completion.handle: completion.seed for completion in self.message.completions}
@@ -81,11 +86,6 @@ class Journal:
     def list_held(self, replica: int) -> list[Entry]:
         """Return the requests that a replica holds, oldest first."""
         return [entry for entry in dict.fromkeys(self._entries.values()) if entry.replica == replica]
-
-    def list_suspects(self) -> list[Entry]:
-        """Return the requests that were running when a core crashed, and that a replica holds now."""
-        entries = dict.fromkeys(self._entries.values())
-        return [entry for entry in entries if entry.num_crashes and entry.replica != NOWHERE]
 
     def record(self, message: NewTokens, replica: int) -> NewTokens:
         """Add new tokens to the entries.

@@ -119,8 +119,8 @@ class Router:
 
     def _hash_prompt(self, request: AddRequest) -> list[bytes]:
         """Return the hashes of the prompt's blocks that a prefix cache may contain."""
-        if self._policy not in ("prefix_aware", "consistent_hashing"):
-            return []
+        if len(self._loads) == 1 or self._policy not in ("prefix_aware", "consistent_hashing"):
+            return []  # there is no choice, or it does not depend on them
         hashes: list[bytes] = []
         keys = list_extra_keys(request.cache_salt, request.adapter)
         prompt = request.prompt_token_ids

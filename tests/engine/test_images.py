@@ -21,6 +21,7 @@ from engine import (
     SamplingParams,
     read_journal,
 )
+from engine.input.images import intake
 from engine.model.vision.encoder import ImageEncoder
 from tests.engine.vision_folders import (
     SIZES,
@@ -242,6 +243,15 @@ async def test_aborts_end_requests_whose_images_are_being_encoded(
         assert (await aborted).outputs[0].finish_reason == "abort"
         may_end.set()
         assert (await waiting).outputs[0].finish_reason == "length"
+
+
+async def test_images_that_are_too_large_for_one_message_are_refused_by_name(
+    smolvlm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "MAX_PIXEL_BYTES", 5000)
+    async with Engine(EngineConfig(model=str(smolvlm), mock_step_ms=0.0)) as engine:
+        with pytest.raises(InvalidRequest, match=r"of 20 images have \d+ MiB of pixels; a request may have"):
+            await engine.render_chat(ask(*[PICTURES["tall"]] * 20))
 
 
 async def test_an_encoder_that_fails_ends_its_request_only(
