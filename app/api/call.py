@@ -33,6 +33,7 @@ class Call:
 
     Attributes:
         given: the prompts as the request has them, for a reply that repeats them.
+        prompt_field: the field that holds the prompts, for errors.
         prediction: text that the answer probably contains.
         judge: validator of finished choices; None if there is nothing to validate.
     """
@@ -50,6 +51,7 @@ class Call:
     judge: Judge | None = None
     given: Sequence[Prompt] = ()
     prediction: str | None = None
+    prompt_field: str = "prompt"
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def generate(self, index: int = 0) -> AsyncGenerator[RequestOutput]:
@@ -100,6 +102,9 @@ class Call:
                 raise explain(error, self.tools) from error
             raise to_api_error(error, param) from error
         except InvalidRequest as error:
+            if error.param == "prompt":
+                place = f"prompt[{index}]: " if len(self.prompts) > 1 else ""
+                raise type(error)(f"{place}{error}", self.prompt_field) from error
             if error.param != "grammar" or self.constraint is None:
                 raise
             # the engine reports a slow compile under its own parameter name; use this API's field

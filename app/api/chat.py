@@ -96,7 +96,7 @@ async def prepare(
     prediction = None if body.prediction is None else body.prediction.text
     call = Call(
         context, visit, body, reply_id, model, [prompt], sampling, constraint, tools, thinking, judge,
-        prediction=prediction,
+        prediction=prediction, prompt_field="messages",
     )  # fmt: skip
     return call, echo
 

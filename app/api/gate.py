@@ -100,7 +100,7 @@ class Gate:
                 await self.origins.answer_preflight(headers)(scope, receive, send)
                 return
             if scope["path"] not in OPEN_PATHS:
-                self.origins.check(scope["method"], headers)
+                self.origins.check(scope["method"], headers, scope["scheme"])
                 takes_basic = scope["method"] in SAFE_METHODS or not scope["path"].startswith(API_PREFIXES)
                 visit.key_number = self._find_key(headers, takes_basic)
             self._check_length(headers)

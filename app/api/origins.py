@@ -22,6 +22,7 @@ from starlette.responses import Response
 from app.api.errors import ApiError
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_SHOWN = 100
 EXPOSED = "x-request-id, request-id, x-troupe-warning, Retry-After"
 
@@ -74,8 +75,11 @@ class AllowedOrigins:
             | {"Access-Control-Max-Age": "600"},
         )
 
-    def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
+    def check(self, method: str, headers: Mapping[bytes, bytes], scheme: str = "http") -> None:
         """Reject a request that a page of another site had a browser send.
+
+        Args:
+            scheme: how the request came; in front of a proxy it may have been https all the same.
 
         Raises:
             ApiError: 403 naming the header and how to allow its value.
@@ -93,9 +97,18 @@ class AllowedOrigins:
             return
         # browser extensions and desktop apps have origins with their own schemes
         is_page = origin == "null" or origin.lower().startswith(("http://", "https://"))
-        name = _read_name(origin)
-        if is_page and not (name and (name == host_name or self._knows(name))):
+        if is_page and not self._is_own(origin, host, scheme):
             raise _refusal("Origin", origin)
+
+    def _is_own(self, origin: str, host: str, scheme: str) -> bool:
+        """Return whether a page is of this server: the scheme, the name and the port of its origin are the server's."""
+        name, kind = _read_name(origin), origin.partition(":")[0].lower()
+        if not name or (scheme == "https" and kind != "https"):
+            return False
+        if _read_port(origin) == _read_port(f"{kind}://{host}"):
+            return name == _read_name(f"//{host}") or self._knows(name)
+        # a proxy may put a name and a port of its own into the Host header
+        return name in self.names and _read_port(origin) == DEFAULT_PORTS[kind]
 
     def _knows(self, name: str) -> bool:
         address = _read_address(name)
@@ -110,6 +123,15 @@ def _read_name(url: str) -> str:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:
         return ""
+
+
+def _read_port(url: str) -> int | None:
+    """Return the port of a URL, by default that of its scheme; None if it is malformed."""
+    try:
+        parts = urlsplit(url)
+        return parts.port or DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return None
 
 
 def _read_address(name: str) -> IPv4Address | IPv6Address | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -61,6 +62,14 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, str
         raise BadRequest(f"tokens: {wrong} must be a token id from 0 to {limit - 1}"[:200], "tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
     return {"prompt": text, "content": text}  # vLLM's name and llama.cpp's
+
+
+@router.get("/tokenizer_info")
+async def show_tokenizer(context: Context) -> dict[str, Any]:
+    """Return the names of special tokens and the chat template, for clients that render prompts themselves."""
+    context.require_ready()
+    limit = context.engine.resolved.max_model_len
+    return require_tokenizer(context).describe() | {"model_max_length": limit}
 
 
 async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> list[int]:

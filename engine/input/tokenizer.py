@@ -102,6 +102,12 @@ class Tokenizer:
         """
         return 4 * max(map(len, self._tokenizer.get_vocab()))
 
+    def describe(self) -> dict[str, Any]:
+        """Return the class, the chat template and the special tokens under transformers' names."""
+        one = self._tokenizer
+        names = ("chat_template", "bos_token", "eos_token", "pad_token", "unk_token", "vocab_size")
+        return {"tokenizer_class": type(one).__name__} | {name: getattr(one, name, None) for name in names}
+
     @property
     def bos_token_id(self) -> int | None:
         return self._tokenizer.bos_token_id

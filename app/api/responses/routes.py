@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -135,7 +136,7 @@ async def make_writer(
             "logprobs beside tools or reasoning are on /v1/chat/completions only: they cover the whole output"
         )
         raise BadRequest(message, "include", "unsupported_field")
-    return ResponseWriter(call, body, tools.names, keep)
+    return ResponseWriter(replace(call, prompt_field="input"), body, tools.names, keep)
 
 
 def _read_stored(body: ResponsesRequest, visit: Visit, context: ApiContext) -> list[Json]:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from app.api.admin import router
+from app.api.errors import ApiError
+from app.api.origins import AllowedOrigins
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
@@ -131,10 +133,11 @@ async def test_a_name_that_was_pointed_here_and_another_page_are_refused(
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Host": "localhost:7860", "Origin": "http://localhost:3000"},
+        {"Host": "localhost:7860", "Origin": "http://localhost:7860"},
         {"Host": "LOCALHOST"},
         {"Host": "app.localhost:7860"},
-        {"Host": "[::1]:7860", "Origin": "http://127.0.0.1:3000"},
+        {"Host": "[::1]:7860", "Origin": "http://127.0.0.1:7860"},
+        {"Host": "app.localhost", "Origin": "http://app.localhost:80"},
         {"Origin": "vscode-webview://abc"},
         {"Origin": ""},
         {"Host": "192.168.0.7:7860", "Origin": "http://192.168.0.7:7860"},
@@ -144,6 +147,25 @@ async def test_a_name_that_was_pointed_here_and_another_page_are_refused(
 )
 async def test_this_machine_may_ask(server: Server, headers: dict[str, str]) -> None:
     assert (await server.post(CHAT_PATH, CHAT, headers=headers))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("localhost:7860", "http://localhost:3000"),
+        ("127.0.0.1:7860", "http://localhost"),
+        ("192.168.0.7:7860", "http://192.168.0.7"),
+        ("192.168.0.7", "http://192.168.0.7:7860"),
+        ("localhost:7860", "https://localhost:7861"),
+        ("localhost:7860", "http://localhost:99999"),
+    ],
+)
+async def test_a_page_of_another_port_is_another_site(server: Server, host: str, origin: str) -> None:
+    status, reply = await server.post(CHAT_PATH, CHAT, headers={"Host": host, "Origin": origin})
+    assert (status, reply["error"]["code"]) == (403, "origin_not_allowed")
+    with pytest.raises(ApiError):
+        secure = {b"host": b"troupe.example", b"origin": b"http://troupe.example:443"}
+        AllowedOrigins(checks_host=False).check("POST", secure, "https")
 
 
 async def test_reading_is_guarded_by_the_name_alone(server: Server) -> None:

@@ -216,3 +216,20 @@ async def test_the_official_client_parses_texts_and_arguments(server: Server) ->
         assert isinstance(reply.choices[0].message.parsed, Weather)
         reply = await client.chat.completions.parse(**asked, tools=tools, tool_choice=choice)
     assert isinstance(reply.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
+
+
+async def test_a_prompt_that_is_too_long_is_named_as_the_route_does(server: Server) -> None:
+    long = "word " * 3000
+    for path, body, param in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}, "messages"),
+        ("/v1/responses", {"input": long}, "input"),
+        ("/v1/completions", {"prompt": ["a", long]}, "prompt"),
+    ):
+        status, reply = await server.post(path, body)
+        assert (status, reply["error"]["param"]) == (400, param)
+        assert "prompt is too long" in reply["error"]["message"]
+
+
+async def test_a_client_can_read_what_the_tokenizer_knows(server: Server) -> None:
+    status, reply = await server.get("/tokenizer_info")
+    assert status == 200 and reply["tokenizer_class"] and reply["chat_template"] and reply["eos_token"]
