@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from typing import Any, Literal
 
@@ -11,6 +12,8 @@ from .regex.linear_pattern import Matches, read_pattern
 from .spec import GrammarSpec
 from .validator import SchemaValidator
 from .xml.validator import XmlValidator
+
+MAX_NUM_DIGITS = 4300
 
 
 class OutputCheck:
@@ -49,11 +52,29 @@ def find_check(spec: GrammarSpec) -> Matches | None:
     return None
 
 
-def is_instance(text: str, validator: SchemaValidator) -> bool:
+def is_instance(text: str, validator: SchemaValidator) -> bool | None:
     try:
-        return validator.is_valid(json.loads(text))
+        return validator.is_valid(json.loads(text, parse_int=read_int, parse_float=read_float))
+    except LargeNumber:
+        return None
     except (ValueError, RecursionError):
         return False
+
+
+class LargeNumber(Exception):
+    """A number that neither Python's integers of 4,300 digits nor a double hold, so that nobody can validate it."""
+
+
+def read_int(digits: str) -> int:
+    if len(digits) > MAX_NUM_DIGITS:
+        raise LargeNumber
+    return int(digits)
+
+
+def read_float(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise LargeNumber
+    return number
 
 
 def is_table(text: str, table: dict[str, Any]) -> bool:
@@ -65,6 +86,8 @@ def is_table(text: str, table: dict[str, Any]) -> bool:
         return False
     if table["has_header"] and (not rows or rows.pop(0) != [name for name, _ in columns]):
         return False
+    if not rows and not table["has_header"]:
+        return False  # the grammar wants a row
     return all(
         len(row) == len(columns)
         and all(is_field(field, kind) for (_, kind), field in zip(columns, row, strict=True))

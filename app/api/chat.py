@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -57,12 +58,13 @@ async def prepare(
     model = visit.model = context.check_model(body.model)
     context.require_ready()
     template = await context.read_template()
-    tools = find_tools(body, template)
+    # The grammar of many tools takes milliseconds.
+    tools = await asyncio.to_thread(find_tools, body, template) if body.tools else find_tools(body, template)
     if tools is None and body.tools and body.tool_choice != "none":
         warn(TOOLS_NOT_SHOWN)
     answer = read_constraint(body)
     if tools is not None:
-        tools = tools.in_style(template.tool_style, answer)
+        tools = await asyncio.to_thread(tools.in_style, template.tool_style, answer)
     constraint = combine(tools, answer)
     sampling = chat_sampling(body, constraint)
     if tools is not None and tools.words_spec is not None:

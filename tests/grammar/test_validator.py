@@ -7,7 +7,7 @@ from functools import reduce
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, OutputCheck, SchemaValidator
-from tests.grammar.vocabularies import walk
+from tests.grammar.vocabularies import accepts, walk
 
 DEEP = reduce(lambda schema, _: {"items": schema}, range(3_000), {})
 # After forty letters it takes a hundred million steps to find the match.
@@ -125,6 +125,20 @@ def test_whatever_a_grammar_lets_through_passes(merged_compiler, name):
 )
 def test_what_cannot_be_read_otherwise_is_said_not_to_be_checked(spec):
     assert OutputCheck(spec).is_valid("anything") is None
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "1e999", '[{"a": -1e400}]', "-" + "1" * 4500])
+def test_a_number_that_nobody_can_hold_is_not_checked(byte_compiler, text):
+    """The grammar lets it through, so that invalid would be the wrong verdict."""
+    spec = GrammarSpec.json_schema({"type": ["number", "array"]})
+    assert accepts(byte_compiler.compile(spec).matcher(), byte_compiler.vocabulary, text)
+    assert OutputCheck(spec).is_valid(text) is None
+
+
+def test_a_table_without_header_has_a_row(byte_compiler):
+    spec = GrammarSpec.csv({"a": "integer"}, has_header=False)
+    assert not byte_compiler.compile(spec).matcher().is_completed()
+    assert [OutputCheck(spec).is_valid(text) for text in ("", "1")] == [False, True]
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(.*a){30}", "(?:a|a)*b", "(a|aa)+$b", "a*a*a*a*a*a*b"])

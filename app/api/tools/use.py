@@ -14,10 +14,12 @@ tool_choice   none        the tools are left out
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 from app.api.constraint import Constraint
 from app.api.errors import ApiError, BadRequest, to_api_error
@@ -38,6 +40,9 @@ Json = dict[str, Any]
 
 MODES = ("none", "auto", "required")
 MAX_PARALLEL_CALLS = 16
+# Grammars and schemas of tools that are kept.
+MAX_NUM_SPECS = 32
+MAX_NUM_SCHEMAS = 512
 # OpenAI allows 64 characters, Anthropic 128
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 # where a grammar of calls contains a tool's schema, by the tool's number, or the schema of an argument
@@ -117,10 +122,9 @@ class ToolUse:
             return self
         style = style or "hermes"
         content = None if answer is None else _make_format(answer)
+        options = () if answer is None else (answer.spec.whitespace, answer.spec.backend)
         try:
-            tags = make_tool_tags(style, _name_schemas(self.tools), self.is_parallel, content)
-            options = () if answer is None else (answer.spec.whitespace, answer.spec.backend)
-            spec = GrammarSpec.structural_tag(tags, *options)
+            spec = _make_words_spec(style, _write_schemas(self.tools), self.is_parallel, json.dumps(content), *options)
         except GrammarError as error:
             raise explain(error, replace(self, style=style, answer=answer)) from error
         return replace(self, style=style, words_spec=spec, answer=answer)
@@ -145,15 +149,15 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
         tools, choice = [tool for tool in tools if tool.name in choice.names], choice.mode
     if not tools:
         return None
-    # Build the grammar for auto as well: a malformed schema is always rejected.
+    for tool in tools:
+        _check_schema(tool)  # also where the model may not call it
     is_array = calls_many if body.parallel_tool_calls is None else body.parallel_tool_calls
-    spec = _make_spec(tools, MAX_PARALLEL_CALLS if is_array else None)
     if choice in ("none", "auto"):
         shows_reasoning = body.include_reasoning is not False
         use = ToolUse(tuple(tools), None, is_array, shows_reasoning=shows_reasoning)
         return use if choice == "auto" else None
     if choice == "required":
-        return ToolUse(tuple(tools), spec, is_array)
+        return ToolUse(tuple(tools), _make_spec(tools, MAX_PARALLEL_CALLS if is_array else None), is_array)
     chosen = [tool for tool in tools if tool.name == choice.removeprefix("function:")]
     return ToolUse(tuple(chosen), _make_spec(chosen, None), is_parallel=False)
 
@@ -292,10 +296,42 @@ def _read_name(choice: object, names: Sequence[str]) -> str:
 def _make_spec(tools: Sequence[Tool], max_calls: int | None) -> GrammarSpec:
     """Return the grammar of one call, or of an array of calls."""
     try:
-        return GrammarSpec.structural_tag(make_forced_tags(_name_schemas(tools), max_calls))
+        return _make_forced_spec(_write_schemas(tools), max_calls)
     except GrammarError as error:
         raise explain(error, ToolUse(tuple(tools), None)) from error
 
 
-def _name_schemas(tools: Sequence[Tool]) -> list[tuple[str, Json]]:
-    return [(tool.name, tool.parameters) for tool in tools]
+def _check_schema(tool: Tool) -> None:
+    try:
+        _parse_schema(json.dumps(tool.parameters))
+    except GrammarError as error:
+        known = to_api_error(error, "tools")
+        raise ApiError(400, f"tool {tool.name!r}: {known}", "tools", known.code, details=known.details) from error
+
+
+def _write_schemas(tools: Sequence[Tool]) -> str:
+    return json.dumps([(tool.name, tool.parameters) for tool in tools])
+
+
+# Clients send the same tools with each request, and 64 of them take 15 ms.
+@lru_cache(MAX_NUM_SCHEMAS)
+def _parse_schema(schema: str) -> GrammarSpec:
+    return GrammarSpec.json_schema(schema)
+
+
+@lru_cache(MAX_NUM_SPECS)
+def _make_forced_spec(schemas: str, max_calls: int | None) -> GrammarSpec:
+    return GrammarSpec.structural_tag(make_forced_tags(json.loads(schemas), max_calls))
+
+
+@lru_cache(MAX_NUM_SPECS)
+def _make_words_spec(
+    style: str,
+    schemas: str,
+    is_parallel: bool,
+    content: str,
+    whitespace: Literal["spaced", "compact", "any"] = "spaced",
+    backend: str | None = None,
+) -> GrammarSpec:
+    tags = make_tool_tags(style, json.loads(schemas), is_parallel, json.loads(content))
+    return GrammarSpec.structural_tag(tags, whitespace, backend)

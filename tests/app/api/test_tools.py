@@ -502,3 +502,13 @@ def test_a_keyword_without_enforcer_is_reported_with_its_tool() -> None:
     with pytest.raises(UnsupportedGrammar) as refusal:
         GrammarCompiler(make_byte_vocabulary()).compile(use.words_spec)
     assert explain(refusal.value, use).details["pointer"] == "/$defs/b"
+
+
+def test_the_grammar_of_the_same_tools_is_built_once() -> None:
+    """Clients send their tools with each request."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+    for choice in ("auto", "required"):
+        uses = [read_tools(ChatRequest.read({**body, "tool_choice": choice})) for _ in range(2)]
+        specs = [use.in_style("hermes", None) for use in uses if use is not None]
+        assert len(specs) == 2 and specs[0].words_spec is specs[1].words_spec
+        assert specs[0].spec is specs[1].spec
