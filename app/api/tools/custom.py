@@ -7,12 +7,13 @@ from typing import Any
 
 from app.api.errors import BadRequest
 from app.api.fields import check_unknown, warn
+from app.api.tools.lark_regex import NotRegular, to_regex
 
 Json = dict[str, Any]
 
 
 def read_custom_tool(where: str, tool: Mapping[str, Any]) -> Json | None:
-    """Return a custom tool as a function; None for one that is left out, as Lark cannot be a part of a call here.
+    """Return a custom tool as a function; None for one that is left out because of its grammar.
 
     Raises:
         ApiError: 400 for one that is malformed.
@@ -27,10 +28,14 @@ def read_custom_tool(where: str, tool: Mapping[str, Any]) -> Json | None:
     grammar = asked.get("grammar", asked) if isinstance(asked, dict) else {}
     kind = (asked.get("type"), grammar.get("syntax")) if isinstance(grammar, dict) else (None, None)
     if kind[0] == "grammar" and isinstance(grammar.get("definition"), str):
+        pattern = grammar["definition"]
         if kind[1] == "lark":
-            warn(f"{where} has a Lark grammar, which no call can follow here, and was left out")
-            return None
-        schema["pattern"] = f"^(?:{grammar['definition']})$"
+            try:
+                pattern, kind = to_regex(pattern), ("grammar", "regex")
+            except NotRegular as error:
+                warn(f"{where} was left out: calls cannot follow its Lark grammar, which has {error}")
+                return None
+        schema["pattern"] = f"^(?:{pattern})$"
     if kind[0] != "text" and kind != ("grammar", "regex"):
         message = f"{where}.custom.format must be text, or a grammar with the syntax lark or regex, and its definition"
         raise BadRequest(message, "tools")

@@ -403,7 +403,7 @@ async def test_tools_of_every_type_are_taken_or_named_in_a_warning(start: Start)
     )
     text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
     server = await start(FakeEngine(record=text, tokenizer=FakeTokenizer(knows_tools=True)))
-    lark = PATCH | {"name": "l", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}}
+    lark = PATCH | {"name": "l", "format": {"type": "grammar", "syntax": "lark", "definition": "start: start?"}}
     regex = PATCH | {"name": "r", "format": {"type": "grammar", "syntax": "regex", "definition": "a|b"}}
     body = {"input": "hello", "tools": [TOOL, AGENT, PATCH, regex, lark, *SERVICES]}
     status, headers, reply = await server.ask("/v1/responses", "POST", json=body)

@@ -1,6 +1,7 @@
 """Tools: forced by the grammar, parsed from text, and rejected if invalid."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from app.api.messages import read_messages, tell_plainly
 from app.api.protocol import ChatRequest
 from app.api.replies import finish_reason
 from app.api.tools.calls import is_valid
+from app.api.tools.custom import read_custom_tool
+from app.api.tools.lark_regex import NotRegular, to_regex
 from app.api.tools.use import Tool, ToolUse, explain, read_tools
 from engine import CompletionOutput
 from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar
@@ -345,6 +348,44 @@ async def test_the_last_chunk_only_ends_the_choice(knowing: Server, forced: Serv
         message = reply["choices"][0]["message"]
         assert (message["content"] or "", len(message.get("tool_calls", ()))) == (words, len(calls))
         assert server is knowing or not words
+
+
+PATCH = """start: begin hunk+ end
+begin: "*** Begin Patch" LF  // as in Codex' apply_patch
+end.2: "*** End Patch" LF?
+?hunk: add
+  | "*** Delete File: " name LF
+add: "*** Add File: " name LF line+
+name: /(.+)/
+line: ("+" | "\\t") /[^\\/"\\n]*/ LF -> added
+%import common.LF
+"""
+
+
+def test_a_lark_grammar_is_enforced_in_the_string_of_a_call() -> None:
+    schema = read_custom_tool("tools[0]", {"custom": {"name": "patch", "format": {
+        "type": "grammar", "syntax": "lark", "definition": PATCH}}})  # fmt: skip
+    assert schema is not None
+    read = reader_of(GrammarSpec.json_schema(schema["function"]["parameters"]))
+    good = "*** Begin Patch\n*** Add File: a.txt\n+one\n\ttwo\n*** Delete File: b\n*** End Patch\n"
+    assert read({"input": good}) and read({"input": good[:-1]})
+    wrongs = (("+one", "one"), ("+one", '+"one'), ("one", "o/ne"), ("a.txt", ""), ("Begin", "begin"), ("b\n", "b"))
+    for old, new in wrongs:
+        assert not read({"input": good.replace(old, new)}), new
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('start: "(" start? ")"', "the rule start is recursive"), ("start: a", "no rule a"), ('start: "a"i', "case"),
+        ('start: "a"\n%ignore /x/', "%ignore"), ("start: /a/i", "flags 'i'"), ("start: (/a/", "not closed"),
+        ("start: " + "(" * 20_000, "levels"), ('start: "a"~3', "~"), ("start: &", "'&'"),
+        ("".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(40)) + 'r40: "a"\nstart: r0', "more than 50000"),
+    ],
+)  # fmt: skip
+def test_a_lark_grammar_that_is_not_regular_is_told_apart(text: str, reason: str) -> None:
+    with pytest.raises(NotRegular, match=re.escape(reason)):
+        to_regex(text)
 
 
 async def test_a_custom_tool_gets_a_text(start: Start) -> None:
