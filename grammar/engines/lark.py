@@ -4,8 +4,11 @@ import re
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
 
-# Strings, patterns and comments; the checks below ignore their content.
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"i?|//[^\n]*|/(?:[^/\\\n]|\\.)+/[a-z]*|#[^\n]*')
+# Strings, patterns and comments; the checks below ignore their content. One that is not closed on its line is read
+# once, to where it breaks off, and stays: otherwise each quote in it would be tried again.
+_QUOTED = re.compile(
+    r'"(?:[^"\\\n]|\\.)*+(?P<string>"i?)?|//[^\n]*|/(?:[^/\\\n]|\\.)++(?P<pattern>/[a-z]*)?|#[^\n]*'
+)
 # Syntax that would set options, name tokens instead of text, or include a schema without normalisation.
 _FORBIDDEN = (
     ("%llguidance", "options of the engine are not the grammar's to set"),
@@ -14,12 +17,17 @@ _FORBIDDEN = (
     ("@", "there is no other grammar to refer to"),
 )
 # Attributes after a rule's name control sampling, truncation or capture.
-_ATTRIBUTES = re.compile(r"^\s*[?!]?\w[\w.-]*\s*\[\s*(\w*)", re.MULTILINE)
+_ATTRIBUTES = re.compile(r"^[^\S\n]*[?!]?\w[\w.-]*\s*\[\s*(\w*)", re.MULTILINE)
 
 
 def remove_quoted(text: str) -> str:
     """Return a grammar without its strings, patterns and comments."""
-    return _QUOTED.sub(" ", text)
+    return _QUOTED.sub(_blank, text)
+
+
+def _blank(found: re.Match[str]) -> str:
+    is_comment = found[0].startswith(("//", "#"))
+    return " " if is_comment or found["string"] or found["pattern"] else found[0]
 
 
 def check_lark(text: str) -> None:
@@ -30,7 +38,7 @@ def check_lark(text: str) -> None:
         reason = "attributes of a rule are options of the engine, which are not the grammar's to set"
         raise UnsupportedGrammar("", attribute[1] or "[", reason)
     # `?` and `!` before a rule control its node in a syntax tree; llguidance builds none.
-    if not re.search(r"^\s*[?!]?start\s*:", bare, re.MULTILINE):
+    if not re.search(r"^[^\S\n]*[?!]?start\s*:", bare, re.MULTILINE):
         raise InvalidGrammar("a Lark grammar needs a rule named start")
     for sign, reason in _FORBIDDEN:
         if sign in bare:
