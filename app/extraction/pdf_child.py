@@ -34,6 +34,7 @@ WORD_GAP = 0.2
 SAME_LINE = 0.6
 # Columns of prose have at least so many lines, of that many heights and that share of the column.
 MIN_PROSE_LINES, MIN_PROSE_WIDTH, MIN_PROSE_FILL = 3, 8, 0.6
+MAX_GUTTERS = 8
 MIN_CONTINUED = 0.2  # share of the lines of prose that go on with a small letter
 LINE_HEIGHT = 12.0  # points of a line of an annotation
 HYPHENS = (2, 0xFFFE)  # how pdfium marks a hyphen at the end of a line
@@ -141,16 +142,20 @@ def _find_gutters(lines: list[list[Run]], start: int) -> tuple[int, list[tuple[f
     """Return the end of the lines that leave the same vertical strips free as the first one, and the strips."""
     first = lines[start]
     width = MAX_GAP * median(run.height for run in first)
-    gutters = [
-        (one.box[2], two.box[0]) for one, two in pairwise(first) if two.box[0] - one.box[2] >= width
-    ]
+    gaps = ((one.box[2], two.box[0]) for one, two in pairwise(first))
+    gutters = _keep_widest([gap for gap in gaps if gap[1] - gap[0] >= width])
     end = start + 1
     while gutters and end < len(lines):
         left = [part for gutter in gutters for part in _clear(gutter, lines[end], width)]
         if not left:
             break
-        gutters, end = left, end + 1
+        gutters, end = _keep_widest(left), end + 1
     return end, gutters
+
+
+def _keep_widest(gutters: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return as many strips as columns of prose may have, so that a page of thousands takes linear time."""
+    return sorted(sorted(gutters, key=lambda gutter: gutter[0] - gutter[1])[:MAX_GUTTERS])
 
 
 def _clear(gutter: tuple[float, float], line: list[Run], width: float) -> Iterator[tuple[float, float]]:
