@@ -25,7 +25,7 @@ READY = "Troupe is ready at "
 ADMIN_KEY = "soak"
 # Replies after which a client tries again: asleep, full, or an adapter that is being replaced.
 AGAIN = {503, 404}
-MAX_TRIES, PAUSE_S = 200, 0.1
+MAX_TRIES, PAUSE_S = 600, 0.2
 REQUEST_S = 120.0
 # The probe's processes answer within this time.
 PROBE_S = 30.0
