@@ -135,7 +135,7 @@ class Server:
                 return Outcome(0, f"no end within {REQUEST_S:.0f} s", "")
             except aiohttp.ClientError as error:
                 return Outcome(0, f"connection: {type(error).__name__}", "")
-        return Outcome(reply.status, f"refused {MAX_TRIES} times", "")
+        return Outcome(0, f"refused {MAX_TRIES} times with {reply.status}", "")
 
     async def metrics(self) -> dict[str, float]:
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/metrics") as reply:
@@ -162,7 +162,7 @@ class Server:
         metrics = await self.metrics()
         return State(
             sum(each.memory_info().rss for each in processes) / 2**20,
-            sum(each.num_threads() for each in processes),
+            sum(each.num_threads() for each in processes) - sum(map(is_of_loop, threads)),
             sum(each.num_fds() for each in processes),
             len(processes),
             int(metrics["kv_cache_free_blocks"]),
@@ -189,6 +189,11 @@ class Server:
                 objects.update(found["objects"])
                 threads += found["threads"]
         return objects, threads
+
+
+def is_of_loop(thread: str) -> bool:
+    """Return whether a thread belongs to a pool of the event loop, which grows to its fixed size as it is needed."""
+    return thread.startswith(("asyncio_", "AnyIO"))
 
 
 def _has_probe(pid: int) -> bool:

@@ -15,6 +15,7 @@ from tests.soak.model import DATA, NUM_ADAPTERS
 
 NUM_SCHEMAS, NUM_PER_SCHEMA = 120, 40
 NUM_REQUESTS = NUM_SCHEMAS * NUM_PER_SCHEMA
+NUM_FIRST = NUM_SCHEMAS + 40  # requests that use every schema, file and pool of threads once
 KINDS = {"schema": 60, "tools": 9, "regex": 8, "hostile": 5, "text": 7, "upload": 6, "image": 5}
 WORDS = (
     "amount", "order", "ship", "river", "light", "number", "copper", "seven", "glass", "market", "letter", "window",
@@ -100,9 +101,11 @@ class Work:
         return pictures + [part for name, part in list_hostile() if "bomb" not in name]
 
     def make(self, number: int) -> Request:
-        """Return the request of that number. The first ones have each schema once."""
+        """Return the request of that number. The first ones have each schema, each file and two images once."""
         rng = random.Random(f"{self.seed} {number}")
         kind = "schema" if number < NUM_SCHEMAS else rng.choices([*KINDS], [*KINDS.values()])[0]
+        if number in range(NUM_SCHEMAS, NUM_SCHEMAS + len(FILES) + 2):
+            kind = "upload" if number - NUM_SCHEMAS < len(FILES) else "image"
         model = f"a{rng.randrange(NUM_ADAPTERS)}" if rng.random() < 0.3 else "base"
         body: dict[str, Any] = {"model": model}
         if rng.random() < 0.4:
@@ -144,7 +147,7 @@ class Work:
         schema = {"type": "object", "properties": properties}
         options = {"verbatim": rng.random() < 0.3, "bounds": True}
         fields = body | {"schema": json.dumps(schema), "options": json.dumps(options)}
-        return Request(number, "upload", "/v1/extract", fields, file=rng.choice(FILES))
+        return Request(number, "upload", "/v1/extract", fields, file=FILES[(number - NUM_SCHEMAS) % len(FILES)])
 
 
 def _make_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
