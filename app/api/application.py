@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastapi import Depends, FastAPI, Request
+from starlette.responses import JSONResponse
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
@@ -80,6 +81,9 @@ class Refusal:
         self.known = known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/" and scope["method"] == "GET":  # clients look whether a server is there
+            await JSONResponse({"name": "Troupe", "version": __version__})(scope, receive, send)
+            return
         error = no_route(Request(scope), self.known)
         await error.answer(scope["path"])(scope, receive, send)
 

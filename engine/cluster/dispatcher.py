@@ -172,7 +172,7 @@ class Dispatcher:
         """Return the replicas that may get this request now. Their contexts may differ, see `max_model_len`."""
         taken = self._tried if entry.num_crashes else {}
         ready = [each for each in self._replicas if each.state == "ready" and each.index not in taken]
-        return [each for each in ready if entry.num_tokens < each.max_model_len]
+        return [each for each in ready if entry.min_context <= each.max_model_len]
 
     def _place(self, entry: Entry) -> None:
         """Give a request to a replica; without one it waits. One that does not fit into a message fails."""
@@ -184,7 +184,7 @@ class Dispatcher:
     def _send(self, entry: Entry) -> None:
         ready = self._list_ready(entry)
         longest = max((each.max_model_len for each in self._replicas if each.state != "dead"), default=0)
-        if longest and entry.num_tokens >= longest:
+        if longest and entry.min_context > longest:
             text = f"the request has {entry.num_tokens} tokens; the context of the replicas that run now has {longest}"
             self._refuse(entry, Refused(next(iter(entry.token_ids)), "invalid_request", text))
             return

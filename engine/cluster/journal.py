@@ -32,6 +32,11 @@ class Entry:
         """Tokens of the prompt and of the longest unfinished completion."""
         return len(self.message.prompt_token_ids) + max(map(len, self.token_ids.values()))
 
+    @property
+    def min_context(self) -> int:
+        """The context that it needs: its tokens, and room for one more unless it only makes a vector."""
+        return self.num_tokens + (self.message.params.pooling is None)
+
     def make_message(self, age_s: float = 0.0) -> AddRequest:
         """Return the request as it must be sent to a replica: its unfinished completions with their tokens."""
         seeds = {completion.handle: completion.seed for completion in self.message.completions}

@@ -199,7 +199,7 @@ async def test_a_form_with_a_browsers_stored_credentials_does_nothing(start: Sta
 async def test_basic_credentials_open_the_page_and_what_only_reads(start: Start) -> None:
     server = await start(api_key=("key",), admin_key="boss")
     page = {"Authorization": basic("me:key")}
-    for path, status in {"/": 404, "/v1/models": 200, "/metrics": 200, "/server_info": 401}.items():
+    for path, status in {"/": 200, "/v1/models": 200, "/metrics": 200, "/server_info": 401}.items():
         assert (await server.get(path, headers=page))[0] == status, path
     assert (await server.get("/server_info", headers={"Authorization": basic("me:boss")}))[0] == 401
     assert (await server.post(CHAT_PATH, CHAT, headers=page))[0] == 401
