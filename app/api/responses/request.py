@@ -85,7 +85,8 @@ class ResponsesRequest(Fields):
     store: bool | None = True
     previous_response_id: str | None = None
     top_logprobs: Integer | None = None
-    max_tool_calls: Integer | None = Field(default=None, description="limits the calls that a service makes: none here")
+    # limits the calls that a service makes: none here
+    max_tool_calls: Integer | None = Field(default=None, ge=0, le=2**31 - 1)
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
