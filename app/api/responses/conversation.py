@@ -65,7 +65,7 @@ class Conversation:
                 self._add_result(where, item)
             case str() as kind if kind.endswith("_call") and item.get("call_id"):
                 given = {name: value for name, value in item.items() if name not in IDENTITIES}
-                arguments = json.dumps(given, ensure_ascii=False)
+                arguments = json.dumps(item.get("action") or given, ensure_ascii=False)
                 self._add_call(where, item, "function", {"name": kind.removesuffix("_call"), "arguments": arguments})
             case str() as kind if kind.endswith("_call") or kind.startswith("mcp_"):
                 self._add(where, {"role": "assistant", "content": tell_block(item)})
@@ -80,7 +80,9 @@ class Conversation:
             output = [output] if "type" in output else json.dumps(output, ensure_ascii=False)
         elif name == "tools":
             output = json.dumps(output, ensure_ascii=False)
-        place = self._add(where, {"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+        # OpenAI's outputs of the local shell name their call by `id`
+        identity = item.get("id" if item["type"] == "local_shell_call_output" else "call_id")
+        place = self._add(where, {"role": "tool", "tool_call_id": identity, "content": output})
         self.places |= {f"{place}.tool_call_id": f"{where}.call_id", f"{place}.content": f"{where}.{name}"}
 
     def _add_call(self, where: str, item: Mapping[str, Any], kind: str, call: Json) -> None:

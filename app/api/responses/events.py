@@ -7,6 +7,7 @@ output_item.added ─▶ (content_part.added ─▶ output_text.delta ... done �
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,12 +21,13 @@ CALLS = {
     "function_call": ("function_call_arguments", "arguments", "fc"),
     "custom_tool_call": ("custom_tool_call_input", "input", "ctc"),
 }
+SHELL_CALL = "local_shell_call"  # has no events of its own, as its arguments are no text
 
 
 def open_item(index: int, item: Json) -> Iterator[Event]:
     """Yield the events of a new item."""
     yield "output_item.added", {"output_index": index, "item": item}
-    if item["type"] not in CALLS:
+    if item["type"] not in (*CALLS, SHELL_CALL):
         yield f"{_name_part(item)}.added", {**_place(index, item), "part": make_part(item, "")}
 
 
@@ -40,7 +42,7 @@ def end_item(index: int, item: Json, text: str, **more: Any) -> Iterator[Event]:
     if item["type"] in CALLS:
         field = CALLS[item["type"]][1]
         yield f"{_name_text(item)}.done", {**place, "name": item["name"], field: text}
-    else:
+    elif item["type"] != SHELL_CALL:
         yield f"{_name_text(item)}.done", {**place, "text": text, **more}
         yield f"{_name_part(item)}.done", {**place, "part": make_part(item, text) | more}
     yield "output_item.done", {"output_index": index, "item": item}
@@ -66,6 +68,10 @@ def list_events(reply: Json) -> Iterator[Event]:
     for kind in ("created", "in_progress"):
         yield kind, {"response": begun}
     for index, item in enumerate(reply["output"]):
+        if item["type"] == SHELL_CALL:
+            yield from open_item(index, item | {"action": read_action(""), "status": "in_progress"})
+            yield from end_item(index, item, "")
+            continue
         field = CALLS[item["type"]][1] if item["type"] in CALLS else "summary" if is_summary(item) else "content"
         more: Json = {}
         if item["type"] in CALLS:
@@ -78,6 +84,14 @@ def list_events(reply: Json) -> Iterator[Event]:
             yield grow_item(index, item, text, **more)
         yield from end_item(index, item, text, **more)
     yield "completed" if reply["status"] == "completed" else "incomplete", {"response": reply}
+
+
+def read_action(text: str) -> Json:
+    """Return the action of a call of the local shell from its arguments; a text that was cut has no command."""
+    try:
+        return {"type": "exec", "command": [], "env": {}} | json.loads(text)
+    except ValueError:
+        return {"type": "exec", "command": [], "env": {}}
 
 
 def frame_event(kind: str, fields: Json, number: int) -> bytes:

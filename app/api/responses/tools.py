@@ -2,6 +2,7 @@
 
 function     a function                      namespace    its tools, as functions whose names begin with the namespace's
 custom       a custom tool                   others       left out: only OpenAI's service, or one client, has them
+local_shell  a function that runs a command
 """
 
 from __future__ import annotations
@@ -14,6 +15,20 @@ from app.api.errors import BadRequest
 from app.api.fields import check_unknown, warn
 
 Json = dict[str, Any]
+LOCAL_SHELL: Json = {
+    "name": "local_shell",
+    "description": "Runs a command, given as a list of its words, on the user's machine.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "command": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            "timeout_ms": {"type": "integer", "minimum": 1},
+            "working_directory": {"type": "string"},
+        },
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+}
 CHOICE = 'tool_choice must be {"type": "function", "name": ...}'
 
 
@@ -87,6 +102,9 @@ def _add(found: Tools, where: str, tool: Any, namespace: str | None = None) -> N
             found.names[str(flat)] = {"name": tool.get("name"), "namespace": namespace}
             inner["name"] = flat
         found.places[where] = {"type": kind, kind: inner}
+    elif kind == "local_shell":
+        found.places[where] = {"type": "function", "function": LOCAL_SHELL}
+        found.names["local_shell"] = {"type": "local_shell_call"}
     elif kind == "namespace" and namespace is None:
         name, tools = tool.get("name"), tool.get("tools")
         if not isinstance(name, str) or not isinstance(tools, list):

@@ -89,12 +89,16 @@ class ResponseWriter(BlockWriter):
             prefix, more = "msg", {"role": "assistant", "content": []}
         else:
             prefix, more = "rs", {"summary": []} | ({} if self._body.wants_summary else {"content": []})
+        if name in self._names and self._names[name].get("type") == events.SHELL_CALL:
+            prefix, more = "lsh", {"type": events.SHELL_CALL, "call_id": call_id, "action": events.read_action("")}
         return {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", **more, "status": "in_progress"}
 
     def tell_open(self, block: Json) -> None:
         self._tell_all(events.open_item(len(self.blocks) - 1, dict(block)))
 
     def tell_growth(self, kind: str, text: str) -> None:
+        if self.blocks[-1]["type"] == events.SHELL_CALL:
+            return
         more: Json = {}
         if kind == "message":
             more = {"logprobs": self._logprobs[self._num_told :]}
@@ -106,6 +110,8 @@ class ResponseWriter(BlockWriter):
         more = {"logprobs": self._logprobs} if block["type"] == "message" else {}
         if block["type"] in events.CALLS:
             block[events.CALLS[block["type"]][1]] = text
+        elif block["type"] == events.SHELL_CALL:
+            block["action"] = events.read_action(text)
         else:
             field = "summary" if events.is_summary(block) else "content"
             block[field] = [events.make_part(block, text) | more]

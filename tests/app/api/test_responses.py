@@ -393,7 +393,7 @@ async def test_the_tokens_of_an_input_are_counted(server: Server) -> None:
 
 PATCH = {"type": "custom", "name": "patch", "description": "d"}
 AGENT = {"type": "namespace", "name": "agents", "tools": [{**TOOL, "name": "close"}]}
-SERVICES = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "tool_search", "execution": "client"}]
+SERVICES = [{"type": "web_search"}, {"type": "image_generation"}, {"type": "tool_search", "execution": "client"}]
 
 
 async def test_tools_of_every_type_are_taken_or_named_in_a_warning(start: Start) -> None:
@@ -409,7 +409,7 @@ async def test_tools_of_every_type_are_taken_or_named_in_a_warning(start: Start)
     status, headers, reply = await server.ask("/v1/responses", "POST", json=body)
     assert status == 200, reply
     told = headers["x-troupe-warning"]
-    assert all(name in told for name in ("tools[4]", "web_search", "local_shell", "tool_search"))
+    assert all(name in told for name in ("tools[4]", "web_search", "image_generation", "tool_search"))
     request = server.engine.requests[-1]
     assert request.prompt.startswith("<tool>weather\n<tool>agents__close\n<tool>patch\n<tool>r\n<user>")
     assert "^(?:a|b)$" in request.params.grammar.text
@@ -428,6 +428,21 @@ async def test_tools_of_every_type_are_taken_or_named_in_a_warning(start: Start)
         assert (await respond(server, tools=body["tools"], tool_choice=choice))[0] == 200
 
 
+async def test_a_local_shell_is_called_by_its_own_item(start: Start) -> None:
+    server = await start(FakeEngine(record='{"name": "local_shell", "arguments": {"command": ["ls", "-l"]}}'))
+    fields: Any = {"tools": [{"type": "local_shell"}], "tool_choice": "required", "parallel_tool_calls": False}
+    _, reply = await respond(server, **fields)
+    (call,) = reply["output"]
+    assert (call["type"], call["action"]["command"]) == ("local_shell_call", ["ls", "-l"])
+    kinds = [event["type"].removeprefix("response.") for event in await stream(server, **fields)]
+    assert kinds == ["created", "in_progress", "output_item.added", "output_item.done", "completed"]
+    replayed = read_events((await server.get(f"/v1/responses/{reply['id']}?stream=true"))[1].encode())
+    assert [event["type"].removeprefix("response.") for event in replayed] == kinds
+    result = {"type": "local_shell_call_output", "id": call["call_id"], "output": "a.txt"}
+    status, _ = await respond(server, input=[TURNS[0], call, result])
+    assert status == 200 and "Result of local_shell: a.txt" in server.engine.requests[-1].prompt
+
+
 @pytest.mark.parametrize(
     ("item", "told"),
     [
@@ -435,7 +450,7 @@ async def test_tools_of_every_type_are_taken_or_named_in_a_warning(start: Start)
         ({"type": "tool_search_call", "call_id": "1", "arguments": {"query": "q"}}, "tool_search"),
         ({"type": "tool_search_output", "call_id": "1", "tools": [{"name": "t9"}]}, "t9"),
         ({"type": "local_shell_call", "call_id": "1", "action": {"command": ["ls"]}}, '"ls"'),
-        ({"type": "local_shell_call_output", "call_id": "1", "output": "a.txt"}, "a.txt"),
+        ({"type": "local_shell_call_output", "id": "1", "output": "a.txt"}, "a.txt"),
         ({"type": "mcp_list_tools", "tools": [{"name": "t9"}]}, "t9"),
         ({"type": "additional_tools", "tools": [{"name": "t9"}]}, ""),
         ({"type": "compaction", "encrypted_content": "x"}, ""),
