@@ -35,10 +35,8 @@ class CustomCalls:
         return self._convert(self._inner.close(is_cut))
 
     def _convert(self, delta: Json) -> Json:
-        if "tool_calls" in delta:
-            parts = [self._convert_part(part) for part in delta["tool_calls"]]
-            delta = delta | {"tool_calls": [part for part in parts if part]}
-        return delta if delta.get("tool_calls", True) else {n: v for n, v in delta.items() if n != "tool_calls"}
+        parts = [part for part in map(self._convert_part, delta.pop("tool_calls", ())) if part]
+        return delta | ({"tool_calls": parts} if parts else {})
 
     def _convert_part(self, part: Json) -> Json:
         index, function = part["index"], part["function"]
