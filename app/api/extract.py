@@ -104,7 +104,7 @@ class ExtractRequest(Fields):
     images: Annotated[list[str], Field(min_length=1, max_length=MAX_IMAGES)] | None = Field(
         default=None, description="data: URLs of the document's pages, for a model that sees images"
     )
-    rows: Annotated[list[dict[str, Any] | str], Field(min_length=1, max_length=MAX_ROWS)] | None = None
+    rows: Annotated[list[dict[str, Any] | str], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
     column: str | None = Field(default=None, description="column of the rows that holds the texts")
     instructions: str = ""
     examples: Annotated[list[ExampleFields], Field(max_length=MAX_EXAMPLES)] = Field(default_factory=list)
@@ -301,7 +301,7 @@ def read_fields(
             given = {name: _read_part(name, part) for name, part in body.items()}
         fields = ExtractRequest.model_validate(given)
     except ValidationError as error:
-        raise describe_fields(error.errors()) from error
+        raise describe_fields(error.errors(include_url=False)) from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}", None, "invalid_json") from error
     is_inline = fields.text is not None or fields.images is not None
