@@ -53,7 +53,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lens", [DECODE, MIXED, [(63, 63)], [(100, 163)], [(4, 4), (4, 70), (4, 31)]])
-@pytest.mark.parametrize("head_dim", [2, 60, 64, 128])
+@pytest.mark.parametrize("head_dim", [2, 60, 128])
 def test_equals_the_reference(
     name: str, lens: list[tuple[int, int]], head_dim: int, dtype: torch.dtype
 ) -> None:
@@ -64,8 +64,10 @@ def test_float16_accumulates_in_float32() -> None:
     assert_equals_reference(make_batch(MIXED, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("group_size", range(1, 9))
+@pytest.mark.parametrize(
+    ("group_size", "dtype"),
+    [(1, torch.float32), (2, torch.bfloat16), (3, torch.float32), (5, torch.bfloat16), (8, torch.float32)],
+)
 def test_heads_of_a_group_share_their_key_head(name: str, group_size: int, dtype: torch.dtype) -> None:
     batch = make_batch(MIXED, num_heads=3 * group_size, num_kv_heads=3, head_dim=16, dtype=dtype)
     assert_equals_reference(batch, name)

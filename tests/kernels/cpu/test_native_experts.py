@@ -41,19 +41,18 @@ def run(ops: Ops, experts: ExpertWeights, routes: tuple[Tensor, Tensor, Tensor])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("activation", [GatedActivation(), CLAMPED])
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("activation", "has_bias"), [(GatedActivation(), True), (CLAMPED, False)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_experts_equal_their_slow_twin(
     ops: NativeOps,
     shape: tuple[int, int, int, int],
-    has_bias: bool,
     activation: GatedActivation,
+    has_bias: bool,
     dtype: torch.dtype,
 ) -> None:
     num_experts, top_k, hidden_size, inner_size = shape
     experts = make_experts(num_experts, hidden_size, inner_size, dtype, activation, has_bias)
-    for num_tokens in (1, 2, 7, 40):
+    for num_tokens in (1, 7, 40):
         routes = make_routes(num_tokens, hidden_size, num_experts, top_k, dtype)
         expected = reference.run_experts(*routes, experts)
         for each in (ops.make_ops(), torch_ops.make_ops()):

@@ -41,7 +41,7 @@ def measure_step(dtype: torch.dtype) -> tuple[int, int, int]:
     return grown, memory.estimate_step(*lengths), without.estimate_step(*lengths)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.soak)])
 def test_a_step_takes_no_more_than_was_estimated(dtype: torch.dtype) -> None:
     """In a new process: here the step could take memory that earlier tests had given back."""
     require_library()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import triton.language as tl
@@ -38,7 +38,9 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-ARCHITECTURES = [80, 89, 90]
+# One compilation takes a second: `make soak` covers the generations between, and all variants on the oldest.
+ARCHITECTURES = [80, pytest.param(89, marks=pytest.mark.soak), 90]
+NEWEST = [pytest.param(80, marks=pytest.mark.soak), 90]
 # Shared memory that one program may have.
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 MAX_REGISTERS = 255  # that a thread may have
@@ -142,35 +144,30 @@ def test_prefill_uses_warpgroup_products_where_there_are_some() -> None:
     assert "wgmma" in compiled.ptx and compiled.count("HGMMA")
 
 
-@pytest.mark.parametrize("kind", ["short", "long"])
 @pytest.mark.parametrize(
-    ("dtype", "cache_dtype", "head_dim", "window"),
-    [("bf16", "u8", 128, 0), ("fp32", None, 64, 4096), ("bf16", None, 256, 0)],
+    ("kind", "options"),
+    [
+        ("short", {"cache_dtype": "u8"}),
+        ("long", {"dtype": "fp32", "head_dim": 64, "window": 4096}),
+        ("long", {"head_dim": 256}),
+        ("shared", {"cache_dtype": "u8"}),
+        ("short", {"has_shared": True}),
+        ("short", {"is_folded": False, "is_draft": True, "has_sinks": True}),
+        pytest.param("long", {"cache_dtype": "u8"}, marks=pytest.mark.soak),
+        pytest.param("short", {"dtype": "fp32", "head_dim": 64, "window": 4096}, marks=pytest.mark.soak),
+        pytest.param("short", {"head_dim": 256}, marks=pytest.mark.soak),
+        pytest.param("shared", {"dtype": "fp32"}, marks=pytest.mark.soak),
+        pytest.param("short", {"is_folded": False, "has_shared": True}, marks=pytest.mark.soak),
+        pytest.param("short", {"is_draft": True, "has_sinks": True}, marks=pytest.mark.soak),
+    ],
+    ids=str,
 )
-def test_other_attention_variants_fit(
-    kind: Kind, dtype: str, cache_dtype: str | None, head_dim: int, window: int
-) -> None:
-    for arch in (80, 90):
-        compiled, _ = compile_attention(arch, kind, dtype, cache_dtype, head_dim, window=window)
-        assert_fits(compiled, arch)
+@pytest.mark.parametrize("arch", NEWEST)
+def test_other_attention_variants_fit(arch: int, kind: Kind, options: dict[str, Any]) -> None:
+    assert_fits(compile_attention(arch, kind, **options)[0], arch)
 
 
-@pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize(("dtype", "cache_dtype", "head_dim"), [("bf16", "u8", 128), ("fp32", None, 128)])
-def test_other_variants_of_shared_keys_fit(
-    arch: int, dtype: str, cache_dtype: str | None, head_dim: int
-) -> None:
-    assert_fits(compile_attention(arch, "shared", dtype, cache_dtype, head_dim)[0], arch)
-
-
-@pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("is_folded", [False, True])
-def test_decodes_that_take_up_shared_parts_and_drafts_fit(arch: int, is_folded: bool) -> None:
-    assert_fits(compile_attention(arch, "short", is_folded=is_folded, has_shared=True)[0], arch)
-    assert_fits(compile_attention(arch, "short", is_folded=is_folded, is_draft=True, has_sinks=True)[0], arch)
-
-
-@pytest.mark.parametrize(("arch", "head_dim"), [(86, 256), (89, 128)])
+@pytest.mark.parametrize(("arch", "head_dim"), [(86, 256), pytest.param(89, 128, marks=pytest.mark.soak)])
 def test_drafts_in_float32_fit_small_gpus(arch: int, head_dim: int) -> None:
     """Their memory holds them; a few registers spill, in a dtype that is there for comparisons."""
     compiled, _ = compile_attention(arch, "short", "fp32", head_dim=head_dim, is_draft=True)
@@ -178,12 +175,12 @@ def test_drafts_in_float32_fit_small_gpus(arch: int, head_dim: int) -> None:
     assert compiled.stack_bytes <= 128
 
 
-def test_shared_keys_are_multiplied_by_the_instructions_of_a_decode() -> None:
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_shared_keys_are_multiplied_by_the_instructions_of_a_decode(arch: int) -> None:
     """A row's sums are the same bits only where tile, layout and products are the same."""
-    for arch in ARCHITECTURES:
-        shared, plain = (compile_attention(arch, kind)[0] for kind in ("shared", "short"))
-        products = [set(re.findall(r"\bH?G?MMA\.\S+", each.sass)) for each in (shared, plain)]
-        assert products[0] == products[1]
+    shared, plain = (compile_attention(arch, kind)[0] for kind in ("shared", "short"))
+    products = [set(re.findall(r"\bH?G?MMA\.\S+", each.sass)) for each in (shared, plain)]
+    assert products[0] == products[1]
 
 
 def test_a_split_context_costs_no_more_registers_than_a_folded_one() -> None:
@@ -355,7 +352,7 @@ def compile_small(name: str, arch: int) -> Compiled:
     return compile_for(arch, kernel, own, constants, num_warps=num_warps, **options)
 
 
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", NEWEST)
 @pytest.mark.parametrize("name", SMALL)
 def test_the_other_kernels_do_not_spill_and_load_wide(name: str, arch: int) -> None:
     compiled, is_wide = compile_small(name, arch), SMALL[name][-1]

@@ -62,19 +62,18 @@ def assert_equals_twins(tensors: Tensors, shared: SharedPrefixes, **options: Any
     assert torch.equal(actual, attend_plainly(tensors, **options)), "not the same bits"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("head_dim", [16, 60])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(16, torch.float32), (60, torch.float16)])
 def test_shared_keys_equal_the_twins(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
     heads = {"num_heads": 4, "num_kv_heads": 2}
     assert_equals_twins(*make_cascade(device, head_dim=head_dim, dtype=dtype, **heads))
 
 
-@pytest.mark.parametrize("group_size", [1, 3, 8])
+@pytest.mark.parametrize("group_size", [1, 3])
 def test_any_number_of_heads_in_a_group(device: torch.device, group_size: int) -> None:
     assert_equals_twins(*make_cascade(device, num_heads=group_size, head_dim=16))
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 32])
+@pytest.mark.parametrize("block_size", [3, 32])
 def test_any_block_size(device: torch.device, block_size: int) -> None:
     assert_equals_twins(*make_cascade(device, block_size=block_size, head_dim=16))
 
@@ -93,7 +92,7 @@ def test_sinks_are_counted_once(device: torch.device) -> None:
     assert not torch.equal(expected, attend_plainly(tensors))
 
 
-@pytest.mark.parametrize("target_programs", [1, 1000])
+@pytest.mark.parametrize("target_programs", [1, 40])
 def test_who_computes_a_part_changes_no_bit(device: torch.device, target_programs: int) -> None:
     tensors, shared = make_cascade(device, head_dim=16)
     assert_same_sums(share(tensors, shared, target_programs), attend_plainly(tensors))

@@ -51,8 +51,7 @@ def assert_same_sums(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("head_dim", [16, 60, 64])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(16, torch.float32), (60, torch.float16), (64, torch.float32)])
 def test_mixed_batches_equal_the_reference(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
     heads = {"num_heads": 4, "num_kv_heads": 2}
     assert_equals_reference(make_paged(MIXED, device, head_dim=head_dim, dtype=dtype, **heads))
@@ -69,12 +68,12 @@ def test_heads_of_a_group_share_their_key_head(device: torch.device, group_size:
     assert_equals_reference(make_paged(lens, device, num_heads=group_size, head_dim=16))
 
 
-@pytest.mark.parametrize("window", [1, 7, 16, 30, 100])
+@pytest.mark.parametrize("window", [1, 16, 30])
 def test_sliding_window_hides_older_keys(device: torch.device, window: int) -> None:
     assert_equals_reference(make_paged(MIXED, device, head_dim=16), sliding_window=window)
 
 
-@pytest.mark.parametrize("window", [1, 7, 30, 70])
+@pytest.mark.parametrize("window", [1, 70])
 def test_memory_behind_the_window_may_hold_anything(device: torch.device, window: int) -> None:
     """Its blocks may belong to another request by now."""
     tensors = make_paged([(1, 200), (5, 90), (40, 130)], device, head_dim=16)
@@ -88,15 +87,14 @@ def test_soft_cap_bounds_the_scores(device: torch.device, target_programs: int) 
     assert_equals_reference(make_paged(FEW, device, head_dim=16), table, soft_cap=1.5)
 
 
-@pytest.mark.parametrize("target_programs", [1, 1000])
+@pytest.mark.parametrize("target_programs", [1, 40])
 def test_sinks_take_a_share_of_each_head(device: torch.device, target_programs: int) -> None:
     tensors = make_paged(FEW, device, num_heads=6, num_kv_heads=2, head_dim=16)
     sinks = torch.tensor([-100.0, -1.0, 0.0, 2.5, 4.0, 100.0], device=device)
     assert_equals_reference(tensors, make_table(target_programs=target_programs), sinks=sinks)
 
 
-@pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("target_programs", [1, 40, 1000])
+@pytest.mark.parametrize(("target_programs", "window"), [(1, 70), (40, None), (1000, 70)])
 def test_long_contexts_are_split(device: torch.device, target_programs: int, window: int | None) -> None:
     tensors = make_paged([(1, 200), (4, 97), (1, 31), (1, 33)], device, head_dim=16)
     assert_equals_reference(tensors, make_table(target_programs=target_programs), sliding_window=window)
@@ -104,7 +102,7 @@ def test_long_contexts_are_split(device: torch.device, target_programs: int, win
 
 def test_who_computes_a_split_changes_no_bit(device: torch.device) -> None:
     tensors = make_paged([(1, 200), (4, 97), (1, 31)], device, head_dim=16)
-    results = [attend(tensors, make_table(target_programs=target)) for target in (1, 30, 1000)]
+    results = [attend(tensors, make_table(target_programs=target)) for target in (1, 30)]
     for each in results[1:]:
         assert_same_sums(each, results[0])
 

@@ -68,8 +68,7 @@ def assert_filtered_equals_torch(
     assert torch.equal(actual.cpu(), expected)
 
 
-@pytest.mark.parametrize("vocab_size", [7, 300])
-@pytest.mark.parametrize("filters", ["k", "p", "both"])
+@pytest.mark.parametrize(("vocab_size", "filters"), [(7, "k"), (300, "p"), (300, "both")])
 def test_filtered_draws_equal_those_of_torch(device: torch.device, vocab_size: int, filters: str) -> None:
     logits = make_logits(2, vocab_size)
     generator = torch.Generator().manual_seed(vocab_size)

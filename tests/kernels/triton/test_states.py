@@ -9,7 +9,7 @@ from tests.kernels.test_states import SEGMENTS, make_scan, make_segments, scan_s
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("sizes", [(128, 128), (16, 12), (7, 40)], ids=str)
+@pytest.mark.parametrize("sizes", [(16, 12), (7, 40)], ids=str)
 @pytest.mark.parametrize("kind", ["delta", "mamba"])
 def test_scan_follows_the_recurrence(device: torch.device, kind: str, sizes: tuple[int, int]) -> None:
     weights, operands = make_scan(kind, *sizes, device=device)
