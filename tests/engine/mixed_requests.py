@@ -1,4 +1,4 @@
-"""200 requests of every kind side by side, and what each of their completions was."""
+"""Requests of every kind side by side, and what each of their completions was."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from engine import Engine, RequestOutput, SamplingParams
 from engine.core.request import Request
 from grammar import GrammarSpec
 
-NUM_REQUESTS = 200
+NUM_REQUESTS = 78  # three of each kind
 # Few blocks and seats, so that requests wait, are preempted and give way to more urgent ones.
 TIGHT: dict[str, Any] = {
     "num_blocks": 90,

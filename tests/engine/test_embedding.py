@@ -133,15 +133,23 @@ async def test_many_requests_with_aborts_leave_no_task_and_no_block(make_config:
                     break
             await stream.aclose()
 
-        for start in range(0, 1500, 500):
-            await asyncio.gather(*(visit(number) for number in range(start, start + 500)))
+        for start in range(0, 600, 200):
+            await asyncio.gather(*(visit(number) for number in range(start, start + 200)))
         await wait_until(lambda: engine.stats().num_running + engine.stats().num_waiting == 0)
         assert engine.stats().num_free_blocks == engine.stats().num_blocks
         assert len(asyncio.all_tasks()) == num_tasks
-        assert sum(engine.stats().finished.values()) == 1500
+        assert sum(engine.stats().finished.values()) == 600
 
 
-@pytest.mark.parametrize(("way", "delay_s"), [("engine", 0.0), ("engine", 0.15), ("llm", 0.05), ("llm", 1.0)])
+@pytest.mark.parametrize(
+    ("way", "delay_s"),
+    [
+        ("engine", 0.15),
+        ("llm", 1.0),
+        pytest.param("engine", 0.0, marks=pytest.mark.soak),
+        pytest.param("llm", 0.05, marks=pytest.mark.soak),
+    ],
+)
 def test_ctrl_c_ends_the_program_at_any_moment(way: str, delay_s: float, checkpoint: Path) -> None:
     """The moment is spread from before the load to the middle of an answer."""
     programs = {

@@ -33,6 +33,7 @@ from tests.engine.vision_folders import (
 )
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, logprobs=20, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
 KINDS = ("smolvlm", "idefics3", "qwen2_5_vl", "qwen3_vl")
 PICTURES = {name: make_picture(size, seed) for seed, (name, size) in enumerate(SIZES.items())}
 
@@ -104,7 +105,10 @@ def test_a_prompt_is_that_of_transformers(folder: Path, reference: tuple[Any, An
             assert output.prompt_token_ids == whole(text=[text], images=images)["input_ids"][0]
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 16, "max_num_seqs": 8}])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.soak), {"max_num_batched_tokens": 16, "max_num_seqs": 8}],
+)
 def test_answers_about_images_have_the_logprobs_of_transformers(
     folder: Path, reference: tuple[Any, Any], settings: dict[str, Any]
 ) -> None:
@@ -132,6 +136,12 @@ def answer_all(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.fixture(scope="module")
+def plain_answers(smolvlm: Path) -> list[list[int]]:
+    with LLM(str(smolvlm)) as llm:
+        return answer_all(llm, SEEDED)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -141,14 +151,13 @@ def answer_all(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
         {"kv_offload_gb": 0.01, "num_blocks": 28},
     ],
 )
-def test_texts_do_not_depend_on_the_settings(smolvlm: Path, settings: dict[str, Any]) -> None:
+def test_texts_do_not_depend_on_the_settings(
+    smolvlm: Path, plain_answers: list[list[int]], settings: dict[str, Any]
+) -> None:
     """Preemption, drafts, another process, and blocks that come back from the host."""
-    seeded = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
-    with LLM(str(smolvlm)) as llm:
-        expected = answer_all(llm, seeded)
     with LLM(str(smolvlm), max_model_len=320, **settings) as llm:
-        assert answer_all(llm, seeded) == expected
-        assert answer_all(llm, seeded) == expected
+        assert answer_all(llm, SEEDED) == plain_answers
+        assert answer_all(llm, SEEDED) == plain_answers
 
 
 def test_an_image_in_ten_requests_is_encoded_once(smolvlm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

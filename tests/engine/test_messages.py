@@ -105,7 +105,7 @@ def is_equal(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_every_message_comes_back_from_its_bytes(kind: type[msgspec.Struct], data: st.DataObject) -> None:
     message = data.draw(make_strategy(kind))

@@ -28,6 +28,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     # Native ops need a compiler; without one this repeats the plain engine.
     "native ops": {"enable_native_ops": True},
 }
+PAIRS = [*itertools.combinations(list(FEATURES)[:4], 2)]
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -88,7 +89,13 @@ def reference(checkpoint: Path) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(
     "features",
-    [*itertools.combinations(list(FEATURES)[:4], 2), ("native ops",), tuple(FEATURES)],
+    [
+        ("prefix cache", "chunked prefill"),
+        ("forced preemption", "overlap"),
+        ("native ops",),
+        tuple(FEATURES),
+        *(pytest.param(each, marks=pytest.mark.soak) for each in PAIRS),
+    ],
     ids=" + ".join,
 )
 def test_every_pair_of_features_and_all_together_give_identical_tokens(

@@ -67,7 +67,7 @@ async def test_mixed_requests_do_not_depend_on_preemption_masks_resuming_or_draf
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     size, eos = tokenizer.get_vocab_size(), tokenizer.token_to_id("</s>")
     save(make_transformers_model("qwen3_5_moe", vocab_size=size, eos_token_id=eos), folder)
-    requests = make_mixed_requests(num_requests=52)
+    requests = make_mixed_requests(num_requests=26)
     settings: dict[str, Any] = {"num_threads": 1, "memory_share": 0.01, "grammar_timeout_s": 120.0}
     plain = settings | {"num_blocks": 800, "max_num_seqs": 2, "enable_prefix_caching": False}
     async with Engine(EngineConfig(str(folder), **plain)) as engine:

@@ -50,10 +50,11 @@ def address() -> Iterator[str]:
             run_ip("netns", "delete", name)
 
 
+@pytest.mark.soak
 @needs_model
 def test_replicas_in_other_networks_lose_nothing_when_a_link_fails(address: str) -> None:
     module = ["-m", "tests.engine.cluster.fault_run", "--fault", "link", "--address", address]
-    sizes = ["--replicas", "2", "--streams", "12", "--faults", "2"]
+    sizes = ["--replicas", "2", "--streams", "9", "--faults", "1"]
     command = ["ip", "netns", "exec", FRONT, sys.executable, *module, *sizes]
     ran = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
     assert ran.returncode == 0, ran.stderr[-2000:]

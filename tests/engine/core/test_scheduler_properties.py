@@ -22,7 +22,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     return (stem[: chance.randrange(len(stem) + 1)] + tail)[: MAX_MODEL_LEN - 1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     has_drafts=st.booleans(),
@@ -113,7 +113,7 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
     ("num_blocks", "window", "narrower"), [(60, None, []), (45, 10, []), (60, None, [10, 10])]
 )
 @pytest.mark.parametrize("has_drafts", [False, True])
-def test_two_thousand_random_requests_leave_no_block_behind(
+def test_random_requests_leave_no_block_behind(
     num_blocks: int, window: int | None, narrower: list[int], has_drafts: bool
 ) -> None:
     chance = random.Random(7)
@@ -127,7 +127,7 @@ def test_two_thousand_random_requests_leave_no_block_behind(
         max_num_batched_tokens=64,
     )
     stems = [chance.choices(range(90), k=40) for _ in range(5)]
-    for number in range(2000):
+    for number in range(600):
         prompt, length = make_prompt(chance, stems), chance.randrange(1, 12)
         house.add(make_request(f"r{number}", prompt, length, gated=number % 5 == 0))
         for _ in range(6):
@@ -136,9 +136,9 @@ def test_two_thousand_random_requests_leave_no_block_behind(
             house.abort(f"r{chance.randrange(number + 1)}")
     house.run(chance, limit=10**6)
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
-    assert [len(ends) for ends in house.ended.values()] == [1] * 2000
+    assert [len(ends) for ends in house.ended.values()] == [1] * 600
     assert house.scheduler.state.num_preemptions > 0
-    assert (house.worker.num_kept_drafts > 1000) == has_drafts
+    assert (house.worker.num_kept_drafts > 300) == has_drafts
 
 
 def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
@@ -195,7 +195,7 @@ class WatchedHarness(SchedulerHarness):
         self.num_compared += len(got)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(25))
 def test_any_history_is_planned_as_by_the_slow_walk(seed: int) -> None:
     chance = random.Random(seed)
     house = WatchedHarness(

@@ -213,7 +213,7 @@ async def run_requests(engine: Engine, twin: PeftTwin) -> list[list[Completion]]
     return found
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.soak)])
 async def test_mixed_requests_with_adapters_have_the_texts_of_one_rank(size: int, twin: PeftTwin) -> None:
     """Ranks hold whole experts, whose number they do not divide."""
     async with make_engine(twin, batch_invariant_tp=True, enable_expert_parallel=True) as engine:

@@ -66,14 +66,14 @@ def test_stages_compute_the_bits_of_one_rank(name: str, quantization: Any, tmp_p
 @pytest.mark.parametrize(
     ("changes", "of_one"),
     [
-        ({"pipeline_parallel_size": 3}, {}),
+        pytest.param({"pipeline_parallel_size": 3}, {}, marks=pytest.mark.soak),
         ({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, {"batch_invariant_tp": True}),
     ],
 )
 async def test_mixed_requests_have_the_tokens_and_logprobs_of_one_rank(
     changes: dict[str, Any], of_one: dict[str, Any], make_config: MakeConfig
 ) -> None:
-    requests = make_mixed_requests(num_requests=104)
+    requests = make_mixed_requests(num_requests=26)
     settings = TIGHT | {"core": "local", "attention_backend": "native"}
     async with Engine(make_config(**settings, **of_one)) as engine:
         expected = await run_mixed(engine, requests)

@@ -32,7 +32,7 @@ async def generate(engine: Engine, params: SamplingParams) -> list[int]:
 
 
 async def test_mixed_requests_have_the_tokens_and_logprobs_of_one_rank(make_config: MakeConfig) -> None:
-    requests = make_mixed_requests(num_requests=104)
+    requests = make_mixed_requests(num_requests=26)
     settings = TIGHT | {"core": "local", "attention_backend": "native"}
     async with Engine(make_config(**settings, batch_invariant_tp=True)) as engine:
         expected = await run_mixed(engine, requests)

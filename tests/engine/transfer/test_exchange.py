@@ -1,4 +1,7 @@
-"""Cores that exchange KV blocks: texts stay the same, whatever comes, is damaged, late or missing."""
+"""Cores that exchange KV blocks: texts stay the same, whatever comes, is damaged, late or missing.
+
+The family qwen3 has no states, qwen3_5 has.
+"""
 
 import asyncio
 import socket
@@ -13,7 +16,6 @@ from engine import Engine, EngineConfig, SamplingParams
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
-FAMILIES = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])  # without and with states
 KEY = "a secret of the replicas"
 PROMPTS = [[5 + (number * 37 + at * (number + 3)) % 300 for at in range(100)] for number in range(4)]
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True, logprobs=1)
@@ -43,8 +45,7 @@ async def run_alone(make_config: MakeConfig, **more: Any) -> list[Any]:
         return list_texts(await run(engine))
 
 
-@FAMILIES
-@pytest.mark.parametrize("kind", ["FileConnector", "TcpConnector"])
+@pytest.mark.parametrize(("kind", "family"), [("FileConnector", "qwen3_5"), ("TcpConnector", "qwen3")])
 async def test_a_second_engine_finds_the_blocks_of_the_first(
     make_config: MakeConfig, tmp_path: Path, kind: str
 ) -> None:
@@ -68,8 +69,9 @@ async def test_a_second_engine_finds_the_blocks_of_the_first(
         assert second.stats().kv_saved_tokens == 0
 
 
-@FAMILIES
-@pytest.mark.parametrize(("first_size", "second_size"), [(16, 32), (32, 16)])
+@pytest.mark.parametrize(
+    ("first_size", "second_size", "family"), [(16, 32, "qwen3"), (32, 16, "qwen3"), (16, 32, "qwen3_5")]
+)
 async def test_blocks_of_other_sizes_are_exchanged(
     make_config: MakeConfig, tmp_path: Path, first_size: int, second_size: int
 ) -> None:
@@ -84,8 +86,7 @@ async def test_blocks_of_other_sizes_are_exchanged(
         assert [output.num_cached_tokens for output in outputs] == [96] * 4
 
 
-@FAMILIES
-@pytest.mark.parametrize("kind", ["DictConnector", "LateConnector"])
+@pytest.mark.parametrize(("kind", "family"), [("DictConnector", "qwen3_5"), ("LateConnector", "qwen3")])
 async def test_a_connector_of_somebody_else_may_fail(make_config: MakeConfig, kind: str) -> None:
     expected = await run_alone(make_config)
     more = {"kv_connector_module_path": "tests.engine.transfer.other_connectors"}
@@ -108,7 +109,7 @@ def damage(folder: Path) -> None:
     path.write_bytes(content)
 
 
-@FAMILIES
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 async def test_damaged_blocks_are_computed(make_config: MakeConfig, tmp_path: Path) -> None:
     expected = await run_alone(make_config)
     extra = {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}

@@ -15,8 +15,7 @@ from tests.engine.mixed_requests import ROOMY, Completion, make_mixed_requests, 
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
-FAMILIES = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])  # without and with states
-REQUESTS = make_mixed_requests(num_requests=50)
+REQUESTS = make_mixed_requests(num_requests=26)
 
 
 def make_pair(make_config: MakeConfig, kind: str, tmp_path: Path, **more: Any) -> EngineConfig:
@@ -37,19 +36,25 @@ def make_pair(make_config: MakeConfig, kind: str, tmp_path: Path, **more: Any) -
     return make_config(**settings | more, kv_transfer_config=transfer)
 
 
-@FAMILIES
-@pytest.mark.parametrize("kind", ["SharedMemoryConnector", "FileConnector", "TcpConnector"])
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        ("SharedMemoryConnector", "qwen3_5"),  # a family with states
+        pytest.param("FileConnector", "qwen3", marks=pytest.mark.soak),
+        pytest.param("TcpConnector", "qwen3", marks=pytest.mark.soak),
+    ],
+)
 async def test_texts_are_those_of_one_core(
     make_config: MakeConfig, tmp_path: Path, kind: str, mixed_answers: list[list[Completion]]
 ) -> None:
     async with Engine(make_pair(make_config, kind, tmp_path)) as engine:
-        assert await run_mixed(engine, REQUESTS) == mixed_answers[:50]
+        assert await run_mixed(engine, REQUESTS) == mixed_answers[:26]
         stats = engine.stats()
-        assert stats.num_prefills > 10
-        assert stats.kv_received_tokens > 1000
+        assert stats.num_prefills > 5
+        assert stats.kv_received_tokens > 500
         # The decode replica computes little of the prompts, and the prefill replica no answer.
         prefill, decode = engine._supervisor.replicas
-        assert prefill.stats.num_saved_tokens > 1000
+        assert prefill.stats.num_saved_tokens > 500
         assert decode.stats.num_saved_tokens == 0
 
 
@@ -60,10 +65,10 @@ async def test_a_dead_or_silent_producer_is_not_waited_for(
         for sent in (signal.SIGKILL, signal.SIGSTOP):
             answers = asyncio.ensure_future(run_mixed(engine, REQUESTS))
             num_before = engine.stats().num_prefills
-            await wait_until(lambda n=num_before: engine.stats().num_prefills > n + 5)
+            await wait_until(lambda n=num_before: engine.stats().num_prefills > n + 2)
             assert not answers.done()
             send_signal(engine, 0, sent)
-            assert await answers == mixed_answers[:50]
+            assert await answers == mixed_answers[:26]
             await wait_until(lambda: engine._supervisor.replicas[0].state == "ready")
             await engine.reset_prefix_cache()
         assert not engine._supervisor.dispatcher._prefills.list_held()

@@ -148,7 +148,7 @@ def test_any_order_of_transfers_keeps_blocks_and_tokens_right(
     expected: dict[str, list[int]] = {}
     aborted: set[str] = set()
     num_preemptions = num_received = 0
-    for number in range(800):
+    for number in range(300):
         house, name = chance.choice(houses), f"r{number}"
         prompt = chance.choice(stems)[: chance.randrange(71)] + chance.choices(range(90), k=3)
         length = chance.randrange(1, 12)
@@ -174,4 +174,4 @@ def test_any_order_of_transfers_keeps_blocks_and_tokens_right(
             assert tokens == expected[name] or name in aborted, name
         num_preemptions += house.scheduler.state.num_preemptions
         num_received += house.transfers.num_received_tokens
-    assert num_preemptions > 10 and num_received > 40 and len(aborted) > 200
+    assert num_preemptions > 3 and num_received > 15 and len(aborted) > 70

@@ -85,7 +85,7 @@ def draft_with_eagle(base: Decoder, eagle: EagleLayer) -> Drafter:
         for _ in range(count):
             found = eagle(hidden, torch.tensor([longer[1:]]))[:, -1:]
             hidden = torch.cat((hidden, found), 1)
-            longer.append(int(best_tokens(base, found[0, -1].bfloat16())))
+            longer.append(int(best_tokens(base, found[0, -1].type_as(base.embed_tokens.weight))))
         return longer[len(ids) :]
 
     return propose
@@ -116,7 +116,7 @@ def load_drafters(base: Decoder, folder: Path) -> dict[str, Drafter]:
     """Those whose files are there, and prompt lookup, which needs none."""
     drafters: dict[str, Drafter] = {"lookup": draft_with_lookup()}
     if (folder / "draft" / "model.safetensors").exists():
-        drafters["draft"] = draft_with_model(load_decoder(folder / "draft"))
+        drafters["draft"] = draft_with_model(load_decoder(folder / "draft").to(base.embed_tokens.weight.dtype))
     if (folder / "medusa" / "model.safetensors").exists():
         heads, weights = MedusaHeads(base), load_file(folder / "medusa" / "model.safetensors")
         for i in range(NUM_HEADS):
