@@ -98,7 +98,7 @@ def run_server(
 @pytest.fixture(scope="package")
 def desk(chromium: Any) -> Iterator[Any]:
     """One context for all desktop pages: they share the browser's cache, which saves seconds a test."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 800})
+    context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     yield context
     context.close()
 
@@ -115,10 +115,10 @@ def lasting(desk: Any, lasting_url: str) -> Iterator[Site]:
     yield from open_site(desk, lasting_url)
 
 
-@pytest.fixture(params=["light", "dark"])
-def phone(chromium: Any, base_url: str, request: pytest.FixtureRequest) -> Iterator[Site]:
+@pytest.fixture
+def phone(chromium: Any, base_url: str) -> Iterator[Site]:
     """A page on a phone."""
-    context = chromium.new_context(**chromium.phone, color_scheme=request.param)
+    context = chromium.new_context(**chromium.phone, color_scheme="dark", reduced_motion="reduce")
     yield from open_site(context, base_url)
     context.close()
 

@@ -6,18 +6,19 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from tests.app.api.harness import Server, needs_model, run_server
 from tests.waiting import wait_until
 
-pytestmark = needs_model
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_model]
 ADMIN = {"Authorization": "Bearer boss"}
 ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 3, "temperature": 0.8}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
     engine = Engine(EngineConfig(num_blocks=256, data_parallel_size=2))
     async with engine, run_server(engine, AppConfig(admin_key="boss")) as running:
