@@ -4,9 +4,11 @@ make test-avx2                                    the suite as a machine with AV
 pytest --native-arch x86-64-v3 tests/kernels      native ops for an older processor, in child processes as well
 """
 
+import gc
 import os
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,15 @@ def put_compiler_first(arch: str) -> None:
     new.chmod(0o700)
     new.replace(folder / "g++")
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while everything is imported, and never look again at what then exists: it stays."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
