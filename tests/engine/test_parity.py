@@ -177,4 +177,4 @@ def test_a_long_context_of_dynamic_rope_leaves_short_ones_as_they_are(tmp_path: 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     model = make_transformers_model(family, eos_token_id=None)
-    compare_with_transformers(model, tmp_path, (1, 2, 16, 17, 100, 333, 600))
+    compare_with_transformers(model, tmp_path, (1, 17, 333))
