@@ -41,14 +41,23 @@ class ProcessorTime:
         self.seconds[name] += max(now - self._at, 0.0)
         self._at = now
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Note a file's time before its last teardown: a browser that ends takes the time of its processes along."""
+        if nextitem is None or nextitem.path != item.path:
+            self._note(self._name(item))
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         if not self.seconds:
             self._note(START)
         result = yield
         if nextitem is None or nextitem.path != item.path:
-            self._note(item.path.relative_to(self.config.rootpath).as_posix())
+            self._note(self._name(item))
         return result
+
+    def _name(self, item: pytest.Item) -> str:
+        return item.path.relative_to(self.config.rootpath).as_posix()
 
     def pytest_sessionfinish(self) -> None:
         if hasattr(self.config, "workeroutput"):
