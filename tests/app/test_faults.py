@@ -129,7 +129,9 @@ def test_a_batch_reports_a_full_disk_and_keeps_the_written_rows(tmp_path: Path) 
     def allow_little() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 
-    process = start_program("run-batch", "-i", str(source), "-o", str(target), preexec_fn=allow_little)
+    # Python would cut the bytecode of our modules, too, and keep it.
+    options = {"preexec_fn": allow_little, "env": os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}}
+    process = start_program("run-batch", "-i", str(source), "-o", str(target), **options)
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 2 and "Traceback" not in errors
     assert errors.splitlines()[-1] == f"troupe: cannot use {target}: File too large"
