@@ -19,13 +19,10 @@ from torch import Tensor
 
 from kernels.grouped import GroupedInt
 from kernels.lora import LoraMatrix, LoraSegment, LoraStep, PackedLora
-from kernels.shared_prefixes import SharedPrefixes
 from kernels.states import RunConv, ScanStates
 from kernels.step_buffers import StepBuffers
 
 Quantization = Literal["int8", "int4", "fp8"]
-# Rows of `Ops.lm_head_sample`; for more the product deserves cuBLAS.
-MAX_HEAD_ROWS = 64
 # Keys and values, each [num_blocks, block_size, KV, D]. In int8 the last dimension is D + INT8_SCALE_BYTES, block_size
 # is a multiple of INT8_SLOTS, and the bytes of a block are in the order of `cpu/src/kv_int8.h`.
 KVCache = tuple[Tensor, Tensor]
@@ -221,20 +218,6 @@ class PartialAttention(Protocol):
         """
 
 
-class LmHeadSample(Protocol):
-    def __call__(self, hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
-        """Draw one token per row from softmax(hidden W^T / temperature).
-
-        Args:
-            hidden: [R, M], contiguous, at most `MAX_HEAD_ROWS` rows.
-            weight: [V, M], contiguous, dtype of hidden.
-            keys: [R, 2] int32 from `kernels.torch.sampling.make_row_keys`.
-            temperature: [R] float32; 0: the best token.
-
-        Returns [R] int64; -1 where a product is NaN or +inf.
-        """
-
-
 class GatherInputs(Protocol):
     def __call__(
         self,
@@ -329,10 +312,6 @@ class Ops:
     run_layers: RunLayers | None = None
     # None: the keys of a request cannot be divided over ranks.
     partial_attention: PartialAttention | None = None
-    # Lets the decodes of a plan attend what they share once, see `kernels.shared_prefixes`; None: each by itself.
-    share_prefixes: Callable[[Plan, SharedPrefixes], Plan] | None = None
-    # None: logits are always computed.
-    lm_head_sample: LmHeadSample | None = None
     # None: the host makes the inputs of a step.
     gather_inputs: GatherInputs | None = None
     # Bytes that a step takes at most beside the results of its ops; None: it is not known.

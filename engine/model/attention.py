@@ -60,8 +60,6 @@ def plan_groups(
             metadata.seq_lens_list,
             block_size,
         )
-        if metadata.shared is not None and ops.share_prefixes is not None and not found:
-            plan = ops.share_prefixes(plan, metadata.shared)
         found.append(GroupInputs(slot_mapping, block_tables, plan))
     return tuple(found)
 

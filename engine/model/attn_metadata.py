@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kernels.shared_prefixes import SharedPrefixes
 from kernels.states import StateSegments
 
 
@@ -24,9 +23,6 @@ class AttnMetadata:
     seq_lens: Tensor  # [R] int32, context length including this step's tokens
     query_lens_list: list[int]  # new tokens of each request, at least 1
     seq_lens_list: list[int]
-    shared: SharedPrefixes | None = (
-        None  # groups of decodes that start with the same blocks of the first group
-    )
     states: StateSegments | None = None  # for models with state layers
 
     def use_first_group(self, num_groups: int) -> AttnMetadata:

@@ -347,4 +347,4 @@ def _replace_child(model: PreTrainedModel, name: str, child: nn.Module) -> nn.Mo
 
 def _limit(ops: Ops) -> Ops:
     """Return the ops without those that bypass the model's own code."""
-    return replace(ops, run_layers=None, lm_head_sample=None, is_graph_safe=False)
+    return replace(ops, run_layers=None, is_graph_safe=False)

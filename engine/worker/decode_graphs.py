@@ -4,8 +4,7 @@
                   └─▶ none yet, or rows of different or unrecorded widths ─▶ eager
 
 The width of a step is the number of tokens of each row: 1, or 1 + d where every row verifies d draft tokens.
-Recordings are made between steps, the largest size first, so that one recording already serves every batch. Where the
-ops can share prefixes, steps of width 1 have a second set of recordings; both sets compute the same bits.
+Recordings are made between steps, the largest size first, so that one recording already serves every batch.
 A row that pads reads and writes only the null block.
 """
 
@@ -26,14 +25,10 @@ from engine.model import Model
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
 from kernels.ops import KVCache
-from kernels.shared_prefixes import SharedPrefixes, pack_groups
 from kernels.step_buffers import make_block_tables, make_slot_mapping
 from kernels.triton_support import find_kernel_errors
 
 logger = logging.getLogger("troupe.worker")
-
-# Fewer rows hardly share enough to be worth a recording of their own.
-MIN_SHARED_ROWS = 8
 
 
 class Recorder(Protocol):
@@ -48,7 +43,6 @@ class Recording(NamedTuple):
 
     num_rows: int
     width: int  # tokens of each row
-    is_shared: bool  # whether the step knows of shared prefixes
 
 
 def list_padded_sizes(max_num_seqs: int) -> list[int]:
@@ -78,14 +72,11 @@ class DecodeBuffers:
         self._seq_lens = torch.full((max_num_rows,), width, dtype=torch.int32, device=device)
         self._block_tables = make_block_tables(num_groups, max_num_rows, max_blocks, device).zero_()
         self._query_start_loc = torch.arange(0, num_tokens + 1, width, dtype=torch.int32, device=device)
-        self._no_groups = torch.from_numpy(pack_groups([], max_num_rows)).to(device)
-        self._shared = SharedPrefixes.view(self._no_groups.clone(), max_num_rows)
         self._num_used = 0
 
     def clear(self) -> None:
         """Make every row pad."""
         self._clear_rows(0, self._num_used)
-        self._shared.packed.copy_(self._no_groups)
         self._num_used = 0
 
     def fill(self, step: ModelInput) -> None:
@@ -98,18 +89,12 @@ class DecodeBuffers:
         self._seq_lens[:num_rows].copy_(metadata.seq_lens)
         # Columns beyond the step's keep old ids: attention does not read a table beyond its row's length.
         self._block_tables[:, :num_rows, : metadata.block_tables.shape[2]].copy_(metadata.block_tables)
-        if metadata.shared is not None:
-            self._shared.packed.copy_(metadata.shared.packed)
         if num_rows < self._num_used:
             self._clear_rows(num_rows, self._num_used)
         self._num_used = num_rows
 
-    def view(self, num_rows: int, is_shared: bool = False) -> ModelInput:
-        """Return the first rows as a step; its lists are upper bounds, since a recording outlives any length.
-
-        Args:
-            is_shared: whether the step knows of shared prefixes.
-        """
+    def view(self, num_rows: int) -> ModelInput:
+        """Return the first rows as a step; its lists are upper bounds, since a recording outlives any length."""
         num_tokens = num_rows * self._width
         metadata = AttnMetadata(
             slot_mapping=self._slot_mapping[:, :num_tokens],
@@ -118,7 +103,6 @@ class DecodeBuffers:
             seq_lens=self._seq_lens[:num_rows],
             query_lens_list=[self._width] * num_rows,
             seq_lens_list=[self._max_model_len] * num_rows,
-            shared=self._shared if is_shared else None,
         )
         last = np.arange(1, num_rows + 1) * self._width - 1
         return ModelInput(self._input_ids[:num_tokens], self._positions[:num_tokens], metadata, last)
@@ -155,18 +139,11 @@ class DecodeGraphs:
             width: DecodeBuffers(sizes[-1], width, max_model_len, keys.shape[1], num_groups, keys.device)
             for width in widths
         }
-        has_sharing = model.ops.share_prefixes is not None
-        shared = [Recording(size, 1, True) for size in sizes if has_sharing and size >= MIN_SHARED_ROWS]
-        plain = [Recording(size, width, False) for size in sizes for width in widths]
-        # The last is the next, large before small. First the largest plain ones and two that share prefixes: they
-        # compile all that is launched. The others that share wait for a step that shares something.
-        first = [*shared[:1], *shared[1:][-1:], *plain[-len(widths) :]]
-        self._num_first = len(first)
-        self._to_record = plain[: -len(widths)] + first
-        self._waiting = shared[1:-1]
+        # The last is the next, large before small. The largest of each width compile all that is launched.
+        self._to_record = [Recording(size, width) for size in sizes for width in widths]
+        self._num_first = len(widths)
         self._replays: dict[Recording, Callable[[], None]] = {}
-        # Recorded numbers of rows, ascending, by (width, is_shared).
-        self._sizes: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        self._sizes: dict[int, list[int]] = defaultdict(list)  # recorded numbers of rows, ascending, by width
         shape = (sizes[-1] * max(widths), model.config.hidden_size * (1 + len(model.aux_layers)))
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=keys.device)
 
@@ -194,7 +171,7 @@ class DecodeGraphs:
         recording = self._to_record.pop()
         buffers = self._buffers[recording.width]
         buffers.clear()
-        step = buffers.view(recording.num_rows, recording.is_shared)
+        step = buffers.view(recording.num_rows)
 
         def run() -> None:
             self._hidden[: step.input_ids.shape[0]].copy_(self._run_model(step))
@@ -202,14 +179,14 @@ class DecodeGraphs:
         try:
             self._replays[recording] = self._recorder.record(run)
         except find_kernel_errors() as error:
-            self._to_record, self._waiting = [], []
+            self._to_record = []
             logger.warning(
                 "decode steps of %d rows and fewer stay eager: recording failed: %s",
                 recording.num_rows,
                 error,
             )
             return
-        insort(self._sizes[recording.width, recording.is_shared], recording.num_rows)
+        insort(self._sizes[recording.width], recording.num_rows)
         if not self._to_record:
             logger.info("%d decode steps are recorded", len(self._replays))
 
@@ -217,19 +194,15 @@ class DecodeGraphs:
         """Return the hidden states of the step [T, D], valid until the next step. Adapters are not recorded."""
         if step.adapters is not None:
             return self._run_model(step)
-        query_lens, has_groups = step.attn_metadata.query_lens_list, step.attn_metadata.shared is not None
+        query_lens = step.attn_metadata.query_lens_list
         num_rows, width = len(query_lens), query_lens[0]
-        if has_groups and self._waiting:
-            self._to_record, self._waiting = self._waiting + self._to_record, []
         if width in self._buffers and query_lens.count(width) == num_rows:
-            # Groups consist of rows with one token, so only steps of width 1 have them.
-            for is_shared in (True, False) if has_groups else (False,):
-                sizes = self._sizes[width, is_shared]
-                place = bisect_left(sizes, num_rows)
-                if place < len(sizes):
-                    self._buffers[width].fill(step)
-                    self._replays[Recording(sizes[place], width, is_shared)]()
-                    return self._hidden[: num_rows * width]
+            sizes = self._sizes[width]
+            place = bisect_left(sizes, num_rows)
+            if place < len(sizes):
+                self._buffers[width].fill(step)
+                self._replays[Recording(sizes[place], width)]()
+                return self._hidden[: num_rows * width]
         return self._run_model(step)
 
     def _run_model(self, step: ModelInput) -> Tensor:

@@ -28,12 +28,10 @@ from engine.model.adapters import StepAdapters
 from engine.parallel.leader import LeaderDecoder, StagedHidden
 from engine.spec.device.drafter import Drafter
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep, wait_for
-from engine.worker.fused_head import FusedHead
 from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.launched_step import LaunchedStep, ParkedRows, StartedStep
 from engine.worker.pooler import Pooler
-from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logprobs
 from engine.worker.sampling.sampler import SampledTokens, Sampler
@@ -75,10 +73,6 @@ class ModelRunner:
         self.batch = batch
         self.state = state
         self.sampler = Sampler(state, model.ops)
-        self._head = FusedHead(model, state)
-        self._groups = None
-        if model.ops.share_prefixes:
-            self._groups = PrefixGroups.of_cache(batch, kv_caches[0], model.config.num_attention_heads)
         self._eos_token_ids = eos_token_ids
         self._link = link or HostLink()
         self._forward = forward
@@ -168,8 +162,6 @@ class ModelRunner:
         rows, starts = plan.rows[live], plan.starts[live]
         counts = plan.num_scheduled_tokens[live]
         model_input = self.batch.make_input(rows, starts, counts)
-        if self._groups is not None:
-            model_input = self._groups.mark(model_input, rows, starts, counts)
         if self._adapters is not None:
             model_input = self._adapters.mark(model_input, rows, counts)
         if self._images is not None:
@@ -199,10 +191,6 @@ class ModelRunner:
         adapters = None if model_input.adapters is None else model_input.adapters.select_head(places)
         last = self._select(hidden, places)
         is_gated = plan.is_gated[live[is_sampled]]
-        if not is_gated.any() and adapters is None and self._head.takes(runs.flat_rows):
-            last = last[:, : self.model.config.hidden_size].contiguous()
-            self._keep(launched, runs, self._head.sample(last, runs.flat_rows, runs.positions))
-            return launched
         logits = self.model.compute_logits(last, adapters)
         if is_gated.all():
             self._park(plan.step_id, ParkedRows(runs, logits, launched.start_time))

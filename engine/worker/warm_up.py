@@ -26,7 +26,7 @@ from engine.worker.device_link import wait_for
 from engine.worker.model_runner import ModelRunner
 
 FILTERED = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, seed=0)
-# One for each kind of draw; logprobs require the step's logits, which FusedHead does not compute.
+# One for each kind of draw.
 DRAWS = (
     SamplingParams(max_tokens=2, temperature=0.0, logprobs=0),
     SamplingParams(max_tokens=2, temperature=0.7, logprobs=0, seed=0),

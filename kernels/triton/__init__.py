@@ -12,11 +12,10 @@ import torch
 import kernels.torch as torch_ops
 from kernels.ops import Ops
 from kernels.triton.add_rms_norm import add_rms_norm
-from kernels.triton.attention_plan import make_plan, share_prefixes
+from kernels.triton.attention_plan import make_plan
 from kernels.triton.experts import pack_experts, run_experts, unpack_experts
 from kernels.triton.gather_inputs import gather_inputs
 from kernels.triton.launch import FLOATS
-from kernels.triton.lm_head_sample import lm_head_sample
 from kernels.triton.lora import LoraOp
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.paged_attention import estimate_scratch, paged_attention
@@ -46,7 +45,6 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         make_plan=make_plan,
         paged_attention=paged_attention,
         partial_attention=None,
-        share_prefixes=share_prefixes,
         pack_experts=pack_experts,
         run_experts=run_experts,
         unpack_experts=unpack_experts,
@@ -56,7 +54,6 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         draw_full=draw_full,
         draw_filtered=draw_filtered,
         apply_bitmask=apply_bitmask,
-        lm_head_sample=lm_head_sample,
         scan_states=scan_states,
         gather_inputs=gather_inputs,
         estimate_scratch=estimate_scratch,

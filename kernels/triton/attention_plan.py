@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.shared_prefixes import SharedPrefixes
-
 # Requests with at most this many new tokens go to the kernel that splits contexts.
 SHORT_LIMIT = 16
 
@@ -32,13 +30,7 @@ class AttentionPlan:
         self.first_draft, self.num_draft_tokens = _find_drafts(query_lens)
         self.has_long = any(each > SHORT_LIMIT for each in query_lens)
         self.max_seq_len = max(seq_lens, default=0)
-        self.shared: SharedPrefixes | None = None
         self._scratch: Tensor | None = None
-
-    def share(self, shared: SharedPrefixes) -> AttentionPlan:
-        """Let the step's decodes attend the keys that they share only once; returns the plan itself."""
-        self.shared = shared
-        return self
 
     def take_scratch(self, num_parts: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return room for parts of sums [num_parts, head_dim] and their statistics [num_parts, 2], float32.
@@ -73,8 +65,3 @@ def make_plan(
 ) -> AttentionPlan:
     """Return the plan of one step; nothing is read from the tensors."""
     return AttentionPlan(query_lens, seq_lens_list)
-
-
-def share_prefixes(plan: AttentionPlan, shared: SharedPrefixes) -> AttentionPlan:
-    """`AttentionPlan.share` in the form that `Ops` wants."""
-    return plan.share(shared)

@@ -7,9 +7,8 @@
     scratch of decodes  [request, head, slot of a split]
     scratch of drafts   [token behind the first draft's first, head, slot]: other requests of the step take no room
 
-How a context is cut depends on its own length alone; P only says who computes which part. Splits that the request
-shares with others are in the scratch already (`attention_shared.py`). Decodes and drafts are launched apart, so that
-the tile of a decode does not depend on the drafts beside it.
+How a context is cut depends on its own length alone; P only says who computes which part. Decodes and drafts are
+launched apart, so that the tile of a decode does not depend on the drafts beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from kernels.triton.attention_core import (
     split_context,
     start_rows,
 )
-from kernels.triton.attention_shared import count_shared_splits
 
 
 @triton.jit
@@ -49,8 +47,6 @@ def short_attention_kernel(
     tables_ptr: tl.tensor,
     query_start_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
-    leaders_ptr: tl.tensor,
-    shared_lens_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
@@ -73,7 +69,6 @@ def short_attention_kernel(
     MIN_SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     IS_FOLDED: tl.constexpr,
-    HAS_SHARED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> None:
@@ -103,19 +98,7 @@ def short_attention_kernel(
     total_max, total_sum = start_rows(sinks_ptr, head, is_valid, HAS_SINKS, BLOCK_M)
     slot = (find_first_row(request, first_token, first_draft, MAX_QUERY) + query) * NUM_HEADS + head
     mask = is_valid[:, None] & (column < HEAD_DIM)[None, :]
-    num_shared = 0
-    if HAS_SHARED:
-        num_shared = count_shared_splits(
-            request, seq_len, True, seq_lens_ptr, leaders_ptr, shared_lens_ptr, BLOCK_N, MIN_SPLIT, MAX_SPLITS
-        )
-        if IS_FOLDED:
-            for split in tl.range(0, num_shared, num_stages=1):
-                part = slot * num_slots + split
-                acc = tl.load(parts_ptr + part[:, None] * HEAD_DIM + column[None, :], mask=mask, other=0.0)
-                row_max = tl.load(stats_ptr + part * 2, mask=is_valid, other=float("-inf"))
-                row_sum = tl.load(stats_ptr + part * 2 + 1, mask=is_valid, other=0.0)
-                total, total_max, total_sum = fold_part(total, total_max, total_sum, acc, row_max, row_sum)
-    for split in range(num_shared + tl.program_id(1), num_splits, tl.num_programs(1)):
+    for split in range(tl.program_id(1), num_splits, tl.num_programs(1)):
         start = first + split * split_len
         acc, row_max, row_sum = attend_keys(
             q,

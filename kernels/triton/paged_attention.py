@@ -7,10 +7,8 @@ import triton
 from torch import Tensor
 
 from kernels.ops import StepShape
-from kernels.shared_prefixes import SharedPrefixes
 from kernels.triton.attention_long import long_attention_kernel
 from kernels.triton.attention_plan import SHORT_LIMIT, AttentionPlan
-from kernels.triton.attention_shared import shared_prefix_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.launch import (
     FUSED,
@@ -148,7 +146,6 @@ class _Call:
         tile = self._table.choose("short", self._itemsize, self._head_dim)
         rows = max(tile.block_m, next_power_of_2(self._group))
         rows = max(rows, min(MAX_SHORT_ROWS, next_power_of_2(limits[1] * self._group)))
-        shared = plan.shared if limits == (1, 1) and not self._window else None
         block_q = rows // self._group
         min_split = self._table.min_split // tile.block_n * tile.block_n
         query_tiles = triton.cdiv(max_query_len, block_q)
@@ -160,19 +157,16 @@ class _Call:
         num_rows = (plan.num_draft_tokens if is_draft else plan.num_requests) * self._num_heads
         if is_draft and _measure_parts(num_rows * max_splits, self._head_dim) > MAX_DRAFT_BYTES:
             num_programs = 1
-        num_slots = max_splits if num_programs > 1 or shared is not None else 0
+        num_slots = max_splits if num_programs > 1 else 0
         num_parts = num_rows * num_slots
         scratch = plan.take_scratch(num_parts, self._head_dim, self._out.device)
         splitting = {"MIN_SPLIT": min_split, "MAX_SPLITS": MAX_SPLITS, "BLOCK_N": tile.block_n}
         queries = {"MIN_QUERY": limits[0], "MAX_QUERY": limits[1]}
         shape = splitting | {"BLOCK_M": rows, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        if shared is not None:
-            self._attend_shared(shared, plan.num_requests // block_q, scratch, num_slots, shape)
         short_attention_kernel[(num_units, num_programs)](
             self._out,
             *scratch,
             *self._inputs,
-            *(self._lengths if shared is None else (shared.leaders, shared.shared_lens)),
             self._sinks,
             *self._strides,
             query_tiles,
@@ -182,7 +176,6 @@ class _Call:
             **(self._sizes | queries | shape | FUSED),
             WINDOW=self._window,
             IS_FOLDED=num_programs == 1,
-            HAS_SHARED=shared is not None,
         )
         if num_programs > 1:
             self._fold(
@@ -216,33 +209,6 @@ class _Call:
             **constants,
             num_warps=1,
             **FUSED,
-        )
-
-    def _attend_shared(
-        self,
-        shared: SharedPrefixes,
-        num_tiles: int,
-        scratch: tuple[Tensor, Tensor],
-        num_slots: int,
-        shape: dict[str, int],
-    ) -> None:
-        check_shape("shared.leaders", shared.leaders, tuple(shared.shared_lens.shape))
-        if shared.leaders.shape[0] < self._lengths[1].shape[0]:
-            raise ValueError(
-                f"shared must have room for {self._lengths[1].shape[0]} requests, not {shared.leaders.shape[0]}"
-            )
-        shared_prefix_kernel[(self._num_kv_heads, num_tiles + shared.num_groups, num_slots)](
-            *scratch,
-            *self._inputs,
-            shared.leaders,
-            shared.shared_lens,
-            shared.members,
-            shared.group_start,
-            *self._strides,
-            shared.num_groups,
-            num_slots,
-            *self._factors,
-            **({name: size for name, size in self._sizes.items() if name != "HAS_SINKS"} | shape | FUSED),
         )
 
     def attend_long(self, plan: AttentionPlan) -> None:

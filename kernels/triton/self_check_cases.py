@@ -13,10 +13,9 @@ from torch import Tensor
 import kernels.torch as torch_ops
 from kernels.lora import LoraMatrix, LoraPart, LoraSegment
 from kernels.ops import ExpertWeights, GatedActivation, Ops
-from kernels.shared_prefixes import make_shared
 from kernels.states import ScanWeights, StateSegments
 from kernels.step_buffers import StepBuffers
-from kernels.torch.sampling import draw_full, make_row_keys
+from kernels.torch.sampling import make_row_keys
 
 Names = tuple[str, ...]
 # Ops that work only together; all others are replaced one by one.
@@ -43,12 +42,8 @@ class Tensors:
 
 
 def make_expected_ops(device: torch.device) -> Ops:
-    """Torch's ops, with the two that only Triton has in a slow form."""
-    return replace(torch_ops.make_ops(device), lm_head_sample=_draw_from_logits, gather_inputs=_gather)
-
-
-def _draw_from_logits(hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
-    return draw_full((hidden @ weight.t()).float(), keys, temperature, None)
+    """Torch's ops, with the one that only Triton has in a slow form."""
+    return replace(torch_ops.make_ops(device), gather_inputs=_gather)
 
 
 def _gather(
@@ -101,14 +96,11 @@ def _attention(ops: Ops, given: Tensors) -> list[Tensor]:
     shape = (351, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     k_cache, v_cache = (given.make(*shape).to(given.cache_dtype) for _ in range(2))
     tables = torch.arange(1, 351, device=given.device, dtype=torch.int32).view(5, 70)
-    tables[1, 0] = tables[0, 0]
     bounds = given.integers(0, *np.cumsum(query_lens).tolist(), dtype=torch.int32)
     lens = given.integers(*seq_lens, dtype=torch.int32)
     results = []
     for window, soft_cap in ((None, None), (30, 5.0)):
         plan = ops.make_plan(tables, bounds, lens, query_lens, seq_lens, BLOCK_SIZE)
-        if ops.share_prefixes is not None:
-            plan = ops.share_prefixes(plan, make_shared([([0, 1], BLOCK_SIZE)], 5, given.device))
         options: dict[str, Any] = {"sliding_window": window, "soft_cap": soft_cap, "plan": plan}
         results.append(ops.paged_attention(q, k_cache, v_cache, tables, bounds, lens, scale=0.1, **options))
     return results
@@ -167,12 +159,6 @@ def _mask(ops: Ops, given: Tensors) -> list[Tensor]:
     return [logits]
 
 
-def _head(ops: Ops, given: Tensors) -> list[Tensor]:
-    assert ops.lm_head_sample is not None, "Triton's ops and the expected ones have it"
-    keys, ones = given.make_keys(4), torch.ones(4, device=given.device)
-    return [ops.lm_head_sample(given.make(4, 128), given.make(300, 128), keys, ones)]
-
-
 def _inputs(ops: Ops, given: Tensors) -> list[Tensor]:
     assert ops.gather_inputs is not None, "Triton's ops and the expected ones have it"
     pool = torch.arange(4 * 64, device=given.device).view(4, 64)
@@ -204,6 +190,5 @@ CASES: dict[Names, Callable[[Ops, Tensors], list[Tensor]]] = {
     ("draw_full",): _full,
     ("draw_filtered",): _filtered,
     ("apply_bitmask",): _mask,
-    ("lm_head_sample",): _head,
     ("gather_inputs",): _inputs,
 }

@@ -12,7 +12,6 @@ from torch import Tensor
 from kernels.ops import ExpertWeights
 from kernels.step_buffers import StepBuffers
 from kernels.torch.attention_plan import AttentionPlan
-from kernels.torch.sampling import make_gumbel_noise
 
 
 def paged_attention(
@@ -191,18 +190,6 @@ def linear_int8(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         tokens.append((token / scale).round() * scale if scale > 0 else token)
     result = torch.stack(tokens) @ torch.stack(columns).t()
     return (result if bias is None else result + bias.float()).to(x.dtype)
-
-
-def lm_head_sample(hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
-    """Twin of `kernels.triton.lm_head_sample`."""
-    logits = (hidden.float() @ weight.float().t()).to(hidden.dtype).float()
-    noise = make_gumbel_noise(keys, torch.arange(len(weight), dtype=torch.int32).unsqueeze(0))
-    token_ids = []
-    for row, scores in enumerate(logits):
-        if temperature[row] > 0:
-            scores = scores / temperature[row] + noise[row]
-        token_ids.append(int(scores.argmax()) if bool((scores < torch.inf).all()) else -1)
-    return torch.tensor(token_ids)
 
 
 def read_int8_cache(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

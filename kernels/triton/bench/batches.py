@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.shared_prefixes import make_shared
 from kernels.triton.attention_plan import AttentionPlan
 from kernels.triton.bench.timing import Bench
 
@@ -72,19 +71,3 @@ def make_attention(
         2 * num_requests * context * num_kv_heads * head_dim * k_cache.element_size(),
         4 * num_requests * seen * num_heads * head_dim,
     )
-
-
-def make_shared_attention(
-    bench: Bench,
-    num_requests: int,
-    context: int,
-    shared_len: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-) -> AttentionBatch:
-    """Decodes whose first `shared_len` keys, whole blocks, are the same ones; the plan lets them share."""
-    batch = make_attention(bench, num_requests, 1, context, num_heads, num_kv_heads, head_dim)
-    batch.block_tables[:, : shared_len // BLOCK_SIZE] = batch.block_tables[0, : shared_len // BLOCK_SIZE]
-    batch.plan.share(make_shared([(range(num_requests), shared_len)], num_requests, bench.device))
-    return batch

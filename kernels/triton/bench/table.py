@@ -13,9 +13,8 @@ from torch import Tensor
 from kernels.torch.elementwise import FP8
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention_plan import AttentionPlan
-from kernels.triton.bench.batches import AttentionBatch, make_attention, make_shared_attention
+from kernels.triton.bench.batches import AttentionBatch, make_attention
 from kernels.triton.bench.timing import Bench
-from kernels.triton.lm_head_sample import lm_head_sample
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.rms_norm import rms_norm
@@ -41,7 +40,7 @@ def measure_table(bench: Bench, ceilings: dict[str, Any]) -> list[dict[str, Any]
         ceilings: from `measure_ceilings`.
     """
     found = []
-    for make in (_list_attention, _list_shared, _list_head, _list_sampling, _list_row_kernels):
+    for make in (_list_attention, _list_sampling, _list_row_kernels):
         for row in make(bench):
             seconds = bench.time(row.work)
             found.append(
@@ -112,41 +111,9 @@ def _list_attention(bench: Bench) -> Iterator[Row]:
         yield _make_row("attention 256x1 of 1024, fp8 cache", batch, batch.plan)
 
 
-def _list_shared(bench: Bench) -> Iterator[Row]:
-    """Decodes of which most keys are shared, without and with cascade; the share counts what the plain path reads."""
-    requests, context, shared_len = bench.pick(64, 2), bench.pick(4608, 40), bench.pick(4096, 16)
-    heads, kv_heads, dim = bench.pick(16, 2), bench.pick(8, 1), bench.pick(128, 16)
-    batch = make_shared_attention(bench, requests, context, shared_len, heads, kv_heads, dim)
-    name = f"{requests}x1 of {context}, {shared_len} shared"
-    yield _make_row(f"plain {name}", batch, AttentionPlan([1] * requests, [context] * requests))
-    yield _make_row(f"cascade {name}", batch, batch.plan)
-
-
 def _make_row(name: str, batch: AttentionBatch, plan: AttentionPlan) -> Row:
     work = partial(paged_attention, *batch.tensors, scale=0.1, plan=plan)
     return Row(name, work, batch.num_bytes, batch.num_flops)
-
-
-def _list_head(bench: Bench) -> Iterator[Row]:
-    vocab_size, width = bench.pick(151936, 40), bench.pick(1024, 16)
-    weight = torch.randn(vocab_size, width, device=bench.device, dtype=bench.dtype)
-    for rows in (1, bench.pick(64, 2)):
-        hidden = torch.randn(rows, width, device=bench.device, dtype=bench.dtype)
-        keys = torch.zeros(rows, 2, dtype=torch.int32, device=bench.device)
-        ones = torch.ones(rows, device=bench.device)
-        size, flops = weight.numel() * weight.element_size(), 2 * rows * weight.numel()
-        yield Row(
-            f"lm_head_sample {rows}x{width}x{vocab_size}",
-            lambda: lm_head_sample(hidden, weight, keys, ones),  # noqa: B023
-            size,
-            flops,
-        )
-        yield Row(
-            f"product and draw_full {rows}x{width}x{vocab_size}",
-            lambda: draw_full((hidden @ weight.t()).float(), keys, ones, None),  # noqa: B023
-            size,
-            flops,
-        )
 
 
 def _list_sampling(bench: Bench) -> Iterator[Row]:

@@ -1,13 +1,11 @@
 """Recorded decode steps: padding, buffers, and the same tokens as without. A fake recorder runs the step again."""
 
-import copy
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,14 +20,11 @@ from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
-from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.state import SamplingState
 from kernels import torch as torch_ops
-from kernels.shared_prefixes import SharedPrefixes
 from kernels.torch.attention import paged_attention
 from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
 from tests.engine.worker.plans import make_new_row, make_plan
-from tests.kernels import reference
 
 CPU = torch.device("cpu")
 MAX_ROWS, MAX_LEN, BLOCK = 10, 96, 8
@@ -132,68 +127,6 @@ class Rows:
         assert isinstance(done, StepDone)
         self.tokens.append(done.token_ids.tolist())
         return done
-
-
-class SharingPlan:
-    """Nothing but what is shared: all else is read from tensors."""
-
-    def __init__(self, calls: list[int]) -> None:
-        self.shared: SharedPrefixes | None = None
-        self.calls = calls
-
-
-def make_sharing(model: DecoderModel, calls: list[int]) -> DecoderModel:
-    """The same weights with ops that check what is shared; `calls` gets the members of every attention."""
-
-    def attend(*tensors: Tensor, plan: SharingPlan, **options: Any) -> Tensor:
-        if plan.shared is not None:
-            tables, leaders = tensors[3], plan.shared.leaders.tolist()
-            for request in range(len(tables)):
-                num_blocks = int(plan.shared.shared_lens[request]) // BLOCK
-                assert torch.equal(tables[request, :num_blocks], tables[leaders[request], :num_blocks])
-            plan.calls.append(int(plan.shared.group_start[-1]))
-        return reference.paged_attention(*tensors, **options)  # type: ignore[misc]
-
-    def share(plan: SharingPlan, shared: SharedPrefixes) -> SharingPlan:
-        plan.shared = shared
-        return plan
-
-    other, ways = copy.copy(model), {"paged_attention": attend, "share_prefixes": share}
-    other.ops = replace(model.ops, make_plan=lambda *_: SharingPlan(calls), **ways)
-    return other
-
-
-def play_sharing(
-    model: DecoderModel, recorder: FakeRecorder | None, num_recorded: int = 99
-) -> list[list[int]]:
-    """Nine requests with one system prompt of two blocks, and one of its own."""
-    rows = Rows(model, recorder)
-    if model.ops.share_prefixes is not None:
-        rows.runner._groups = PrefixGroups(rows.runner.batch, 1, min_keys=BLOCK, min_bytes=1)
-    prefix = make_prompt(2 * BLOCK)
-    rows.add(9, make_prompt(7))
-    for row in range(9):
-        rows.add(row, prefix + make_prompt(row + 1, row + 50), shared_blocks=[1, 2])
-    rows.record(num_recorded)
-    for _ in range(4):
-        rows.step(list(range(MAX_ROWS)))
-    rows.step([0, 9])
-    return rows.tokens
-
-
-@pytest.mark.parametrize("num_recorded", [0, 1, 99], ids=["eager", "a plain recording", "all recordings"])
-def test_shared_prefixes_change_no_token(model: DecoderModel, num_recorded: int) -> None:
-    """Members are rows 0 to 8. With only a plain recording nothing is shared, and the tokens are the same."""
-    calls: list[int] = []
-    recorder = FakeRecorder()
-    tokens = play_sharing(make_sharing(model, calls), recorder, num_recorded)
-    assert tokens == play_sharing(model, None)
-    num_layers = len(model.layers)
-    recordings = 2 * num_layers if num_recorded == 99 else 0
-    used = [count for count in calls if count]
-    assert len(calls) - len(used) == recordings, "recording itself sees no group"
-    assert used == ([] if num_recorded == 1 else [9] * 4 * num_layers)
-    assert recorder.num_recorded == {0: 0, 1: 1, 99: 7}[num_recorded]
 
 
 def play(rows: Rows, num_steps: int, seed: int = 0) -> list[list[int]]:
@@ -327,16 +260,12 @@ def test_recording_writes_only_into_the_null_block(model: DecoderModel) -> None:
     assert all((cache[1:] == 7).all() and (cache[0, 0] != 7).any() for pair in rows.caches for cache in pair)
 
 
-@pytest.mark.parametrize(("is_sharing", "num_first"), [(False, 1), (True, 3)])
-def test_the_first_recordings_are_those_that_compile_all_kernels(
-    model: DecoderModel, is_sharing: bool, num_first: int
-) -> None:
-    """A plain one and, of those that share, the largest and the smallest; then no step compiles anything."""
+def test_the_first_recording_compiles_all_kernels(model: DecoderModel) -> None:
     recorder = FakeRecorder()
-    rows = Rows(make_sharing(model, []) if is_sharing else model, recorder)
+    rows = Rows(model, recorder)
     while rows.graphs.is_cold:
         rows.graphs.record_next()
-    assert recorder.num_recorded == num_first
+    assert recorder.num_recorded == 1
     assert rows.graphs.has_more
 
 

@@ -22,7 +22,6 @@ from engine.worker.decode_graphs import DecodeGraphs
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
-from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.state import SamplingState
 from engine.worker.warm_up import list_largest_steps, list_warm_up, run_steps
 from tests.engine.core.harness import make_scheduler_config
@@ -182,7 +181,6 @@ def machine(launches: Launches, tmp_path: Path) -> Iterator[Machine]:
     )
     link: Any = MetaLink()
     runner = ModelRunner(model, caches, batch, state, (0,), link, graphs)
-    runner._groups = PrefixGroups(batch, 1, min_bytes=1)
     yield Machine(runner, graphs)
 
 

@@ -1,4 +1,4 @@
-"""InputBatch against a slow reference, assembled by the host and gathered on the device; and its PrefixGroups.
+"""InputBatch against a slow reference, assembled by the host and gathered on the device.
 
 The groups: which rows share a prefix, whether sharing pays off, and that the search is not repeated.
 """
@@ -11,8 +11,6 @@ import torch
 
 from engine.messages import NewRow
 from engine.worker.input_batch import InputBatch
-from engine.worker.prefix_groups import MIN_SAVED_BYTES, MIN_SHARED_KEYS, PrefixGroups
-from kernels.shared_prefixes import MAX_GROUPS, SharedPrefixes
 from tests.engine.worker.plans import make_new_row, make_plan
 from tests.kernels import reference
 
@@ -131,128 +129,3 @@ def test_a_row_taken_over_holds_nothing_of_the_one_before(batch: InputBatch) -> 
     assert batch.make_input(as_array(0), as_array(4), as_array(1)).attn_metadata.slot_mapping.tolist() == [
         [12]
     ]
-
-
-def make_batch(tables: list[list[int]]) -> InputBatch:
-    batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, torch.device("cpu"))
-    add_rows(batch, dict(enumerate(tables)))
-    return batch
-
-
-def make_family(num_rows: int, num_shared: int) -> InputBatch:
-    """Rows that share their first blocks, and have one more of their own."""
-    return make_batch([[*range(1, 1 + num_shared), 20 + row] for row in range(num_rows)])
-
-
-def add_rows(batch: InputBatch, tables: dict[int, list[int]]) -> None:
-    batch.apply(make_plan(new=[make_new_row(row, [1] * 3, ids) for row, ids in tables.items()]))
-
-
-def find(batch: InputBatch, num_rows: int, start: int = 18, **options: int) -> list[tuple[list[int], int]]:
-    sizes = {"min_keys": MIN_KEYS, "min_bytes": MIN_BYTES, "min_rows": MIN_ROWS} | options
-    rows = np.arange(num_rows)
-    found = PrefixGroups(batch, KEY_BYTES, **sizes).find(rows, np.full(num_rows, start), rows)
-    return [(list(members), shared_len) for members, shared_len in found]
-
-
-def mark(groups: PrefixGroups, batch: InputBatch, rows: list[int], *lens: int) -> SharedPrefixes | None:
-    run = np.array(rows), np.full(len(rows), 18), np.array(lens or [1] * len(rows))
-    return groups.mark(batch.make_input(*run), *run).attn_metadata.shared
-
-
-def make_groups(batch: InputBatch) -> PrefixGroups:
-    return PrefixGroups(batch, KEY_BYTES, MIN_KEYS, MIN_BYTES, MIN_ROWS)
-
-
-SHARED = [[1, 2, 3, 4, 9], [1, 2, 3, 4, 10], [11, 12, 13, 14, 15], [1, 2, 3, 16, 17]]
-
-
-def test_a_group_shares_what_all_its_members_share() -> None:
-    assert find(make_batch(SHARED), 4, min_bytes=48) == [([0, 1, 3], 12)]
-
-
-def test_a_prefix_shorter_than_the_minimum_is_none() -> None:
-    batch = make_batch([[1, 2 + row, 30 + row, 60 + row] for row in range(8)])
-    assert find(batch, 8, start=14) == []
-
-
-def test_sharing_that_spares_too_little_is_left() -> None:
-    batch = make_family(5, 2)
-    assert find(batch, 5, start=10) == [(list(range(5)), 8)], "four times eight keys are enough"
-    assert find(batch, 4, start=10) == []
-
-
-def test_a_step_of_few_rows_is_not_looked_at() -> None:
-    batch = make_family(8, 4)
-    assert find(batch, 8, min_rows=8) == [(list(range(8)), 16)]
-    assert find(batch, 7, min_rows=8) == []
-
-
-def test_keys_that_are_not_written_yet_are_not_shared() -> None:
-    batch = make_family(6, 5)
-    assert find(batch, 6, start=13) == [(list(range(6)), 12)]
-    assert find(batch, 6, start=7) == []
-
-
-@pytest.mark.parametrize(("members_per_read", "is_worth_it"), [(8, True), (2, True), (1, False)])
-def test_sharing_spares_only_what_one_read_serves(members_per_read: int, is_worth_it: bool) -> None:
-    """Four members of 12 keys: read once instead of 4 times, or twice; or 4 times after all."""
-    found = find(make_family(4, 3), 4, min_bytes=24 * KEY_BYTES, members_per_read=members_per_read)
-    assert bool(found) is is_worth_it
-
-
-def test_there_is_a_limit_of_groups_and_the_largest_are_taken() -> None:
-    tables = [[100 * group, 100 * group + 1, 10 + row] for group in range(1, 10) for row in range(2)]
-    batch = make_batch([*tables, [900, 901, 990], [900, 901, 991]])
-    found = find(batch, 20, start=10)
-    assert len(found) == MAX_GROUPS
-    assert found[0] == ([16, 17, 18, 19], 8)
-
-
-def test_only_requests_with_one_new_token_are_members() -> None:
-    batch = make_family(5, 4)
-    shared = mark(make_groups(batch), batch, [4, 3, 2, 1, 0], 1, 1, 2, 1, 1)
-    assert shared is not None
-    assert shared.leaders[:5].tolist() == [0, 0, -1, 0, 0]
-    assert shared.shared_lens[:5].tolist() == [16, 16, 0, 16, 16]
-    assert shared.members[:4].tolist() == [0, 1, 3, 4] and shared.group_start[:2].tolist() == [0, 4]
-
-
-def test_a_step_with_the_same_rows_reuses_its_groups() -> None:
-    batch = make_family(6, 4)
-    groups = make_groups(batch)
-    first = mark(groups, batch, [0, 1, 2, 3, 4])
-    assert first is not None
-    assert mark(groups, batch, [0, 1, 2, 3, 4]) is first
-    assert mark(groups, batch, [0, 1, 2, 3, 5]) is not first
-    add_rows(batch, {1: [61, 62, 63, 64, 65]})
-    changed = mark(groups, batch, [0, 1, 2, 3, 5])
-    assert changed is not None and changed.leaders[:5].tolist() == [0, -1, 0, 0, 0]
-
-
-def test_steps_without_groups_stay_as_they_are() -> None:
-    batch = make_batch([list(range(10 * row + 1, 10 * row + 6)) for row in range(6)])
-    assert mark(make_groups(batch), batch, list(range(6))) is None
-
-
-@pytest.mark.parametrize(("num_rows", "is_worth_it"), [(2, False), (16, False), (17, True)])
-def test_the_rule_for_a_real_shape(num_rows: int, is_worth_it: bool) -> None:
-    """512 keys of 4 KiB are 2 MiB: sixteen rows must be spared to make 32 MiB, and one reads them."""
-    batch = InputBatch(32, 1024, 16, torch.device("cpu"))
-    prefix = list(range(1, 1 + MIN_SHARED_KEYS // 16))
-    add_rows(batch, {row: [*prefix, 100 + row] for row in range(num_rows)})
-    key_bytes = 2 * 8 * 128 * 2
-    assert MIN_SAVED_BYTES // key_bytes == 16 * MIN_SHARED_KEYS
-    rows = np.arange(num_rows)
-    found = PrefixGroups(batch, key_bytes).find(rows, np.full(num_rows, 520), rows)
-    assert bool(found) is is_worth_it
-
-
-def test_the_size_of_a_key_is_read_off_the_cache() -> None:
-    batch = make_batch(SHARED)
-    cache = torch.zeros(3, BLOCK, 2, 8)
-    groups = PrefixGroups.of_cache(batch, (cache, cache.half()), num_heads=8)
-    assert groups._min_saved_keys == MIN_SAVED_BYTES // (16 * 6) + 1
-    assert groups._members_per_read == 16 // 4
-    assert PrefixGroups.of_cache(batch, (cache, cache), num_heads=64)._members_per_read == 1
-    assert mark(groups, batch, [0, 1]) is None

@@ -7,21 +7,19 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import triton.language as tl
 
 from kernels.triton.add_rms_norm import add_rms_norm_kernel
 from kernels.triton.attention_long import long_attention_kernel
-from kernels.triton.attention_shared import shared_prefix_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.draw_filtered import draw_filtered_kernel
 from kernels.triton.draw_tiles import pick_winner_kernel, tile_max_kernel, tile_noise_kernel, tile_sums_kernel
 from kernels.triton.experts import combine_experts_kernel, expert_down_kernel, expert_gate_up_kernel
 from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.launch import EXACT, FUSED
-from kernels.triton.lm_head_sample import lm_head_sample_kernel
 from kernels.triton.lora import lora_add_kernel, lora_low_kernel
 from kernels.triton.norm_rope_store import norm_rope_store_kernel
 from kernels.triton.paged_attention import MAX_SHORT_ROWS
@@ -57,20 +55,18 @@ def own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield folder
 
 
-SHARED = ("leaders_ptr", "shared_lens_ptr", "members_ptr", "group_start_ptr")
-KERNELS = {"short": short_attention_kernel, "long": long_attention_kernel, "shared": shared_prefix_kernel}
+KERNELS = {"short": short_attention_kernel, "long": long_attention_kernel}
 
 
 @cache
 def compile_attention(
     arch: int,
-    kind: Kind | Literal["shared"],
+    kind: Kind,
     dtype: str = "bf16",
     cache_dtype: str | None = None,
     head_dim: int = 128,
     is_folded: bool = True,
     window: int = 0,
-    has_shared: bool = False,
     is_draft: bool = False,
     has_sinks: bool = False,
 ) -> tuple[Compiled, Tile]:
@@ -88,19 +84,12 @@ def compile_attention(
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
     }  # fmt: skip
     arguments |= {"sinks_ptr": "*fp32" if has_sinks else "*i32"}
-    if kind == "shared":
-        del arguments["sinks_ptr"], constants["HAS_SINKS"]
-        arguments |= {"parts_ptr": "*fp32", "stats_ptr": "*fp32", "num_groups": "i32", "num_slots": "i32"}
-        arguments |= dict.fromkeys(SHARED, "*i32")
-        del arguments["out_ptr"]
-        constants |= {"MIN_SPLIT": table.min_split, "MAX_SPLITS": 16}
-    elif kind == "short":
+    if kind == "short":
         arguments |= {"parts_ptr": "*fp32", "stats_ptr": "*fp32"}
         arguments |= dict.fromkeys(("query_tiles", "first_draft", "num_slots"), "i32")
-        arguments |= dict.fromkeys(SHARED[:2], "*i32")
         constants |= {
             "MIN_SPLIT": table.min_split, "MAX_SPLITS": 16, "IS_FOLDED": is_folded, "WINDOW": window,
-            "HAS_SHARED": has_shared, "MIN_QUERY": 2 if is_draft else 1, "MAX_QUERY": 16 if is_draft else 1,
+            "MIN_QUERY": 2 if is_draft else 1, "MAX_QUERY": 16 if is_draft else 1,
         }  # fmt: skip
         constants["BLOCK_M"] = max(tile.block_m, MAX_SHORT_ROWS if is_draft else 1)
     else:
@@ -121,7 +110,7 @@ def assert_fits(compiled: Compiled, arch: int) -> None:
     assert compiled.shared_bytes <= SHARED_BYTES[arch]
 
 
-@pytest.mark.parametrize("kind", ["short", "long", "shared"])
+@pytest.mark.parametrize("kind", ["short", "long"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_attention_streams_its_keys(arch: int, kind: Kind) -> None:
     """Copies to shared memory run ahead of the products, 16 bytes a thread."""
@@ -132,10 +121,9 @@ def test_attention_streams_its_keys(arch: int, kind: Kind) -> None:
     assert not compiled.count(r"LDGSTS\.E\.(BYPASS\.)?(64|32) ")
 
 
-@pytest.mark.parametrize("kind", ["short", "shared"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_decode_uses_tensor_cores(arch: int, kind: Kind) -> None:
-    assert compile_attention(arch, kind)[0].count(r"\bHMMA\.")
+def test_decode_uses_tensor_cores(arch: int) -> None:
+    assert compile_attention(arch, "short")[0].count(r"\bHMMA\.")
 
 
 def test_prefill_uses_warpgroup_products_where_there_are_some() -> None:
@@ -150,14 +138,10 @@ def test_prefill_uses_warpgroup_products_where_there_are_some() -> None:
         ("short", {"cache_dtype": "u8"}),
         ("long", {"dtype": "fp32", "head_dim": 64, "window": 4096}),
         ("long", {"head_dim": 256}),
-        ("shared", {"cache_dtype": "u8"}),
-        ("short", {"has_shared": True}),
         ("short", {"is_folded": False, "is_draft": True, "has_sinks": True}),
         pytest.param("long", {"cache_dtype": "u8"}, marks=pytest.mark.soak),
         pytest.param("short", {"dtype": "fp32", "head_dim": 64, "window": 4096}, marks=pytest.mark.soak),
         pytest.param("short", {"head_dim": 256}, marks=pytest.mark.soak),
-        pytest.param("shared", {"dtype": "fp32"}, marks=pytest.mark.soak),
-        pytest.param("short", {"is_folded": False, "has_shared": True}, marks=pytest.mark.soak),
         pytest.param("short", {"is_draft": True, "has_sinks": True}, marks=pytest.mark.soak),
     ],
     ids=str,
@@ -173,14 +157,6 @@ def test_drafts_in_float32_fit_small_gpus(arch: int, head_dim: int) -> None:
     compiled, _ = compile_attention(arch, "short", "fp32", head_dim=head_dim, is_draft=True)
     assert compiled.shared_bytes <= SHARED_BYTES[arch]
     assert compiled.stack_bytes <= 128
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_shared_keys_are_multiplied_by_the_instructions_of_a_decode(arch: int) -> None:
-    """A row's sums are the same bits only where tile, layout and products are the same."""
-    shared, plain = (compile_attention(arch, kind)[0] for kind in ("shared", "short"))
-    products = [set(re.findall(r"\bH?G?MMA\.\S+", each.sass)) for each in (shared, plain)]
-    assert products[0] == products[1]
 
 
 def test_a_split_context_costs_no_more_registers_than_a_folded_one() -> None:
@@ -292,32 +268,6 @@ SMALL = {
         4,
         False,
     ),
-    "lm_head_sample": (
-        lm_head_sample_kernel,
-        DRAW
-        | {
-            "hidden_ptr": "*bf16", "weight_ptr": "*bf16", "num_rows": "i32",
-        },
-        {
-            "VOCAB": 151936, "WIDTH": 1024, "NUM_TILES": 1187, "BLOCK_ROWS": 16, "BLOCK_VOCAB": 128,
-            "BLOCK_WIDTH": 128,
-        },
-        4,
-        False,
-    ),
-    "lm_head_sample fp32": (
-        lm_head_sample_kernel,
-        DRAW
-        | {
-            "hidden_ptr": "*fp32", "weight_ptr": "*fp32", "num_rows": "i32",
-        },
-        {
-            "VOCAB": 151936, "WIDTH": 1024, "NUM_TILES": 1187, "BLOCK_ROWS": 16,
-            "BLOCK_VOCAB": 128, "BLOCK_WIDTH": 32,
-        },
-        4,
-        False,
-    ),
     **{
         f"{name} {dtype}": (
             kernel,
@@ -368,7 +318,7 @@ def test_experts_stream_their_weights_into_tensor_cores(name: str, arch: int) ->
     assert compiled.count(r"\bHMMA\.") and compiled.count(r"LDGSTS\S*\.128")
 
 
-@pytest.mark.parametrize("name", ["short", "long", "shared", *SMALL])
+@pytest.mark.parametrize("name", ["short", "long", *SMALL])
 def test_narrow_floats_are_widened_before_any_arithmetic(name: str) -> None:
     """Only products of tiles take them as they are; the interpreter is wrong in bfloat16 without saying so."""
     line = re.compile(
@@ -380,7 +330,7 @@ def test_narrow_floats_are_widened_before_any_arithmetic(name: str) -> None:
     assert not line.findall(read_ttir(name))
 
 
-@pytest.mark.parametrize("name", ["short", "long", "shared", *SMALL])
+@pytest.mark.parametrize("name", ["short", "long", *SMALL])
 def test_strides_are_64_bits_wide_before_they_are_multiplied(name: str) -> None:
     lines = [line for line in read_ttir(name).split("\n") if "tt.func" not in line]
     uses = [line for line in lines if re.search(r"%\w*_stride\b(?! = )", line)]

@@ -12,13 +12,11 @@ from tests.kernels.triton.conftest import IS_INTERPRETED
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = (
     "paged_attention",
-    "cascade_attention",
     "self_check",
     "sampling",
     "experts",
     "states",
     "elementwise",
-    "lm_head",
     "lora",
 )
 

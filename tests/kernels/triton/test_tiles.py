@@ -13,7 +13,6 @@ from kernels.step_buffers import StepBuffers
 from kernels.triton import make_ops
 from kernels.triton.attention_long import long_attention_kernel
 from kernels.triton.attention_plan import SHORT_LIMIT, AttentionPlan
-from kernels.triton.attention_shared import shared_prefix_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.gather_inputs import gather_inputs, gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.paged_attention import MAX_DRAFT_BYTES, estimate_scratch, paged_attention
@@ -216,7 +215,6 @@ def test_a_table_of_any_width_is_gathered_in_one_launch(monkeypatch: pytest.Monk
     [
         (short_attention_kernel, ("query_tiles", "first_draft", "table_stride", "num_slots")),
         (fold_splits_kernel, ("max_query_len", "first_draft", "num_slots")),
-        (shared_prefix_kernel, ("table_stride", "num_groups", "num_slots")),
         (long_attention_kernel, ("num_requests", "table_stride")),
         (gather_tokens_kernel, ("num_tokens", "num_requests")),
         (gather_tables_kernel, ("width",)),
