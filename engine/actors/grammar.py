@@ -227,11 +227,12 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         self.tell(mask)
 
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
-        self.post(_tell_begun, begun)
-        self._pacing.start()
         if self._compiler is None:
             # Two threads may build it at the same time; either result is right.
             self._compiler = self._make_compiler(self._native_pool, self._pacing.pause)
+        # The compiler of a large vocabulary takes seconds on a busy machine, which the grammar's time does not include.
+        self.post(_tell_begun, begun)
+        self._pacing.start()
         compiled = self._compiler.compile(spec)
         _ = compiled.plan  # takes milliseconds, so not on the event loop
         return compiled
