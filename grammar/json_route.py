@@ -41,6 +41,13 @@ MAX_NUM_REFUSALS = 16
 _CONDITION = (
     "it would apply only under a condition; it can stand below properties, items, allOf, anyOf and $ref"
 )
+# Those of checks that may concern the value of a number.
+_NUMERIC = frozenset(
+    [
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum"),
+        *("not", "oneOf", "if"),
+    ]
+)
 # llguidance refuses these in some positions only. After one refusal every use is left to the checks.
 OFTEN_REFUSED = frozenset(["oneOf", "minProperties", "maxProperties"])
 
@@ -189,7 +196,9 @@ class SchemaCompiler:
             return Program(refuse_matcher, len(grammar), grammar)
         try:
             num_quotable = self.source.num_characters if self.source is not None else 0
-            return self.backend.compile_text(grammar, num_quotable)
+            # A check may require a longer number.
+            is_bounded = self._list_dropped().isdisjoint(_NUMERIC)
+            return self.backend.compile_text(grammar, num_quotable, is_json=is_bounded)
         except Complaint as complaint:
             return str(complaint)
 

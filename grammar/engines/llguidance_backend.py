@@ -20,6 +20,7 @@ from ..bitmask import check_bitmask
 from ..csv_table import make_csv_pattern
 from ..errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
+from ..match.number_bound import NumberBound
 from ..regex.text import choices_to_regex, explain_pattern
 from ..spec import GrammarSpec
 from ..tags.gbnf_rules import write_gbnf
@@ -83,6 +84,7 @@ class LLGuidanceBackend:
         self.limits = limits
         self._native_pool = native_pool
         self.filler = LLGuidanceFiller(vocabulary)
+        self.number_bound = NumberBound(vocabulary)
         self.executor = LLExecutor(NUM_THREADS)
         wrapper = TokenizerWrapper(_TokenizerAdapter(vocabulary))
         self._tokenizer = LLTokenizer(
@@ -98,18 +100,21 @@ class LLGuidanceBackend:
         except Complaint as complaint:
             raise explain_refusal(spec, str(complaint)) from complaint
 
-    def compile_text(self, grammar: str, num_quotable: int = 0, is_slow: bool = False) -> Program:
+    def compile_text(
+        self, grammar: str, num_quotable: int = 0, is_slow: bool = False, is_json: bool = False
+    ) -> Program:
         """Compile a grammar in llguidance's own format.
 
         Args:
             num_quotable: the characters of a source in it, whose every word is a part of the lexer.
             is_slow: its masks may take milliseconds.
+            is_json: the text is JSON from its first byte, so that long numbers are ended (`NumberBound`).
 
         Raises:
             Complaint: llguidance does not take it.
             InvalidGrammar: it allows no first token, or the first mask takes too long.
         """
-        template = Template(self, grammar, num_quotable, is_slow)
+        template = Template(self, grammar, num_quotable, is_slow, self.number_bound if is_json else None)
         template.start()
         template.usage.num_apart = NUM_APART if is_slow else 0
         # llguidance reports no size; its lexer and productions take a small multiple of the text.
@@ -182,6 +187,7 @@ class Template:
     grammar: str
     num_quotable: int
     is_slow: bool
+    number_bound: NumberBound | None
     usage: Usage = field(default_factory=Usage)
     power: float = 1.0
     engine: LLMatcher = field(init=False)
@@ -301,6 +307,11 @@ class LLGuidanceMatcher(Matcher):
         self.engine.unsafe_compute_mask_ptr(address, num_bytes)
         return not self.engine.is_error()
 
+    def bound_number(self, words: np.ndarray, draft: Sequence[int] = ()) -> None:
+        """End a long number in the mask of the text and a draft."""
+        if self._template.number_bound is not None:
+            self._template.number_bound.apply([*self._token_ids, *draft] if draft else self._token_ids, words)
+
     def _take(self, token_id: int) -> bool:
         # Calling consume_token with a forbidden token would leave the engine in a permanent error state.
         if self.engine.try_consume_tokens([token_id]) != 1:
@@ -396,6 +407,7 @@ class LLGuidanceFiller(Filler):
             # In its error state the engine allows EOS, which would end the text.
             if not matcher.compute_mask(address + row * row_bytes, row_bytes):
                 bitmask[row] = 0
+            matcher.bound_number(bitmask[row])
             end = time.thread_time()
             matcher.usage.note_mask(end - start)
             start = end
@@ -426,6 +438,8 @@ class LLGuidanceFiller(Filler):
             engine.unsafe_compute_mask_ptr_with_draft_token(address, row_bytes, draft)  # type: ignore[attr-defined]
             if engine.is_error():
                 bitmask[span] = 0
+            for place, row in enumerate(span):
+                matchers[i].bound_number(bitmask[row], drafts[i][:place])
             matchers[i].usage.note_mask((time.thread_time() - start) / len(span))
         return [counts[i] for i in range(len(matchers))]
 

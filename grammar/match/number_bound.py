@@ -1,0 +1,57 @@
+"""NumberBound: ends a JSON number that gets long, since a model may write digits without end."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..vocabulary import Vocabulary
+
+MAX_NUMBER_CHARS = 24
+MAX_EXPONENT_DIGITS = 2
+
+_CHARS = frozenset(b"0123456789+-.eE")
+_NUMBER = re.compile(rb"[-+.0-9eE]*\Z")
+_LONG_EXPONENT = re.compile(rb"[eE][-+]?[0-9]{%d,}\Z" % MAX_EXPONENT_DIGITS)
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+class NumberBound:
+    """Edits the masks of texts that are JSON from their first byte."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokens = vocabulary.token_bytes
+        self._number_tokens = frozenset(
+            index for index, token in enumerate(self._tokens) if token and _CHARS.issuperset(token)
+        )
+        goes_on = np.zeros(32 * vocabulary.num_words, dtype=bool)
+        goes_on[[index for index, token in enumerate(self._tokens) if token[:1] and token[0] in _CHARS]] = True
+        self._ends = ~np.packbits(goes_on, bitorder="little").view(np.int32)
+
+    def apply(self, token_ids: Sequence[int], words: np.ndarray) -> None:
+        """Take the tokens that continue a number out of a mask, if it is as long as it may be and can end.
+
+        A number that the schema wants longer, such as a `const`, cannot end before.
+
+        Args:
+            token_ids: the text so far.
+            words: its mask, int32 [ceil(V/32)].
+        """
+        if not token_ids or token_ids[-1] not in self._number_tokens or not self._is_long(token_ids):
+            return
+        text = b"".join(self._tokens[token_id] for token_id in token_ids)
+        if b'"' in _STRING.sub(b"", text):  # the digits are in a string
+            return
+        left = words & self._ends
+        if left.any():
+            words[:] = left
+
+    def _is_long(self, token_ids: Sequence[int]) -> bool:
+        end = b""
+        for token_id in reversed(token_ids):
+            end = self._tokens[token_id] + end
+            if token_id not in self._number_tokens or len(end) >= MAX_NUMBER_CHARS:
+                break
+        found = _NUMBER.search(end)
+        number = b"" if found is None else found[0]
+        return len(number) >= MAX_NUMBER_CHARS or _LONG_EXPONENT.search(number) is not None
