@@ -19,7 +19,7 @@ from kernels.torch.sampling import make_row_keys
 
 Names = tuple[str, ...]
 # Ops that work only together; all others are replaced one by one.
-ATTENTION: Names = ("paged_attention", "make_plan", "share_prefixes", "estimate_scratch")
+ATTENTION: Names = ("paged_attention", "make_plan", "estimate_scratch")
 EXPERTS: Names = ("run_experts", "pack_experts", "unpack_experts")
 BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 6, 2, 64
 
