@@ -86,15 +86,15 @@ def test_an_engine_that_restarts_says_so_and_goes_on_with_the_answer(small: Site
 
 def test_a_file_that_is_no_text_is_named_in_the_chat_and_in_the_workbench(site: Site, tmp_path: Path) -> None:
     path = tmp_path / "picture.txt"
-    path.write_bytes(b"\xff\xfe\x00\x01")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\x00\r")
     site.page.locator("#composer input[type=file]").set_input_files(path)
     site.page.locator("#composer .thumbnails").wait_for()
     site.ask("What is this?")
-    site.page.locator(".page-note", has_text="picture.txt is not UTF-8").wait_for()
+    site.page.locator(".page-note", has_text="picture.txt is not a text").wait_for()
     assert site.composer.input_value() == "What is this?"
     site.go_to("Extract")
     site.page.locator("#extract input[type=file]").set_input_files(path)
-    site.page.locator("#verdict .problem", has_text="picture.txt is not UTF-8").wait_for()
+    site.page.locator("#verdict .problem", has_text="picture.txt is not a text").wait_for()
     site.go_to("Chat")
     site.toggle("Chats")
     site.page.get_by_label("Chats to import").set_input_files(path)

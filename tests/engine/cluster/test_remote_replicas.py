@@ -81,7 +81,11 @@ async def test_a_replica_with_another_key_is_refused(make_config: MakeConfig) ->
 @pytest.mark.parametrize(
     ("version", "rank", "problem"),
     [
-        (PROTOCOL_VERSION + 1, 0, r"speaks version 4 of the protocol, and the front 3"),
+        (
+            PROTOCOL_VERSION + 1,
+            0,
+            f"speaks version {PROTOCOL_VERSION + 1} of the protocol, and the front {PROTOCOL_VERSION}",
+        ),
         (PROTOCOL_VERSION, 7, r"data_parallel_rank=7 must be one of \[0\]"),
     ],
 )
