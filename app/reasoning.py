@@ -140,6 +140,7 @@ class ThoughtSplitter:
         self._part = Part.START
         self._held = ""
         self._is_begun = False  # a part of the reasoning was returned
+        self._num_breaks = 0  # line breaks of the reasoning before `_held`, which may turn out to be its last ones
 
     @property
     def has_thought(self) -> bool:
@@ -167,7 +168,7 @@ class ThoughtSplitter:
         """Return the withheld text."""
         held, self._held = self._held, ""
         if self._part is Part.THOUGHT or self._is_waiting_for_thought:
-            return self._trim(held).rstrip("\n"), ""
+            return self._trim(self._hold_breaks(held)), ""
         return "", held if self._part is Part.START else ""
 
     def _start(self) -> None:
@@ -181,15 +182,22 @@ class ThoughtSplitter:
     def _take_thought(self) -> str:
         found = self._held.find(CLOSE)
         if found >= 0:
-            thought, self._held = (
-                self._trim(self._held[:found]).rstrip("\n"),
-                self._held[found + len(CLOSE) :],
-            )
+            thought = self._trim(self._hold_breaks(self._held[:found]))
+            self._held = self._held[found + len(CLOSE) :]
             self._part, self.is_closed = Part.BREAK, True
             return thought
-        certain = self._held[: len(self._held) - overlap(self._held[-len(CLOSE) :], CLOSE)].rstrip("\n")
-        self._held = self._held[len(certain) :]
-        return self._trim(certain)
+        at = len(self._held) - overlap(self._held[-len(CLOSE) :], CLOSE)
+        certain, self._held = self._held[:at], self._held[at:]
+        return self._trim(self._hold_breaks(certain))
+
+    def _hold_breaks(self, text: str) -> str:
+        """Return the text with the line breaks held before it, and without its last ones, which are held now."""
+        words = text.rstrip("\n")
+        if not words:
+            self._num_breaks += len(text)
+            return ""
+        breaks, self._num_breaks = "\n" * self._num_breaks, len(text) - len(words)
+        return breaks + words
 
     def _trim(self, thought: str) -> str:
         if not self._is_begun:
