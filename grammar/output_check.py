@@ -62,7 +62,7 @@ def is_instance(text: str, validator: SchemaValidator) -> bool | None:
 
 
 class LargeNumber(Exception):
-    """A number that neither Python's integers of 4,300 digits nor a double hold, so that nobody can validate it."""
+    """A number that neither Python's integers of 4,300 digits nor a double hold, so that it cannot be validated."""
 
 
 def read_int(digits: str) -> int:

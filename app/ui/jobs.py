@@ -30,7 +30,7 @@ class Job:
     Attributes:
         is_stopped: a person ended it.
         readers: the sessions of the pages that show it, if the job counts them.
-        idle_since: time since which nobody needs it, by the clock of Jobs; None as long as somebody does.
+        idle_since: when its last reader left, by the clock of Jobs; None while it has one.
     """
 
     job_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
@@ -78,7 +78,7 @@ J = TypeVar("J", bound=Job)
 
 
 class Jobs(Generic[J]):
-    """The jobs that run, and for a while those that nobody needs any more, up to a number."""
+    """The jobs that run, and for a while a limited number of those without a reader."""
 
     def __init__(
         self, engine: Engine, keep_s: float, max_idle: int, clock: Callable[[], float] = time.monotonic

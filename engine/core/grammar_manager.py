@@ -50,7 +50,7 @@ class ApartMask:
     bitmask: np.ndarray  # [1 + number of drafts, W]
     problem: Problem | None = None
     time_s: float = 0.0  # processor time
-    is_void: bool = False  # nobody waits for it any more
+    is_void: bool = False  # its request has ended, so the mask is not used
 
     @property
     def is_very_slow(self) -> bool:

@@ -122,7 +122,7 @@ class LLGuidanceBackend:
         return Program(lambda: LLGuidanceMatcher(template), size, grammar, usage=template.usage)
 
     def compute_mask(self, engine: LLMatcher) -> float:
-        """Compute a mask that nobody reads; returns its processor time."""
+        """Compute a mask and discard it; returns its processor time."""
         start = time.thread_time()
         engine.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         return time.thread_time() - start

@@ -18,7 +18,7 @@ _OF_OBJECTS, _OF_STRINGS = (
     _ALWAYS | {keyword for keyword, types in TYPES_OF_KEYWORD.items() if kind in types}
     for kind in ("object", "string")
 )
-# Of these, what is written follows from the names alone: no others than those in `properties`.
+# The names alone decide what is written for these: only names in `properties` are.
 _NAMED = frozenset(["properties", "required", "additionalProperties", "unevaluatedProperties"])
 _NAME = re.compile(r"[\w.$@-]+")
 _ROOT = "urn:troupe:arguments"

@@ -1,4 +1,4 @@
-"""The events of items, for a response that grows and for one that is told again.
+"""The events of items, for a response that grows and for one that is sent again.
 
 output_item.added ─▶ (content_part.added ─▶ output_text.delta ... done ─▶ content_part.done
 | the same with reasoning_text | reasoning_summary_part.added ─▶ reasoning_summary_text.delta ... done ─▶ ..._part.done

@@ -127,7 +127,7 @@ class _Writer:
             elif text in ("?", "*", "+") and last:
                 last[-1] = f"(?:{last[-1]}{text})"
             elif text == "->":
-                next(tokens)  # a name for the tree, which nobody builds here
+                next(tokens)  # a name in the parse tree, which is not built here
             elif text in (")", "]", ""):
                 return f"(?:{'|'.join(map(''.join, choices))})", text
             else:
