@@ -37,6 +37,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "grammar_timeout_s": (0.01, 3600.0),
     "max_restarts": (0, 1000),
     "step_timeout_s": (0.0, 86400.0),
+    "heartbeat_timeout_s": (1.0, 86400.0),
     "mock_step_ms": (0.0, 10000.0),
     "max_loras": (1, 1024),
     "max_lora_rank": (1, 4096),

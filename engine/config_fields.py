@@ -188,6 +188,13 @@ class EngineFields:
             "and closing waits at most 30 s for the last step"
         },
     )
+    heartbeat_timeout_s: float = field(
+        default=20.0,
+        metadata={
+            "help": "a core in another process that sends nothing for so long is ended and started again; one that "
+            "still uses the processor gets a minute"
+        },
+    )
     core: CoreKind = field(
         default="auto",
         metadata={

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 
@@ -21,7 +20,7 @@ CHECKS_PER_TIMEOUT = 20
 async def watch_steps(
     read_stats: Callable[[], CoreStats], timeout_s: float, report: Callable[[TimeoutError], None]
 ) -> None:
-    """Check the open steps periodically, until cancelled.
+    """Check the open steps periodically, until cancelled. A pause of the machine counts as one period.
 
     Args:
         timeout_s: longest time without progress while steps are open; a step that starts or ends is progress.
@@ -31,14 +30,16 @@ async def watch_steps(
         TimeoutError: a step hangs.
     """
     period = min(MAX_PERIOD_S, timeout_s / CHECKS_PER_TIMEOUT)
-    seen, since = (0, 0), time.monotonic()
+    seen, waited_s = (0, 0), 0.0
     while True:
         await asyncio.sleep(period)
-        now, stats = time.monotonic(), read_stats()
+        stats = read_stats()
         progress = (stats.num_steps, stats.num_open_steps)
         if progress != seen or not stats.num_open_steps:
-            seen, since = progress, now
-        elif now - since >= timeout_s:
+            seen, waited_s = progress, 0.0
+            continue
+        waited_s += period
+        if waited_s >= timeout_s:
             error = TimeoutError(f"a step has not come back for {timeout_s:g} s")
             logger.error("%s; stacks of all threads:\n%s", error, describe_threads())
             report(error)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +21,8 @@ from engine.errors import ConfigError, EngineDead
 ROOT = Path(__file__).resolve().parents[2]
 # Signals by which an operator or the kernel ends a process; a request does not cause them.
 OUTSIDE_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
-SILENCE_S = 2.25  # a core that sends nothing for so long is stopped or cut off; see HEARTBEAT_S
-LOAD_SILENCE_S = 60.0  # while it loads the model, native code may hold the interpreter for long
-GRACE_S = 0.1  # in which a front that did not run itself receives what has arrived meanwhile
+WORK_SILENCE_S = 60.0  # a core that loads or computes may be silent for longer: native code holds the interpreter
+TICKS_PER_TIMEOUT = 8
 HANG_TIMEOUT_S = 2.0  # longest wait for a hung step when the engine is closed
 UNWATCHED_TIMEOUT_S = 30.0  # longest wait for a step without a watchdog when the engine is closed
 
@@ -127,14 +125,18 @@ class LinkConnection:
     """A core behind a Link. Cuts the connection if the core is silent for too long.
 
     Args:
+        timeout_s: see `heartbeat_timeout_s` of EngineConfig.
         process: None if another machine runs the core.
     """
 
-    def __init__(self, link: Link, process: asyncio.subprocess.Process | None = None) -> None:
+    def __init__(
+        self, link: Link, timeout_s: float, process: asyncio.subprocess.Process | None = None
+    ) -> None:
         self.process = process
         self._link = link
+        self._timeout_s = timeout_s
         self._is_loading = True
-        self._last_seen = time.monotonic()
+        self._was_heard = True  # since the last tick of `_watch_pulse`
         self._silence: str | None = None  # set if the core was silent for too long
         self._failure: CoreFailed | None = None
 
@@ -148,7 +150,7 @@ class LinkConnection:
         try:
             while True:
                 message = await self._link.receive()
-                self._last_seen = time.monotonic()
+                self._was_heard = True
                 if isinstance(message, CoreReady):
                     self._is_loading = False
                 elif isinstance(message, CoreFailed):
@@ -170,16 +172,19 @@ class LinkConnection:
         self._link.abort()
 
     async def _watch_pulse(self, handle: Callable[[Any], None]) -> None:
+        """Count the silence in ticks of this task: a pause of the machine or of the front counts as one tick."""
+        tick_s = self._timeout_s / TICKS_PER_TIMEOUT
+        silent_s, used_ticks = 0.0, 0
         while True:
-            limit = LOAD_SILENCE_S if self._is_loading else SILENCE_S
-            rest = self._last_seen + limit - time.monotonic()
-            if rest > 0:
-                await asyncio.sleep(min(rest, SILENCE_S))
-                continue
-            seen = self._last_seen
-            await asyncio.sleep(GRACE_S)
-            if self._last_seen == seen:
-                self._silence = f"it sent nothing for {time.monotonic() - seen:.1f} s"
+            await asyncio.sleep(tick_s)
+            silent_s = 0.0 if self._was_heard else silent_s + tick_s
+            self._was_heard = False
+            previous, is_waiting = used_ticks, False
+            if self.process is not None:
+                used_ticks, is_waiting = read_process(self.process.pid)
+            is_working = self._is_loading or is_waiting or used_ticks > previous
+            if silent_s >= (max(WORK_SILENCE_S, self._timeout_s) if is_working else self._timeout_s):
+                self._silence = f"it sent nothing for {silent_s:.1f} s"
                 handle(CoreSilent(self._silence))  # its requests need not wait for the end of the process
                 self._link.abort()
                 return
@@ -235,7 +240,20 @@ class ProcessConnector:
             theirs.close()
         link = Link(*await asyncio.open_connection(sock=ours))
         link.send(Configure(self._config, self._publishes_kv_events))
-        return LinkConnection(link, process)
+        return LinkConnection(link, self._config.heartbeat_timeout_s, process)
 
     def close(self) -> None:
         """Do nothing: each process has ended."""
+
+
+def read_process(pid: int) -> tuple[int, bool]:
+    """Return the processor time of a process in clock ticks, and whether it waits for a processor or for the disk.
+
+    Returns (0, False) if the system does not say so: only Linux does.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0, False
+    state, *numbers = stat.rpartition(")")[2].split()
+    return int(numbers[10]) + int(numbers[11]), state in "RD"

@@ -39,6 +39,7 @@ def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor:
         listener = RemoteListener(
             *(config.data_parallel_address, config.data_parallel_rpc_port, config.data_parallel_key),
             publishes_kv_events=config.data_parallel_size > 1,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
         )
     if listener is not None:
         ranks = range(len(connectors), config.data_parallel_size)

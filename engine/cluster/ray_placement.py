@@ -37,7 +37,9 @@ class RayListener(RemoteListener):
     def __init__(self, config: EngineConfig) -> None:
         self._secret = config.data_parallel_key or secrets.token_hex(32)
         address = config.data_parallel_address
-        super().__init__(address, 0, self._secret, publishes_kv_events=config.data_parallel_size > 1)
+        super().__init__(
+            *(address, 0, self._secret), config.data_parallel_size > 1, config.heartbeat_timeout_s
+        )
         self._config = config
         self._actors: RayActors | None = None
 

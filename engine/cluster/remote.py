@@ -33,17 +33,20 @@ RETRY_S = 0.5
 class RemoteListener:
     """Accepts the cores of other machines, and gives each to the connector of its rank."""
 
-    def __init__(self, address: str, port: int, key: str, publishes_kv_events: bool) -> None:
+    def __init__(
+        self, address: str, port: int, key: str, publishes_kv_events: bool, heartbeat_timeout_s: float
+    ) -> None:
         self._address = address
         self.port = port  # 0: the system chooses one
         self._key = key.encode()
         self._publishes_kv_events = publishes_kv_events
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._arrivals: dict[int, asyncio.Queue[Link]] = {}
         self._server: asyncio.Server | None = None
 
     def make_connector(self, rank: int) -> RemoteConnector:
         self._arrivals[rank] = asyncio.Queue()
-        return RemoteConnector(self._arrivals[rank])
+        return RemoteConnector(self._arrivals[rank], self._heartbeat_timeout_s)
 
     async def start(self) -> None:
         """Listen.
@@ -100,11 +103,12 @@ class RemoteListener:
 class RemoteConnector:
     """Waits for the core of one rank to connect."""
 
-    def __init__(self, arrivals: asyncio.Queue[Link]) -> None:
+    def __init__(self, arrivals: asyncio.Queue[Link], heartbeat_timeout_s: float) -> None:
         self._arrivals = arrivals
+        self._heartbeat_timeout_s = heartbeat_timeout_s
 
     async def connect(self) -> LinkConnection:
-        return LinkConnection(await self._arrivals.get())
+        return LinkConnection(await self._arrivals.get(), self._heartbeat_timeout_s)
 
     def close(self) -> None:
         """Do nothing: the listener owns the socket."""

@@ -156,7 +156,6 @@ async def test_slow_steps_and_idle_times_are_no_hang(monkeypatch: pytest.MonkeyP
             await asyncio.sleep(0)
 
     monkeypatch.setattr(watchdog, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now))
     steps: Any = SimpleNamespace(num_steps=0, num_open_steps=1)
     watch = asyncio.ensure_future(watchdog.watch_steps(lambda: steps, 4.0, lambda error: None))
     for _ in range(5):

@@ -26,7 +26,9 @@ from tests.app.api.harness import Server, events, run_server
 from tests.engine.mixed_requests import SCHEMA
 from tests.waiting import wait_until
 
-SETTINGS: dict[str, Any] = {"num_blocks": 1024, "max_num_waiting": 1000, "num_threads": 1}
+SETTINGS: dict[str, Any] = {
+    "num_blocks": 1024, "max_num_waiting": 1000, "num_threads": 1, "heartbeat_timeout_s": 2.0
+}  # fmt: skip
 PROPERTIES = {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "maximum": 99}}
 PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["city", "days"]}
 TOOL = {

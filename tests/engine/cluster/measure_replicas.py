@@ -67,7 +67,9 @@ async def measure_fault(engine: Engine, number: int) -> tuple[float, float]:
 
 
 async def run() -> None:
-    config = EngineConfig(mock_step_ms=10.0, data_parallel_size=4, num_blocks=20000, max_num_waiting=1000)
+    config = EngineConfig(
+        mock_step_ms=10.0, data_parallel_size=4, num_blocks=20000, max_num_waiting=1000, heartbeat_timeout_s=2.0
+    )
     async with Engine(config) as engine:
         found: dict[str, object] = {"idle_cpu_share": round(await measure_idle(engine), 4)}
         for name, number in (("sigkill", signal.SIGKILL), ("sigstop", signal.SIGSTOP)):

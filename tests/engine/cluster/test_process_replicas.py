@@ -60,7 +60,7 @@ async def test_streams_over_http_do_not_change_when_replicas_are_killed() -> Non
 
 async def test_a_stopped_core_is_noticed_and_its_requests_go_on(make_config: MakeConfig) -> None:
     params = SamplingParams(max_tokens=300, seed=5, ignore_eos=True)
-    async with Engine(make_config(data_parallel_size=2, mock_step_ms=10.0)) as engine:
+    async with Engine(make_config(data_parallel_size=2, mock_step_ms=10.0, heartbeat_timeout_s=2.0)) as engine:
         whole = [output async for output in engine.generate("hello", params)][-1]
         stream = engine.generate("hello", params)
         await anext(stream)

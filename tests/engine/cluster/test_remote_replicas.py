@@ -110,7 +110,7 @@ async def test_bytes_that_are_no_greeting_end_the_connection() -> None:
 @asynccontextmanager
 async def open_link() -> AsyncIterator[Link]:
     """A connection to a listener for rank 0."""
-    listener = RemoteListener("127.0.0.1", 0, KEY, publishes_kv_events=False)
+    listener = RemoteListener("127.0.0.1", 0, KEY, publishes_kv_events=False, heartbeat_timeout_s=20.0)
     listener.make_connector(0)
     await listener.start()
     link = Link(*await asyncio.open_connection("127.0.0.1", listener.port))
