@@ -49,7 +49,7 @@ RETRY_AFTER_S = 2.0
 CLOSING = "server_closing"
 API_PREFIXES = (
     "/v1", "/v2", "/metrics", "/version", "/tokenize", "/detokenize", "/rerank", "/score", "/openapi.json",
-    "/completion", "/props", "/replicas", "/slots", "/tokenizer_info",
+    "/replicas", "/tokenizer_info",
     "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
 )  # fmt: skip
 HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")

@@ -36,7 +36,7 @@ logger = logging.getLogger("troupe.requests")
 OPEN_PATHS = frozenset(HEALTH_PATHS)
 WORK_PATHS = frozenset((
     "/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses", "/v1/embeddings",
-    "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/completion",
+    "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score",
 ))  # fmt: skip
 VALID_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
@@ -91,9 +91,7 @@ class Gate:
         REQUEST_ID.set(visit.request_id)
         is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
         send = _watched(send, visit, self.origins.make_cors_headers(headers) if is_api else {})
-        is_work = scope["method"] == "POST" and scope["path"].startswith(
-            ("/v1/", "/v2/", "/rerank", "/score", "/completion")
-        )
+        is_work = scope["method"] == "POST" and scope["path"].startswith(("/v1/", "/v2/", "/rerank", "/score"))
         try:
             _check_single(scope["headers"])
             if is_api and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:

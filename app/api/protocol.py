@@ -278,7 +278,6 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    content: str | None = Field(default=None, description="llama.cpp's name for prompt")
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = False

@@ -21,19 +21,18 @@ router = APIRouter()
 async def tokenize(body: TokenizeRequest, request: Request, context: Context) -> JSONResponse:
     """Return the token ids of a prompt, or of chat messages under the model's template."""
     context.check_model(body.model)
-    prompt = body.content if body.prompt is None else body.prompt
-    if (prompt is None) == (body.messages is None):
+    if (body.prompt is None) == (body.messages is None):
         raise BadRequest("give either prompt or messages", "prompt")
     context.require_ready()
     tokenizer = require_tokenizer(context)
-    fields = body.model_dump(exclude_unset=True, exclude={"prompt", "content", "return_token_strs"})
+    fields = body.model_dump(exclude_unset=True, exclude={"return_token_strs"})
     if body.messages is not None:
         call, _ = await prepare(ChatRequest.read(fields), request.state.visit, context)
         assert isinstance(call.prompts[0], list), "the prompt of a chat is rendered to ids"
         tokens = call.prompts[0]
     else:
-        CompletionRequest.read(fields | {"prompt": prompt})
-        tokens = await encode(prompt or "", context, body.add_special_tokens is not False)
+        CompletionRequest.read(fields)
+        tokens = await encode(body.prompt or "", context, body.add_special_tokens is not False)
     texts = None
     if body.return_token_strs:
         texts = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
@@ -61,7 +60,7 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, str
     if wrong is not None:
         raise BadRequest(f"tokens: {wrong} must be a token id from 0 to {limit - 1}"[:200], "tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return {"prompt": text, "content": text}  # vLLM's name and llama.cpp's
+    return {"prompt": text}
 
 
 @router.get("/tokenizer_info")

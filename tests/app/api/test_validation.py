@@ -219,7 +219,7 @@ async def test_a_field_of_another_server_gets_our_name(
     [
         *(("/v1/chat/completions", name) for name in ("max_tokens", "seed", "top_k", "n", "top_logprobs", "priority")),
         *(("/v1/completions", name) for name in ("max_tokens", "logprobs", "min_tokens", "best_of")),
-        ("/v1/responses", "max_output_tokens"), ("/v1/messages", "max_tokens"), ("/completion", "n_predict"),
+        ("/v1/responses", "max_output_tokens"), ("/v1/messages", "max_tokens"),
     ],
 )  # fmt: skip
 async def test_a_whole_number_with_a_point_is_an_integer(server: Server, path: str, name: str) -> None:
