@@ -1,4 +1,4 @@
-"""The schema panel: form and JSON Schema follow each other, Pydantic classes are shown."""
+"""The schema panel: a form and a JSON Schema that follow each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from app.extraction.schema_check import CheckedSchema, SchemaChecker
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain
 from app.ui.schema.form import KINDS, NotAForm, form_to_schema, schema_to_form
-from app.ui.schema.pydantic_writer import NotAClass, schema_to_pydantic
 from app.ui.scripts import read_kept, read_script
 
 DEFAULT_SCHEMA = "invoice"
@@ -23,12 +22,12 @@ BLANK_SCHEMA = '{\n  "type": "object",\n  "properties": {}\n}'
 MAX_TITLE_CHARS = 60
 CORRECT_FIRST = "Complete it first: until then nothing is extracted with this schema."
 WHO = {
-    "residual": "checked where the value ends",
-    "annotation": "asks for nothing",
-    "no effect": "cannot fail here",
+    "residual": "checked after the value",
+    "annotation": "annotation only",
+    "no effect": "always true here",
 }
 
-Views = tuple[Any, ...]  # form, JSON Schema, Pydantic, verdict, problem
+Views = tuple[Any, ...]  # form, JSON Schema, status, problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +38,32 @@ class SchemaParts:
     suggest: gr.Button
     form: gr.HTML
     code: gr.Code
-    pydantic: gr.Code
-    verdict: gr.HTML
+    status: gr.HTML
     # Why the form is incomplete. The JSON Schema is then older than the form and must not run.
     problem: gr.State
 
     @property
     def views(self) -> list[gr.components.Component]:
         """Return the components that `SchemaPanel.show` fills."""
-        return [self.form, self.code, self.pydantic, self.verdict, self.problem]
+        return [self.form, self.code, self.status, self.problem]
 
 
 class SchemaPanel:
-    """One schema in three views: the JSON Schema, which extractions use, a form to edit it, and Pydantic classes."""
+    """One schema in two views: the JSON Schema, which extractions use, and a form to edit it."""
 
     def __init__(self, examples: Examples) -> None:
         self.examples = examples
         self.checker = SchemaChecker()
 
-    def build(self, demo: gr.Blocks) -> SchemaParts:
-        """Put the panel on the page and connect its parts."""
+    def build(self, demo: gr.Blocks, can_suggest: bool) -> SchemaParts:
+        """Put the panel on the page and connect its parts.
+
+        Args:
+            can_suggest: whether the model is able to write a schema for a text.
+        """
         names = list(self.examples.schemas)
         first = DEFAULT_SCHEMA if DEFAULT_SCHEMA in names else names[0] if names else None
-        form, text, code, verdict, _ = self.show(self.examples.schemas.get(first or "", BLANK_SCHEMA))
+        form, text, status, _ = self.show(self.examples.schemas.get(first or "", BLANK_SCHEMA))
         with gr.Row(elem_classes="bar"):
             chooser = gr.Dropdown(
                 [*names, BLANK],
@@ -72,7 +74,7 @@ class SchemaPanel:
                 min_width=140,
             )
             save = gr.Button("Save in this browser", size="sm", scale=1, min_width=150)
-            suggest = gr.Button("Suggest from the text", size="sm", scale=1, min_width=150)
+            suggest = gr.Button("Suggest from the text", size="sm", scale=1, min_width=150, visible=can_suggest)
             # As an input, all schemas stored in the browser; as an output, one more.
             saved = gr.HTML(
                 {}, html_template="", apply_default_css=False, elem_id="saved-schemas",
@@ -90,13 +92,8 @@ class SchemaPanel:
                     text, language="json", label="JSON Schema", show_label=False, lines=14, max_lines=19,
                     elem_id="schema",
                 )  # fmt: skip
-            with gr.Tab("Pydantic"):
-                pydantic = gr.Code(
-                    code, language="python", label="Pydantic", show_label=False, lines=14, max_lines=19,
-                    elem_id="schema-pydantic", interactive=False,
-                )  # fmt: skip
-        under = gr.HTML(verdict, elem_id="schema-verdict")
-        parts = SchemaParts(chooser, suggest, form_view, schema, pydantic, under, gr.State(None))
+        under = gr.HTML(status, elem_id="schema-status")
+        parts = SchemaParts(chooser, suggest, form_view, schema, under, gr.State(None))
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }  # fmt: skip
@@ -104,7 +101,7 @@ class SchemaPanel:
         chooser.select(self.pick, saved, parts.views, js=read_kept("readSchemas"), **quiet)
         save.click(self.save, [schema, saved], [saved, chooser], js=read_kept("readSchemas"), **quiet)
         demo.load(self.list_names, saved, chooser, js=read_kept("readSchemas"), **quiet)
-        schema.input(self.edit_json, schema, [form_view, pydantic, under, parts.problem], **quiet)
+        schema.input(self.edit_json, schema, [form_view, under, parts.problem], **quiet)
         form_view.edit(self.edit_form, form_view, parts.views, **quiet)
         return parts
 
@@ -130,40 +127,30 @@ class SchemaPanel:
 
     def show(self, text: str) -> Views:
         """Return all views of a schema's text."""
-        form, code, verdict, problem = self.edit_json(text)
-        return form, text, code, verdict, problem
+        form, status, problem = self.edit_json(text)
+        return form, text, status, problem
 
     def edit_json(self, text: str) -> Views:
-        """Return form, Pydantic, verdict and no problem for the text of the JSON editor, which is used unchanged."""
+        """Return form, status and no problem for the text of the JSON editor, which is used unchanged."""
         try:
             checked = self.checker.check(text)
         except EXPLAINED as error:
             explanation = explain(error)
             refused = {"refused": f"{explanation.what} {explanation.why}"}
             schema = _parse(text)
-            if schema is not None:
-                refused = _make_form(schema)
-            return (
-                gr.update(value=refused, hints={}),
-                _make_code(schema) if schema is not None else "# The JSON Schema is not readable yet.\n",
-                explanation.as_html(),
-                None,
-            )
-        return (
-            gr.update(value=_make_form(checked.schema), hints=make_hints(checked)),
-            _make_code(checked.schema),
-            render_plan(checked),
-            None,
-        )
+            form = refused if schema is None else _make_form(schema)
+            return gr.update(value=form, hints={}), explanation.as_html(), None
+        form = _make_form(checked.schema)
+        return gr.update(value=form, hints=make_hints(checked)), render_plan(checked), None
 
     def edit_form(self, form: dict[str, Any]) -> Views:
-        """Return hints, JSON Schema, Pydantic, verdict and problem for the form's content."""
+        """Return hints, JSON Schema, status and problem for the form's content."""
         try:
             schema = form_to_schema(form)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{error}." if isinstance(error, ValueError) else "the form is not complete."
             problem = Explanation("The form is not complete.", why[0].upper() + why[1:], CORRECT_FIRST)
-            return gr.skip(), gr.skip(), gr.skip(), problem.as_html(), problem
+            return gr.skip(), gr.skip(), problem.as_html(), problem
         update, *others = self.show(dump(schema))
         # Do not update the form itself: a person may be typing in it.
         return gr.update(hints=update["hints"]), *others
@@ -191,14 +178,6 @@ def _make_form(schema: Schema) -> dict[str, Any]:
         return {"refused": message[0].upper() + message[1:] + "."}
 
 
-def _make_code(schema: Schema) -> str:
-    try:
-        return schema_to_pydantic(schema)
-    except (NotAClass, TypeError, AttributeError, KeyError) as error:
-        why = str(error) if isinstance(error, NotAClass) else "the schema is not well-formed"
-        return f"# Pydantic has no class for this schema: {why}.\n# The JSON Schema is what runs.\n"
-
-
 def make_hints(checked: CheckedSchema) -> dict[str, list[list[str]]]:
     """Return keywords and who enforces them, by the pointer of the schema that contains them."""
     hints: dict[str, list[list[str]]] = {}
@@ -212,7 +191,7 @@ def make_hints(checked: CheckedSchema) -> dict[str, list[list[str]]]:
 def render_plan(checked: CheckedSchema) -> str:
     """Return the line under the schema, and on demand every keyword, its enforcer and possible added limits."""
     num_residual = sum(entry.enforced_by == "residual" for entry in checked.plan)
-    more = f", {num_residual} checked where a value ends" if num_residual else ""
+    more = f", {num_residual} checked after the value" if num_residual else ""
     items = "".join(
         f"<tr><th scope='row'>{html.escape(pointer) or 'root'}</th><td>"
         + " ".join(

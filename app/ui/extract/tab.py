@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import logging
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from app.ui.extract.record_view import EMPTY, NO_SOURCE
 from app.ui.extract.run import NO_RESULT, ExtractRun, add_example
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts, dump
 from app.ui.pacing import UPDATE_INTERVAL_S
-from app.ui.schema.suggest import TASK, propose_schema, suggest_schema
+from app.ui.schema.suggest import TASK, propose_schema
 from app.ui.scripts import read_kept, read_script
 from engine import Engine
 
@@ -67,7 +66,7 @@ class ExtractTab(ExtractRun):
             with gr.Column(scale=4, min_width=300):
                 source = self._build_source()
             with gr.Column(scale=5, min_width=300):
-                schema = self.panel.build(demo)
+                schema = self.panel.build(demo, can_suggest=not is_demo_model(self.engine))
                 settings, add = self._build_settings()
             with gr.Column(scale=5, min_width=300):
                 # On top, where it is visible whatever the length of the schema.
@@ -205,29 +204,22 @@ class ExtractTab(ExtractRun):
         schema = self.examples.schema_for(data.value)
         text, to_text = read_text(self.examples.samples[data.value]), gr.update(selected="text")
         views = (
-            self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(5))
+            self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(4))
         )
         return text, to_text, *NO_RESULT, *NO_FILE, schema or gr.skip(), *views
 
     async def suggest(self, text: str, opened: Opened | None, request: gr.Request) -> tuple[Any, ...]:
-        """Show a schema for the text: by the model, or by rules for the demo model, which cannot write schemas."""
+        """Show the model's proposal of a schema for the text."""
         images = () if opened is None else opened.source.images
         problem = Explanation("There is no text yet.", "", "Paste a text, open a file or pick an example.")
         schema = None
         if text.strip() or images:
-            problem = Explanation(
-                "No field was found.",
-                "",
-                "Labels such as “Total: 12 EUR” become fields. Add others in the form.",
-            )
-            if is_demo_model(self.engine):
-                schema = await asyncio.to_thread(suggest_schema, text)
-            else:
-                extractor = Extractor(self.engine, None, instructions=TASK, images=images)
-                try:
-                    schema = await propose_schema(extractor, text, f"session-{request.session_hash}")
-                except EXPLAINED as error:
-                    problem = explain(error, self.engine.state)
+            problem = Explanation("The model proposed no field.", "", "Add fields in the form.")
+            extractor = Extractor(self.engine, None, instructions=TASK, images=images)
+            try:
+                schema = await propose_schema(extractor, text, f"session-{request.session_hash}")
+            except EXPLAINED as error:
+                problem = explain(error, self.engine.state)
         if schema is None:
             # Not in place of the verdict, which belongs to the record.
             raise gr.Error(str(problem), print_exception=False)

@@ -1,1 +1,1 @@
-"""One schema in three views: a form and JSON Schema, which can be edited, and Pydantic classes, which are shown."""
+"""One schema in two views that can both be edited: a form and JSON Schema."""

@@ -8,7 +8,6 @@ const NAMES = [
   ["#growing .bubble-wrap", "Answer being written"],
   ["#batch-files button.upload-container", "Drop File Here - or - Click to Upload"],
   ["#schema .cm-content", "JSON Schema"],
-  ["#schema-pydantic .cm-content", "Pydantic classes"],
 ];
 const name = () => {
   for (const [selector, label] of NAMES)
