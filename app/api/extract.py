@@ -24,7 +24,7 @@ from starlette.datastructures import UploadFile
 from app.api.context import ApiContext, context_of
 from app.api.errors import BadRequest, describe_fields
 from app.api.json_body import parse_body, parse_part
-from app.api.protocol import Fields, Integer
+from app.api.protocol import Fields
 from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
 from app.extraction import (
     Example,
@@ -59,7 +59,6 @@ MAX_ROWS = 10_000
 MAX_PARTS = 32  # of a form
 MAX_NAME_CHARS = 200  # of a file
 MAX_EXAMPLES = 32
-MAX_SAMPLES = 5
 PARTIAL_INTERVAL_S = 0.05
 # Parts of a form that hold JSON rather than text.
 JSON_PARTS = ("examples", "images", "options", "rows", "stream")
@@ -80,8 +79,6 @@ class ExtractOptions(Fields):
     Attributes:
         verbatim: free strings must be parts of the text; dates and numbers must appear in it.
         bounds: open strings and lists get a length.
-        num_samples: records that are generated and voted on.
-        recheck: flagged fields are read once more, on their own.
     """
 
     PLACE = "options"
@@ -89,8 +86,6 @@ class ExtractOptions(Fields):
     verbatim: bool = False
     bounds: bool = True
     property_order: Literal["schema", "any"] = "schema"
-    num_samples: Integer = Field(default=1, ge=1, le=MAX_SAMPLES)
-    recheck: bool = False
 
 
 class ExtractRequest(Fields):
@@ -237,8 +232,6 @@ def make_extractor(context: ApiContext, body: ExtractRequest, model: str) -> Ext
         property_order=options.property_order,
         instructions=body.instructions,
         examples=tuple(Example(each.text, each.record) for each in body.examples),
-        num_samples=options.num_samples,
-        recheck=options.recheck,
         lora_request=context.select_adapter(model),
     )
 

@@ -38,7 +38,6 @@ from grammar import GrammarSpec
 
 # These flags have no effect without it.
 EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate"}
-MAX_SAMPLES = 5
 # These flags have no effect with --evaluate, which has its own documents.
 FILE_ARGUMENTS = ("schema", "files", "column", "format", "output")
 
@@ -51,8 +50,6 @@ class ExtractConfig:
     limits: bool = setting(True, "limit the length of open strings and lists")
     instructions: str = setting("", "instructions for the model in addition to the schema")
     examples: str | None = setting(None, "JSONL file of texts with their records, shown to the model first")
-    num_samples: int = setting(1, "records to generate and vote on, 1 to 5")
-    recheck: bool = setting(False, "read flagged fields once more")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,17 +147,13 @@ def make_options(config: ExtractConfig) -> dict[str, Any]:
     """Return the fields of the Extractor from the flags.
 
     Raises:
-        UsageError: a number is out of range, or the examples cannot be read.
+        UsageError: the examples cannot be read.
     """
-    if not 1 <= config.num_samples <= MAX_SAMPLES:
-        raise UsageError(f"--num-samples is {config.num_samples}, but takes 1 to {MAX_SAMPLES}")
     return {
         "limits": Limits() if config.limits else None,
         "ground": config.ground,
         "instructions": config.instructions,
         "examples": read_examples(config.examples) if config.examples else (),
-        "num_samples": config.num_samples,
-        "recheck": config.recheck,
     }
 
 

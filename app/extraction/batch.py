@@ -98,7 +98,7 @@ def extract(
 
     Args:
         documents: texts, and paths of files: texts, PDFs, tables (a record per row), and images if the model sees them.
-        options: further fields of Extractor, such as ground, num_samples and recheck.
+        options: further fields of Extractor, such as ground and limits.
 
     Raises:
         GrammarError: the schema is malformed or cannot be enforced exactly.

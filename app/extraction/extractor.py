@@ -2,14 +2,14 @@
 
 messages -> engine with the (bounded) schema as grammar -> JSON text
          -> independent validation against the user's own schema -> confidence and evidence of each value
-         -> with samples or recheck: votes and second readings (refine.py) -> checks and flags
+         -> checks and flags
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -21,11 +21,9 @@ from app.extraction.confidence import field_confidence, score_tokens
 from app.extraction.cuts import list_cuts
 from app.extraction.flags import find_flags
 from app.extraction.grounding import find_evidence
-from app.extraction.json_spans import Leaf, Scalar, Scan, scan
+from app.extraction.json_spans import Leaf, Scan, scan
 from app.extraction.prompt import Example, Schema, make_messages, make_plain_prompt
-from app.extraction.refine import Recheck, plan_recheck, vote, weigh
 from app.extraction.result import ExtractionResult, PartialExtraction
-from app.extraction.review import put_values
 from app.extraction.verbatim import GROUNDED, GroundedSchema, list_spellings, mark_grounded
 from app.reasoning import ASSISTANT, CLOSE, FINAL, OPEN, TAIL_TOKENS
 from engine import (
@@ -42,15 +40,11 @@ DEFAULT_LIMITS = Limits()
 DEFAULT_MAX_TOKENS = 1024
 # Minimum number of tokens left for a record.
 MIN_OUTPUT_TOKENS = 32
-# High enough to produce other readings, low enough to keep them plausible.
-VOTE_TEMPERATURE = 0.7
-MAX_RECHECKS = 2
 TOO_LARGE = "a number is larger than a double holds"
 VERBATIM = "a verbatim text (option ground)"
 VERBATIM_IMAGES = (
     "verbatim texts must be parts of a text, and an image has none: switch it off or send text only"
 )
-NOT_REREAD = "flagged fields are not read again, because images have no text to find them in"
 WITHOUT_LIMITS = "with the added limits nothing satisfies the schema: read without them"
 
 
@@ -80,8 +74,6 @@ class Extractor:
         instructions: the user's description of the task; it follows the system prompt.
         examples: texts with their right records.
         lora_request: the adapter that reads; None: the base model.
-        num_samples: how many records are generated and voted on; the first is greedy.
-        recheck: whether flagged fields are read once more, on their own.
         images: pages of the document as files or URLs, for a model that sees images.
     """
 
@@ -93,9 +85,7 @@ class Extractor:
     property_order: Literal["schema", "any"] = "schema"
     instructions: str = ""
     examples: tuple[Example, ...] = ()
-    num_samples: int = 1
     lora_request: LoRARequest | None = None
-    recheck: bool = False
     images: tuple[bytes | str, ...] = ()
 
     async def stream(
@@ -122,16 +112,12 @@ class Extractor:
             raise InvalidRequest(VERBATIM_IMAGES, "images")
         prompt_ids = await self.encode_prompt(schema, text)
         params = SamplingParams(max_tokens=self._fit(len(prompt_ids), room), temperature=0.0, logprobs=0)
-        notes: tuple[str, ...] = (NOT_REREAD,) if self.images and self.recheck else ()
         async with aclosing(self._generate_bound(schema, text, prompt_ids, params, cache_salt)) as steps:
             async for step in steps:
                 plan, output = step
                 if not output.finished:
                     yield PartialExtraction(output.outputs[0].text, output)
-        result = await asyncio.to_thread(
-            self._conclude, schema, plan.bounds, text, source, output, notes + plan.notes
-        )
-        yield await self._refine(schema, text, result, prompt_ids, replace(params, grammar=plan.grammar), cache_salt)
+        yield await asyncio.to_thread(self._conclude, schema, plan.bounds, text, source, output, plan.notes)
 
     async def _generate_bound(
         self, schema: Schema, text: str, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
@@ -160,51 +146,10 @@ class Extractor:
                 else:
                     raise _name_option(error) from error
 
-    async def _refine(
-        self,
-        schema: Schema,
-        text: str,
-        result: ExtractionResult,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        cache_salt: str | None,
-    ) -> ExtractionResult:
-        """Vote over more samples and read flagged fields again, if requested."""
-        if self.num_samples > 1 and result.valid:
-            more = replace(
-                params, n=self.num_samples - 1, temperature=VOTE_TEMPERATURE, seed=0, logprobs=None
-            )
-            output = await take_last(self._generate(prompt_ids, more, cache_salt))
-            samples = [
-                check_record(schema, each, each.finish_reason or "abort")[0] for each in output.outputs
-            ]
-            values, confidence = vote(result, [sample for sample in samples if sample is not None])
-            result = change_values(schema, text, result, values, confidence)
-        if self.recheck and result.valid and not self.images:
-            again = replace(self, num_samples=1, recheck=False, examples=(), ground=True)
-            for _ in range(MAX_RECHECKS):
-                plan = plan_recheck(schema, text, result)
-                if plan is None:
-                    break
-                second = await again._read_again(plan, text, cache_salt)
-                values, confidence = weigh(result, second, plan)
-                if not values:
-                    break
-                result = change_values(schema, text, result, values, confidence)
-        return result
-
     @property
     def model_name(self) -> str:
         """Return the name of the model or adapter that extracts."""
         return self.engine.model_name if self.lora_request is None else self.lora_request.lora_name
-
-    async def _read_again(self, plan: Recheck, text: str, cache_salt: str | None) -> ExtractionResult:
-        """Read the fields of a plan separately, with values from the rest of the text."""
-        prompt_ids = await self.encode_prompt(plan.schema, text)
-        params = SamplingParams(max_tokens=self._fit(len(prompt_ids)), temperature=0.0, logprobs=0)
-        steps = self._generate_bound(plan.schema, plan.source, prompt_ids, params, cache_salt)
-        made, output = await take_last(steps)
-        return await asyncio.to_thread(self._conclude, plan.schema, made.bounds, text, "", output, ())
 
     def _generate(
         self, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
@@ -362,20 +307,6 @@ def is_finite(value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def change_values(
-    schema: Schema,
-    text: str,
-    result: ExtractionResult,
-    values: Mapping[str, Scalar],
-    confidence: dict[str, float],
-) -> ExtractionResult:
-    """Return the result with other values at some JSON pointers, or without those that make the record invalid."""
-    flags = find_flags(schema, result.leaves, confidence, result.evidence, result.checks)
-    surer = replace(result, confidence=confidence, flags=flags)
-    changed = make_again(schema, text, surer, put_values(result.record, values)) if values else surer
-    return changed if changed.valid else surer
 
 
 def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any) -> ExtractionResult:

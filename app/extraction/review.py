@@ -76,15 +76,6 @@ def _empty_like(value: Any) -> Any:
     return None if value is None else type(value)()  # [], "", 0 or false
 
 
-def put_values(record: Any, values: Mapping[str, Scalar]) -> Any:
-    """Return a copy of the record with other scalars at existing JSON pointers."""
-    changed = copy.deepcopy(record)
-    for pointer, value in values.items():
-        owner, key = _find_owner(changed, pointer)
-        owner[key] = value
-    return changed
-
-
 def _find_owner(record: Any, pointer: str) -> tuple[Any, Any]:
     """Return the object or list that contains the value at a JSON pointer, and the value's key or index there.
 

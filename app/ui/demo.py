@@ -53,7 +53,7 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
                 batch = BatchTab(engine, examples, extract.stops)
                 batch.build(demo, schema, [*extract.reviewed, tabs])
             with gr.Tab("Observatory", elem_id="observatory-tab"):
-                build_observatory_tab(engine, examples)
+                build_observatory_tab(engine)
             with gr.Tab("API", elem_id="api-tab"):
                 build_api_tab(demo, engine, needs_key=bool(app_config.api_key))
 

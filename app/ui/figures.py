@@ -1,15 +1,18 @@
-"""The figures of one output, as the line under it."""
+"""The figures of one output: the line under it, and the probabilities of its tokens."""
 
 from __future__ import annotations
 
-from engine import RequestOutput
+import math
+from typing import Any
+
+from engine import Logprob, RequestOutput, TokenLogprobs
 
 FINISH_WORDS = {
     "stop": "complete",
     "length": "cut off at the token limit",
     "abort": "stopped",
     "error": "failed",
-    "dead_end": "the grammar led nowhere",
+    "dead_end": "the grammar allowed no further token",
 }
 
 
@@ -36,3 +39,26 @@ def describe_output(output: RequestOutput) -> str:
 
 def format_seconds(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
+def describe_position(position: TokenLogprobs) -> dict[str, Any]:
+    """Return the sampled token and its alternatives, with probabilities before and after the mask."""
+    return {
+        **_describe_token(position.token),
+        "rank": position.token.rank,
+        "source": position.draft_source,
+        "top": [_describe_token(each) for each in position.top],
+    }
+
+
+def _describe_token(token: Logprob) -> dict[str, Any]:
+    masked = token.masked_logprob
+    return {
+        "text": token.decoded_token,
+        "p": _to_probability(token.logprob),
+        "pm": None if masked is None else _to_probability(masked),
+    }
+
+
+def _to_probability(logprob: float) -> float:
+    return round(math.exp(logprob), 5) if logprob > -math.inf else 0.0

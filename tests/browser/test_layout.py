@@ -83,8 +83,6 @@ def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
     save(site, folder / "batch.png")
     site.go_to("Observatory")
     site.page.get_by_role("img", name="blocks owned").wait_for()
-    site.page.get_by_role("button", name="Trace it").click()
-    site.page.locator("#trace .token").first.wait_for()
     is_over = threading.Event()
     lengths = (150, 300, 500, 700, 900, 1200)
     crowd = [threading.Thread(target=occupy, args=(site.base_url, is_over, length)) for length in lengths]

@@ -39,18 +39,3 @@ def test_it_polls_only_while_it_is_seen(site: Site) -> None:
     site.page.on("request", count)
     site.wait_for(lambda: beats >= 4)
     assert num_looks(site) <= before + 1
-
-
-def test_an_example_is_traced_and_stepped_through_by_keyboard(site: Site) -> None:
-    site.go_to("Observatory")
-    site.page.get_by_role("button", name="Trace it").click()
-    tokens = site.page.get_by_role("tablist", name="Tokens of the answer").get_by_role("tab")
-    tokens.first.wait_for()
-    tokens.first.focus()
-    site.page.keyboard.press("Home")
-    site.page.get_by_text("Token 1 of").wait_for()
-    site.page.keyboard.press("ArrowRight")
-    site.page.get_by_text("Token 2 of").wait_for()
-    assert "tokens were allowed" in site.page.locator(".trace .step").inner_text()
-    site.page.keyboard.press("End")
-    site.page.get_by_text(f"Token {tokens.count()} of {tokens.count()}").wait_for()

@@ -59,9 +59,9 @@ class BatchRun(Job):
         """Return the finished records in row order."""
         return [self.records[index] for index in sorted(self.records)]
 
-    def list_doubtful(self) -> list[int]:
-        """Return the indices of rows that failed, do not fit the schema, or have a flagged value."""
-        return [i for i, each in sorted(self.records.items()) if not each["valid"] or each["flags"]]
+    def list_failed(self) -> list[int]:
+        """Return the indices of rows without a valid record."""
+        return [i for i, each in sorted(self.records.items()) if not each["valid"]]
 
     def restore(self, index: int) -> ExtractionResult:
         """Recreate the result of a row from its record and its text."""

@@ -34,7 +34,7 @@ from app.ui.batch.view import (
 )
 from app.ui.examples import Examples
 from app.ui.explain import Explanation, explain_bug
-from app.ui.extract.run import NUM_SAMPLES, Shown, show
+from app.ui.extract.run import Shown, show
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
 from app.ui.extract.tab import NO_FILE
 from app.ui.jobs import Jobs
@@ -104,7 +104,7 @@ class BatchTab:
                         for file_format in FORMATS
                     ]
                     again = gr.Button(
-                        "Run failed and flagged rows again", visible=False, size="sm", min_width=220
+                        "Run failed rows again", visible=False, size="sm", min_width=220
                     )
                     order = gr.Checkbox(
                         False,
@@ -200,7 +200,7 @@ class BatchTab:
                 yield update
 
     async def run_again(self, request: gr.Request, *given: Any) -> AsyncGenerator[Update, None]:
-        """Extract failed and flagged rows again, with a vote and a second reading."""
+        """Extract failed rows again."""
         run = self.shown.get(str(request.session_hash))
         async with aclosing(self.run_all(request, *given, again=run)) as updates:
             async for update in updates:
@@ -243,7 +243,7 @@ class BatchTab:
         Args:
             schema, problem: of the Extract tab; they count when no example schema of that name is chosen.
             order: whether records with the lowest confidence come first.
-            again: a run whose doubtful rows are extracted again.
+            again: a run whose failed rows are extracted again.
         """
         session = str(request.session_hash)
         run = again or BatchRun(self.tables.get(session).rows[:num_rows], column)
@@ -269,10 +269,8 @@ class BatchTab:
 
     async def _extract(self, run: BatchRun, schema: str, salt: str, is_again: bool) -> None:
         checked = await asyncio.to_thread(self.checker.check, schema)
-        extractor = Extractor(
-            self.engine, Limits(), num_samples=NUM_SAMPLES if is_again else 1, recheck=is_again
-        )
-        await run.run(extractor, checked.schema, salt, run.list_doubtful() if is_again else None)
+        failed = run.list_failed() if is_again else None
+        await run.run(Extractor(self.engine, Limits()), checked.schema, salt, failed)
 
     async def _show(self, session: str, run: BatchRun) -> AsyncGenerator[Update, None]:
         """Update the page while the run goes on, and at its end; closing the generator leaves the run alone."""
@@ -326,7 +324,7 @@ class BatchTab:
         """Return the download buttons with their files."""
         if not batch.records:
             return _hide_files()
-        again = gr.update(visible=bool(batch.list_doubtful()))
+        again = gr.update(visible=bool(batch.list_failed()))
         return [*await asyncio.to_thread(_write_files, batch.ordered), again]
 
 

@@ -39,8 +39,7 @@ from app.ui.chat.history import describe_tokens, keep_chat, make_thread, report_
 from app.ui.chat.settings import Settings, make_sampling_params
 from app.ui.chat.side_by_side import join_streams
 from app.ui.explain import explain
-from app.ui.figures import describe_output
-from app.ui.observatory.trace import describe_position
+from app.ui.figures import describe_output, describe_position
 from app.ui.pacing import pace
 from engine import Engine, InvalidRequest, LoRARequest, RequestOutput
 
@@ -324,7 +323,7 @@ def inspect(history: History, turn: Turn) -> dict[str, Any]:
     if output is None or not output.outputs[0].logprobs:
         return shown
     positions = output.outputs[0].logprobs[:MAX_INSPECTED]
-    steps = [describe_position(position) | {"is_forced": False} for position in positions]
+    steps = list(map(describe_position, positions))
     return shown | {"id": turn.answer.job_id, "steps": json.dumps(steps, ensure_ascii=False)}
 
 

@@ -20,7 +20,7 @@ from engine import Engine
 
 INSIDE = """<button type="button" class="fold" aria-expanded="false" aria-controls="inside-body">
 Look inside an answer</button>
-<div class="body" id="inside-body" hidden><div class="which"></div><div class="trace" data-answers></div></div>"""
+<div class="body" id="inside-body" hidden><div class="which"></div><div class="trace"></div></div>"""
 LATEX: Any = [
     {"left": left, "right": right, "display": display}
     for left, right, display in (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False))
@@ -131,7 +131,7 @@ class ChatTab(ChatRun):
         # Not an accordion: Gradio runs nothing inside a closed one, and every answer must be recorded.
         return gr.HTML(
             {"ids": []}, apply_default_css=False, elem_id="inside", html_template=INSIDE,
-            js_on_load=read_script("trace") + read_script("inside"),
+            js_on_load=read_script("inside"),
         )  # fmt: skip
 
     def end(self, turn: Turn | None, store: Store | None) -> tuple[Any, ...]:

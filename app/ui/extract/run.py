@@ -49,7 +49,6 @@ EMPTIED: dict[str, Any] = {
     "marked": NO_SOURCE,
     "shown": None,
 }
-NUM_SAMPLES = 3
 STOPPED = render_badge("cut", "stopped", "the record is not complete")
 
 Update = tuple[Any, ...]
@@ -98,7 +97,6 @@ class ExtractRun:
         schema_problem: Explanation | None,
         with_limits: bool,
         is_verbatim: bool,
-        is_careful: bool,
         instructions: str,
         examples: str,
         opened: Opened | None,
@@ -140,8 +138,6 @@ class ExtractRun:
                 ground=is_verbatim,
                 instructions=instructions,
                 examples=shots,
-                num_samples=NUM_SAMPLES if is_careful else 1,
-                recheck=is_careful,
                 images=images,
             )
             # A separate cache salt, so that one visitor's text never shows in another's cache timings.

@@ -150,11 +150,6 @@ class ExtractTab(ExtractRun):
                 label="Verbatim texts",
                 info="Texts are copied from the source; dates and numbers must appear in it.",
             )
-            is_careful = gr.Checkbox(
-                False,
-                label="Read doubtful fields again",
-                info="Extracts three times, keeps the most frequent values, and reads flagged fields once more.",
-            )
             instructions = gr.Textbox(
                 label="Instructions", lines=2, max_lines=4, placeholder="Optional: what the model should know"
             )
@@ -164,7 +159,7 @@ class ExtractTab(ExtractRun):
                     placeholder="Optional: texts with their correct records, which the model reads first",
                 )  # fmt: skip
                 add = gr.Button("Add the shown record", size="sm")
-        return [with_limits, is_verbatim, is_careful, instructions, examples], add
+        return [with_limits, is_verbatim, instructions, examples], add
 
     def _build_results(self) -> tuple[gr.HTML, gr.HTML, gr.Code, gr.HTML, gr.HTML]:
         badge = gr.HTML("", elem_id="verdict")

@@ -47,11 +47,11 @@ async def test_instructions_and_examples_reach_the_prompt(server: Server) -> Non
 
 
 async def test_options_reach_the_engine(server: Server) -> None:
-    options = {"verbatim": True, "bounds": False, "property_order": "any", "num_samples": 3}
+    options = {"verbatim": True, "bounds": False, "property_order": "any"}
     assert (await server.post("/v1/extract", BODY | {"options": options}))[0] == 200
-    first, more = server.engine.requests
+    (first,) = server.engine.requests
     assert first.params.grammar.source == TEXT and first.params.grammar.property_order == "any"
-    assert "maxLength" not in first.params.grammar.text and more.params.n == 2
+    assert "maxLength" not in first.params.grammar.text
 
 
 async def test_a_stream_shows_the_record_grow_and_ends_with_the_reply(server: Server) -> None:
@@ -155,7 +155,7 @@ async def test_a_ready_made_schema_goes_by_its_name(server: Server) -> None:
     [
         ({"text": None}, "text"), ({"rows": ["x"]}, "text"), ({"text": " "}, "text"), ({"schema": {"type": "x"}}, None),
         ({"schema": None}, "schema"), ({"max_tokens": 9}, "max_tokens"), ({"options": {"temperature": 0}}, "options"),
-        ({"options": {"num_samples": 6}}, "options"), ({"text": None, "rows": [{"a": "x"}], "column": "b"}, "column"),
+        ({"options": {"verbatim": 6}}, "options"), ({"text": None, "rows": [{"a": "x"}], "column": "b"}, "column"),
         ({"schema": PERSON | {"x-checks": [{"sum": []}]}}, None), ({"model": "other"}, "model"),
     ],
 )  # fmt: skip
@@ -198,5 +198,5 @@ def test_the_demo_model_reads_the_example_of_the_page_right() -> None:
 def test_python_extracts_on_an_llm() -> None:
     examples = [Example("Bob, 7", {"name": "Bob", "age": 7})]
     with LLM(num_threads=1, num_blocks=200) as llm:
-        first, second = extract(llm, PERSON, [TEXT, "Bob is 7."], examples=examples, num_samples=2)
+        first, second = extract(llm, PERSON, [TEXT, "Bob is 7."], examples=examples)
     assert first.valid and second.valid and first.evidence.keys() <= {"/name", "/age"}

@@ -47,22 +47,21 @@ async def run(
     updates = [
         update
         async for update in tab.run(
-            text, schema, problem, limits, verbatim, False, "", None, None, verified, REQUEST
+            text, schema, problem, limits, verbatim, "", None, None, verified, REQUEST
         )
     ]
     return [SimpleNamespace(**dict(zip(PARTS, update, strict=True))) for update in updates]
 
 
-async def test_instructions_and_careful_reading_reach_the_engine() -> None:
+async def test_instructions_and_examples_reach_the_engine() -> None:
     tab, engine = make_tab()
     _ = [
         each
         async for each in tab.run(
-            "Ada, 36", SCHEMA, None, True, False, True, "Ages in years.", EXAMPLE, None, None, REQUEST
+            "Ada, 36", SCHEMA, None, True, False, "Ages in years.", EXAMPLE, None, None, REQUEST
         )
     ]
     assert "Ages in years." in engine.requests[0].prompt and "Bob, 5" in engine.requests[0].prompt
-    assert engine.requests[1].params.n == 2
 
 
 async def collect(updates: AsyncGenerator[Any, None]) -> list[Any]:
@@ -132,7 +131,7 @@ async def test_a_full_queue_is_explained() -> None:
 
 async def test_stop_reports_an_incomplete_record() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, None, REQUEST)
     await anext(updates)
     await anext(updates)
     tab.stop(REQUEST)
@@ -142,7 +141,7 @@ async def test_stop_reports_an_incomplete_record() -> None:
 
 async def test_closing_the_tab_aborts_the_request() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, None, REQUEST)
     await anext(updates)
     await anext(updates)
     await updates.aclose()
@@ -153,7 +152,7 @@ async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, False, "", "", None, None, REQUEST):
+        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, "", "", None, None, REQUEST):
             updates.append(dict(zip(PARTS, update, strict=True)))
     last = updates[-1]
     assert "inside the app" in last["badge"] and "ZeroDivisionError" in last["badge"]
@@ -206,13 +205,12 @@ async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     path = tmp_path / "person_1.txt"
     path.write_text("Ada")
     tab, _ = make_tab({"person 1": path})
-    text, _, *results, name, form, schema, code, verdict, _ = await tab.pick_sample(
+    text, _, *results, name, form, schema, status, _ = await tab.pick_sample(
         SimpleNamespace(value="person 1"), REQUEST
     )
     assert tuple(results) == (*NO_RESULT, *NO_FILE)
     assert (text, name, schema) == ("Ada", "person", SCHEMA)
-    assert form["value"]["fields"][0]["name"] == "name" and "class Record" in code
-    assert "schema keywords are enforced" in verdict
+    assert form["value"]["fields"][0]["name"] == "name" and "schema keywords are enforced" in status
 
 
 async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_path: Path) -> None:
@@ -220,7 +218,7 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     good.write_text("Bob")
     bad.write_bytes(b"\xff")
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, None, REQUEST)
     await anext(updates)
     running = asyncio.create_task(collect(updates))
     await wait_until(lambda: len(engine.requests) == 1)
@@ -300,7 +298,7 @@ async def test_a_scan_is_extracted_from_its_pages(tmp_path: Path) -> None:
 
 
 def run_opened(tab: ExtractTab, text: str, opened: Any) -> AsyncGenerator[Any, None]:
-    return tab.run(text, SCHEMA, None, True, False, False, "", "", opened, None, REQUEST)
+    return tab.run(text, SCHEMA, None, True, False, "", "", opened, None, REQUEST)
 
 
 async def test_what_is_kept_is_one_record_with_its_time() -> None:
@@ -317,7 +315,7 @@ async def test_what_is_kept_is_one_record_with_its_time() -> None:
 @pytest.mark.parametrize("line", ["no", "[]", '{"text": 5, "record": {}}', '{"text": "x"}'])
 async def test_an_example_that_is_none_is_named_by_its_line(line: str) -> None:
     tab, engine = make_tab()
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", f"{EXAMPLE}\n{line}", None, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", f"{EXAMPLE}\n{line}", None, None, REQUEST)
     (refused,) = [update async for update in updates]
     assert "Line 2" in refused[0] and engine.requests == []
 

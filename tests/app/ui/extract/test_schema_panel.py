@@ -50,7 +50,7 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     tab, batch = ExtractTab(engine, panel.examples), BatchTab(engine, panel.examples, Stops())
     last = [
         update
-        async for update in tab.run("Ada", SCHEMA, problem, True, False, False, "", "", None, None, request)
+        async for update in tab.run("Ada", SCHEMA, problem, True, False, "", "", None, None, request)
     ][-1]
     assert last[0] == shown and last[7]["interactive"] is True
     batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
