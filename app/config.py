@@ -124,7 +124,7 @@ class AppConfig:
         return self.uds is not None or self.host in ("127.0.0.1", "localhost", "::1")
 
 
-RoutePolicy = Literal["prefix_aware", "least_load", "power_of_two", "round_robin", "consistent_hashing"]
+RoutePolicy = Literal["prefix_aware", "round_robin"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ Quantization = Literal["none", "int8", "int4", "fp8"]
 KVCacheDtype = Literal["auto", "int8", "fp8"]
 CoreKind = Literal["auto", "local", "process"]
 ParallelBackend = Literal["mp", "ray"]
-RouterPolicy = Literal["prefix_aware", "least_load", "power_of_two", "round_robin", "consistent_hashing"]
+RouterPolicy = Literal["prefix_aware", "round_robin"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ their cache. Blocks of a prompt count as cached as soon as it is sent to a repli
 from __future__ import annotations
 
 import hashlib
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,8 +21,6 @@ from engine.messages import AddRequest, KVEvents
 
 # Prompt tokens that delay a replica's requests as much as one more block in use, which every later step reads.
 BLOCK_WEIGHT = 2.0
-# Largest number of requests of a replica under consistent hashing, relative to the mean.
-MAX_LOAD_RATIO = 1.25
 
 
 @dataclass(eq=False, slots=True)
@@ -60,10 +57,9 @@ class _Load:
 class Router:
     """Replicas are identified by number. Create a ticket with `choose`, and end it with `end`."""
 
-    def __init__(self, policy: RouterPolicy, block_size: int, seed: int = 0) -> None:
+    def __init__(self, policy: RouterPolicy, block_size: int) -> None:
         self._policy = policy
         self._block_size = block_size
-        self._random = random.Random(seed)
         self._loads: dict[int, _Load] = {}
         self._num_chosen = 0
 
@@ -119,7 +115,7 @@ class Router:
 
     def _hash_prompt(self, request: AddRequest) -> list[bytes]:
         """Return the hashes of the prompt's blocks that a prefix cache may contain."""
-        if len(self._loads) == 1 or self._policy not in ("prefix_aware", "consistent_hashing"):
+        if len(self._loads) == 1 or self._policy == "round_robin":
             return []  # there is no choice, or it does not depend on them
         hashes: list[bytes] = []
         keys = list_extra_keys(request.cache_salt, request.adapter)
@@ -129,27 +125,15 @@ class Router:
         return hashes
 
     def _pick(self, request: AddRequest, hashes: list[bytes], candidates: Sequence[int]) -> int:
-        loads = self._loads
-        match self._policy:
-            case "prefix_aware":
-                costs = {
-                    replica: loads[replica].cost - loads[replica].count_cached(hashes) * self._block_size
-                    for replica in candidates
-                }
-                return min(
-                    candidates, key=lambda replica: (costs[replica], self._rank(request, hashes, replica))
-                )
-            case "least_load":
-                return min(candidates, key=lambda replica: (loads[replica].cost, loads[replica].num_requests))
-            case "power_of_two":
-                pair = self._random.sample(list(candidates), min(2, len(candidates)))
-                return min(pair, key=lambda replica: loads[replica].cost)
-            case "round_robin":
-                return sorted(candidates)[self._num_chosen % len(candidates)]
-            case "consistent_hashing":
-                mean = (1 + sum(loads[replica].num_requests for replica in candidates)) / len(candidates)
-                free = [each for each in candidates if loads[each].num_requests < MAX_LOAD_RATIO * mean]
-                return min(free or candidates, key=lambda replica: self._rank(request, hashes, replica))
+        if self._policy == "round_robin":
+            return sorted(candidates)[self._num_chosen % len(candidates)]
+
+        def find_cost(replica: int) -> tuple[float, bytes]:
+            load = self._loads[replica]
+            cost = load.cost - load.count_cached(hashes) * self._block_size
+            return cost, self._rank(request, hashes, replica)
+
+        return min(candidates, key=find_cost)
 
     @staticmethod
     def _rank(request: AddRequest, hashes: list[bytes], replica: int) -> bytes:

@@ -151,7 +151,7 @@ class Simulator:
         self._prefill_tickets: dict[int, Ticket] = {}  # by handle of the prefill, which is negative
         self._now = 0.0
         self._resolved = _resolve(config)
-        self._router = Router("round_robin" if policy == "random" else policy, config.block_size, seed)
+        self._router = Router("round_robin" if policy == "random" else policy, config.block_size)
         self._table = table
         self._is_random = policy == "random"
         self._crashes = crashes or Crashes()

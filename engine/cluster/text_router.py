@@ -11,13 +11,14 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from engine.cluster.router import MAX_LOAD_RATIO, Router, Ticket
+from engine.cluster.router import Router, Ticket
 from engine.config_fields import RouterPolicy
 from engine.messages import AddRequest, KVEvents, NewCompletion
 from engine.sampling_params import SamplingParams
 
 BYTES_PER_TOKEN = 4
 BLOCK_SIZE = 16
+MAX_LOAD_RATIO = 1.25  # of a server's number of requests to the mean
 MAX_PROMPT_BYTES = 2**18  # later bytes do not influence the choice
 # Remembered blocks of each server, least recently used ones are dropped: 4 MiB of text, about 1 M tokens.
 MAX_BLOCKS = 2**16
@@ -39,7 +40,7 @@ class TextRouter:
     ) -> Ticket:
         """Choose one of the candidates, at least one, and add the request to its load.
 
-        No server gets more than 1.25 times the mean number of requests, because what it caches is only assumed.
+        No server gets more than MAX_LOAD_RATIO times the mean load, because what it caches is only assumed.
 
         Args:
             salt: prompts share prefixes with those of the same salt only.

@@ -264,7 +264,7 @@ async def test_health_follows_the_servers_and_models_are_merged() -> None:
 
 
 async def test_a_session_keeps_its_server() -> None:
-    async with routed(*(FakeServer() for _ in range(4)), policy="least_load") as route:
+    async with routed(*(FakeServer() for _ in range(4)), policy="round_robin") as route:
         for number in range(8):
             await route.ask(f"{number} " * 50, headers={"x-session-id": "s1"})
             await route.ask(f"{number} " * 50, prompt_cache_key="s2")
