@@ -110,7 +110,6 @@ class EngineCore:
             tell_scheduler=lambda message: self.scheduler.tell(message),
             deliver=self._deliver,
             encode=None if make_drafts is None else self._encode,
-            is_busy=lambda: self.scheduler.scheduler.num_open_steps > 0,
         )
         scheduler = Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids, make_drafts=make_drafts)
         self.transfer = await self._open_transfer(scheduler)
@@ -228,9 +227,7 @@ class EngineCore:
         assert self._tokenizer is not None, "grammars are refused without a tokenizer"
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _make_compiler(
-        self, vocab_size: int, native_pool: ThreadExecutor, pause: Callable[[], None]
-    ) -> GrammarCompiler:
+    def _make_compiler(self, vocab_size: int, native_pool: ThreadExecutor) -> GrammarCompiler:
         assert self._tokenizer is not None, "grammars are refused without a tokenizer"
         token_bytes, names = (
             self._tokenizer.token_bytes(vocab_size),
@@ -242,4 +239,4 @@ class EngineCore:
                 f"structured output needs an eos_token_id below vocab_size={vocab_size}; "
                 f"this model's are {list(self._eos_token_ids)}"
             )
-        return GrammarCompiler(Vocabulary(token_bytes, ends, names), native_pool=native_pool, pause=pause)
+        return GrammarCompiler(Vocabulary(token_bytes, ends, names), native_pool=native_pool)

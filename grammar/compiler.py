@@ -10,7 +10,6 @@ structural_tag -> llguidance, as one grammar (tags/compile.py)
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from copy import copy
 from dataclasses import replace
@@ -46,7 +45,6 @@ class GrammarCompiler:
     Args:
         limits: bounds on single grammars and on the cache.
         native_pool: threads for llguidance's compiles of long grammars, without the GIL; None uses the caller's.
-        pause: called often while a JSON Schema is compiled, so that the caller's other threads can run.
     """
 
     def __init__(
@@ -54,11 +52,9 @@ class GrammarCompiler:
         vocabulary: Vocabulary,
         limits: GrammarLimits | None = None,
         native_pool: Executor | None = None,
-        pause: Callable[[], None] = lambda: None,
     ) -> None:
         limits = limits or GrammarLimits()
         self.vocabulary = vocabulary
-        self._pause = pause
         llguidance = LLGuidanceBackend(vocabulary, limits, native_pool)
         checked = CheckedVocabulary(vocabulary, limits)
         self._tags = TagCompiler(llguidance, self._compile_leaf, checked, limits.max_tags_s)
@@ -125,7 +121,7 @@ class GrammarCompiler:
             kinds = " and ".join(TAKEN_KINDS[spec.backend])
             raise UnsupportedGrammar("", spec.kind, f"{spec.backend} takes only {kinds}")
         if spec.kind in ("json_schema", "json_object"):
-            return compile_json_schema(spec, self._llguidance, lambda: self._closing, self._pause)
+            return compile_json_schema(spec, self._llguidance, lambda: self._closing)
         if spec.backend == "xgrammar":
             return compile_with(self._xgrammar, spec)
         if spec.backend == "outlines_core" or (spec.backend is None and spec.kind == "choice"):
@@ -153,7 +149,7 @@ class GrammarCompiler:
         """Compile a JSON Schema in a structural tag, or only write its grammar."""
         if spec.backend not in (None, "llguidance"):
             raise UnsupportedGrammar("", spec.kind, "only llguidance compiles a part of a structural tag")
-        return compile_json_schema(spec, self._llguidance, lambda: self._closing, self._pause, name, is_built)
+        return compile_json_schema(spec, self._llguidance, lambda: self._closing, name, is_built)
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

@@ -56,7 +56,6 @@ def compile_json_schema(
     spec: GrammarSpec,
     backend: LLGuidanceBackend,
     find_tokens: Callable[[], ClosingTokens],
-    pause: Callable[[], None] = lambda: None,
     name: str = "",
     is_built: bool = True,
 ) -> CompiledGrammar:
@@ -64,18 +63,16 @@ def compile_json_schema(
 
     Args:
         find_tokens: returns the tokens that residual checks look at.
-        pause: called often, so that the caller's other threads can run.
         name: of the grammar, as a part of another one.
         is_built: build the grammar; without, it is only written.
     """
-    root = read_schema(spec.document, spec.text, pause)
+    root = read_schema(spec.document, spec.text)
     if root is False:
         raise InvalidGrammar("no text satisfies the schema: it is false")
     node = root if isinstance(root, Node) else Node("", {})
     around = Surroundings(tuple(iterate_nodes([node])))
     gaps: list[Gap] = []
     for each in around.nodes:
-        pause()
         gaps += find_gaps(each, around)
     source = None
     if spec.source is not None and any(GROUNDED in each.keywords for each in around.nodes):
@@ -84,7 +81,7 @@ def compile_json_schema(
     for gap in gaps:
         if gap.verdict == "refused":
             raise UnsupportedGrammar(gap.node.pointer, gap.node.written_name(gap.keyword), gap.reason)
-    weakening = Weakening(gaps, around, pause)
+    weakening = Weakening(gaps, around)
     compiler = SchemaCompiler(spec, node, weakening, around, backend, source, name, is_built)
     program: Program = compiler.compile()
     if source is not None:

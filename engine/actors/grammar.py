@@ -11,7 +11,6 @@ from functools import partial
 from typing import assert_never
 
 from engine.actors.actor import ThreadActor
-from engine.actors.compile_pacing import CompilePacing
 from engine.core.grammar_manager import ApartMask, GrammarManager, is_fault
 from engine.errors import EngineDead, InvalidRequest
 from engine.messages import (
@@ -55,22 +54,20 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
 
     Args:
         make_compiler: builds the compiler on first use, which takes a second for the vocabulary of a large model. Its
-            arguments: a pool for long compiles without the GIL, and a function to call often during other compiles.
+            argument: a pool for long compiles without the GIL.
         vocab_size: width of the model's logits.
         encode: text -> token ids, for drafts of forced text; None: there are no drafts.
-        is_busy: whether the executor has steps.
     """
 
     def __init__(
         self,
-        make_compiler: Callable[[Executor, Callable[[], None]], GrammarCompiler],
+        make_compiler: Callable[[Executor], GrammarCompiler],
         vocab_size: int,
         timeout_s: float,
         send_masks: Callable[[StepMasks], None],
         tell_scheduler: Callable[[AddRequest | GrammarReport], None],
         deliver: Callable[[Accepted | Refused | NewTokens], None],
         encode: Callable[[str], Sequence[int]] | None = None,
-        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__("troupe-grammar")
         self._manager = GrammarManager(vocab_size)
@@ -82,7 +79,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         self._send_masks = send_masks
         self._tell_scheduler = tell_scheduler
         self._deliver = deliver
-        self._pacing = CompilePacing(is_busy)
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
         # These pools rarely hold the GIL. A thread that holds it and waits for a CPU delays all others.
@@ -229,10 +225,9 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
         if self._compiler is None:
             # Two threads may build it at the same time; either result is right.
-            self._compiler = self._make_compiler(self._native_pool, self._pacing.pause)
+            self._compiler = self._make_compiler(self._native_pool)
         # The compiler of a large vocabulary takes seconds on a busy machine, which the grammar's time does not include.
         self.post(_tell_begun, begun)
-        self._pacing.start()
         compiled = self._compiler.compile(spec)
         _ = compiled.plan  # takes milliseconds, so not on the event loop
         return compiled

@@ -1,6 +1,5 @@
 """Reads a JSON Schema into nodes: resolves references, rewrites older forms, drops keywords that cannot fail."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,26 +36,22 @@ class Context:
     scope: Scope
 
 
-def read_schema(
-    document: dict[str, Any] | bool, text: str, pause: Callable[[], None] = lambda: None
-) -> Schema:
+def read_schema(document: dict[str, Any] | bool, text: str) -> Schema:
     """Return the root node of a well-formed schema, or `True` or `False`.
 
     Args:
         text: the document as JSON.
-        pause: called at each node.
 
     Raises:
         InvalidGrammar: a reference leads to a value that is not a schema, or to a malformed schema.
         UnsupportedGrammar: a reference leads out of the document, or schemas lead only to each other.
     """
-    return document if isinstance(document, bool) else _Reader(document, text, pause).read()
+    return document if isinstance(document, bool) else _Reader(document, text).read()
 
 
 class _Reader:
-    def __init__(self, document: dict[str, Any], text: str, pause: Callable[[], None]) -> None:
+    def __init__(self, document: dict[str, Any], text: str) -> None:
         self._document = document
-        self._pause = pause
         self._dialect = detect_dialect(document)
         has_names = SIGNS.search(text) is not None
         self._identifiers = Identifiers(document if has_names else {}, self._dialect)
@@ -96,7 +91,6 @@ class _Reader:
 
     def _expand(self, pending: list[Node]) -> None:
         while pending:
-            self._pause()
             node = pending.pop()
             if node in self._contexts:
                 self._read_keywords(node, self._contexts.pop(node))

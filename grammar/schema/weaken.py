@@ -5,7 +5,6 @@ whole), so the weakened schema accepts every valid instance. `oneOf` stays while
 branches exclude each other, and becomes `anyOf` where it cannot.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from .exactness import Gap, Surroundings, find_gaps
@@ -36,13 +35,9 @@ class Weakening:
     Attributes:
         dropped: user's node -> its keywords that residual checks enforce.
         is_guided: guides replace the keywords that are left out, where possible.
-
-    Args:
-        pause: called at each node that is read.
     """
 
-    def __init__(self, gaps: list[Gap], around: Surroundings, pause: Callable[[], None]) -> None:
-        self._pause = pause
+    def __init__(self, gaps: list[Gap], around: Surroundings) -> None:
         self.is_guided = True
         self.dropped: dict[Node, list[str]] = {}
         self._nodes = frozenset(around.nodes)
@@ -87,7 +82,6 @@ class Weakening:
     def read(self, node: Node) -> dict[str, Any]:
         """Return the keywords of a node that the engine gets; the same object until the next start."""
         if node not in self._read:
-            self._pause()
             self._read[node] = self._weaken(node)
         return self._read[node]
 

@@ -54,14 +54,6 @@ def test_llguidance_compiles_long_grammars_in_the_pool_for_them():
         assert pool._threads
 
 
-def test_a_compile_pauses_at_each_node_in_each_of_its_passes():
-    pauses = []
-    compiler = GrammarCompiler(make_byte_vocabulary(), pause=lambda: pauses.append(1))
-    compiler.compile(GrammarSpec.json_schema({"anyOf": [{"const": number} for number in range(100)]}))
-    num_passes = 3  # the schema is read, looked up in the table and written
-    assert len(pauses) >= num_passes * 100
-
-
 def test_a_grammar_larger_than_the_cache_is_compiled_but_not_kept():
     compiler = make_compiler(cache_bytes=10)
     spec = GrammarSpec.json_object()
