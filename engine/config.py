@@ -71,8 +71,6 @@ class EngineConfig(EngineFields):
         _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
         self._check_stages()
         self._check_nodes()
-        if self.kv_offload_file is not None and not self.kv_offload_gb:
-            raise ConfigError("kv_offload_file needs kv_offload_gb, the size of the file")
         for name in ("speculative_config", "kv_transfer_config"):
             given: object = getattr(self, name)
             if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it

@@ -127,12 +127,6 @@ class EngineFields:
             "help": "GiB of host memory for blocks evicted from the KV cache; a later hit copies them back"
         },
     )
-    kv_offload_file: str | None = field(
-        default=None,
-        metadata={
-            "help": "file that holds kv_offload_gb instead of RAM, so that the blocks survive a restart"
-        },
-    )
     kv_transfer_config: str | None = field(
         default=None,
         metadata={

@@ -97,12 +97,7 @@ def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConne
 
 
 def configure_replica(config: EngineConfig, index: int) -> EngineConfig:
-    """Return the config of one replica, with a file for its blocks that is its own.
-
-    With prefill replicas the first ones save blocks, and the others load them.
-    """
-    if config.kv_offload_file is not None and index:
-        config = replace(config, kv_offload_file=f"{config.kv_offload_file}.{index}")
+    """Return the config of one replica: with prefill replicas the first ones save blocks, and the others load them."""
     transfer = config.read_kv_transfer()
     if transfer is None or not transfer.num_prefill_replicas:
         return config

@@ -119,7 +119,6 @@ class SlotMap(msgspec.Struct, frozen=True, tag=True):
     """Map the slots of host memory for blocks of the KV cache, see `engine.transfer.host_store`."""
 
     path: str
-    offset: int
     num_slots: int
     slot_bytes: int
 

@@ -144,8 +144,8 @@ class Follower:
 def map_slots(slots: SlotMap) -> torch.Tensor:
     """Return the slots, [num_slots, slot_bytes] uint8."""
     with open(slots.path, "r+b") as file:
-        mapped = mmap.mmap(file.fileno(), slots.offset + slots.num_slots * slots.slot_bytes)
-    memory = torch.frombuffer(mapped, dtype=torch.uint8)[slots.offset :]
+        mapped = mmap.mmap(file.fileno(), slots.num_slots * slots.slot_bytes)
+    memory = torch.frombuffer(mapped, dtype=torch.uint8)
     return memory.view(slots.num_slots, slots.slot_bytes)
 
 

@@ -213,8 +213,6 @@ class Worker:
         """End; see Executor.close."""
         if frees_memory:
             self.sleep(WorkerState.ASLEEP_2)
-            if self._host_store is not None:
-                self._host_store.close()
 
     def _free_memory(self) -> None:
         if self.state is WorkerState.ASLEEP_2:
@@ -373,8 +371,6 @@ class Worker:
                 SlotCopier(caches, self._list_head_parts(), states),
                 ranks,
                 self.resolved.cache.num_host_blocks,
-                self.config.kv_offload_file,
-                self.resolved.fingerprint,
                 self._compute_fingerprint(self.resolved, UNIT_TOKENS),
                 count_units(self.resolved.cache.block_size),
             )

@@ -2,7 +2,6 @@
 
 python -m tests.engine.transfer.measure_kv_offload chats      24 users x 4 turns x 800 tokens, a cache for a third
 python -m tests.engine.transfer.measure_kv_offload plain      throughput on prompts that share nothing
-python -m tests.engine.transfer.measure_kv_offload restart    time to first token after a restart, from a file
 python -m tests.engine.transfer.measure_kv_offload transfer   time to first token with blocks of another engine
 """
 
@@ -89,25 +88,6 @@ def measure_plain(arguments: argparse.Namespace, folder: Path) -> None:
     print(f"median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 
 
-def measure_restart(arguments: argparse.Namespace, folder: Path) -> None:
-    """One token of each chat, whose blocks the file holds or whose tokens are new."""
-    chats = [make_tokens(f"{user}", TURN_TOKENS) for user in range(arguments.users)]
-    fresh = [make_tokens(f"fresh {user}", TURN_TOKENS) for user in range(arguments.users)]
-    num_blocks = arguments.users * TURN_TOKENS // 16 // 3
-    settings = {"kv_offload_gb": arguments.gb, "kv_offload_file": str(folder / "blocks")}
-    with make_llm(arguments, folder, num_blocks, **settings) as llm:
-        generate(llm, chats, 1)
-        generate(llm, [make_tokens("last", TURN_TOKENS)] * 2, 1)  # evicts the last chats
-    ratios = []
-    with make_llm(arguments, folder, num_blocks, **settings) as llm:
-        generate(llm, [make_tokens("warm up", TURN_TOKENS)], 1)
-        for known, new in list(zip(chats, fresh, strict=True))[: arguments.rounds]:
-            warm, cold = (generate(llm, [prompt], 1)[1] for prompt in (known, new))
-            ratios.append(warm / cold)
-        print(f"{llm.stats().kv_offload_loads} tokens came from the file")
-    print(f"TTFT over cold: median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
-
-
 def measure_transfer(arguments: argparse.Namespace, folder: Path) -> None:
     """One token of each chat in an engine that finds its blocks in a store, and in one that computes them."""
     num_blocks = arguments.users * TURN_TOKENS // 16 + 100
@@ -146,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["chats", "plain", "restart", "transfer"])
+    parser.add_argument("what", choices=["chats", "plain", "transfer"])
     parser.add_argument("--shape", default="smollm2-135m")
     parser.add_argument("--users", type=int, default=24)
     parser.add_argument("--turns", type=int, default=4)
@@ -154,8 +134,7 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=2.0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measure = {"chats": measure_chats, "plain": measure_plain, "restart": measure_restart}
-        measure |= {"transfer": measure_transfer}
+        measure = {"chats": measure_chats, "plain": measure_plain, "transfer": measure_transfer}
         measure[arguments.what](arguments, Path(folder))
 
 

@@ -1,13 +1,11 @@
-"""KV blocks in host memory: they save prefill and change no text, also after a restart and with damaged files."""
+"""KV blocks in host memory: they save prefill and change no text."""
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine import LLM, ConfigError, Engine, EngineConfig, SamplingParams
+from engine import LLM, Engine, EngineConfig, SamplingParams
 
 MakeConfig = Callable[..., EngineConfig]
 FAMILIES = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])  # without and with states
@@ -65,43 +63,3 @@ async def test_dropped_blocks_do_not_come_back_with_the_next_core(make_config: M
             for prompt in PROMPTS[:2]:  # the second step empties the slots
                 last = [output async for output in engine.generate(prompt, PARAMS)][-1]
                 assert last.num_cached_tokens == 0
-
-
-@FAMILIES
-def test_a_file_gives_the_blocks_back_after_a_restart_but_no_damaged_one(
-    make_llm: Callable[..., LLM], tmp_path: Path
-) -> None:
-    path = tmp_path / "blocks"
-    settings = SMALL | {"kv_offload_file": str(path)}
-    with make_llm(**settings) as llm:
-        expected = run_turns(llm)
-        before = count_loaded(llm)
-    with make_llm(**settings) as llm:
-        assert run_turns(llm) == expected
-        assert count_loaded(llm) > before
-    content = bytearray(path.read_bytes())
-    for place in range(4096 + 200, len(content), 1000):
-        content[place] ^= 1
-    path.write_bytes(content)
-    with make_llm(**settings) as llm:
-        assert run_turns(llm) == expected
-        assert count_loaded(llm) == before
-
-
-def test_blocks_of_other_weights_are_dropped(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
-    settings = SMALL | {"kv_offload_file": str(tmp_path / "blocks")}
-    with make_llm(**settings) as llm:
-        run_turns(llm)
-    with make_llm(**settings, load_format="dummy") as llm:
-        (output,) = llm.generate([PROMPTS[0]], PARAMS, use_tqdm=False)
-        assert output.num_cached_tokens == 0
-
-
-def test_a_file_that_cannot_be_had_is_named(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_offload_file needs kv_offload_gb"):
-        EngineConfig(kv_offload_file="blocks")
-    with pytest.raises(ConfigError, match="are not available"):
-        make_llm(**SMALL, kv_offload_file=str(tmp_path / "no" / os.sep))
-    settings = SMALL | {"kv_offload_file": str(tmp_path / "blocks")}
-    with make_llm(**settings), pytest.raises(ConfigError, match="temporarily unavailable"):
-        make_llm(**settings)
