@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.bench.runners import DTYPES, PEERS, Runner, TroupeRunner, make_peer, shared_weights
+from app.bench.runners import DTYPES, PEERS, Runner, TroupeRunner, make_peer
 from app.bench.settings import (
     add_engine_flags,
     as_settings,
@@ -95,35 +95,31 @@ def _make_cell(name: str, times: list[tuple[float, float]], num_in: int, num_dec
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, peers: Sequence[str] = PEERS) -> None:
     """vLLM's flags, the peers and the roofline."""
     add_number(parser, "--input-len --input-tokens", 32, 1, 10**6, "tokens of a prompt")
     add_number(parser, "--output-len --output-tokens", 128, 2, 10**6, "tokens of an answer")
     add_number(parser, "--batch-size", 8, 1, 4096, "requests at once")
     add_number(parser, "--num-iters-warmup", 2, 0, 10**6, "warm-up rounds, which are not measured")
     add_number(parser, "--num-iters", 5, 1, 10**6, "rounds")
-    parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="measure this peer, too")
+    parser.add_argument("--peer", action="append", choices=peers, default=[], help="measure this peer, too")
     parser.add_argument("--roofline", action="store_true", help="measure the limits of the machine, too")
     add_engine_flags(parser)
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Measure and print.
-
-    Raises:
-        UsageError: a peer is not installed.
-    """
-    with (
-        engine_settings(arguments, enable_prefix_caching=False) as given,
-        shared_weights(given, arguments.peer) as config,
-    ):
-        figures = measure_all(arguments, config)
-        write_json(arguments.output_json, config, figures)
+    """Measure and print."""
+    with engine_settings(arguments, enable_prefix_caching=False) as config:
+        measure_all(arguments, config)
     return 0
 
 
-def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
-    """Load ours and the peers, run them, print a table; returns the figures."""
+def measure_all(
+    arguments: argparse.Namespace,
+    config: EngineConfig,
+    make_peer: Callable[[str, EngineConfig, int], Runner] = make_peer,
+) -> None:
+    """Load ours and the peers, run them, print a table and write the figures."""
     model = read_model_config(config)
     num, length = arguments.batch_size, arguments.input_len + arguments.output_len
     if config.enable_prefix_caching:
@@ -154,7 +150,9 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
     bound = make_bound(roofs, model, arguments, weight_bytes)
     print("\n".join(report(cells, num, bound)))
     figures: dict[str, Any] = {"cells": [describe(cell) for cell in cells]}
-    return figures if bound is None else figures | {"bound_step_ms": bound[0] * 1000, "roofline": bound[1]}
+    if bound is not None:
+        figures |= {"bound_step_ms": bound[0] * 1000, "roofline": bound[1]}
+    write_json(arguments.output_json, config, figures)
 
 
 def make_bound(

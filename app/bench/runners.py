@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from app.bench.llama_cpp_library import INSTALL
 from app.bench.workload import Job, find_lengths
-from app.config import UsageError
 from engine import LLM, EngineConfig, LoRARequest, SamplingParams
 from grammar import GrammarSpec
 
-PEERS = ("transformers", "llama.cpp", "llama.cpp-q4_k_m")
+PEERS = ("transformers",)
 RECORDING_S = 20.0
 DTYPES = {
     "float32": torch.float32,
@@ -129,46 +124,6 @@ class TransformersRunner:
 
 
 def make_peer(name: str, config: EngineConfig, num_threads: int) -> Runner:
-    """Load a peer with the model of `config`.
-
-    Raises:
-        UsageError: the peer is not installed, or cannot run this model.
-    """
-    if name == "transformers":
-        return TransformersRunner(config, num_threads)
-    runner: Runner = _import_llama_cpp().LlamaCppRunner(config, num_threads, name.endswith("q4_k_m"))
-    return runner
-
-
-@contextmanager
-def shared_weights(config: EngineConfig, peers: Sequence[str]) -> Iterator[EngineConfig]:
-    """Prepare the configuration that all runners take; random weights become a checkpoint for peers that read files.
-
-    Raises:
-        UsageError: a peer is not installed, or runs elsewhere than on the CPU.
-    """
-    if set(peers) <= {"transformers"}:
-        yield config
-        return
-    _import_llama_cpp()
-    if config.device == "cuda":
-        raise UsageError("--peer llama.cpp runs on the CPU: give --device cpu")
-    if config.load_format != "dummy":
-        yield config
-        return
-    with TemporaryDirectory(prefix="troupe-bench-") as folder, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        shape = AutoConfig.from_pretrained(config.model)
-        dtype = DTYPES.get(config.dtype, torch.float32)
-        AutoModelForCausalLM.from_config(shape, dtype=dtype).save_pretrained(folder)
-        yield replace(config, model=folder, load_format="auto")
-
-
-def _import_llama_cpp() -> Any:
-    """Import its runner by name: it needs an optional package and a library."""
-    try:
-        return importlib.import_module("app.bench.llama_cpp_runner")
-    except (ImportError, OSError) as error:
-        raise UsageError(
-            f"--peer llama.cpp needs what is not here ({error}): pip install gguf; {INSTALL}"
-        ) from error
+    """Load the peer of that name, of PEERS, with the model of `config`."""
+    assert name in PEERS, "the flag has checked the name"
+    return TransformersRunner(config, num_threads)

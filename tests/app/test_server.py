@@ -26,7 +26,6 @@ import aiohttp
 import pytest
 
 import app.server
-from app.bench.host_overhead import read_cpu_seconds
 from app.cli.serve import set_up_logging
 from app.config import AppConfig, UsageError
 from app.front_door import Loading
@@ -35,6 +34,7 @@ from app.timeline import Timeline
 from engine import ConfigError, EngineConfig, EngineStats
 from tests.app.api.harness import CHAT, Server, events, needs_model
 from tests.fakes import FakeEngine
+from tests.measure.host_overhead import read_cpu_seconds
 from tests.waiting import wait_until
 
 LONG = "x" * 200

@@ -16,12 +16,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.bench.latency import measure
-from app.bench.llama_cpp_runner import LlamaCppRunner
 from app.bench.runners import TroupeRunner
 from app.bench.shapes import SHAPES, write_shape
 from app.bench.spread import ratio
 from app.bench.workload import Job
 from engine import EngineConfig, SamplingParams
+from tests.measure.llama_cpp.runner import LlamaCppRunner
 
 NUM_TOKENS = 600
 

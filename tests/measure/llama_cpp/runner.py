@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from app.bench.gguf_file import write_gguf
-from app.bench.llama_cpp_library import FLASH_ATTENTION, Q4_K_M, load_library
 from app.bench.workload import Job, find_lengths
 from app.config import UsageError
 from engine import EngineConfig
+from tests.measure.llama_cpp.gguf_file import write_gguf
+from tests.measure.llama_cpp.library import FLASH_ATTENTION, Q4_K_M, load_library
 
 BATCH_TOKENS = 2048  # tokens of one call, llama.cpp's default
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ

@@ -1,46 +1,12 @@
-"""The grammar benchmark and the official JSON Schema test suite: which results count as right, and CONFORMANCE.md."""
+"""What MaskBench counts, and that engines are measured token by token."""
 
 import base64
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from app.bench.grammar.maskbench import Tally, make_table
-from app.bench.grammar.token_ranks import TokenRanks
-from app.bench.grammar.worker import LLGuidancePeer, TroupePeer, measure, measure_rows
-from app.cli.main import main
-from tests.grammar import suite_table
-from tests.grammar.suite_table import LOOSE, RIGHT, TABLE_FILE, list_outcomes, replace_table
-
-SUITE = Path(__file__).parents[2].parent / "shared" / "data" / "json_schema_test_suite" / "draft2020-12"
-needs_suite = pytest.mark.skipif(
-    not any(SUITE.glob("*.json")), reason="the JSON-Schema-Test-Suite is not beside the repository"
-)
-
-
-@pytest.fixture(scope="module")
-def outcomes(byte_compiler):
-    return list(list_outcomes(SUITE, byte_compiler))
-
-
-@needs_suite
-def test_no_schema_accepts_an_invalid_instance(outcomes, capsys):
-    counts = Counter(each.outcome for each in outcomes)
-    with capsys.disabled():
-        print(f"\nJSON-Schema-Test-Suite 2020-12: {dict(counts)}")
-    assert [each for each in outcomes if each.outcome == LOOSE] == []
-    # 18 of the others belong to schemas that forbid everything, which are refused.
-    assert counts[RIGHT] >= 1150
-
-
-@needs_suite
-def test_the_table_in_the_readme_holds(outcomes):
-    text = TABLE_FILE.read_text(encoding="utf-8")
-    assert replace_table(text, suite_table.make_table(outcomes)) == text, (
-        "run python -m tests.grammar.suite_table FOLDER"
-    )
-
+from tests.measure.maskbench.run import Tally, make_table
+from tests.measure.maskbench.token_ranks import TokenRanks
+from tests.measure.maskbench.worker import LLGuidancePeer, TroupePeer, measure, measure_rows
 
 CASE = {"name": "case", "schema": {}, "tests": [{"valid": True, "data": 1}, {"valid": False, "data": 2}]}
 MERGES = [b"ab", b"abc", b" It", b' "', b'["', b'", "', b" the", b" old", b" house", b" was"]
@@ -93,9 +59,3 @@ def test_an_engine_is_measured_token_by_token(ranks, make_peer):
 def test_what_an_engine_refused_has_no_figure_in_the_table():
     table = make_table({"one": {"right": 3, "mask us": 1.5}, "two": {"right": 2}}, 5)
     assert table.split("\n")[2].split() == ["mask", "us", "1.50", "-"]
-
-
-def test_without_its_data_the_benchmark_says_so(tmp_path, capsys):
-    missing = str(tmp_path / "none.jsonl")
-    assert main(["bench", "grammar", "--schemas", missing, "--ranks", missing]) == 2
-    assert "none.jsonl is not there" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Benchmarks of speculative decoding with drafts of a given quality, for models without a trained drafter.
 
-python -m app.bench.speculation --shape qwen3-0.6b --dtype bfloat16 --rate 0.8 --num-speculative-tokens 4
-python -m app.bench.speculation --rate 0 --batch-size 16        # drafts that are never right, chosen adaptively
+python -m tests.measure.speculation --shape qwen3-0.6b --dtype bfloat16 --rate 0.8 --num-speculative-tokens 4
+python -m tests.measure.speculation --rate 0 --batch-size 16        # drafts that are never right, chosen adaptively
 
 The answers of each round are recorded without drafts first. Then each request gets its answer as its prediction, in
 which every token is replaced by another one with probability 1 - rate. The engines run in turn, and the texts must be

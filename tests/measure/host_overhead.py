@@ -1,7 +1,7 @@
 """Host overhead: the Python that one decode step costs outside the forward pass.
 
-    python -m app.bench.host_overhead --rows 256
-    python -m app.bench.host_overhead --sse          over HTTP, with a server in another process
+    python -m tests.measure.host_overhead --rows 256
+    python -m tests.measure.host_overhead --sse          over HTTP, with a server in another process
 
 A mock worker answers every step after a fixed time, so all that is left is the engine. Measures the CPU time of the
 event loop's thread per step: once with readers that only wait for the end (the engine core), once with readers that
@@ -64,7 +64,7 @@ async def measure_rate(engine: Engine, rows: int, steps: int) -> tuple[float, fl
 
 
 async def _reach(engine: Engine, num_steps: int) -> None:
-    while engine.stats().num_steps < num_steps:  # noqa: ASYNC110  the engine has no event for a count
+    while engine.stats().num_steps < num_steps:
         await asyncio.sleep(0.005)
 
 

@@ -1,6 +1,5 @@
 """The peer that needs a file of its own: what is written into it, and that it computes the same model."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from app.bench.llama_cpp_library import INSTALL, LIBRARY
-from app.bench.runners import make_peer, shared_weights
 from app.config import UsageError
 from engine import EngineConfig
+from tests.measure.llama_cpp.library import INSTALL, LIBRARY
 
 gguf = pytest.importorskip("gguf", reason="the optional package gguf is not installed")
-from app.bench.gguf_file import write_gguf  # noqa: E402  needs gguf
+from tests.measure.llama_cpp.gguf_file import write_gguf  # noqa: E402  needs gguf
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -69,18 +67,6 @@ def test_queries_of_llama_have_the_values_that_rotate_together_side_by_side(chec
     assert np.array_equal(found, rows)
 
 
-def test_random_weights_become_a_checkpoint_for_all(checkpoint: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("app.bench.runners._import_llama_cpp", lambda: None)
-    config = EngineConfig(model=str(checkpoint), load_format="dummy", dtype="bfloat16", device="cpu")
-    with shared_weights(config, ["llama.cpp"]) as shared:
-        assert shared.load_format == "auto"
-        first, second = (load_reference(Path(shared.model)).state_dict() for _ in range(2))
-        assert all(torch.equal(first[name], second[name]) for name in first)
-        assert write_and_read(Path(shared.model), KINDS.BF16)
-    with shared_weights(config, ["transformers"]) as alone:
-        assert alone is config
-
-
 def test_a_model_it_cannot_have_is_refused(checkpoint: Path) -> None:
     config = (checkpoint / "config.json").read_text()
     (checkpoint / "config.json").write_text(config.replace(f'"{checkpoint.name}"', '"olmo"'))
@@ -104,7 +90,9 @@ def test_its_tokens_are_the_best_of_transformers(
     if not LIBRARY.exists():
         pytest.skip(f"llama.cpp's library is not installed: {INSTALL}")
     config = EngineConfig(model=str(checkpoint), dtype=dtype, quantization=quantization)
-    runner: Any = make_peer("llama.cpp", config, 1)
+    from tests.measure.llama_cpp.runner import LlamaCppRunner  # needs the library
+
+    runner: Any = LlamaCppRunner(config, 1)
     try:
         prompts = np.random.default_rng(0).integers(0, 160, (3, 11))
         answers = runner.generate(prompts, 10)
@@ -124,13 +112,3 @@ def test_its_tokens_are_the_best_of_transformers(
     worst = ((logits.amax(2) - chosen) / logits.std(2)).max()
     assert worst <= tolerance
     assert len(set(answers.ravel().tolist())) > 5, "a model that repeats itself would hide a wrong position"
-
-
-def test_without_its_package_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "app.bench.llama_cpp_runner", raising=False)
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with (
-        pytest.raises(UsageError, match=r"needs what is not here .* pip install gguf; npm install"),
-        shared_weights(EngineConfig(), ["llama.cpp"]),
-    ):
-        pass

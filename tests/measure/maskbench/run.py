@@ -1,6 +1,6 @@
 """Grammars over the development part of MaskBench, beside raw llguidance and raw xgrammar in the same run.
 
-    python -m app bench grammar --schemas maskbench.jsonl --ranks cl100k_base.tiktoken [--num 100] [--json FILE]
+    python -m tests.measure.maskbench.run --schemas maskbench.jsonl --ranks cl100k_base.tiktoken [--num 100]
 
 Each engine is a process of its own; the schemas go round, one engine after the other. `compile` is from the schema
 to the first mask, `mask` one fill, `step` a fill and the token taken after it, `rows` the best of several fills of
@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from app.config import UsageError
 
 ENGINES = ("troupe", "llguidance", "xgrammar")
 NUM_ROWS = 64
@@ -82,7 +80,7 @@ class Worker:
     """An engine's process; one that ended itself is started again."""
 
     def __init__(self, engine: str, ranks: Path, limit_s: float, clock: str) -> None:
-        script = [sys.executable, "-m", "app.bench.grammar.worker"]
+        script = [sys.executable, "-m", "tests.measure.maskbench.worker"]
         self._command = [*script, engine, str(ranks), str(limit_s), clock]
         self._process: subprocess.Popen[str] | None = None
 
@@ -183,15 +181,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
 
 
-def run(arguments: argparse.Namespace, start: float) -> int:
-    """Measure and print.
-
-    Raises:
-        UsageError: a file is not there.
-    """
-    for path in (arguments.schemas, arguments.ranks):
-        if not path.exists():
-            raise UsageError(f"{path} is not there")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    arguments = parser.parse_args()
     cases = [json.loads(line) for line in arguments.schemas.read_text(encoding="utf-8").splitlines()]
     if arguments.num is not None:
         cases = cases[:: max(len(cases) // max(arguments.num, 1), 1)]
@@ -199,4 +192,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     print(make_table(figures, len(cases)))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
-"""`bench gpu`: all GPU measurements and checks, in one run of ten minutes on a fresh machine.
+"""All GPU measurements and checks, in one run of ten minutes on a fresh machine.
 
-    python -m app bench gpu --output-json gpu.json
-    python -m app bench gpu --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
+    python -m tests.measure.gpu.run --output-json gpu.json
+    python -m tests.measure.gpu.run --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
 
 Every part is a process of its own with its own time: one that fails, hangs or takes the device down with it is
 recorded, and the next one goes on.
@@ -28,7 +28,7 @@ from app.bench.settings import describe_machine
 from app.bench.workload import add_number
 from app.config import UsageError
 
-KERNELS, ENGINE = "kernels.triton.bench", "app.bench.gpu.parts"
+KERNELS, ENGINE = "kernels.triton.bench", "tests.measure.gpu.parts"
 ERROR_CHARS = 2000
 
 
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, start: float) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the parts, write the figures, print the table; return 1 if a part failed.
 
     Raises:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """
     if not arguments.smoke and not torch.cuda.is_available():
         raise UsageError(
-            f"bench gpu needs a CUDA device, and torch {torch.__version__} sees none; "
+            f"this needs a CUDA device, and torch {torch.__version__} sees none; "
             "--smoke tries the parts on the CPU"
         )
     parts = pick_parts(arguments.parts)
@@ -182,3 +182,13 @@ def list_figures(value: Any, name: str = "") -> Iterator[str]:
         yield f"{name}: {', '.join(words) or len(value)}"
     else:
         yield f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The parts of `bench gpu` that run a whole engine: `python -m app.bench.gpu.parts nano-14b --json FILE`."""
+"""The parts that run a whole engine: `python -m tests.measure.gpu.parts nano-14b --json FILE`."""
 
 from __future__ import annotations
 

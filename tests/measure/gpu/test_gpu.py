@@ -1,4 +1,4 @@
-"""`bench gpu` without a GPU: its ceilings, its isolation of parts, its table, and the parts themselves, tiny."""
+"""The measurements of a GPU without one: ceilings, isolation of parts, table, and the parts, tiny."""
 
 import argparse
 import json
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from app.bench.gpu import run as gpu
-from app.bench.gpu.parts import PARTS, Setup, compute_ceiling, find_gaps
-from app.bench.gpu.run import report
 from app.bench.shapes import SHAPES
 from app.bench.workload import Job, make_nano
 from app.config import UsageError
+from tests.measure.gpu import run as gpu
+from tests.measure.gpu.parts import PARTS, Setup, compute_ceiling, find_gaps
+from tests.measure.gpu.run import report
 
-FAKE = "tests.app.gpu_bench_part"
+FAKE = "tests.measure.gpu.fake_part"
 
 
 def parse(*flags: str) -> argparse.Namespace:
@@ -63,8 +63,8 @@ def test_parts_fit_into_the_run_in_their_own_order_and_extras_come_on_demand() -
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_there_is_one_clear_sentence() -> None:
-    with pytest.raises(UsageError, match=r"bench gpu needs a CUDA device, and torch .* sees none"):
-        gpu.run(parse(), 0.0)
+    with pytest.raises(UsageError, match=r"needs a CUDA device, and torch .* sees none"):
+        gpu.run(parse())
 
 
 def test_the_report_has_every_figure_and_what_failed() -> None:
@@ -96,6 +96,6 @@ def test_a_part_works_on_a_cpu(name: str, tmp_path: Path) -> None:
 
 def test_a_run_on_a_cpu_says_that_its_figures_mean_no_speed(tmp_path: Path, capsys: Any) -> None:
     target = tmp_path / "gpu.json"
-    assert gpu.run(parse("--smoke", "--parts", "ceilings", "--output-json", str(target)), 0.0) == 0
+    assert gpu.run(parse("--smoke", "--parts", "ceilings", "--output-json", str(target))) == 0
     assert json.loads(target.read_text())["parts"]["ceilings"]["status"] == "ok"
     assert "the figures below are not speeds" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """One engine of the grammar benchmark in a process of its own, which ends itself when a schema takes too long.
 
-    python -m app.bench.grammar.worker troupe|llguidance|xgrammar RANKS LIMIT_S wall|cpu
+    python -m tests.measure.maskbench.worker troupe|llguidance|xgrammar RANKS LIMIT_S wall|cpu
 
 JSON lines: in {"schema": ..., "texts": [...]} or {"rows": 64}, out what `measure` and `measure_rows` return.
 """
@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import llguidance
 import numpy as np
 
-from app.bench.grammar.token_ranks import TokenRanks
 from grammar import GrammarCompiler, GrammarError, GrammarSpec, Vocabulary, allocate_bitmask, fill_bitmask
+from tests.measure.maskbench.token_ranks import TokenRanks
 
 MAX_MEMORY_BYTES = 6 * 1024**3
 NUM_REPEATS = 15

@@ -1,4 +1,4 @@
-"""A part of `bench gpu` that does what its name says: for the tests of what the others survive."""
+"""A part that does what its name says: for the tests of what the others survive."""
 
 import json
 import sys

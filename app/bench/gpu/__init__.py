@@ -1,1 +1,0 @@
-"""All that has to be proven on a GPU, in one run."""

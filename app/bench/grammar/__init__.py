@@ -1,1 +1,0 @@
-"""Grammar benchmarks, compared with other engines."""
