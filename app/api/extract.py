@@ -37,7 +37,7 @@ from app.extraction import (
     extract_records,
 )
 from app.extraction.batch import extract_source
-from app.extraction.cases import ASSETS
+from app.extraction.cases import SCHEMAS
 from app.extraction.chunks import stream_whole
 from app.extraction.pdf import MAX_IMAGES
 from app.extraction.reading import read_apart
@@ -54,7 +54,6 @@ from app.extraction.sources import (
 
 router = APIRouter()
 Context = Annotated[ApiContext, Depends(context_of)]
-SCHEMAS = ASSETS / "schemas"
 MAX_ROWS = 10_000
 MAX_PARTS = 32  # of a form
 MAX_NAME_CHARS = 200  # of a file

@@ -1,4 +1,4 @@
-"""`python -m app extract --evaluate`: how well the model extracts, on documents whose right records are known."""
+"""`python -m app extract --evaluate`: how well the model extracts, on documents whose correct records are known."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from typing import Any
 from app.cli.record_output import check_writable
 from app.cli.talk import local_engine
 from app.config import UsageError, setting
-from app.extraction import Extractor
+from app.extraction import Extractor, Schema
 from app.extraction.calibration import Calibration, MeasuredSet, write_calibration
-from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
-from app.extraction.evaluate import Figures, Judged, judge_cases, summarize
-from engine import Engine
+from app.extraction.cases import Case, CaseError, read_cases
+from app.extraction.evaluate import WANTED, Figures, Scored, score_cases, summarize
 
 EXIT_SOME_FAILED = 1
-MAX_SURROUND = 100_000
+MAX_FIELDS = 20  # printed ones
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateConfig:
     """Flags of --evaluate."""
 
-    evaluate: bool = setting(False, "measure the model on the built-in sets instead of reading files")
-    sets: tuple[str, ...] = setting(tuple(SETS), f"the sets to run, of {', '.join(SETS)}")
-    surround: int = setting(0, "tokens of other text to put around each document")
+    evaluate: bool = setting(
+        False, "measure the model on FILEs with lines {text, record}, with --schema or a schema in each line"
+    )
     as_json: bool = setting(False, "print figures as JSON")
     wrong: bool = setting(False, "print every field that is wrong")
     calibration: str | None = setting(
@@ -37,51 +36,46 @@ class EvaluateConfig:
     )
 
 
-def read_sets(names: Sequence[str]) -> dict[str, list[Case]]:
-    """The cases of the named sets.
+def read_sets(files: Sequence[str], schema: Schema | None) -> dict[str, list[Case]]:
+    """The cases of each file, by its name.
 
     Raises:
-        UsageError: a set is unknown or cannot be read.
+        UsageError: a file cannot be read.
     """
-    unknown = [name for name in names if name not in SETS]
-    if unknown:
-        raise UsageError(f"unknown set {unknown[0]!r}: choose from {', '.join(SETS)}")
     try:
-        return {name: read_cases(SETS[name]) for name in names}
+        return {Path(name).stem: read_cases(Path(name), schema) for name in files}
     except (OSError, CaseError) as error:
-        raise UsageError(f"cannot read a set: {error}") from error
+        raise UsageError(f"cannot evaluate: {error}") from error
 
 
-async def evaluate(config: EvaluateConfig, options: dict[str, Any], given: dict[str, Any]) -> int:
+async def evaluate(
+    config: EvaluateConfig, sets: dict[str, list[Case]], options: dict[str, Any], given: dict[str, Any]
+) -> int:
     """Print the figures of each set; 1 when a case gave no record.
 
     Raises:
-        UsageError: the flags or a set cannot be used.
+        UsageError: the file of the calibration cannot be written.
     """
-    if not 0 <= config.surround <= MAX_SURROUND:
-        raise UsageError(f"--surround is {config.surround}, but takes 0 to {MAX_SURROUND} tokens")
-    sets = read_sets(config.sets)
     if config.calibration is not None:
         check_writable("--calibration", Path(config.calibration))
     report: dict[str, Figures] = {}
     async with local_engine(given) as engine:
         for name, cases in sets.items():
             begun = time.perf_counter()
-            surrounded = add_surroundings(engine, cases, config.surround)
-            judged = await judge_cases(Extractor(engine, **options), surrounded)
-            figures = summarize(judged)
+            scored = await score_cases(Extractor(engine, **options), cases)
+            figures = summarize(scored)
             report[name] = figures
             spent = time.perf_counter() - begun
             print(f"{name}: {len(cases)} documents in {spent:.1f} s", file=sys.stderr)
             if not config.as_json:
                 print("\n".join([*describe_figures(name, figures), ""]), flush=True)
             if config.wrong:
-                print("\n".join(describe_faults(judged)), file=sys.stderr)
+                print("\n".join(describe_faults(scored)), file=sys.stderr)
             if config.calibration is not None:
                 keep_calibration(Path(config.calibration), engine.model_name, report)
     if config.as_json:
         found = {name: figures.to_json() for name, figures in report.items()}
-        print(json.dumps({"surround": config.surround, "ground": options["ground"], "sets": found}, indent=1))
+        print(json.dumps({"ground": options["ground"], "sets": found}, indent=1))
     return EXIT_SOME_FAILED if any(figures.failed for figures in report.values()) else 0
 
 
@@ -98,17 +92,6 @@ def keep_calibration(path: Path, model: str, report: dict[str, Figures]) -> None
         raise UsageError(f"cannot write --calibration {path}: {error.strerror}") from error
 
 
-def add_surroundings(engine: Engine, cases: Sequence[Case], num_tokens: int) -> Sequence[Case]:
-    """Return the cases with this many tokens of other text around each document."""
-    tokenizer = engine.tokenizer
-    if not num_tokens or tokenizer is None:
-        return cases
-    paragraphs = read_paragraphs()
-    return [
-        surround(case, num_tokens, lambda text: len(tokenizer.encode(text)), paragraphs) for case in cases
-    ]
-
-
 def describe_figures(name: str, figures: Figures) -> Iterator[str]:
     """A set's figures as lines of text."""
     yield f"{name}: {_show(figures.field, figures.fields)} of {figures.fields} fields"
@@ -119,8 +102,13 @@ def describe_figures(name: str, figures: Figures) -> Iterator[str]:
     yield f"  strings found in the text {found} ({figures.found} of {figures.strings})"
     yield f"  wrong values flagged {_show(figures.wrong_flagged, figures.wrong_values)} of {figures.wrong_values}"
     yield f"  flagged values wrong {_show(figures.flagged_wrong, figures.flagged_values)} of {figures.flagged_values}"
-    yield from (f"  {kind:<18} {score:.3f}" for kind, score in figures.kinds.items())
+    weakest = sorted(figures.by_field.items(), key=lambda pair: pair[1])
+    yield from (f"  {name:<30} {score:.3f}" for name, score in weakest[:MAX_FIELDS])
+    if len(weakest) > MAX_FIELDS:
+        yield f"  and {len(weakest) - MAX_FIELDS} better fields; --as-json lists all"
     if figures.deciles:
+        above = "no confidence is" if figures.threshold is None else f"a confidence of {figures.threshold:.3f} is"
+        yield f"  {above} enough for {WANTED:.0%} right fields"
         yield "  confidence " + " ".join(f"{group.confidence:6.3f}" for group in figures.deciles)
         yield "  accuracy   " + " ".join(f"{group.accuracy:6.3f}" for group in figures.deciles)
 
@@ -130,9 +118,9 @@ def _show(share: float, count: int) -> str:
     return f"{share:.3f}" if count else "-"
 
 
-def describe_faults(judged: Sequence[Judged]) -> Iterator[str]:
+def describe_faults(scored: Sequence[Scored]) -> Iterator[str]:
     """Return lines with the wrong fields, the record found and the one wanted."""
-    for one in judged:
+    for one in scored:
         wrong = [name for name, score in one.scores.items() if score < 1]
         if wrong or one.extra:
             shown = {"wrong": wrong, "extra": one.extra, "found": one.record, "wanted": one.case.record}

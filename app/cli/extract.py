@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
+from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate, read_sets
 from app.cli.imports import import_large
 from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
@@ -38,8 +38,8 @@ from grammar import GrammarSpec
 
 # These flags have no effect without it.
 EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate"}
-# These flags have no effect with --evaluate, which has its own documents.
-FILE_ARGUMENTS = ("schema", "files", "column", "format", "output")
+# These flags have no effect with --evaluate.
+FILE_ARGUMENTS = ("column", "format", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,18 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     evaluation = make_config(EvaluateConfig, vars(arguments))
     config = make_config(ExtractConfig, vars(arguments))
     if evaluation.evaluate:
-        if any(getattr(arguments, name) not in (None, []) for name in FILE_ARGUMENTS):
-            what = "--schema, files, --column, --format or --output"
-            raise UsageError(f"--evaluate has its own documents and takes no {what}")
-        return asyncio.run(evaluate(evaluation, make_options(config), vars(arguments)))
+        if any(getattr(arguments, name) is not None for name in FILE_ARGUMENTS):
+            raise UsageError("--evaluate takes no --column, --format or --output")
+        if not arguments.files:
+            raise UsageError("--evaluate needs at least one JSONL file of documents with their records")
+        schema = None if arguments.schema is None else read_schema(arguments.schema)
+        sets = read_sets(arguments.files, schema)
+        return asyncio.run(evaluate(evaluation, sets, make_options(config), vars(arguments)))
     idle = sorted(EVALUATION_FLAGS & vars(arguments).keys())
     if idle:
         raise UsageError(f"--{idle[0].replace('_', '-')} goes with --evaluate")
     if arguments.schema is None or not arguments.files:
-        raise UsageError("extract needs --schema and at least one file, or --evaluate")
+        raise UsageError("extract needs --schema and at least one file")
     executor = make_config(ExecutorConfig, vars(arguments))
     if executor.executor == "ray":
         return extract_on_ray(arguments, make_options(config))

@@ -1,4 +1,4 @@
-"""Confidence and accuracy on documents whose right records are known, as a small file.
+"""Confidence and accuracy on documents whose correct records are known, as a small file.
 
 `extract --evaluate --calibration FILE` writes it. The page shows the file calibration.json beside a model's weights.
 """
@@ -13,7 +13,7 @@ FILE_NAME = "calibration.json"
 
 
 class CalibrationError(ValueError):
-    """A file that is no calibration; the message names it and says why."""
+    """A file that is not a calibration; the message names it and says why."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def read_calibration(path: Path) -> Calibration | None:
     """Return the measurements, None without a file.
 
     Raises:
-        CalibrationError: the file is there but is no calibration.
+        CalibrationError: the file is there but is not a calibration.
     """
     if not path.is_file():
         return None
@@ -59,5 +59,5 @@ def read_calibration(path: Path) -> Calibration | None:
         return msgspec.json.decode(path.read_bytes(), type=Calibration)
     except (OSError, msgspec.MsgspecError) as error:
         raise CalibrationError(
-            f"{path.name} is no calibration ({error}); write it anew with --evaluate"
+            f"{path.name} is not a calibration file ({error}); create it again with --evaluate"
         ) from error

@@ -1,7 +1,8 @@
-"""Measures extraction on documents whose right records are known, all of them in one running batch.
+"""Measures extraction on documents whose correct records are known, all of them in one running batch.
 
 field      mean score of all fields (scoring.py)        whole    records with every field right and no other
 found      free strings that stand in the source text   valid    records that fit their schema
+threshold  the least confidence from which on 95 % of the fields are right
 deciles    the fields in ten equal groups by confidence, each with its mean confidence and accuracy
 """
 
@@ -27,10 +28,11 @@ from engine import EngineDead, EngineError
 from grammar import GrammarError
 
 NUM_GROUPS = 10
+WANTED = 0.95  # share of right fields above the threshold
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Scored:
     """One case and what became of it; a case that failed has an error and no fields right."""
 
     case: Case
@@ -55,7 +57,7 @@ class Figures:
     """The figures of one set, as they are printed in JSON; shares are rounded."""
 
     field: float
-    kinds: dict[str, float]
+    by_field: dict[str, float]  # mean score by kind and JSON pointer
     fields: int
     whole: int
     valid: int
@@ -68,6 +70,7 @@ class Figures:
     flagged_wrong: float  # share of the flagged values that are wrong
     strings: int
     found: int
+    threshold: float | None  # None where no confidence is enough
     deciles: tuple[Point, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -76,27 +79,27 @@ class Figures:
         return found
 
 
-async def judge_cases(extractor: Extractor, cases: Sequence[Case]) -> list[Judged]:
+async def score_cases(extractor: Extractor, cases: Sequence[Case]) -> list[Scored]:
     """Extract every case and score it; as many run at once as the engine's batch takes.
 
     Raises:
         EngineDead: the engine is gone.
     """
 
-    async def judge(case: Case) -> Judged:
+    async def score(case: Case) -> Scored:
         try:
-            return judge_result(
+            return score_result(
                 case, await retry_while_full(lambda: extractor.extract(case.schema, case.text))
             )
         except EngineDead:
             raise
         except (EngineError, GrammarError) as error:
-            return Judged(case, score_record(None, case.record), {}, False, 0, 0, error=str(error))
+            return Scored(case, score_record(None, case.record), {}, False, 0, 0, error=str(error))
 
-    return await gather_bounded(map(judge, cases), MAX_CONCURRENT)
+    return await gather_bounded(map(score, cases), MAX_CONCURRENT)
 
 
-def judge_result(case: Case, result: ExtractionResult) -> Judged:
+def score_result(case: Case, result: ExtractionResult) -> Scored:
     """Score one finished extraction."""
     scores = score_record(result.record, case.record)
     schema = add_bounds(case.schema, Limits()).schema
@@ -106,7 +109,7 @@ def judge_result(case: Case, result: ExtractionResult) -> Judged:
         if isinstance(leaf.value, str) and leaf.value and is_free_at(schema, leaf.pointer)
     ]
     source = _fold(case.text)
-    return Judged(
+    return Scored(
         case=case,
         scores=scores,
         confidence=_field_confidence(scores, result.confidence),
@@ -120,39 +123,47 @@ def judge_result(case: Case, result: ExtractionResult) -> Judged:
     )
 
 
-def summarize(judged: Sequence[Judged]) -> Figures:
-    """The figures of a set.
-
-    Raises:
-        ValueError: the set is empty.
-    """
-    if not judged:
-        raise ValueError("nothing was evaluated: the set is empty")
-    by_kind: dict[str, list[float]] = defaultdict(list)
-    for one in judged:
-        by_kind[one.case.kind] += one.scores.values()
-    everything = [score for scores in by_kind.values() for score in scores]
-    sure = [(one.confidence[name], one.scores[name]) for one in judged for name in one.confidence]
-    errors = [one.error for one in judged if one.error]
-    num_wrong, num_flagged = sum(len(one.wrong) for one in judged), sum(len(one.flagged) for one in judged)
-    num_both = sum(len(one.wrong & one.flagged) for one in judged)
+def summarize(scored: Sequence[Scored]) -> Figures:
+    """The figures of a set with at least one case."""
+    by_field: dict[str, list[float]] = defaultdict(list)
+    for one in scored:
+        for pointer, score in one.scores.items():
+            by_field[one.case.kind + pointer].append(score)
+    everything = [score for scores in by_field.values() for score in scores]
+    sure = [(one.confidence[name], one.scores[name]) for one in scored for name in one.confidence]
+    errors = [one.error for one in scored if one.error]
+    num_wrong, num_flagged = sum(len(one.wrong) for one in scored), sum(len(one.flagged) for one in scored)
+    num_both = sum(len(one.wrong & one.flagged) for one in scored)
     return Figures(
         field=_mean(everything),
-        kinds={kind: _mean(by_kind[kind]) for kind in sorted(by_kind) if by_kind[kind]},
+        by_field={name: _mean(scores) for name, scores in by_field.items()},
         fields=len(everything),
-        whole=sum(one.is_whole for one in judged),
-        valid=sum(one.is_valid for one in judged),
-        cases=len(judged),
+        whole=sum(one.is_whole for one in scored),
+        valid=sum(one.is_valid for one in scored),
+        cases=len(scored),
         failed=len(errors),
         first_error=next(iter(errors), ""),
         wrong_values=num_wrong,
         flagged_values=num_flagged,
         wrong_flagged=round(num_both / max(1, num_wrong), 4),
         flagged_wrong=round(num_both / max(1, num_flagged), 4),
-        strings=sum(one.num_strings for one in judged),
-        found=sum(one.num_found for one in judged),
+        strings=sum(one.num_strings for one in scored),
+        found=sum(one.num_found for one in scored),
+        threshold=find_threshold(sure),
         deciles=tuple(group_by_confidence(sure)),
     )
+
+
+def find_threshold(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return the least confidence from which on the share WANTED of (confidence, score) pairs is right."""
+    found, total = None, 0.0
+    ordered = _level_ties(pairs)[::-1]
+    for count, (confidence, score) in enumerate(ordered, 1):
+        total += score
+        is_last = count == len(ordered) or ordered[count][0] < confidence
+        if is_last and total >= WANTED * count:
+            found = confidence
+    return found
 
 
 def group_by_confidence(pairs: Sequence[tuple[float, float]], num_groups: int = NUM_GROUPS) -> list[Point]:

@@ -102,7 +102,7 @@ def test_a_mistyped_variable_is_named_with_the_closest_one_and_without_its_value
 
 
 def test_variables_of_every_verb_and_of_others_and_empty_ones_pass() -> None:
-    check_variables({"TROUPE_MAX_NUM_SEQS": "1", "TROUPE_UI": "0", "TROUPE_TOP_P": "x", "TROUPE_SETS": "x"})
+    check_variables({"TROUPE_MAX_NUM_SEQS": "1", "TROUPE_UI": "0", "TROUPE_TOP_P": "x", "TROUPE_CALIBRATION": "x"})
     check_variables({"TROUPE_MODLE": "", "TROUPER": "x", "PATH": "x"})
 
 

@@ -98,8 +98,6 @@ def test_limits_are_added_and_named_unless_switched_off(
         ("", "needs --schema and at least one file"),
         ("x.bin", "is not UTF-16-LE text"),
         ("--column x t.csv", "--column x: t.csv has the columns id, text, note"),
-        ("good.txt --sets samples", "--sets goes with --evaluate"),
-        ("good.txt --surround 9", "--surround goes with --evaluate"),
         ("good.txt --wrong", "--wrong goes with --evaluate"),
         ("good.txt --calibration x", "--calibration goes with --evaluate"),
         ("good.txt --format xml", "--format 'xml' is not one of jsonl, csv, parquet"),

@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
+from app.extraction.cases import read_cases
 from assets.demo_model.recipe.evaluation.evaluate import bound_schema, read_lines
+from assets.demo_model.recipe.evaluation.surround import surround
 from assets.demo_model.recipe.evaluation.testset import make_lines
 from assets.demo_model.recipe.prompt import extraction_messages, render_chat
 from assets.demo_model.recipe.training.attention import BLOCK, attend, make_bias
@@ -440,3 +442,18 @@ def test_extractions_come_with_a_schema_that_names_every_field() -> None:
     for _ in range(50):
         (document, *_), schema = sample_extraction(rng, long_share=0.1)
         assert set(schema["properties"]) == set(document.record)
+
+
+@pytest.mark.parametrize("name", ["generated", "handwritten", "samples", "unseen", "development"])
+def test_every_set_fits_its_schemas(name: str) -> None:
+    cases = read_cases(EVALUATION / f"{name}.jsonl")
+    assert len(cases) >= 16
+    for case in cases:
+        assert case.record and list(case.schema["properties"]) == list(case.record)
+        jsonschema_rs.validate(case.schema, case.record)
+
+
+def test_other_text_stands_on_both_sides_in_the_given_amount() -> None:
+    text = surround("Ada is 36.", 40, lambda part: len(part.split()), ["one two three."] * 2)
+    assert text.count("one two three.") == 12 and text.split("Ada is 36.")[1].count("one") == 6
+    assert surround("Ada", 0, len, ["a"]) == "Ada"

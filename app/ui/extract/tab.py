@@ -254,7 +254,7 @@ WORDS = (
 )
 UNMEASURED = (
     "<p>How often such values are right has not been measured for this model. "
-    "<code>python -m app extract --evaluate --calibration calibration.json</code> measures it; beside the model's "
+    "<code>python -m app extract --evaluate FILE --calibration calibration.json</code> measures it; beside the model's "
     "weights the file is shown here.</p>"
 )
 

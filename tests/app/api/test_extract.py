@@ -11,7 +11,7 @@ import pytest
 
 from app.api import extract as api_extract
 from app.extraction import Example, extract
-from app.extraction.cases import ASSETS
+from app.extraction.cases import SCHEMAS
 from app.ui.api_hint import SNIPPETS, make_snippets
 from app.ui.api_hint import TEXT as CONTACT
 from engine import LLM
@@ -186,7 +186,7 @@ async def test_the_examples_of_the_page_run(server: Server, capsys: Any) -> None
 
 @needs_model
 def test_the_demo_model_reads_the_example_of_the_page_right() -> None:
-    schema = json.loads((ASSETS / "schemas" / "contact.json").read_text(encoding="utf-8"))
+    schema = json.loads((SCHEMAS / "contact.json").read_text(encoding="utf-8"))
     with LLM(num_threads=1, num_blocks=200) as llm:
         (found,) = extract(llm, schema, [CONTACT])
     name, title, company, email, phone = CONTACT.split(", ")

@@ -32,7 +32,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_a_file_that_is_no_calibration_is_named_and_not_drawn(tmp_path: Path, text: str) -> None:
     path = tmp_path / "calibration.json"
     path.write_text(text)
-    with pytest.raises(CalibrationError, match=r"calibration\.json is no calibration"):
+    with pytest.raises(CalibrationError, match=r"calibration\.json is not a calibration file"):
         read_calibration(path)
     assert find_calibration(tmp_path) is None
 
@@ -45,4 +45,4 @@ def test_the_table_says_how_many_values_of_a_confidence_were_right() -> None:
 
 def test_a_model_without_measurement_says_how_to_measure(tmp_path: Path) -> None:
     shown = render_calibration(FakeEngine(config=EngineConfig(model=str(tmp_path))))
-    assert "has not been measured" in shown and "--evaluate --calibration" in shown
+    assert "has not been measured" in shown and "--evaluate FILE --calibration" in shown

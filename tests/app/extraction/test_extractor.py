@@ -15,7 +15,7 @@ from app.extraction import (
     extract_records,
 )
 from app.extraction.cases import Case
-from app.extraction.evaluate import judge_cases
+from app.extraction.evaluate import score_cases
 from app.extraction.extractor import check_record
 from app.extraction.json_spans import scan
 from engine import CompletionOutput, Engine, EngineConfig, EngineDead
@@ -219,7 +219,7 @@ async def test_a_full_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert [line["valid"] for line in lines] == [True] * 5
     case = Case("person", PERSON, TEXT, {"name": "Ada", "age": 36})
     assert [
-        judged.is_whole for judged in await judge_cases(Extractor(BusyEngine(num_refused=3)), [case])
+        scored.is_whole for scored in await score_cases(Extractor(BusyEngine(num_refused=3)), [case])
     ] == [True]
 
 
