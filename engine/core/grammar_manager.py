@@ -17,7 +17,6 @@ from itertools import accumulate
 
 import numpy as np
 
-from engine.core.mask_pool import MaskPool
 from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
 from engine.outputs import FinishReason
 from engine.spec.forced import ForcedDrafts
@@ -95,7 +94,6 @@ class GrammarManager:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._pool = MaskPool(vocab_size)
         self._all = allocate_bitmask(1, vocab_size)
         self._matchers: dict[int, Matcher] = {}
         self._kept: dict[int, list[int]] = {}  # tokens that matchers have not accepted yet
@@ -161,7 +159,7 @@ class GrammarManager:
             if (matcher := self._matchers.get(target.handle)) is not None:
                 (apart if self._is_apart(target.handle, matcher) else quick).append(target)
         counts = np.array([1 + len(target.draft_token_ids) for target in quick], dtype=np.int64)
-        bitmask = self._pool.take(int(counts.sum()))
+        bitmask = np.empty((int(counts.sum()), self._all.shape[1]), np.int32)
         if len(bitmask) > len(quick):
             bitmask[:] = self._all  # a mask after a forbidden draft is not written, nor is its token used
         problems = self._fill_quick(quick, bitmask)

@@ -230,7 +230,6 @@ class ModelRunner:
         # Masks of skipped rows are unused: those rows are not parked.
         is_used = np.isin(masks.indices, runs.indices)
         logits = self._select(parked.logits, np.flatnonzero(np.repeat(is_ready, runs.counts)))
-        # Masks are read here and not kept: their memory is used again for a later step.
         bitmask = masks.bitmask if is_used.all() else masks.bitmask[np.repeat(is_used, masks.counts)]
         self._sample(launched, runs.select(is_ready), logits, bitmask)
         return launched
