@@ -19,7 +19,7 @@ from kernels.triton.launch import (
     make_output,
     next_power_of_2,
 )
-from kernels.triton.tiles import TileTable, load_table
+from kernels.triton.tiles import Tiles, choose_tiles
 
 # Parts that a context is cut into at most.
 MAX_SPLITS = 16
@@ -45,14 +45,14 @@ def paged_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
-    tiles: TileTable | None = None,
+    tiles: Tiles | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Implement `kernels.ops.PagedAttention`; the order of a request's sums depends on its own lengths alone.
 
     Args:
         q: tokens may be further apart than their size.
-        tiles: choices of tiles; default: the device's.
+        tiles: default: those of the layer's shape.
         out: written and returned when given.
 
     Source: Kwon et al., 2023 (PagedAttention); split over context after FlashDecoding.
@@ -60,13 +60,13 @@ def paged_attention(
     _check(q, k_cache, v_cache, block_tables, query_start_loc, seq_lens, sliding_window)
     if plan is None:
         plan = AttentionPlan(query_start_loc.diff().tolist(), seq_lens.tolist())
-    table = tiles or load_table(q.device)
+    tiles = tiles or choose_tiles(k_cache.element_size(), q.shape[2])
     result = make_output(out, tuple(q.shape), q)
     is_fp8 = k_cache.dtype == torch.float8_e4m3fn
     if is_fp8:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     call = _Call(
-        result, q, k_cache, v_cache, block_tables, query_start_loc, seq_lens, table, scale, soft_cap,
+        result, q, k_cache, v_cache, block_tables, query_start_loc, seq_lens, tiles, scale, soft_cap,
         sinks, sliding_window or 0, is_fp8,
     )  # fmt: skip
     if plan.has_decodes:
@@ -101,7 +101,7 @@ class _Call:
         block_tables: Tensor,
         query_start_loc: Tensor,
         seq_lens: Tensor,
-        table: TileTable,
+        tiles: Tiles,
         scale: float,
         soft_cap: float | None,
         sinks: Tensor | None,
@@ -113,11 +113,10 @@ class _Call:
         self._lengths = (query_start_loc, seq_lens)
         self._strides = (q.stride(0), block_tables.stride(0))
         self._factors = (scale, soft_cap or 1.0)
-        self._table = table
+        self._tiles = tiles
         self._num_heads, self._head_dim = q.shape[1], q.shape[2]
         self._num_kv_heads = k_cache.shape[2]
         self._group = self._num_heads // self._num_kv_heads
-        self._itemsize = k_cache.element_size()
         self._window = window
         if sinks is not None:
             check_shape("sinks", sinks, (self._num_heads,))
@@ -143,16 +142,16 @@ class _Call:
         self._attend_short(plan, (2, SHORT_LIMIT), plan.max_draft_len)
 
     def _attend_short(self, plan: AttentionPlan, limits: tuple[int, int], max_query_len: int) -> None:
-        tile = self._table.choose("short", self._itemsize, self._head_dim)
+        tile = self._tiles.short
         rows = max(tile.block_m, next_power_of_2(self._group))
         rows = max(rows, min(MAX_SHORT_ROWS, next_power_of_2(limits[1] * self._group)))
         block_q = rows // self._group
-        min_split = self._table.min_split // tile.block_n * tile.block_n
+        min_split = self._tiles.min_split // tile.block_n * tile.block_n
         query_tiles = triton.cdiv(max_query_len, block_q)
         num_units = plan.num_requests * query_tiles * self._num_kv_heads
         max_splits = min(MAX_SPLITS, triton.cdiv(plan.max_seq_len, min_split))
         fewest = MIN_PROGRAMS if max_splits >= 2 * MIN_PROGRAMS else 1
-        num_programs = max(fewest, min(max_splits, self._table.target_programs // num_units))
+        num_programs = max(fewest, min(max_splits, self._tiles.target_programs // num_units))
         is_draft = limits != (1, 1)
         num_rows = (plan.num_draft_tokens if is_draft else plan.num_requests) * self._num_heads
         if is_draft and _measure_parts(num_rows * max_splits, self._head_dim) > MAX_DRAFT_BYTES:
@@ -212,7 +211,7 @@ class _Call:
         )
 
     def attend_long(self, plan: AttentionPlan) -> None:
-        tile = self._table.choose("long", self._itemsize, self._head_dim)
+        tile = self._tiles.long
         rows = max(tile.block_m, next_power_of_2(self._group))
         num_tiles = self._q.shape[0] // (rows // self._group) + plan.num_requests
         long_attention_kernel[(self._num_kv_heads * num_tiles,)](

@@ -15,26 +15,23 @@ from kernels.triton.bench.ceilings import measure_ceilings
 from kernels.triton.bench.checks import check_kernels
 from kernels.triton.bench.table import measure_table
 from kernels.triton.bench.timing import Bench
-from kernels.triton.bench.tuner import tune
 
 
-def run_part(part: str, bench: Bench, folder: Path) -> dict[str, Any]:
-    """Measure one part; `folder` is where a tuned table goes."""
+def run_part(part: str, bench: Bench) -> dict[str, Any]:
+    """Measure one part."""
     if part == "ceilings":
         return measure_ceilings(bench)
     if part == "checks":
         found = check_kernels(bench)
         wrong = [each["name"] for each in found if not each["is_right"]]
         return {"num_checks": len(found), "wrong": wrong, "checks": found}
-    if part == "table":
-        return {"kernels": measure_table(bench, measure_ceilings(bench))}
-    return tune(bench, folder)
+    return {"kernels": measure_table(bench, measure_ceilings(bench))}
 
 
 def main() -> int:
     """Write the part's figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("ceilings", "checks", "table", "tune"))
+    parser.add_argument("part", choices=("ceilings", "checks", "table"))
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument(
         "--smoke", action="store_true", help="tiny sizes on the CPU, under TRITON_INTERPRET=1"
@@ -50,7 +47,7 @@ def main() -> int:
     else:
         print(f"no CUDA device: torch {torch.__version__} sees none", file=sys.stderr)
         return 2
-    figures = run_part(arguments.part, bench, arguments.json.parent)
+    figures = run_part(arguments.part, bench)
     arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 

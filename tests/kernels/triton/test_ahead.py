@@ -1,6 +1,6 @@
 """The kernels compiled for GPUs that are not here: no spills, wide loads, asynchronous copies, tensor cores.
 
-What is compiled is what the tile tables choose, so that a table cannot ship a tile that does not fit its GPU.
+What is compiled is what `choose_tiles` chooses, so that no tile is too large for a GPU.
 """
 
 import re
@@ -26,7 +26,7 @@ from kernels.triton.paged_attention import MAX_SHORT_ROWS
 from kernels.triton.rms_norm import rms_norm_kernel
 from kernels.triton.silu_mul import silu_mul_kernel
 from kernels.triton.states import scan_states_kernel
-from kernels.triton.tiles import Kind, Tile, pick_generation, read_table
+from kernels.triton.tiles import Kind, Tile, choose_tiles
 from kernels.triton.token_bitmask import apply_bitmask_kernel
 from tests.kernels.triton.ahead import Compiled, compile_for
 from tests.kernels.triton.conftest import IS_INTERPRETED
@@ -70,10 +70,10 @@ def compile_attention(
     is_draft: bool = False,
     has_sinks: bool = False,
 ) -> tuple[Compiled, Tile]:
-    """Compile the tile that the table of an architecture chooses, for 16 heads in groups of two."""
+    """Compile the tile of such a layer for an architecture, for 16 heads in groups of two."""
     cache_dtype = cache_dtype or dtype
-    table = read_table(pick_generation(arch))
-    tile = table.choose("long" if kind == "long" else "short", ITEMSIZE[cache_dtype], head_dim)
+    tiles = choose_tiles(ITEMSIZE[cache_dtype], head_dim)
+    tile = tiles.long if kind == "long" else tiles.short
     arguments = dict.fromkeys(("out_ptr", "q_ptr"), f"*{dtype}")
     arguments |= dict.fromkeys(("k_ptr", "v_ptr"), f"*{cache_dtype}")
     arguments |= dict.fromkeys(("tables_ptr", "query_start_ptr", "seq_lens_ptr"), "*i32")
@@ -88,7 +88,7 @@ def compile_attention(
         arguments |= {"parts_ptr": "*fp32", "stats_ptr": "*fp32"}
         arguments |= dict.fromkeys(("query_tiles", "first_draft", "num_slots"), "i32")
         constants |= {
-            "MIN_SPLIT": table.min_split, "MAX_SPLITS": 16, "IS_FOLDED": is_folded, "WINDOW": window,
+            "MIN_SPLIT": tiles.min_split, "MAX_SPLITS": 16, "IS_FOLDED": is_folded, "WINDOW": window,
             "MIN_QUERY": 2 if is_draft else 1, "MAX_QUERY": 16 if is_draft else 1,
         }  # fmt: skip
         constants["BLOCK_M"] = max(tile.block_m, MAX_SHORT_ROWS if is_draft else 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.triton.attention_plan import AttentionPlan
 from kernels.triton.paged_attention import paged_attention
-from kernels.triton.tiles import Entry, Tile, TileTable
+from kernels.triton.tiles import Tile, Tiles
 from tests.kernels import reference
 from tests.kernels.paged import spoil_hidden_keys
 from tests.kernels.triton.batches import TOLERANCE, make_paged
@@ -21,28 +21,28 @@ MIXED = [(1, 40), (33, 33), (1, 20), (5, 37), (20, 41), (1, 1), (17, 17)]
 FEW = [(1, 1), (1, 40), (1, 100), (5, 37), (20, 41)]
 
 
-def make_table(block_n: int = 16, min_split: int = 32, target_programs: int = 1, rows: int = 16) -> TileTable:
+def make_tiles(block_n: int = 16, min_split: int = 32, target_programs: int = 1, rows: int = 16) -> Tiles:
     """Small tiles, so that small batches have many of them."""
-    entries = tuple(Entry(kind, 4, 16, Tile(rows, block_n, 4, 2)) for kind in ("short", "long"))
-    return TileTable("test", min_split, target_programs, entries)  # type: ignore[arg-type]
+    tile = Tile(rows, block_n, 4, 2)
+    return Tiles(tile, tile, min_split, target_programs)
 
 
-def attend(tensors: tuple[Tensor, ...], table: TileTable | None = None, **options: Any) -> Tensor:
+def attend(tensors: tuple[Tensor, ...], tiles: Tiles | None = None, **options: Any) -> Tensor:
     q = tensors[0]
     poisoned = torch.full(q.shape, torch.nan, dtype=q.dtype, device=q.device)
     options = {"scale": 0.3} | options
-    out = paged_attention(*tensors, **options, tiles=table or make_table(), out=poisoned)  # type: ignore[arg-type]
+    out = paged_attention(*tensors, **options, tiles=tiles or make_tiles(), out=poisoned)  # type: ignore[arg-type]
     assert out is poisoned
     return out
 
 
 def assert_equals_reference(
-    tensors: tuple[Tensor, ...], table: TileTable | None = None, **options: Any
+    tensors: tuple[Tensor, ...], tiles: Tiles | None = None, **options: Any
 ) -> None:
     expected = reference.paged_attention(*tensors, **({"scale": 0.3} | options))  # type: ignore[arg-type]
     assert not expected.isnan().any()
     tolerance = TOLERANCE[expected.dtype]
-    torch.testing.assert_close(attend(tensors, table, **options), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(attend(tensors, tiles, **options), expected, atol=tolerance, rtol=tolerance)
 
 
 def assert_same_sums(actual: Tensor, expected: Tensor) -> None:
@@ -78,31 +78,31 @@ def test_memory_behind_the_window_may_hold_anything(device: torch.device, window
     """Its blocks may belong to another request by now."""
     tensors = make_paged([(1, 200), (5, 90), (40, 130)], device, head_dim=16)
     spoil_hidden_keys(tensors, window)
-    assert_equals_reference(tensors, make_table(block_n=32), sliding_window=window)
+    assert_equals_reference(tensors, make_tiles(block_n=32), sliding_window=window)
 
 
 @pytest.mark.parametrize("target_programs", [1, 1000])
 def test_soft_cap_bounds_the_scores(device: torch.device, target_programs: int) -> None:
-    table = make_table(target_programs=target_programs)
-    assert_equals_reference(make_paged(FEW, device, head_dim=16), table, soft_cap=1.5)
+    tiles = make_tiles(target_programs=target_programs)
+    assert_equals_reference(make_paged(FEW, device, head_dim=16), tiles, soft_cap=1.5)
 
 
 @pytest.mark.parametrize("target_programs", [1, 40])
 def test_sinks_take_a_share_of_each_head(device: torch.device, target_programs: int) -> None:
     tensors = make_paged(FEW, device, num_heads=6, num_kv_heads=2, head_dim=16)
     sinks = torch.tensor([-100.0, -1.0, 0.0, 2.5, 4.0, 100.0], device=device)
-    assert_equals_reference(tensors, make_table(target_programs=target_programs), sinks=sinks)
+    assert_equals_reference(tensors, make_tiles(target_programs=target_programs), sinks=sinks)
 
 
 @pytest.mark.parametrize(("target_programs", "window"), [(1, 70), (40, None), (1000, 70)])
 def test_long_contexts_are_split(device: torch.device, target_programs: int, window: int | None) -> None:
     tensors = make_paged([(1, 200), (4, 97), (1, 31), (1, 33)], device, head_dim=16)
-    assert_equals_reference(tensors, make_table(target_programs=target_programs), sliding_window=window)
+    assert_equals_reference(tensors, make_tiles(target_programs=target_programs), sliding_window=window)
 
 
 def test_who_computes_a_split_changes_no_bit(device: torch.device) -> None:
     tensors = make_paged([(1, 200), (4, 97), (1, 31)], device, head_dim=16)
-    results = [attend(tensors, make_table(target_programs=target)) for target in (1, 30)]
+    results = [attend(tensors, make_tiles(target_programs=target)) for target in (1, 30)]
     for each in results[1:]:
         assert_same_sums(each, results[0])
 
@@ -110,30 +110,30 @@ def test_who_computes_a_split_changes_no_bit(device: torch.device) -> None:
 def test_drafts_between_decodes_and_prompts_have_parts_of_their_own(device: torch.device) -> None:
     lens = [(1, 35), (18, 18), (3, 40), (1, 20), (16, 33)]
     tensors = make_paged(lens, device, head_dim=16)
-    assert_equals_reference(tensors, make_table(target_programs=1000, min_split=16))
+    assert_equals_reference(tensors, make_tiles(target_programs=1000, min_split=16))
 
 
 def test_drafts_with_too_many_parts_are_folded_at_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = make_paged([(3, 40), (2, 20)], device, head_dim=16)
-    table = make_table(target_programs=1000, min_split=16)
+    tiles = make_tiles(target_programs=1000, min_split=16)
     plans = [AttentionPlan([3, 2], [40, 20]) for _ in range(2)]
-    expected = attend(tensors, table, plan=plans[0])
+    expected = attend(tensors, tiles, plan=plans[0])
     monkeypatch.setitem(paged_attention.__globals__, "MAX_DRAFT_BYTES", 0)
-    assert_same_sums(attend(tensors, table, plan=plans[1]), expected)
+    assert_same_sums(attend(tensors, tiles, plan=plans[1]), expected)
     sizes = [plan.take_scratch(0, 16, device)[0].untyped_storage().nbytes() for plan in plans]
     assert sizes == [5 * 2 * 3 * 18 * 4, 0], "tokens, heads, splits, sums of 16 and their statistics"
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: torch.device) -> None:
     q, k_cache, v_cache, tables, _, seq_lens = make_paged([(1, 130), (1, 9), (1, 77)], device, head_dim=16)
-    table = make_table(target_programs=1000)
-    together = attend((q, k_cache, v_cache, tables, torch.arange(4, device=device).int(), seq_lens), table)
+    tiles = make_tiles(target_programs=1000)
+    together = attend((q, k_cache, v_cache, tables, torch.arange(4, device=device).int(), seq_lens), tiles)
     starts = torch.arange(2, device=device).int()
     for row in range(3):
         part = slice(row, row + 1)
-        alone = attend((q[part], k_cache, v_cache, tables[part], starts, seq_lens[part]), table)
+        alone = attend((q[part], k_cache, v_cache, tables[part], starts, seq_lens[part]), tiles)
         assert torch.equal(alone[0], together[row])
 
 
@@ -157,9 +157,9 @@ def test_padding_changes_no_bit_of_the_real_rows(device: torch.device) -> None:
 
 def test_a_plan_of_upper_bounds_gives_the_same_result(device: torch.device) -> None:
     tensors = make_paged([(1, 50), (1, 9)], device, head_dim=16)
-    table = make_table(target_programs=1000)
-    bounds = attend(tensors, table, plan=AttentionPlan([1, 1], [1000, 1000]))
-    torch.testing.assert_close(bounds, attend(tensors, table), atol=0, rtol=0)
+    tiles = make_tiles(target_programs=1000)
+    bounds = attend(tensors, tiles, plan=AttentionPlan([1, 1], [1000, 1000]))
+    torch.testing.assert_close(bounds, attend(tensors, tiles), atol=0, rtol=0)
 
 
 def test_queries_may_be_a_view_of_a_fused_projection(device: torch.device) -> None:
@@ -170,9 +170,9 @@ def test_queries_may_be_a_view_of_a_fused_projection(device: torch.device) -> No
 
 
 def test_prefill_tiles_with_unmasked_parts_equal_the_reference(device: torch.device) -> None:
-    table = make_table(block_n=16, rows=64)
+    tiles = make_tiles(block_n=16, rows=64)
     tensors = make_paged([(40, 140), (90, 90), (1, 30)], device, head_dim=16)
-    assert_equals_reference(tensors, table)
+    assert_equals_reference(tensors, tiles)
 
 
 def test_fp8_keys_and_values_are_decoded_exactly(device: torch.device) -> None:

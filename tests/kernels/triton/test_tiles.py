@@ -1,7 +1,5 @@
-"""Choices on the host: tiles from tables, sizes from plans, and integers on which a launch is not specialised."""
+"""Choices on the host: tiles, sizes from plans, and integers on which a launch is not specialised."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,78 +14,19 @@ from kernels.triton.attention_plan import SHORT_LIMIT, AttentionPlan
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.gather_inputs import gather_inputs, gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.paged_attention import MAX_DRAFT_BYTES, estimate_scratch, paged_attention
-from kernels.triton.tiles import (
-    FOLDER,
-    Entry,
-    Tile,
-    TileTable,
-    load_table,
-    name_device,
-    pick_generation,
-    read_table,
-    write_table,
-)
+from kernels.triton.tiles import choose_tiles
 from kernels.triton.token_bitmask import apply_bitmask_kernel
 from tests.kernels.triton.conftest import IS_INTERPRETED
 
-TABLES = sorted(FOLDER.glob("*.json"))
 
-
-@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_tables_hold_sizes_that_kernels_take(path: Path) -> None:
-    table = read_table(path)
-    assert {entry.kind for entry in table.entries} == {"short", "long"}
-    for entry in table.entries:
-        sizes = (entry.tile.block_m, entry.tile.block_n, entry.tile.num_warps)
-        assert all(size & (size - 1) == 0 for size in sizes)
-        assert entry.tile.block_m >= 16 and entry.tile.block_n >= 16 and entry.tile.num_stages >= 1
-        assert table.min_split % entry.tile.block_n == 0, "a split ends where a tile ends"
-
-
-@pytest.mark.parametrize(
-    ("capability", "stem"),
-    [(75, "sm_80"), (80, "sm_80"), (86, "sm_80"), (89, "sm_89"), (90, "sm_90"), (120, "sm_90")],
-)
-def test_a_device_without_a_table_gets_that_of_its_generation(capability: int, stem: str) -> None:
-    assert pick_generation(capability).stem == stem
-
-
-def test_the_nearest_entry_is_chosen_by_element_size_first() -> None:
-    tiles = [Tile(16, size, 4, 2) for size in (16, 32, 64)]
-    entries = (
-        Entry("short", 2, 64, tiles[0]),
-        Entry("short", 2, 256, tiles[1]),
-        Entry("short", 4, 128, tiles[2]),
-        Entry("long", 2, 128, Tile(64, 64, 4, 2)),
-    )
-    table = TileTable("test", 64, 1, entries)
-    assert table.choose("short", 2, 80) == tiles[0]
-    assert table.choose("short", 2, 192) == tiles[1]
-    assert table.choose("short", 4, 64) == tiles[2]
-
-
-def test_a_written_table_is_read_back(tmp_path: Path) -> None:
-    table = read_table(TABLES[0])
-    path = tmp_path / f"{table.name}.json"
-    write_table(table, path)
-    assert read_table(path) == table
-    assert name_device("NVIDIA H200") == "NVIDIA_H200"
-    assert load_table(torch.device("cpu")).entries
-
-
-def test_a_device_has_its_own_table_or_that_of_its_generation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = [replace(read_table(path), min_split=256 * (1 + at)) for at, path in enumerate(TABLES)]
-    for table in tables:
-        write_table(table, tmp_path / f"{table.name}.json")
-    monkeypatch.setattr("kernels.triton.tiles.FOLDER", tmp_path)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    device = torch.device("cuda")
-    assert load_table.__wrapped__(device) == read_table(tmp_path / "sm_90.json")
-    write_table(replace(tables[0], min_split=1024), tmp_path / "NVIDIA_H200.json")
-    assert load_table.__wrapped__(device).min_split == 1024
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 192, 256, 512])
+def test_tiles_have_sizes_that_kernels_take(itemsize: int, head_dim: int) -> None:
+    tiles = choose_tiles(itemsize, head_dim)
+    for tile in (tiles.short, tiles.long):
+        assert all(size & (size - 1) == 0 for size in (tile.block_m, tile.block_n, tile.num_warps))
+        assert tile.block_m >= 16 and tile.block_n >= 16 and tile.num_stages >= 1
+        assert tiles.min_split % tile.block_n == 0, "a split ends where a tile ends"
 
 
 def test_a_plan_parts_requests_by_their_new_tokens() -> None:
@@ -142,8 +81,7 @@ def launch(
         tables, lengths = torch.empty(len(lens), 4).int(), torch.empty(len(lens)).int()
         starts = torch.empty(len(lens) + 1).int()
     plan = AttentionPlan(query_lens, seq_lens)
-    table = read_table(FOLDER / "sm_90.json")
-    paged_attention(q, cache, cache, tables, starts, lengths, scale=0.1, plan=plan, tiles=table)
+    paged_attention(q, cache, cache, tables, starts, lengths, scale=0.1, plan=plan)
     return (0 if plan._scratch is None else plan._scratch.nbytes), grids
 
 

@@ -43,7 +43,6 @@ class Part:
     name: str
     module: str
     budget_s: float
-    is_extra: bool = False  # runs only on request
 
 
 # In order of importance: limits of the machine, correctness, speed.
@@ -58,7 +57,6 @@ PARTS = (
     Part("switches", ENGINE, 50),
     Part("idle", ENGINE, 30),
     Part("structured", ENGINE, 50),
-    Part("tune", KERNELS, 300, is_extra=True),
 )
 
 
@@ -105,7 +103,7 @@ def pick_parts(names: str) -> list[Part]:
     for name in wanted:
         if name not in known:
             raise UsageError(f"--parts {name!r} must be one of {', '.join(known)}")
-    return [part for part in PARTS if part.name in wanted or not (wanted or part.is_extra)]
+    return [part for part in PARTS if part.name in wanted or not wanted]
 
 
 def run_parts(parts: Sequence[Part], budget_s: float, is_smoke: bool) -> dict[str, Any]:

@@ -53,10 +53,10 @@ def test_parts_behind_the_budget_are_recorded_as_skipped() -> None:
     assert results["works"] == {"status": "skipped", "error": "the 0 s of the run were over"}
 
 
-def test_parts_fit_into_the_run_in_their_own_order_and_extras_come_on_demand() -> None:
-    assert sum(part.budget_s for part in gpu.PARTS if not part.is_extra) <= parse().budget_s == 600
-    assert [part.name for part in gpu.pick_parts("tune, ceilings")] == ["ceilings", "tune"]
-    assert "tune" not in [part.name for part in gpu.pick_parts("")]
+def test_parts_fit_into_the_run_in_their_own_order() -> None:
+    assert sum(part.budget_s for part in gpu.PARTS) <= parse().budget_s == 600
+    assert [part.name for part in gpu.pick_parts("table, ceilings")] == ["ceilings", "table"]
+    assert gpu.pick_parts("") == list(gpu.PARTS)
     with pytest.raises(UsageError, match="--parts 'speed' must be one of ceilings, checks"):
         gpu.pick_parts("speed")
 
