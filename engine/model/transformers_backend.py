@@ -26,7 +26,6 @@ from engine.model.attention import plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.linear import Linear
 from engine.model.moe import Experts
-from engine.model.norm_swap import swap_norms
 from engine.model.paged_interface import AttentionCall, UnsupportedModel
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets
 from kernels import Ops
@@ -159,14 +158,13 @@ class TransformersModel(nn.Module):
         self.source = model
         self._replace_matrices(model, skeleton.read_matrices)
         self._context = paged_interface.connect_layers(model, skeleton.calls)
-        packed_experts.pack_experts(model)
+        self._foreign_experts = packed_experts.pack_experts(model)
         for module in model.modules():
             freeze_rope(module)
         # A Python reference, not a submodule: the decoder is one of the source already.
         self._decoder = (decoder,)
         self._hidden = HiddenStates()
         self._head = (_replace_child(model, prefix, self._hidden),)
-        swap_norms(decoder, self._context)
 
     @property
     def lm_head(self) -> Linear:
@@ -226,6 +224,9 @@ class TransformersModel(nn.Module):
         Raises:
             ValueError: a matrix does not allow this quantization.
         """
+        if quantization is not None and self._foreign_experts:
+            names = ", ".join(sorted(self._foreign_experts))
+            raise ValueError(f"{names} cannot be quantized: it does not gate its experts by SiLU")
         self.quantization = quantization
         for module in self.modules():
             if isinstance(module, Linear | Experts):
