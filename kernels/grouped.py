@@ -1,13 +1,15 @@
 """GroupedInt: a matrix in codes of 4 or 8 bits, the form that quantized checkpoints and `--quantization int4` share.
 
 weight[o, i] = scales[o, g] * codes[o, i] + minimums[o, g],   g = i // group_size
+
+Packing reads a matrix as GroupedRows, some rows at a time, so that no second copy of all of it is in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,22 @@ Bits = Literal[4, 8]
 
 GROUP_SIZE = 64  # of matrices that are rounded to 4 bits
 _ROWS_AT_ONCE = 4096  # float32 copies of a large matrix are made of so many rows
+
+
+class GroupedRows(Protocol):
+    """A matrix [out, in] whose rows are converted to grouped codes when they are read."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def group_size(self) -> int: ...
+
+    @property
+    def bits(self) -> Bits: ...
+
+    def read(self, rows: slice | Tensor) -> GroupedInt:
+        """Return some rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +51,17 @@ class GroupedInt:
     def shape(self) -> torch.Size:
         return self.codes.shape
 
-    def select_rows(self, order: Tensor) -> GroupedInt:
-        """Return the matrix with its rows in another order."""
-        return replace(
-            self, codes=self.codes[order], scales=self.scales[order], minimums=self.minimums[order]
+    def read(self, rows: slice | Tensor) -> GroupedInt:
+        """As `GroupedRows`."""
+        return replace(self, codes=self.codes[rows], scales=self.scales[rows], minimums=self.minimums[rows])
+
+    def divide_groups(self, group_size: int) -> GroupedInt:
+        """Return the same matrix in smaller groups, whose size divides that of the present ones."""
+        times, count = self.group_size // group_size, -(-self.shape[1] // group_size)
+        scales, minimums = (
+            each.repeat_interleave(times, dim=1)[:, :count] for each in (self.scales, self.minimums)
         )
+        return replace(self, scales=scales, minimums=minimums, group_size=group_size)
 
     def dequantize(self) -> Tensor:
         """Return the matrix [out, in] in float32."""
@@ -52,8 +76,78 @@ class GroupedInt:
         return weight
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedRows:
+    """A matrix that is rounded when it is read; see `round_grouped`."""
+
+    read_values: Callable[[slice | Tensor], Tensor]  # some rows, a float dtype
+    shape: torch.Size
+    bits: Bits = 4
+    group_size: int = GROUP_SIZE
+
+    def read(self, rows: slice | Tensor) -> GroupedInt:
+        """As `GroupedRows`."""
+        return round_grouped(self.read_values(rows), self.bits, self.group_size)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedRows:
+    """The rows of a matrix in another order."""
+
+    source: GroupedRows
+    order: Tensor  # [out] int64
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.source.shape
+
+    @property
+    def group_size(self) -> int:
+        return self.source.group_size
+
+    @property
+    def bits(self) -> Bits:
+        return self.source.bits
+
+    def read(self, rows: slice | Tensor) -> GroupedInt:
+        """As `GroupedRows`."""
+        return self.source.read(self.order[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class StackedRows:
+    """Matrices above each other, in the most bits and the smallest groups of a part, which divide the others."""
+
+    parts: Sequence[GroupedRows]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]))
+
+    @property
+    def group_size(self) -> int:
+        return min(part.group_size for part in self.parts)
+
+    @property
+    def bits(self) -> Bits:
+        return max(part.bits for part in self.parts)
+
+    def read(self, rows: slice | Tensor) -> GroupedInt:
+        """As `GroupedRows`; in slices alone."""
+        assert isinstance(rows, slice), "stacked rows are read in their order"
+        found, first = [], 0
+        for part in self.parts:
+            start, end = max(rows.start - first, 0), min(rows.stop - first, part.shape[0])
+            if start < end:
+                found.append(part.read(slice(start, end)).divide_groups(self.group_size))
+            first += part.shape[0]
+        return replace(stack(found), bits=self.bits)
+
+
 def stack(parts: Sequence[GroupedInt]) -> GroupedInt:
     """Put matrices of one group size above each other; codes of fewer bits are stored in the most bits of a part."""
+    if len(parts) == 1:
+        return parts[0]
     (group_size,) = {part.group_size for part in parts}
     codes, scales, minimums = (
         torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales", "minimums")
@@ -66,8 +160,7 @@ def round_grouped(weight: Tensor, bits: Bits = 4, group_size: int = GROUP_SIZE) 
 
     A NaN spoils its group. Scales and minimums are float16, as products store them.
     """
-    parts = [_round_rows(rows, bits, group_size) for rows in weight.split(_ROWS_AT_ONCE)]
-    return parts[0] if len(parts) == 1 else stack(parts)
+    return stack([_round_rows(rows, bits, group_size) for rows in weight.split(_ROWS_AT_ONCE)])
 
 
 def _round_rows(weight: Tensor, bits: Bits, group_size: int) -> GroupedInt:

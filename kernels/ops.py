@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from kernels.grouped import GroupedInt
+from kernels.grouped import GroupedRows
 from kernels.lora import LoraMatrix, LoraSegment, LoraStep, PackedLora
 from kernels.states import RunConv, ScanStates
 from kernels.step_buffers import StepBuffers
@@ -97,6 +97,17 @@ class Multiply(Protocol):
         self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
     ) -> Tensor:
         """Return x W^T + b, [T, in] -> [T, out], in the dtype of x unless another is given."""
+
+
+class PackLinear(Protocol):
+    def __call__(
+        self,
+        weight: Tensor | GroupedRows,
+        bias: Tensor | None,
+        quantization: Quantization | None,
+        dtype: torch.dtype | None = None,
+    ) -> PackedWeight:
+        """Lay a matrix [out, in] out for products in a dtype, by default its own. One in grouped codes keeps them."""
 
 
 class RunExperts(Protocol):
@@ -285,8 +296,7 @@ class Ops:
     make_plan: MakePlan
     paged_attention: PagedAttention
     linear: Multiply
-    # (weight [out, in], bias, quantization) -> packed weight
-    pack_linear: Callable[[Tensor | GroupedInt, Tensor | None, Quantization | None], PackedWeight]
+    pack_linear: PackLinear
     pack_experts: Callable[[ExpertWeights, Quantization | None], PackedExperts]
     run_experts: RunExperts
     run_conv: RunConv
@@ -303,7 +313,7 @@ class Ops:
     unpack_experts: Callable[[PackedExperts], ExpertWeights] | None = None
     # The matrix [out, in] that was packed, as near as the packing kept it; None: packing is a one-way street.
     unpack_linear: Callable[[PackedWeight], Tensor] | None = None
-    # (packed weight, ids [N]) -> rows [N, in] float32 of a matrix in grouped codes; None as in `unpack_linear`.
+    # (packed weight, ids [N]) -> rows [N, in] float32; None: an embedding stays as it is.
     unpack_rows: Callable[[PackedWeight, Tensor], Tensor] | None = None
     # Whether a matrix that must also stay as it is (an embedding that is the head too) deserves a packed copy.
     packs_shared: bool = False

@@ -59,7 +59,6 @@ class DecoderModel(nn.Module):
         self.dtype = dtype
         self.quantization: Quantization | None = None
         self.weights_hash = b""  # set by the loader
-        self.matrix_parts: dict[str, MatrixPart] = {}  # by the module's name in the checkpoint; set by `pack`
         # Layers whose inputs follow the final hidden state in the result of `forward`; see `engine.spec.device`.
         self.aux_layers: tuple[int, ...] = ()
         self.before_layers: Callable[[], None] = lambda: None
@@ -69,8 +68,8 @@ class DecoderModel(nn.Module):
         # Only the first stage has the embedding and the output head, so that a tied head needs no copy.
         num_embeddings = 0 if self._first else config.vocab_size
         self.embed_tokens = make_parameter(num_embeddings, config.hidden_size, dtype=dtype, device=device)
-        self._embedding_codes: EncodedTensor | None = None  # until it is packed
-        self._embedding: PackedWeight | None = None  # the table, where it has codes; None: `embed_tokens`
+        self._given_embedding: Tensor | EncodedTensor | None = None  # as the checkpoint has it, until it is packed
+        self._embedding: PackedWeight | None = None  # the table, where it is packed; None: `embed_tokens`
         ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs if spec.state is None))
         self.ropes = tuple(RotaryEmbedding(rope, head_size, device) for rope, head_size in ropes)
         groups = find_groups(self.kv_specs())
@@ -107,6 +106,7 @@ class DecoderModel(nn.Module):
         is_whole = sharding.size == 1 and sharding.layers is None
         self._can_fuse = is_plain and is_whole and not sharding.is_sliced
         self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
+        self.matrix_parts = self._list_parts()  # by the module's name in the checkpoint
 
     def forward(
         self,
@@ -222,18 +222,15 @@ class DecoderModel(nn.Module):
             rope.limit(max_model_len)
 
     def pack(self, quantization: Quantization | None = None) -> None:
-        """Convert the loaded weights to the layout of the ops, one matrix at a time. Call once, after loading.
+        """Convert the loaded weights to the layout of the ops, as far as the loader has not. Call once, after loading.
 
         Raises:
             ValueError: a matrix does not allow this quantization.
         """
         self.quantization = quantization
-        self.matrix_parts = self._list_parts()
         for module in self.modules():
-            if isinstance(module, Linear | Experts):
+            if isinstance(module, Linear | Experts) and not module.is_packed:
                 module.pack(self.ops, quantization)
-        if self._embedding_codes is not None:
-            self._pack_embedding(self._embedding_codes, quantization)
         self._layer_weights = self._list_weights(self.ops)
 
     def unpack_embedding(self) -> Tensor:
@@ -257,7 +254,7 @@ class DecoderModel(nn.Module):
         tied = {}
         if not self._first:
             keep = self._keep_embedding if self._sharding.size == 1 else None
-            targets[_EMBEDDING] = WeightTarget(self.embed_tokens, keep=keep)
+            targets[_EMBEDDING] = WeightTarget(self.embed_tokens, keep=keep, owner=self)
             if self.config.tie_word_embeddings:
                 tied[_HEAD] = _EMBEDDING
             else:
@@ -280,18 +277,24 @@ class DecoderModel(nn.Module):
         assert self.ops.unpack_rows is not None, "these ops have packed the embedding"
         return self.ops.unpack_rows(self._embedding, input_ids).to(self.dtype)
 
-    def _keep_embedding(self, tensor: EncodedTensor) -> None:
-        self._embedding_codes = tensor
+    def _keep_embedding(self, tensor: Tensor | EncodedTensor) -> None:
+        self._given_embedding = tensor
         if self.config.tie_word_embeddings:
             self.lm_head.keep("", tensor)
 
-    def _pack_embedding(self, codes: EncodedTensor, quantization: Quantization | None) -> None:
-        """Keep the table as a packed matrix, that of a tied head where it has the same codes."""
-        if self.config.tie_word_embeddings and quantization is None:
+    def pack_embedding(self, quantization: Quantization | None) -> None:
+        """Pack the table, and a tied head with it: as one matrix, unless the head is rounded."""
+        tensor, self._given_embedding = self._given_embedding, None
+        if tensor is None:
+            return
+        is_tied = self.config.tie_word_embeddings
+        if is_tied:
+            self.lm_head.pack(self.ops, quantization)
+        if is_tied and quantization is None:
             self._embedding = self.lm_head.packed
         else:
-            self._embedding = self.ops.pack_linear(codes.to_grouped(), None, None)
-        self._embedding_codes = None
+            matrix = tensor if isinstance(tensor, Tensor) else tensor.to_grouped()
+            self._embedding = self.ops.pack_linear(matrix, None, None, self.dtype)
         # The parameter says shape, dtype and device, and takes no memory.
         self.embed_tokens.data = self.embed_tokens.new_empty(1).expand(self.embed_tokens.shape)
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.shard import Shard
-from engine.model.weight_targets import ShardedTarget, Target, Targets, WeightTarget
+from engine.model.weight_targets import ShardedTarget, Target, Targets, WeightTarget, own
 from kernels import Ops
-from kernels.grouped import GroupedInt, round_grouped, stack
+from kernels.grouped import GroupedRows, OrderedRows, RoundedRows, StackedRows
 from kernels.lora import LoraMatrix, PackedLora
 from kernels.ops import Multiply, PackedWeight, Quantization
 from kernels.torch.linear import linear
@@ -56,7 +56,7 @@ class Linear(nn.Module):
         if shared is None:
             self.weight = make_parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = make_parameter(out_features, dtype=dtype, device=device) if bias else None
-        self._encoded: dict[str, EncodedTensor] = {}  # by part, until it is packed
+        self._given: dict[str, Tensor | EncodedTensor] = {}  # parts as the checkpoint has them, until it is packed
         # Each packed matrix is beside its op, because layers move to other ops while steps run. Others have slices.
         self._packed: list[tuple[Multiply, PackedWeight]] = [
             (linear, self.weight if shared is None else shared)
@@ -77,6 +77,10 @@ class Linear(nn.Module):
         """The matrix in the layout of the ops."""
         return self._packed[0][1]
 
+    @property
+    def is_packed(self) -> bool:
+        return self._unpack is not None
+
     def list_packed(self) -> list[PackedWeight]:
         """Return all matrices that the layer keeps in the layout of the ops."""
         return [packed for _, packed in self._packed]
@@ -91,13 +95,12 @@ class Linear(nn.Module):
         source = self._shared if self.weight is None else self.weight
         assert source is not None, "a layer is packed once; after that it is repacked"
         is_copy_worthwhile = self._shared is None or quantization is not None or ops.packs_shared
-        codes = self._join_codes(source.data, quantization)
-        if codes is not None:
-            packed = ops.pack_linear(codes, self.bias, None)
-        else:
-            packed = (
-                ops.pack_linear(source.data, self.bias, quantization) if is_copy_worthwhile else source.data
-            )
+        matrix = self._join_parts(source.data, quantization)
+        packed: PackedWeight = source.data
+        if not isinstance(matrix, Tensor):
+            packed = ops.pack_linear(matrix, self.bias, None, source.dtype)
+        elif is_copy_worthwhile:
+            packed = ops.pack_linear(matrix, self.bias, quantization, source.dtype)
         self._packed, self._unpack = [(ops.linear, packed)], ops.unpack_linear
         self.weight = None
 
@@ -114,36 +117,32 @@ class Linear(nn.Module):
         """Convert an adapter's change of the matrix to the layout of the ops."""
         return ops.pack_lora(matrix)
 
-    def keep(self, part: str, tensor: EncodedTensor) -> None:
-        """Take a part of the matrix in codes instead of its values."""
-        self._encoded[part] = tensor
+    def keep(self, part: str, tensor: Tensor | EncodedTensor) -> None:
+        """Take a part of the matrix as it is, until the matrix is packed."""
+        self._given[part] = tensor
 
-    def _join_codes(self, source: Tensor, quantization: Quantization | None) -> GroupedInt | None:
-        """Return the matrix in the codes of its parts; None if some have none: then the others are decoded to `source`.
+    def _join_parts(self, memory: Tensor, quantization: Quantization | None) -> Tensor | GroupedRows:
+        """Return the matrix in the codes of its parts, or its values if some part has no codes.
 
         int4 rounds the parts that have more bits, or none.
         """
-        if not self._encoded:
-            return None
-        encoded, self._encoded = self._encoded, {}
-        rows = dict(zip(self._parts, source.split(list(self._parts.values())), strict=True))
-        codes: dict[str, GroupedInt] = {}
-        for part, tensor in encoded.items():
-            order = self._orders.get(part)
-            grouped = tensor.to_grouped()
-            codes[part] = grouped if order is None else grouped.select_rows(order)
-        sizes = {each.group_size for each in codes.values()}
-        if len(sizes) == 1 and (len(codes) == len(self._parts) or quantization == "int4"):
-            if quantization == "int4":
-                (size,) = sizes
-                for part in self._parts:
-                    if part not in codes or codes[part].bits > 4:
-                        values = codes[part].dequantize() if part in codes else rows[part]
-                        codes[part] = round_grouped(values, 4, size)
-            return stack([codes[part] for part in self._parts])
-        for part, each in codes.items():
-            rows[part].copy_(each.dequantize())
-        return None
+        given, self._given = self._given, {}
+        if not given:
+            return memory
+        parts: list[Tensor | GroupedRows] = []
+        for part in self._parts:
+            tensor, order = given[part], self._orders.get(part)
+            if isinstance(tensor, Tensor):
+                parts.append(tensor if order is None else tensor.index_select(0, order))
+            else:
+                codes = tensor.to_grouped()
+                parts.append(codes if order is None else OrderedRows(codes, order))
+        sizes = [each.group_size for each in parts if not isinstance(each, Tensor)]
+        if sizes and (len(sizes) == len(parts) or quantization == "int4"):
+            is_int4 = quantization == "int4"
+            return StackedRows([_to_codes(each, min(sizes), is_int4) for each in parts])
+        values = [each if isinstance(each, Tensor) else _read_all(each).to(memory.dtype) for each in parts]
+        return values[0] if len(values) == 1 else torch.cat(values)
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
         """Convert the packed matrix to the layout of other ops."""
@@ -166,7 +165,8 @@ class Linear(nn.Module):
             memory = self.weight[row : row + rows]
             shard = self._shards.get(part)
             matrix_part = MatrixPart(self, row, rows, order, shard)
-            weight = WeightTarget(memory, order=order, keep=partial(self.keep, part), part=matrix_part)
+            keep = partial(self.keep, part)
+            weight = WeightTarget(memory, order=order, keep=keep, part=matrix_part)
             found: dict[str, Target] = {f"{prefix}weight": weight}
             if self.bias is not None:
                 found[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], order=order)
@@ -174,7 +174,20 @@ class Linear(nn.Module):
                 found = {name: ShardedTarget(target, shard) for name, target in found.items()}
             targets |= found
             row += rows
-        return targets
+        return own(targets, self)
+
+
+def _to_codes(part: Tensor | GroupedRows, group_size: int, is_int4: bool) -> GroupedRows:
+    """Return a part of a matrix in codes, in 4 bits if those are wanted."""
+    if isinstance(part, Tensor):
+        return RoundedRows(part.__getitem__, part.shape, 4, group_size)
+    if is_int4 and part.bits > 4:
+        return RoundedRows(lambda rows: part.read(rows).dequantize(), part.shape, 4, group_size)
+    return part
+
+
+def _read_all(rows: GroupedRows) -> Tensor:
+    return rows.read(slice(0, rows.shape[0])).dequantize()
 
 
 def sum_squares(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

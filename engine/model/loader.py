@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.host_memory import release_pages
 from engine.model.checkpoint import hash_weights, read_tensors, resolve_weights, weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
@@ -19,6 +22,8 @@ from engine.model.formats.gguf_file import is_gguf
 from engine.model.formats.gguf_model import GGUFModel
 from engine.model.formats.safetensors_reader import read_encoded
 from engine.model.implementation import TransformersConfig, import_backend, read_model_config
+from engine.model.linear import Linear
+from engine.model.moe import Experts
 from engine.model.protocol import Model
 from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_memory import check_weight_memory
@@ -27,6 +32,15 @@ from kernels import Ops
 from kernels.ops import Quantization
 
 _MAX_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How tensors go into a model."""
+
+    quantization: Quantization | None
+    keeps_codes: bool  # matrices are packed from the codes of the checkpoint
+    keeps_tensors: bool  # matrices are packed from the mapped file, not from a copy
 
 
 class BuildDecoder(Protocol):
@@ -75,22 +89,23 @@ def load_model(
     """
     if config is None:
         config = read_model_config(path_or_name)
-    packs_shared = ops is not None and ops.packs_shared
     has_codes = config.weight_format is not None
     keeps_codes = has_codes and ops is not None and ops.takes_grouped and quantization in (None, "int4")
+    is_native = ops is not None and ops.unpack_rows is not None
+    loading = Loading(quantization, keeps_codes, keeps_tensors=is_native)
     num_ranks = sharding.size
     with check_weight_memory(
-        path_or_name, config, dtype, device, quantization, packs_shared, keeps_codes, num_ranks
+        path_or_name, config, dtype, device, quantization, is_native, keeps_codes, num_ranks
     ):
         is_foreign = isinstance(config, TransformersConfig)
         load = (
             import_backend().load
             if is_foreign
-            else partial(_load_decoder, keeps_codes=keeps_codes, build=partial(build, sharding=sharding))
+            else partial(_load_decoder, loading=loading, build=partial(build, sharding=sharding))
         )
         weight_seed = seed if load_format == "dummy" else None
-        model: Model = load(path_or_name, config, dtype, device, ops, weight_seed)
         try:
+            model: Model = load(path_or_name, config, dtype, device, ops, weight_seed)
             model.pack(quantization)
         except ValueError as error:
             raise ConfigError(f"quantization={quantization!r}: {error}") from error
@@ -104,57 +119,70 @@ def _load_decoder(
     device: torch.device,
     ops: Ops | None,
     seed: int | None,
-    keeps_codes: bool,
+    loading: Loading,
     build: Callable[[ModelConfig, torch.dtype, torch.device, Ops | None], DecoderModel],
 ) -> DecoderModel:
-    """Build our decoder; with a seed its weights are random.
-
-    Args:
-        keeps_codes: leave the codes of quantized matrices as they are.
-    """
+    """Build our decoder; with a seed its weights are random."""
     model = build(config, dtype, device, ops).eval()
     if seed is not None:
         _fill_randomly(model, seed)
         model.weights_hash = b"dummy:%d" % seed
     elif is_gguf(path_or_name):
         source = GGUFModel(path_or_name)
-        _load_tensors(model, source.read_tensors(), path_or_name, keeps_codes)
+        with release_pages(source.files):
+            _load_tensors(model, source.read_tensors(), path_or_name, loading)
         model.weights_hash = source.hash_weights()
     else:
-        _load_checkpoint(model, resolve_weights(path_or_name), keeps_codes)
+        _load_checkpoint(model, resolve_weights(path_or_name), loading)
     return model
 
 
-def _load_checkpoint(model: Model, folder: Path, keeps_codes: bool) -> None:
+def _load_checkpoint(model: Model, folder: Path, loading: Loading) -> None:
     files = weight_files(folder)
     weight_format = model.config.weight_format
     tensors = read_tensors(files) if weight_format is None else read_encoded(files, weight_format)
-    wanted = model.weight_targets()
-    loaded = _load_tensors(model, tensors, folder, keeps_codes)
-    if not loaded.isdisjoint(wanted.tied):
-        _check_tied(files, wanted, folder)
+    with release_pages(files):
+        tied = _load_tensors(model, tensors, folder, loading)
+    if tied:
+        _check_tied(files, tied, folder)
     model.weights_hash = hash_weights(files)
 
 
 def _load_tensors(
-    model: Model,
-    tensors: Iterable[tuple[str, Tensor | EncodedTensor]],
-    source: str | Path,
-    keeps_codes: bool,
-) -> set[str]:
-    """Copy tensors to the model; returns their names."""
+    model: Model, tensors: Iterable[tuple[str, Tensor | EncodedTensor]], source: str | Path, loading: Loading
+) -> dict[str, str]:
+    """Give tensors to the model, and pack each module as soon as it has all of its own.
+
+    Returns the tied tensors among them, with the name of the tensor that each must equal.
+    """
     wanted = model.weight_targets()
+    waiting = Counter(target.owner for target in wanted.targets.values())
     loaded: set[str] = set()
     unexpected: list[str] = []
+
+    def load(name: str, tensor: Tensor | EncodedTensor) -> None:
+        target = wanted.targets[name]
+        _load_tensor(target, tensor, name, source, loading)
+        loaded.add(name)
+        waiting[target.owner] -= 1
+        if waiting[target.owner]:
+            return
+        if isinstance(target.owner, Linear | Experts):
+            target.owner.pack(model.ops, loading.quantization)
+        elif isinstance(target.owner, DecoderModel):
+            target.owner.pack_embedding(loading.quantization)
+
     for stored, tensor in tensors:
         name = stored
         if name not in wanted.targets and f"model.{name}" in wanted.targets:
             name = f"model.{name}"  # saved without the output head, as embedding models are
+        if name in loaded:
+            continue  # a repeated tensor in another file
         if name in wanted.targets:
-            _load_tensor(wanted.targets[name], tensor, name, source, keeps_codes)
+            load(name, tensor)
         elif isinstance(tensor, Tensor) and (parts := wanted.list_parts(name)):
-            _load_stacked(wanted, parts, tensor, name, source)
-            loaded.update(parts)
+            for part, matrix in _split_experts(wanted, parts, tensor, name, source):
+                load(part, matrix)
         elif name not in wanted.tied and not wanted.is_ignored(name):
             unexpected.append(name)
         loaded.add(name)
@@ -164,24 +192,23 @@ def _load_tensors(
             f"the tensors of {source} do not match its config: "
             f"missing: {_shorten(missing)}; unexpected: {_shorten(unexpected)}"
         )
-    return loaded
+    return {name: other for name, other in wanted.tied.items() if name in loaded}
 
 
-def _load_stacked(
+def _split_experts(
     wanted: WeightTargets, parts: list[str], tensor: Tensor, name: str, source: str | Path
-) -> None:
-    """Copy the matrices of all experts out of one tensor."""
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the matrices of all experts out of one tensor."""
     single = wanted.targets[parts[0]].shape
     if tensor.numel() != len(parts) * single.numel() or tensor.shape[-1] != single[-1]:
         raise ConfigError(
             f"{source}: tensor {name} has shape {list(tensor.shape)}, its config says {len(parts)} x {list(single)}"
         )
-    for part, matrix in zip(parts, tensor.view(-1, *single), strict=True):
-        _load_tensor(wanted.targets[part], matrix, part, source, keeps_codes=False)
+    yield from zip(parts, tensor.view(-1, *single), strict=True)
 
 
 def _load_tensor(
-    target: Target, tensor: Tensor | EncodedTensor, name: str, source: str | Path, keeps_codes: bool
+    target: Target, tensor: Tensor | EncodedTensor, name: str, source: str | Path, loading: Loading
 ) -> None:
     if tensor.shape != target.shape:
         raise ConfigError(
@@ -189,9 +216,10 @@ def _load_tensor(
         )
     if isinstance(target, SkippedTarget):
         return
+    keep = target.keep if isinstance(target, WeightTarget) and loading.keeps_tensors else None
     if isinstance(tensor, EncodedTensor):
-        if keeps_codes and isinstance(target, WeightTarget) and target.keep is not None:
-            target.keep(tensor)
+        if keep is not None and loading.keeps_codes:
+            keep(tensor)
             return
         tensor = tensor.dequantize()
     is_known = (tensor.is_floating_point() and tensor.dtype.itemsize > 1) or tensor.dtype == target.dtype
@@ -199,18 +227,19 @@ def _load_tensor(
         raise ConfigError(
             f"{source}: tensor {name} is {tensor.dtype}, and no quantization_config explains it"
         )
-    target.copy(tensor)
+    if keep is None:
+        target.copy(tensor)
+    else:
+        keep(tensor)
 
 
-def _check_tied(files: list[Path], wanted: WeightTargets, folder: Path) -> None:
+def _check_tied(files: list[Path], tied: dict[str, str], folder: Path) -> None:
     """Reject a tied tensor that differs from the tensor that is used in its place."""
-    for name, tensor in read_tensors(files):
-        if (other := wanted.tied.get(name)) is not None:
-            target = wanted.targets[other]
-            assert isinstance(target, WeightTarget), "an embedding is stored as it is"
-            memory = target.memory
-            if not torch.equal(tensor.to(memory.dtype), memory.cpu()):
-                raise ConfigError(f"{folder}: its config says that {name} repeats {other}, but they differ")
+    names = {*tied, *tied.values()}
+    tensors = {name: tensor for name, tensor in read_tensors(files) if name in names}
+    for name, other in tied.items():
+        if not torch.equal(tensors[name].to(tensors[other].dtype), tensors[other]):
+            raise ConfigError(f"{folder}: its config says that {name} repeats {other}, but they differ")
 
 
 def _fill_randomly(model: Model, seed: int) -> None:

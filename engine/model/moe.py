@@ -16,7 +16,14 @@ from engine.model.moe_spec import MoESpec
 from engine.model.mxfp4 import BLOCK_SIZE, Mxfp4Experts
 from engine.model.shard import Shard
 from engine.model.sharding import Sharding
-from engine.model.weight_targets import ShardedTarget, SkippedTarget, Targets, WeightTarget, add_prefix
+from engine.model.weight_targets import (
+    ShardedTarget,
+    SkippedTarget,
+    Targets,
+    WeightTarget,
+    add_prefix,
+    own,
+)
 from engine.parallel.comm import Comm, fold
 from kernels import Ops
 from kernels.ops import ExpertWeights, PackedExperts, Quantization, RunExperts
@@ -34,6 +41,7 @@ class ConvertedTarget:
     shape: torch.Size  # of the checkpoint's tensor
     convert: Callable[[Tensor], Tensor]  # to the shape of the memory
     dtype: torch.dtype | None = None
+    owner: nn.Module | None = None
 
     def copy(self, tensor: Tensor) -> None:
         """Write a tensor of the required shape into the memory."""
@@ -129,8 +137,15 @@ class Experts(nn.Module):
         """Return the matrices that the layer keeps in the layout of the ops."""
         return [packed for _, packed in self._packed]
 
+    @property
+    def is_packed(self) -> bool:
+        return bool(self._packed)
+
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor of the experts."""
+        return own(self._make_targets(), self)
+
+    def _make_targets(self) -> Targets:
         assert self.gate_up is not None and self.down is not None, "weights are loaded before they are packed"
         names = self._spec.names
         match names.layout:

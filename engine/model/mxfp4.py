@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 BLOCK_SIZE = 32
@@ -64,6 +64,7 @@ class EncodedTarget:
     part: str
     shape: torch.Size
     dtype: torch.dtype = torch.uint8
+    owner: nn.Module | None = None
 
     def copy(self, tensor: Tensor) -> None:
         """Take the tensor."""

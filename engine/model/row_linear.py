@@ -11,7 +11,7 @@ from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.linear import Linear, sum_squares
 from engine.model.shard import Shard
 from engine.model.sharding import Sharding
-from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget
+from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, own
 from engine.parallel.comm import fold
 from kernels import Ops
 from kernels.grouped import GROUP_SIZE
@@ -132,10 +132,11 @@ class RowLinear(Linear):
         """Return the memory for each checkpoint tensor."""
         assert self.weight is not None, "weights are loaded before they are packed"
         part = MatrixPart(self, 0, self.out_features, None, self._shard)
-        targets: Targets = {"weight": ShardedTarget(WeightTarget(self.weight, part=part), self._shard)}
+        weight = WeightTarget(self.weight, part=part)
+        targets: Targets = {"weight": ShardedTarget(weight, self._shard)}
         if self.bias is not None:
             targets["bias"] = WeightTarget(self.bias)
-        return targets
+        return own(targets, self)
 
 
 def make_row_linear(

@@ -92,11 +92,22 @@ def estimate_head_copy(
     )
 
 
-def _estimate_growth(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
-    """Return by how many bytes packing for the native ops enlarges a model: the head's copy minus savings in layers."""
+def _estimate_native_bytes(
+    config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None, keeps_codes: bool
+) -> int:
+    """Return the bytes of a model on the native ops, which pack each matrix as it is read."""
+    if keeps_codes:
+        experts = sum(moe.count_matrix_numbers(config.hidden_size) for moe in config.layer_moes if moe)
+        coded = count_parameters(config) - experts
+        return int(coded * _CODE_BYTES) + experts * dtype.itemsize
     itemsize = _INT4_BYTES if quantization == "int4" else _packed_itemsize(config, dtype, quantization)
-    saved = int(_count_matrix_numbers(config) * (dtype.itemsize - itemsize))
-    return max(0, estimate_head_copy(config, dtype, quantization) - saved)
+    matrices, table = _count_matrix_numbers(config), config.vocab_size * config.hidden_size
+    heads = 0 if config.tie_word_embeddings else table
+    rest = count_parameters(config) - matrices - table - heads
+    # A tied head is one matrix with the embedding, unless it is rounded.
+    head_bytes = heads * itemsize if quantization is None else table * itemsize
+    table_bytes = table * _packed_itemsize(config, dtype, None)
+    return int(matrices * itemsize + head_bytes) + table_bytes + rest * dtype.itemsize
 
 
 def _packed_itemsize(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
@@ -121,7 +132,7 @@ def check_weight_memory(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization | None = None,
-    packs_shared: bool = False,
+    is_native: bool = False,
     keeps_codes: bool = False,
     num_ranks: int = 1,
 ) -> Iterator[None]:
@@ -130,7 +141,7 @@ def check_weight_memory(
     Args:
         name: model name for the error.
         dtype: dtype of all weights until they are packed, including those to be quantized.
-        packs_shared: whether the ops pack a copy of a tied head, as the native ones do.
+        is_native: whether the native ops pack each matrix of the decoder as it is read.
         keeps_codes: whether matrices keep the codes of the checkpoint, in 4 or 8 bits; those of experts do not.
         num_ranks: ranks that divide the weights, except the embedding.
 
@@ -138,22 +149,19 @@ def check_weight_memory(
         ConfigError: gives the needed and the free memory, and a setting that needs less.
     """
     num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
-    copy_bytes = _estimate_growth(config, dtype, quantization) if packs_shared and not keeps_codes else 0
-    num_bytes += copy_bytes
-    if keeps_codes:
-        experts = sum(moe.count_matrix_numbers(config.hidden_size) for moe in config.layer_moes if moe)
-        num_bytes -= int((count_parameters(config) - experts) * (dtype.itemsize - _CODE_BYTES))
+    if is_native and not isinstance(config, TransformersConfig):
+        num_bytes = _estimate_native_bytes(config, dtype, quantization, keeps_codes)
     if num_ranks > 1:
         embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize
         num_bytes = embedding_bytes + (num_bytes - embedding_bytes) // num_ranks
     if num_bytes > free_bytes:
         gc.collect()  # may free the previous model
         free_bytes = measure_free_bytes(device)
-    copy_note = " with a packed copy of the head" if copy_bytes else ""
+    form = quantization if is_native and quantization else str(dtype).removeprefix("torch.")
     message = (
         f"model {str(name)!r} does not fit: {count_parameters(config)} parameters take {_format_bytes(num_bytes)} as "
-        f"{str(dtype).removeprefix('torch.')}{copy_note}, and {device.type} has {_format_bytes(free_bytes)} free"
-        f"{_hint(num_bytes, free_bytes, dtype, quantization)}"
+        f"{form}, and {device.type} has {_format_bytes(free_bytes)} free"
+        f"{_hint(num_bytes, free_bytes, dtype, quantization, is_native)}"
     )
     if num_bytes > free_bytes:
         raise ConfigError(message)
@@ -165,10 +173,14 @@ def check_weight_memory(
         raise ConfigError(f"{message}. {str(error).partition(chr(10))[0]}") from error
 
 
-def _hint(num_bytes: int, free_bytes: int, dtype: torch.dtype, quantization: Quantization | None) -> str:
+def _hint(
+    num_bytes: int, free_bytes: int, dtype: torch.dtype, quantization: Quantization | None, is_native: bool
+) -> str:
+    if is_native:
+        return "" if quantization == "int4" else "; quantization='int4' takes less"
     if dtype.itemsize > 2 and num_bytes // 2 <= free_bytes:
         return "; dtype='bfloat16' takes half of that"
-    # Quantization does not help: matrices are loaded before they are quantized.
+    # Other ops round matrices after all are loaded.
     return "" if quantization is None else f"; quantization={quantization!r} saves memory after loading only"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.model.adapters import MatrixPart
 from engine.model.formats.encoded import EncodedTensor
@@ -25,6 +25,10 @@ class Target(Protocol):
     def dtype(self) -> torch.dtype | None:
         """Required dtype of an encoded tensor; None: floating-point of at least 16 bits."""
 
+    @property
+    def owner(self) -> nn.Module | None:
+        """The module that is packed when all its tensors are there; None: the memory stays as it is."""
+
     def copy(self, tensor: Tensor) -> None:
         """Write a tensor of the required shape into memory."""
 
@@ -39,9 +43,10 @@ class WeightTarget:
         None  # [rows] int64: the row of the tensor for each row of the memory; None: as it is
     )
     offset: float = 0.0  # added to each number
-    # Takes a tensor in codes instead of its values, for ops that multiply with them; None: it needs the values.
-    keep: Callable[[EncodedTensor], None] | None = None
+    # Takes a tensor as the checkpoint has it, for ops that pack it from there; None: it is copied to the memory.
+    keep: Callable[[Tensor | EncodedTensor], None] | None = None
     part: MatrixPart | None = None  # where an adapter changes the matrix
+    owner: nn.Module | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -67,6 +72,7 @@ class ShardedTarget:
 
     target: Target
     shard: Shard
+    owner: nn.Module | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -89,6 +95,7 @@ class SkippedTarget:
 
     shape: torch.Size
     dtype: torch.dtype | None = None
+    owner: nn.Module | None = None
 
     def copy(self, tensor: Tensor) -> None:
         """Do nothing."""
@@ -145,6 +152,11 @@ class WeightTargets:
     def is_ignored(self, name: str) -> bool:
         """Whether a tensor is not needed."""
         return name.endswith(self.ignored_suffixes) or name.startswith(self.ignored_prefixes)
+
+
+def own(targets: Targets, owner: nn.Module) -> Targets:
+    """Return the targets as those of a module that is packed when all of them are filled."""
+    return {name: replace(target, owner=owner) for name, target in targets.items()}  # type: ignore[type-var]
 
 
 def add_prefix(prefix: str, targets: Targets) -> Targets:

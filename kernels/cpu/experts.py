@@ -44,8 +44,8 @@ def pack_experts(
         ValueError: as `kernels.cpu.weights.pack`.
     """
     gate_up, down = experts.gate_up.contiguous(), experts.down.contiguous()
-    kind = choose_kind(library, pool, gate_up, quantization)
-    down_kind = choose_kind(library, pool, down, quantization)
+    kind = choose_kind(library, pool, gate_up, quantization, gate_up.dtype)
+    down_kind = choose_kind(library, pool, down, quantization, down.dtype)
     halves = [*gate_up.chunk(2, dim=1)]
     biases = [None, None] if experts.gate_up_bias is None else [*experts.gate_up_bias.chunk(2, dim=1)]
 

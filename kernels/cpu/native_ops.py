@@ -20,7 +20,7 @@ from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.states import run_conv, scan_states
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
-from kernels.grouped import GroupedInt
+from kernels.grouped import GroupedRows
 from kernels.lora import LoraSegment, LoraStep
 from kernels.ops import KVCache, LayerWeights, Ops, Quantization
 
@@ -277,21 +277,25 @@ class NativeOps:
         return out
 
     def pack_linear(
-        self, weight: Tensor | GroupedInt, bias: Tensor | None, quantization: Quantization | None
+        self,
+        weight: Tensor | GroupedRows,
+        bias: Tensor | None,
+        quantization: Quantization | None,
+        dtype: torch.dtype | None = None,
     ) -> NativeWeight:
-        """Pack a matrix [out, in] and its bias; one in grouped codes keeps them.
+        """Pack a matrix [out, in] and its bias; see `kernels.ops.PackLinear`.
 
         Raises:
             ValueError: a dtype or quantization that native ops do not have.
         """
-        return pack(self.library, self.pool, self._memory, weight, bias, quantization)
+        return pack(self.library, self.pool, self._memory, weight, bias, quantization, dtype=dtype)
 
     def unpack_linear(self, weight: NativeWeight) -> Tensor:
         """The matrix [out, in] again, rounded where it was quantized."""
         return unpack(self.library, self.pool, weight)
 
     def unpack_rows(self, weight: NativeWeight, ids: Tensor) -> Tensor:
-        """Some rows of a matrix in grouped codes, float32."""
+        """Some rows of a matrix, float32."""
         ids = ids.contiguous()
         rows = torch.empty(len(ids), weight.in_features)
         pointers = (ctypes.byref(weight.struct), ids.data_ptr(), len(ids), rows.data_ptr())

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import LinearStruct
-from kernels.grouped import GROUP_SIZE, GroupedInt, round_grouped
+from kernels.grouped import GROUP_SIZE, GroupedRows, RoundedRows
 from kernels.ops import Quantization
 
 # The codes of `Dtype` in src/linear.h.
@@ -21,6 +21,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _PANEL_WIDTH = 32  # of `src/panels.h`
 _WORD_BYTES = 4
+_NUMBERS_AT_ONCE = 2**20  # of a matrix in grouped codes: what is converted stays in the cache until it is packed
 
 
 class WeightKind(IntEnum):
@@ -60,31 +61,37 @@ def pack(
     library: NativeLibrary,
     pool: ThreadPool,
     memory: PanelMemory,
-    weight: Tensor | GroupedInt,
+    weight: Tensor | GroupedRows,
     bias: Tensor | None,
     quantization: Quantization | None,
     kind: WeightKind | None = None,
+    dtype: torch.dtype | None = None,
 ) -> NativeWeight:
     """Pack a matrix [out, in] into a piece of `memory`; one in grouped codes keeps them.
 
     Args:
         kind: how to store it; None: `choose_kind` decides.
+        dtype: in which the products are computed; None: that of the matrix.
 
     Raises:
         ValueError: another dtype than float32 and bfloat16, or another quantization than int8 and int4.
     """
-    if isinstance(weight, GroupedInt):
-        return _pack_grouped(library, pool, memory, weight, bias, torch.float32)
+    if not isinstance(weight, Tensor):
+        return _pack_grouped(library, pool, memory, weight, bias, dtype or torch.float32)
+    dtype = dtype or weight.dtype
+    if weight.dtype != torch.bfloat16 or dtype != torch.float32:
+        weight = weight.to(dtype)  # float32 products with a bfloat16 matrix need no copy of it
     if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
         raise ValueError(
             "native ops take float32 and bfloat16 matrices on the CPU, "
             f"not {weight.dtype} {list(weight.shape)} on {weight.device.type}"
         )
     if quantization == "int4":
-        return _pack_grouped(library, pool, memory, round_grouped(weight), bias, weight.dtype)
+        rows = RoundedRows(weight.__getitem__, weight.shape)
+        return _pack_grouped(library, pool, memory, rows, bias, dtype)
     weight = weight.contiguous()
     out_features, in_features = weight.shape
-    kind = choose_kind(library, pool, weight, quantization) if kind is None else kind
+    kind = choose_kind(library, pool, weight, quantization, dtype) if kind is None else kind
     panels = memory.take(library.packed_bytes(kind, out_features, in_features))
     scales = torch.empty(out_features) if kind == WeightKind.INT8 else None
     corrections = torch.empty(out_features, dtype=torch.int32) if kind == WeightKind.INT8 else None
@@ -110,7 +117,7 @@ def pack(
         kind,
     )
     return NativeWeight(
-        kind, weight.dtype, in_features, out_features, panels, scales, corrections, bias, struct
+        kind, dtype, in_features, out_features, panels, scales, corrections, bias, struct
     )
 
 
@@ -118,18 +125,23 @@ def _pack_grouped(
     library: NativeLibrary,
     pool: ThreadPool,
     memory: PanelMemory,
-    weight: GroupedInt,
+    weight: GroupedRows,
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> NativeWeight:
+    """Pack a matrix some panels at a time."""
     out_features, in_features = weight.shape
     kind = WeightKind.GROUPED4 if weight.bits == 4 else WeightKind.GROUPED8
     sizes = (out_features, in_features, weight.group_size)
     panels = memory.take(library.grouped_bytes(kind, *sizes))
-    codes = weight.codes.contiguous()
-    scales, minimums = weight.scales.float().contiguous(), weight.minimums.float().contiguous()
-    pointers = (codes.data_ptr(), scales.data_ptr(), minimums.data_ptr())
-    library.pack_grouped(pool.handle, kind, *pointers, *sizes, panels.data_ptr())
+    step = max(1, _NUMBERS_AT_ONCE // (_PANEL_WIDTH * in_features)) * _PANEL_WIDTH
+    for start in range(0, out_features, step):
+        part = weight.read(slice(start, min(start + step, out_features)))
+        codes = part.codes.contiguous()
+        scales, minimums = part.scales.float().contiguous(), part.minimums.float().contiguous()
+        pointers = (codes.data_ptr(), scales.data_ptr(), minimums.data_ptr())
+        target = panels[library.grouped_bytes(kind, start, *sizes[1:]) :]
+        library.pack_grouped(pool.handle, kind, *pointers, len(codes), *sizes[1:], target.data_ptr())
     bias = None if bias is None else bias.float().contiguous()
     struct = LinearStruct(
         *(panels.data_ptr(), None, None, address(bias), in_features, out_features),
@@ -163,9 +175,13 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 def choose_kind(
-    library: NativeLibrary, pool: ThreadPool, weight: Tensor, quantization: Quantization | None
+    library: NativeLibrary,
+    pool: ThreadPool,
+    weight: Tensor,
+    quantization: Quantization | None,
+    dtype: torch.dtype,
 ) -> WeightKind:
-    """Return how to store a contiguous tensor of weights.
+    """Return how to store a contiguous tensor of weights for products in a dtype.
 
     Raises:
         ValueError: another quantization than int8; int4 is for linear layers, see `pack`.
@@ -177,6 +193,6 @@ def choose_kind(
     if quantization == "int8":
         return WeightKind.INT8
     if weight.dtype == torch.bfloat16:
-        return WeightKind.BFLOAT16
+        return WeightKind.BFLOAT16 if dtype == torch.bfloat16 else WeightKind.FLOAT32_HALF
     is_half = library.fits_bfloat16(pool.handle, weight.data_ptr(), weight.numel())
     return WeightKind.FLOAT32_HALF if is_half else WeightKind.FLOAT32

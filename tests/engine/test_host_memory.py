@@ -1,11 +1,14 @@
 """Memory of the host: what the machine has, less what control groups keep from this process."""
 
 import os
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from engine.host_memory import measure_host_memory
+from engine.host_memory import measure_host_memory, release_pages
 
 MIB = 2**20
 V1, V2 = "sys/fs/cgroup/memory", "sys/fs/cgroup"
@@ -90,3 +93,23 @@ def test_a_system_without_proc_is_asked_otherwise(
     assert 0 < free < total if is_told else free == total
     total, free = measure_host_memory()  # of this machine
     assert 0 < free <= total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_pages_of_files_that_are_read_once_are_given_back(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    with file.open("wb") as writer:
+        writer.truncate(300 * 2**20)
+    data = torch.from_file(str(file), shared=False, size=300 * 2**20, dtype=torch.uint8)
+    start = largest = count_file_pages()
+    with release_pages([file]):
+        for piece in data.split(2**20):
+            assert not piece.any()
+            largest = max(largest, count_file_pages())
+            time.sleep(0.001)
+    assert (largest - start) * os.sysconf("SC_PAGE_SIZE") < 200 * 2**20
+    assert (count_file_pages() - start) * os.sysconf("SC_PAGE_SIZE") < 16 * 2**20
+
+
+def count_file_pages() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[2])

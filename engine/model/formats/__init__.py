@@ -5,5 +5,5 @@
     gguf_blocks, packed_int, float8                       EncodedTensor of each format
 
 The loader sees EncodedTensors and nothing of the format: `dequantize` returns what the format's own library does,
-bit for bit, and `to_grouped` the codes for the grouped products.
+bit for bit, and `to_grouped` gives the codes for the grouped products, row by row.
 """

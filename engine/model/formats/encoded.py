@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from kernels.grouped import GroupedInt
+from kernels.grouped import GroupedRows
 
 
 @runtime_checkable
@@ -21,7 +21,7 @@ class EncodedTensor(Protocol):
     def dequantize(self) -> Tensor:
         """Return the values, equal to those of the format's own library bit for bit."""
 
-    def to_grouped(self) -> GroupedInt:
+    def to_grouped(self) -> GroupedRows:
         """Return the matrix in the form of the grouped products: its own codes, or 8 bits nearest to its values."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.grouped import GroupedInt, round_grouped
+from kernels.grouped import GroupedRows, RoundedRows
 
 _GROUP = 32
 
@@ -32,16 +32,20 @@ class ScaledTensor:
 
     def dequantize(self) -> Tensor:
         """Return the values in the dtype of the scales; in float32 where the scales are powers of two in a byte."""
-        scales = self.scales
+        return self._read(slice(None))
+
+    def to_grouped(self) -> GroupedRows:
+        return RoundedRows(self._read, self.shape, 8, _GROUP)
+
+    def _read(self, selected: slice | Tensor) -> Tensor:
+        """Return the values of some rows."""
+        scales, values = self.scales, self.values[selected]
         if scales.dtype.itemsize == 1:
             scales = scales.view(torch.float8_e8m0fnu).float()
         if scales.dim() == 2:
             rows, columns = self.block or (
                 -(-size // count) for size, count in zip(self.shape, scales.shape, strict=True)
             )
-            scales = scales.repeat_interleave(rows, 0)[: self.shape[0]]
+            scales = scales[torch.arange(self.shape[0])[selected] // rows]
             scales = scales.repeat_interleave(columns, 1)[:, : self.shape[1]]
-        return self.values.to(scales.dtype) * scales
-
-    def to_grouped(self) -> GroupedInt:
-        return round_grouped(self.dequantize(), 8, _GROUP)
+        return values.to(scales.dtype) * scales

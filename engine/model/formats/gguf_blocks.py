@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from kernels.grouped import GroupedInt, round_grouped, stack
+from kernels.grouped import Bits, GroupedInt, GroupedRows, round_grouped
 
 _ROWS_AT_ONCE = 2048  # limits the memory of intermediate values
 _GROUP = 32
@@ -45,7 +45,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A matrix in blocks; see `EncodedTensor`."""
+    """A matrix in blocks; see `EncodedTensor` and `GroupedRows`."""
 
     kind: Kind
     rows: Tensor  # [out, bytes] uint8
@@ -59,12 +59,21 @@ class GGUFTensor:
         parts = [self._dequantize(rows) for rows in self.rows.split(_ROWS_AT_ONCE)]
         return torch.cat(parts).view(self.shape)
 
-    def to_grouped(self) -> GroupedInt:
+    def to_grouped(self) -> GroupedRows:
         """As `EncodedTensor`; exact for blocks that have a scale per 32 weights."""
-        parts = [self._group(rows) for rows in self.rows.split(_ROWS_AT_ONCE)]
-        return parts[0] if len(parts) == 1 else stack(parts)
+        return self
 
-    def _group(self, rows: Tensor) -> GroupedInt:
+    @property
+    def group_size(self) -> int:
+        return _GROUP
+
+    @property
+    def bits(self) -> Bits:
+        return 4 if self.kind.type in _FOUR_BITS else 8
+
+    def read(self, selected: slice | Tensor) -> GroupedInt:
+        """As `GroupedRows`."""
+        rows = self.rows[selected]
         if self.kind not in _EXACT:
             return round_grouped(self._dequantize(rows), 8, _GROUP)
         assert self.kind.split is not None, "the kind has codes"
@@ -73,7 +82,7 @@ class GGUFTensor:
             minimums = -self.kind.zero * scales
             codes = (codes.short() + self.kind.zero).to(torch.uint8)
         codes, scales, minimums = (each.reshape(len(rows), -1) for each in (codes, scales, minimums))
-        return GroupedInt(codes, scales, minimums, _GROUP, 4 if self.kind.type in _FOUR_BITS else 8)
+        return GroupedInt(codes, scales, minimums, _GROUP, self.bits)
 
     def _dequantize(self, rows: Tensor) -> Tensor:
         if self.kind.split is None:

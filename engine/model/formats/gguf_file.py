@@ -81,6 +81,7 @@ class GGUFFile:
 
     def __init__(self, path_or_name: str | Path) -> None:
         self.path = resolve_gguf(path_or_name)
+        self.paths = [self.path]  # of all parts
         self.metadata, self._entries = _open(self.path)
         if (count := self.metadata.get("split.count", 1)) > 1:
             for number in range(2, count + 1):
@@ -89,6 +90,7 @@ class GGUFFile:
                     raise ConfigError(
                         f"{self.path} is the first of {count} parts; {part.name} is not beside it"
                     )
+                self.paths.append(part)
                 self._entries |= _open(part)[1]
 
     @property

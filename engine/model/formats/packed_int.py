@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.model.formats.encoded import unpack_bits
-from kernels.grouped import Bits, GroupedInt, round_grouped
+from kernels.grouped import Bits, GroupedInt, GroupedRows, RoundedRows
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where each column's field is
 _UNIT = 32  # inputs; the groups of the products are multiples of it
@@ -40,15 +40,18 @@ class GroupedTensor:
 
     def dequantize(self) -> Tensor:
         """Return the values in the dtype of the scales, rounded once as the formats' libraries do."""
-        levels = self.codes.short() - self.zeros[:, self.groups].short()
-        return levels.to(self.scales.dtype) * self.scales[:, self.groups]
+        return self._read(slice(None))
 
-    def to_grouped(self) -> GroupedInt:
+    def _read(self, rows: slice | Tensor) -> Tensor:
+        levels = self.codes[rows].short() - self.zeros[rows][:, self.groups].short()
+        return levels.to(self.scales.dtype) * self.scales[rows][:, self.groups]
+
+    def to_grouped(self) -> GroupedRows:
         """As `EncodedTensor`; large groups are divided, because activations are rounded by group."""
         size = -(-self.shape[1] // self.scales.shape[1])
         is_plain = torch.equal(torch.arange(self.shape[1]) // size, self.groups)
         if not is_plain or size % _UNIT or self.num_bits not in (4, 8):
-            return round_grouped(self.dequantize(), 8, _UNIT)
+            return RoundedRows(self._read, self.shape, 8, _UNIT)
         step = next(step for step in (_LARGEST_GROUP, 64, _UNIT) if size % step == 0)
         scales = self.scales.float()
         minimums = -scales * self.zeros.float()

@@ -247,7 +247,16 @@ void pack_grouped(
                 put_half(to + kFactorBytes / 2 + lane * kHalfBytes, minimums[output * groups.count + group]);
                 const uint8_t* from = codes + output * in_features + group * group_size;
                 int64_t left = in_features - group * group_size;
-                for (int64_t input = 0; input < (left < group_size ? left : group_size); ++input) {
+                int64_t count = left < group_size ? left : group_size, input = 0;
+                // Whole words of the panel; the rest code by code.
+                for (; input + 32 / bits <= count; input += 32 / bits) {
+                    uint32_t low, high = 0;
+                    std::memcpy(&low, from + input, 4);
+                    if (bits == 4) std::memcpy(&high, from + input + 4, 4);
+                    low |= high << 4;
+                    std::memcpy(to + CodePlace(bits, input, lane).byte, &low, 4);
+                }
+                for (; input < count; ++input) {
                     CodePlace place(bits, input, lane);
                     to[place.byte] |= uint8_t(from[input] << place.shift);
                 }
@@ -264,7 +273,7 @@ void unpack_grouped(Pool* pool, const Linear& linear, float* weight) {
     });
 }
 
-void unpack_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out) {
+void unpack_grouped_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out) {
     Groups groups(linear);
     parallel(pool, count, [&](int64_t i, int) { unpack_row(linear, groups, ids[i], out + i * linear.in_features); });
 }

@@ -33,7 +33,7 @@ void unpack_grouped(Pool* pool, const Linear& linear, float* weight);
 // As `run_linear`.
 void run_grouped(Pool* pool, const Linear& linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows);
 
-// out[i] = row ids[i] of the matrix, float32 [count, in].
-void unpack_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out);
+// As `unpack_rows`.
+void unpack_grouped_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out);
 
 }  // namespace troupe

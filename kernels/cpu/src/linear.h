@@ -36,6 +36,9 @@ void pack_weight(
 // The inverse, into float32; int8 weights come back times their scales.
 void unpack_weight(Pool* pool, const Linear& linear, float* weight);
 
+// out[i] = row ids[i] of the matrix, float32 [count, in].
+void unpack_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out);
+
 // Whether bfloat16 holds each of the values exactly.
 bool fits_bfloat16(Pool* pool, const float* values, int64_t count);
 

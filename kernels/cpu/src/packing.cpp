@@ -67,6 +67,17 @@ void pack_panel(const From* weight, int64_t panel, int64_t outs, int64_t ins, ui
     }
 }
 
+// Write a row of a packed matrix, float32 [in].
+template <class Arithmetic>
+void unpack_row(const Linear& linear, int64_t output, float* row) {
+    constexpr int GROUP = Arithmetic::kGroup;
+    int64_t panel_bytes = ceil_div(linear.in_features, GROUP) * kPanelBytes;
+    const uint8_t* source = linear.panels + output / kPanelWidth * panel_bytes + output % kPanelWidth * 4;
+    float scale = linear.scales ? linear.scales[output] : 1.0f;
+    for (int64_t i = 0; i < linear.in_features; ++i)
+        row[i] = scale * get(Arithmetic(), source + i / GROUP * kPanelBytes, int(i % GROUP));
+}
+
 }  // namespace
 
 int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
@@ -97,19 +108,18 @@ void pack_weight(
 void unpack_weight(Pool* pool, const Linear& linear, float* weight) {
     if (is_grouped(linear.kind)) return unpack_grouped(pool, linear, weight);
     with_arithmetic(linear.kind, [&](auto arithmetic) {
-        using Arithmetic = decltype(arithmetic);
-        constexpr int GROUP = Arithmetic::kGroup;
-        int64_t num_groups = ceil_div(linear.in_features, GROUP);
         parallel(pool, ceil_div(linear.out_features, kPanelWidth), [&](int64_t panel, int) {
-            const uint8_t* source = linear.panels + panel * num_groups * kPanelBytes;
-            for (int lane = 0; lane < kPanelWidth && panel * kPanelWidth + lane < linear.out_features; ++lane) {
-                int64_t output = panel * kPanelWidth + lane;
-                float scale = linear.scales ? linear.scales[output] : 1.0f;
-                for (int64_t i = 0; i < linear.in_features; ++i) {
-                    const uint8_t* word = source + (i / GROUP) * kPanelBytes + lane * 4;
-                    weight[output * linear.in_features + i] = scale * get(Arithmetic(), word, int(i % GROUP));
-                }
-            }
+            for (int64_t output = panel * kPanelWidth; output < linear.out_features && output < (panel + 1) * kPanelWidth; ++output)
+                unpack_row<decltype(arithmetic)>(linear, output, weight + output * linear.in_features);
+        });
+    });
+}
+
+void unpack_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out) {
+    if (is_grouped(linear.kind)) return unpack_grouped_rows(pool, linear, ids, count, out);
+    with_arithmetic(linear.kind, [&](auto arithmetic) {
+        parallel(pool, count, [&](int64_t i, int) {
+            unpack_row<decltype(arithmetic)>(linear, ids[i], out + i * linear.in_features);
         });
     });
 }

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
 from engine.model import load_model
-from engine.model.checkpoint import resolve_checkpoint
+from engine.model.checkpoint import read_tensors, resolve_checkpoint
+from engine.model.linear import Linear
 from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
 from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
+from tests.engine.model.mixed_batch import find_ops
 
 
 def make_checkpoint(folder: Path, family: str = "qwen3", **overrides: Any) -> Path:
@@ -53,6 +55,45 @@ def test_weights_are_cast_to_the_dtype_asked_for(tmp_path: Path) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert not model.training
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+@pytest.mark.parametrize("ops", ["torch", "native"])
+def test_each_matrix_is_packed_before_the_next_layer_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ops: str, quantization: Any
+) -> None:
+    """The embedding too, so that the model never lies in memory twice."""
+    folder = make_checkpoint(tmp_path, tie_word_embeddings=True, num_hidden_layers=3)
+    events: list[str] = []
+    pack = Linear.pack
+
+    def log_pack(self: Linear, *arguments: Any) -> None:
+        events.append("packed")
+        pack(self, *arguments)
+
+    def log_read(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in sorted(read_tensors(files)):
+            events.append(name)
+            yield name, tensor
+
+    monkeypatch.setattr(Linear, "pack", log_pack)
+    monkeypatch.setattr("engine.model.loader.read_tensors", log_read)
+    load_model(folder, ops=find_ops(ops), quantization=quantization)
+    starts = [events.index(f"model.layers.{layer}.input_layernorm.weight") for layer in range(3)]
+    packed = [events[:start].count("packed") for start in starts]
+    assert packed[1] - packed[0] == packed[2] - packed[1] == 4
+    assert ("packed" in events[:2]) is (ops == "native")
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_matrices_packed_from_the_file_are_those_of_a_copy(tmp_path: Path, stored: torch.dtype) -> None:
+    model = make_transformers_model("phi3").to(stored)
+    save(model, tmp_path)
+    packed, plain = load_model(tmp_path, ops=find_ops()), load_model(tmp_path)
+    for one, other in zip(packed.modules(), plain.modules(), strict=True):
+        if isinstance(one, Linear) and isinstance(other, Linear):
+            assert torch.equal(one.unpack(), other.unpack())
+    assert torch.equal(packed.unpack_embedding(), plain.unpack_embedding())
 
 
 def test_weights_hash_is_that_of_the_numbers_wherever_they_lie(tmp_path: Path) -> None:
