@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from engine.adapter_catalog import LoRARequest
     from engine.cluster.journal_file import RecordedRequest, read_journal
     from engine.cluster.measure_steps import measure_steps
-    from engine.cluster.ray_actors import connect_ray, import_ray
-    from engine.cluster.remote import serve_headless
+    from engine.cluster.ray_placement import connect_ray, import_ray, serve_headless
     from engine.cluster.simulator import Crashes, PrefillReplicas, SimulatedRequest, SimulatedRun, Simulator
     from engine.cluster.step_table import StepTable
     from engine.cluster.text_router import TextRouter
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
         RequestView,
         TokenLogprobs,
     )
-    from engine.parallel.nodes import serve_node
     from engine.sampling_params import SamplingParams, is_unicode
 else:
     MODULES = {
@@ -52,16 +50,14 @@ else:
         "engine": ("Engine",),
         "llm": ("LLM",),
         "cluster.measure_steps": ("measure_steps",),
-        "cluster.ray_actors": ("connect_ray", "import_ray"),
+        "cluster.ray_placement": ("connect_ray", "import_ray", "serve_headless"),
         "adapter_catalog": ("LoRARequest",),
         "cluster.journal_file": ("RecordedRequest", "read_journal"),
-        "cluster.remote": ("serve_headless",),
         "cluster.simulator": ("Crashes", "PrefillReplicas", "SimulatedRequest", "SimulatedRun", "Simulator"),
         "cluster.step_table": ("StepTable",),
         "cluster.text_router": ("TextRouter",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
         "model.report": ("ModelReport", "inspect_model", "list_families", "list_image_models"),
-        "parallel.nodes": ("serve_node",),
         "outputs": (
             *("CompletionOutput", "EngineSnapshot", "GrammarInfo", "Logprob"),
             *("RequestMetrics", "RequestOutput", "RequestView", "TokenLogprobs"),
@@ -126,5 +122,4 @@ __all__ = [
     "measure_steps",
     "read_journal",
     "serve_headless",
-    "serve_node",
 ]

@@ -25,6 +25,7 @@ from engine.cluster.dispatcher import Dispatcher
 from engine.cluster.journal_file import JournalFile
 from engine.cluster.messages import Asleep, StepHangs
 from engine.cluster.prefills import Prefills
+from engine.cluster.ray_placement import RayPlacement
 from engine.cluster.remote import RemoteListener
 from engine.cluster.replica import Replica
 from engine.cluster.router import Router
@@ -66,7 +67,7 @@ class Supervisor:
         metrics: Metrics,
         connectors: Sequence[Connector],
         load_tokenizer: LoadTokenizer,
-        listener: RemoteListener | None = None,
+        listener: RemoteListener | RayPlacement | None = None,
         store: SharedStore | None = None,
     ) -> None:
         self.state: EngineState = "new"
@@ -87,7 +88,7 @@ class Supervisor:
             for index, connector in enumerate(connectors)
         ]
         self._store = store  # of KV blocks; closed at the end
-        self.listener = listener  # accepts the replicas of other machines
+        self.listener = listener  # accepts what runs on other machines, or starts it
         router, transfer = Router(config.router_policy, config.block_size), config.read_kv_transfer()
         prefills = Prefills(router, DEFAULT_MIN_PREFILL if transfer is None else transfer.min_prefill_tokens)
         self.dispatcher = Dispatcher(self.replicas, router, metrics, prefills)

@@ -43,9 +43,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
             # A process that a script starts in the background ignores SIGINT; SIGTERM alone would leave the ranks.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
-            import_large("engine").serve_node(engine_config)
-        if app_config.headless:
-            asyncio.run(import_large("engine").serve_headless(engine_config))
+        if app_config.headless or engine_config.node_rank:
+            import_large("engine").serve_headless(engine_config)
             return 0
         # after the settings, whose errors are reported at once
         server = import_large("app.server")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import replace
 from functools import cache, partial
 
@@ -10,7 +11,7 @@ import torch
 
 from engine.cluster.connection import Connector, LocalConnector, ProcessConnector
 from engine.cluster.core_host import load_tokenizer
-from engine.cluster.ray_placement import RayListener
+from engine.cluster.ray_placement import RayPlacement
 from engine.cluster.remote import RemoteListener
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -28,22 +29,26 @@ def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor:
     load = cache(partial(load_tokenizer, config))
     num_devices = 0 if config.device == "cpu" else torch.cuda.device_count()
     is_local = config.core == "local" or (config.core == "auto" and not num_devices)
+    connectors: list[Connector]
     if is_local and config.data_parallel_size == 1 and not config.num_remote_replicas:
-        return Supervisor(config, metrics, [LocalConnector(config, load)], load, store=store)
-    connectors: list[Connector] = [*place_processes(config, num_devices)]
-    listener: RemoteListener | None = None
-    if config.data_parallel_backend == "ray":
-        listener = RayListener(config)
-    elif config.num_remote_replicas:
-        assert config.data_parallel_key is not None, "checked by EngineConfig"
-        listener = RemoteListener(
-            *(config.data_parallel_address, config.data_parallel_rpc_port, config.data_parallel_key),
+        connectors = [LocalConnector(config, load)]
+    else:
+        connectors = [*place_processes(config, num_devices)]
+    listener: RemoteListener | RayPlacement | None = None
+    if config.num_remote_replicas:
+        uses_ray = config.data_parallel_backend == "ray"
+        port = 0 if uses_ray else config.data_parallel_rpc_port
+        listener = remote = RemoteListener(
+            *(config.data_parallel_address, port, config.data_parallel_key or secrets.token_hex(32)),
             publishes_kv_events=config.data_parallel_size > 1,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
         )
-    if listener is not None:
         ranks = range(len(connectors), config.data_parallel_size)
-        connectors += [listener.make_connector(rank) for rank in ranks]
+        connectors += [remote.make_connector(rank) for rank in ranks]
+        if uses_ray:
+            listener = RayPlacement(config, remote)
+    elif config.distributed_executor_backend == "ray":
+        listener = RayPlacement(config, None)
     return Supervisor(config, metrics, connectors, load, listener, store)
 
 

@@ -38,7 +38,7 @@ class RemoteListener:
     ) -> None:
         self._address = address
         self.port = port  # 0: the system chooses one
-        self._key = key.encode()
+        self.key = key
         self._publishes_kv_events = publishes_kv_events
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._arrivals: dict[int, asyncio.Queue[Link]] = {}
@@ -91,11 +91,11 @@ class RemoteListener:
             return f"expected a Greeting, and received {type(greeting).__name__}"
         if greeting.version != PROTOCOL_VERSION:
             return f"the replica speaks version {greeting.version} of the protocol, and the front {PROTOCOL_VERSION}"
-        if not hmac.compare_digest(greeting.proof, make_proof(self._key, b"core", nonce, greeting.nonce)):
+        if not hmac.compare_digest(greeting.proof, make_proof(self.key.encode(), b"core", nonce, greeting.nonce)):
             return "data_parallel_key differs from that of the front"
         if greeting.rank not in self._arrivals:
             return f"data_parallel_rank={greeting.rank} must be one of {sorted(self._arrivals)}"
-        link.send(Welcome(make_proof(self._key, b"front", greeting.nonce, nonce), self._publishes_kv_events))
+        link.send(Welcome(make_proof(self.key.encode(), b"front", greeting.nonce, nonce), self._publishes_kv_events))
         self._arrivals[greeting.rank].put_nowait(link)
         return None
 
@@ -114,7 +114,7 @@ class RemoteConnector:
         """Do nothing: the listener owns the socket."""
 
 
-async def serve_headless(config: EngineConfig) -> None:
+async def serve_replica(config: EngineConfig) -> None:
     """Run one core for a front on another machine. Connects again whenever the connection is lost.
 
     Raises:

@@ -19,11 +19,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from engine.cluster.frames import NONCE_BYTES, make_proof
-from engine.cluster.ray_actors import RayActors
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.parallel.comm import RankLost
@@ -84,27 +82,6 @@ def serve_node(config: EngineConfig) -> None:
             for process in processes:
                 process.kill()
                 process.wait()
-
-
-class NodeActor:
-    """The ranks of one node, in a process that Ray started."""
-
-    def run(self, config: EngineConfig) -> None:
-        """Serve rank 0 until Ray ends the process."""
-        serve_node(config)
-
-
-def place_nodes(config: EngineConfig) -> RayActors:
-    """Let Ray start the other nodes.
-
-    Raises:
-        ConfigError: Ray is not installed or not reachable.
-    """
-    actors = RayActors("distributed_executor_backend=ray")
-    config = replace(config, distributed_executor_backend="mp")
-    nodes = [replace(config, node_rank=number) for number in range(1, config.nnodes)]
-    actors.place(NodeActor, nodes, config.ranks_per_node, config.ranks_per_node)
-    return actors
 
 
 def launch(

@@ -23,7 +23,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.cluster.ray_actors import RayActors
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
@@ -40,7 +39,7 @@ from engine.parallel.commands import (
     receive_reply,
     send,
 )
-from engine.parallel.nodes import accept_ranks, choose_device, launch, place_nodes
+from engine.parallel.nodes import accept_ranks, choose_device, launch
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
 from engine.parallel.stage_link import (
     Arrival,
@@ -79,7 +78,6 @@ class Ranks:
         self._connections: list[socket.socket] = []  # to ranks 1, 2, ... in this order
         self._loss: str | None = None  # the reason why the ranks have ended
         self._is_exchanging = False
-        self._nodes: RayActors | None = None  # the nodes that Ray has started
         self._lock = Lock()  # held while a command is sent
         self._results: StageLink | None = None  # link from the last stage; None: there is one stage
         self._next: StageLink | None = None  # link to the second stage
@@ -196,14 +194,12 @@ class Ranks:
             self._watcher.join()
         for connection in self._connections:
             connection.close()
-        for end in (self.comm, self._next, self._results, self._nodes):
+        for end in (self.comm, self._next, self._results):
             if end is not None:
                 end.close()
 
     def _start_torch(self, config: EngineConfig, worker: WorkerConfig) -> None:
         size, num_stages = self._size, config.pipeline_parallel_size
-        if config.distributed_executor_backend == "ray":
-            self._nodes = place_nodes(config)
         remote = accept_ranks(config) if config.nnodes > 1 else {}
         store = open_store(config.master_addr, config.num_ranks)
         for number in range(1, config.num_ranks):

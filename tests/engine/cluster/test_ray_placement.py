@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from engine import ConfigError, Engine, EngineConfig
-from engine.cluster.ray_placement import HeadlessActor, RayListener
-from engine.parallel.nodes import NodeActor, place_nodes
+from engine.cluster.placement import make_supervisor
+from engine.cluster.ray_placement import HeadlessActor, RayPlacement
+from engine.metrics import Metrics
 
 KEY = "a key of all nodes"
 
@@ -36,7 +37,7 @@ class FakeRay:
         return self.resources
 
     def remote(self, actor_class: type) -> Any:
-        assert actor_class in (HeadlessActor, NodeActor)
+        assert actor_class is HeadlessActor
         return SimpleNamespace(options=self._make_options)
 
     def _make_options(self, **options: Any) -> Any:
@@ -48,34 +49,42 @@ class FakeRay:
         self.killed.append(actor)
 
 
-async def test_each_rank_becomes_an_actor_that_ray_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = FakeRay(CPU=8.0)
+async def place(monkeypatch: pytest.MonkeyPatch, ray: FakeRay, **settings: Any) -> int:
+    """Start and close what places the actors of a config. Returns the port on which the front listened."""
     monkeypatch.setitem(sys.modules, "ray", ray)
-    listener = RayListener(EngineConfig(data_parallel_size=3, data_parallel_backend="ray", num_threads=2))
-    await listener.start()
+    placement = make_supervisor(EngineConfig(**settings), Metrics()).listener
+    assert isinstance(placement, RayPlacement)
+    await placement.start()
+    port = 0 if placement._listener is None else placement._listener.port
+    placement.close()
+    assert len(ray.killed) == len(ray.configs) and not ray.is_up
+    return port
+
+
+@pytest.mark.parametrize("tensor_parallel_size", [1, 4])
+async def test_each_replica_becomes_an_actor_that_ray_starts_again(
+    monkeypatch: pytest.MonkeyPatch, tensor_parallel_size: int
+) -> None:
+    ray = FakeRay(CPU=8.0, GPU=16.0)
+    settings = {"data_parallel_size": 3, "data_parallel_backend": "ray", "num_threads": 2}
+    port = await place(monkeypatch, ray, **settings, tensor_parallel_size=tensor_parallel_size)
     assert [config.data_parallel_rank for config in ray.configs] == [0, 1, 2]
-    assert all(config.data_parallel_rpc_port == listener.port > 0 for config in ray.configs)
+    assert all(config.data_parallel_rpc_port == port > 0 for config in ray.configs)
+    assert {config.data_parallel_backend for config in ray.configs} == {"mp"}
     assert len({config.data_parallel_key for config in ray.configs}) == 1
-    assert all(
-        each["max_restarts"] == -1 and each["num_cpus"] == 2 and not each["num_gpus"] for each in ray.options
-    )
-    listener.close()
-    assert len(ray.killed) == 3 and not ray.is_up
+    (options,) = ray.options
+    assert (options["max_restarts"], options["num_cpus"]) == (-1, max(2, tensor_parallel_size))
+    assert options["num_gpus"] == tensor_parallel_size
 
 
-def test_each_other_node_of_a_model_becomes_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_other_node_of_a_model_becomes_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay(CPU=8.0, GPU=8.0)
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    actors = place_nodes(
-        EngineConfig(
-            tensor_parallel_size=8, nnodes=4, distributed_executor_backend="ray", data_parallel_key=KEY
-        )
-    )
+    settings = {"tensor_parallel_size": 8, "nnodes": 4, "distributed_executor_backend": "ray"}
+    await place(monkeypatch, ray, **settings, data_parallel_key=KEY)
     assert [config.node_rank for config in ray.configs] == [1, 2, 3]
     assert {config.distributed_executor_backend for config in ray.configs} == {"mp"}
-    assert all((each["num_cpus"], each["num_gpus"]) == (2, 2) for each in ray.options)
-    actors.close()
-    assert len(ray.killed) == 3 and not ray.is_up
+    (options,) = ray.options
+    assert (options["num_cpus"], options["num_gpus"]) == (2, 2)
 
 
 async def test_a_missing_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

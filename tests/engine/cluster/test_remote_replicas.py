@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine import ConfigError, Engine, EngineConfig, serve_headless
+from engine import ConfigError, Engine, EngineConfig
 from engine.cluster.frames import Link, make_proof
 from engine.cluster.messages import PROTOCOL_VERSION, Greeting
-from engine.cluster.remote import RemoteListener
+from engine.cluster.remote import RemoteListener, serve_replica
 from engine.supervisor import Supervisor
 from tests.engine.mixed_requests import ROOMY, Completion, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
@@ -40,7 +40,7 @@ async def serve_remotely(
     port = cluster.listener.port
     headless = [
         asyncio.ensure_future(
-            serve_headless(
+            serve_replica(
                 replace(front, data_parallel_rank=rank, data_parallel_rpc_port=port, data_parallel_key=key)
             )
         )
