@@ -207,12 +207,11 @@ class ProcessConnector:
     """Starts a core process on this machine.
 
     Args:
-        config: of the core; its device is the one that `cuda_device` names.
-        cuda_device: the only CUDA device that the process sees; None: all.
+        cuda_devices: those that the process sees, one for each rank, with commas; None: all.
     """
 
     def __init__(
-        self, config: EngineConfig, publishes_kv_events: bool, cuda_device: str | None = None
+        self, config: EngineConfig, publishes_kv_events: bool, cuda_devices: str | None = None
     ) -> None:
         self._config = replace(
             config,
@@ -223,14 +222,14 @@ class ProcessConnector:
             journal=None,
         )
         self._publishes_kv_events = publishes_kv_events
-        self._cuda_device = cuda_device
+        self._cuda_devices = cuda_devices
 
     async def connect(self) -> LinkConnection:
         ours, theirs = socket.socketpair()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        if self._cuda_device is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = self._cuda_device
+        if self._cuda_devices is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = self._cuda_devices
         command = [sys.executable, "-m", "engine.cluster.core_process", str(theirs.fileno())]
         try:
             process = await asyncio.create_subprocess_exec(

@@ -89,13 +89,18 @@ def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConne
     if not num_devices and config.num_threads is None and num_replicas > 1:
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         config = replace(config, num_threads=max(1, num_cores // num_replicas))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if num_devices else []
+    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
     devices = visible if len(visible) == num_devices else [str(index) for index in range(num_devices)]
+    num_ranks = config.ranks_per_node
+
+    def find_devices(index: int) -> str | None:
+        """Return the devices of a replica, one for each rank; replicas share them if there are too few."""
+        ranks = range(index * num_ranks, (index + 1) * num_ranks)
+        return ",".join(dict.fromkeys(devices[rank % num_devices] for rank in ranks)) if devices else None
+
     return [
         ProcessConnector(
-            configure_replica(config, index),
-            config.data_parallel_size > 1,
-            devices[index % num_devices] if num_devices else None,
+            configure_replica(config, index), config.data_parallel_size > 1, find_devices(index)
         )
         for index in range(num_replicas)
     ]
