@@ -50,6 +50,9 @@ class FakeTokenizer:
     eos_token_ids = (EOS,)
     has_chat_template = True
     max_token_chars = 1
+
+    def describe(self) -> dict[str, Any]:
+        return {"chat_template": None}
     knows_tools: bool = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -167,7 +170,7 @@ class FakeEngine:
 
     def describe_model(self) -> ModelReport:
         return ModelReport(
-            "FakeForCausalLM", "troupe", 1, 1, 100, "float32", 4, 4, "1 layers over all tokens", "none"
+            "FakeForCausalLM", "troupe", 10**9, 1, 100, "float32", 4, 4, 4, 1, "none", "none"
         )
 
     def describe_runtime(self) -> dict[str, str | int]:

@@ -10,7 +10,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api import admin, chat, completions, embeddings, extract, models, tokens
+from app.api import admin, chat, completions, embeddings, extract, models, ollama, tokens
 from app.api.anthropic import routes as anthropic
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
@@ -45,7 +45,7 @@ def make_api(context: ApiContext) -> FastAPI:
     )
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
-    routers = (admin, anthropic, chat, completions, embeddings, extract, models, responses, tokens)
+    routers = (admin, anthropic, chat, completions, embeddings, extract, models, ollama, responses, tokens)
     for module in routers:
         app.include_router(module.router)
         known += [route for route in module.router.routes if isinstance(route, Route)]

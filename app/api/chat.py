@@ -22,6 +22,7 @@ from app.api.sampling import chat_sampling
 from app.api.sse import STREAMED, EventStream, unless_gone
 from app.api.thought_parser import think_first
 from app.api.tools.calls import make_message
+from app.api.tools.functions import read_functions
 from app.api.tools.styles import TemplateFacts
 from app.api.tools.use import ToolUse, combine, read_tools
 from app.api.visit import Visit
@@ -29,6 +30,7 @@ from app.reasoning import TAIL_TOKENS, Thinking, find_thinking
 from engine import CompletionOutput, RequestOutput, SamplingParams
 
 router = APIRouter()
+CALLS = ("tool_calls", "function_call")  # fields of a message
 TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the model was not shown them"
 
 
@@ -58,12 +60,15 @@ async def prepare(
     model = visit.model = context.check_model(body.model)
     context.require_ready()
     template = await context.read_template()
+    is_older = body.functions is not None or body.function_call is not None
+    body = read_functions(body) if is_older else body
     # The grammar of many tools takes milliseconds.
     tools = await asyncio.to_thread(find_tools, body, template) if body.tools else find_tools(body, template)
     if tools is None and body.tools and body.tool_choice != "none":
         warn(TOOLS_NOT_SHOWN)
     answer = read_constraint(body)
     if tools is not None:
+        tools = replace(tools, calls_field="function_call" if is_older else "tool_calls")
         tools = await asyncio.to_thread(tools.in_style, template.tool_style, answer)
     constraint = combine(tools, answer)
     sampling = chat_sampling(body, constraint)
@@ -155,7 +160,7 @@ def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
             "index": choice.index,
             "message": {"reasoning": None, "reasoning_content": None} | message,
             "logprobs": replies.chat_logprobs(call, choice),
-            "finish_reason": replies.finish_reason(choice, "tool_calls" in message),
+            "finish_reason": replies.finish_reason(choice, next((name for name in CALLS if name in message), None)),
             "stop_reason": choice.stop_reason,
             "token_ids": list(choice.token_ids) if has_ids else None,
         }

@@ -91,7 +91,8 @@ class Chunks:
         held = {} if parser is None else join_parts(parser.close(not replies.is_own_end(choice)))
         before = frame({**self._header, "choices": [self._choice(index, held)]}) if held else b""
         entry = self._choice(index, {} if self._is_chat else "")
-        reason = replies.finish_reason(choice, parser is not None and parser.num_calls > 0)
+        tools, has_calls = self.call.tools, parser is not None and parser.num_calls > 0
+        reason = replies.finish_reason(choice, tools.calls_field if tools and has_calls else None)
         entry |= {"finish_reason": reason, "stop_reason": choice.stop_reason}
         chunk = {**self._header, "choices": [entry], **replies.extras(self.call, [output], (index,))}
         if self.call.body.continuous_usage:

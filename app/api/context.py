@@ -19,7 +19,7 @@ from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
 from app.api.tools.styles import TemplateFacts, read_template
 from app.config import AppConfig
-from engine import Embedder, Engine, LoRARequest
+from engine import Embedder, Engine, LoRARequest, ModelReport
 
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
 ADVICE = {
@@ -60,6 +60,11 @@ class ApiContext:
     def embedder(self) -> Embedder:
         """Makes embeddings and scores with the engine."""
         return Embedder(self.engine)
+
+    @cached_property
+    def model_facts(self) -> ModelReport:
+        """What is known about the model, once the engine has started."""
+        return self.engine.describe_model()
 
     @cached_property
     def documents(self) -> DocumentReader:

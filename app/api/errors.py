@@ -49,7 +49,7 @@ RETRY_AFTER_S = 2.0
 CLOSING = "server_closing"
 API_PREFIXES = (
     "/v1", "/v2", "/metrics", "/version", "/tokenize", "/detokenize", "/rerank", "/score", "/openapi.json",
-    "/replicas", "/tokenizer_info",
+    "/api/", "/replicas", "/tokenizer_info",
     "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
 )  # fmt: skip
 HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")
@@ -67,7 +67,7 @@ TYPES = {
 }
 ANTHROPIC_TYPES = TYPES | {413: "request_too_large", 503: "overloaded_error"}
 # pydantic's name of a union member in a location, which is not a field of the request
-UNION_MEMBER = re.compile(r"str|bool|int|float|(?:list|dict)\[.*\]")
+UNION_MEMBER = re.compile(r"str|bool|int|float|(?:list|dict|literal)\[.*\]")
 HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-9a-fA-F]{4,}\b")
 
 
@@ -116,8 +116,13 @@ class ApiError(Exception):
         error = {"type": kind, "message": _cut(str(self))} | self.details
         return {"type": "error", "error": error, "request_id": REQUEST_ID.get("")}
 
+    @property
+    def ollama_body(self) -> dict[str, Any]:
+        """Return the same error in the format of Ollama's routes."""
+        return {"error": _cut(str(self))}
+
     def answer(self, path: str = "") -> Response:
-        """Return the reply on the given path; /v1/messages has its own error format."""
+        """Return the reply on the given path, in the format of its dialect."""
         headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
@@ -125,8 +130,12 @@ class ApiError(Exception):
             # Basic makes the browser ask for the key and store it, which only the page needs
             basic = 'Basic realm="Troupe: any user name, an API key as password"'
             headers["WWW-Authenticate"] = "Bearer" if path.startswith(API_PREFIXES) else basic
-        is_anthropic = path.startswith("/v1/messages")
-        return JSONResponse(self.anthropic_body if is_anthropic else self.body, self.status, headers)
+        body = self.body
+        if path.startswith("/v1/messages"):
+            body = self.anthropic_body
+        elif path.startswith("/api/"):
+            body = self.ollama_body
+        return JSONResponse(body, self.status, headers)
 
     @property
     def sse_frame(self) -> bytes:

@@ -25,7 +25,7 @@ from app.api.context import ApiContext, context_of
 from app.api.errors import BadRequest, describe_fields
 from app.api.json_body import parse_body, parse_part
 from app.api.protocol import Fields
-from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, JsonLines, frame, unless_gone
 from app.extraction import (
     Example,
     ExtractionResult,
@@ -170,12 +170,6 @@ async def extract(request: Request, context: Context) -> Response:
     work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
     done = await unless_gone(request.receive, work)
     return JSONResponse(show(extractor, *done))
-
-
-class JsonLines(EventStream):
-    """A stream of JSON lines."""
-
-    media_type = "application/x-ndjson"
 
 
 async def send_rows(

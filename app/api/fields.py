@@ -25,9 +25,10 @@ BOOKKEEPING = frozenset([
 # where True is listed. A route checks only the fields that its model does not define.
 READ: dict[str, Values] = {
     **dict.fromkeys((
-        "chat_template", "conversation", "documents", "functions", "images", "input", "input_extra", "input_prefix",
-        "input_suffix", "instructions", "lora", "lora_path", "lora_request", "messages", "multi_modal_data",
-        "previous_response_id", "prompt", "prompt_embeds", "suffix", "system", "system_prompt", "template", "tools",
+        "chat_template", "context", "conversation", "documents", "functions", "images", "input", "input_extra",
+        "input_prefix", "input_suffix", "instructions", "lora", "lora_path", "lora_request", "messages",
+        "multi_modal_data", "previous_response_id", "prompt", "prompt_embeds", "suffix", "system", "system_prompt",
+        "template", "tools",
     ), ()),
     "function_call": ("none", "auto"), "mm_processor_kwargs": ({},), "modalities": (["text"],),
     "tool_choice": ("none", "auto"), "truncate_prompt_tokens": (-1,), "truncation": ("auto", "disabled"),

@@ -36,7 +36,8 @@ logger = logging.getLogger("troupe.requests")
 OPEN_PATHS = frozenset(HEALTH_PATHS)
 WORK_PATHS = frozenset((
     "/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses", "/v1/embeddings",
-    "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score",
+    "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/api/chat",
+    "/api/generate", "/api/embed",
 ))  # fmt: skip
 VALID_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
@@ -91,7 +92,7 @@ class Gate:
         REQUEST_ID.set(visit.request_id)
         is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
         send = _watched(send, visit, self.origins.make_cors_headers(headers) if is_api else {})
-        is_work = scope["method"] == "POST" and scope["path"].startswith(("/v1/", "/v2/", "/rerank", "/score"))
+        is_work = scope["method"] == "POST" and scope["path"].startswith(("/v1/", "/v2/", "/rerank", "/score", "/api/"))
         try:
             _check_single(scope["headers"])
             if is_api and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
@@ -109,6 +110,10 @@ class Gate:
                 receive = self._decoded(receive, BodyDecoder(encoding))
                 # the router passes headers on
                 scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]
+            if scope["path"].startswith("/api/") and b"form" in headers.get(b"content-type", b""):
+                # curl -d without a header, as Ollama's documentation has it
+                headers[b"content-type"] = b"application/json"
+                scope["headers"] = list(headers.items())
             is_json = b"json" in headers.get(b"content-type", b"").lower()
             with self._counted(visit.key_number if is_work else 0):
                 await self.app(scope, self._bounded(receive, is_json), send)

@@ -81,10 +81,8 @@ def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 def _read_message(where: str, message: Mapping[str, Any], counter: ValueCounter) -> dict[str, Any]:
     """Return a message whose content is a list of parts."""
+    message = _as_tools(message)
     role = message.get("role")
-    if role == "function" or message.get("function_call"):
-        text = f"{where}: functions are not supported by this server; use tools"
-        raise BadRequest(text, "messages", "unsupported_field")
     check_choice(f"{where}.role", role, ROLES)
     content = message.get("content")
     if content is None and role == "assistant":
@@ -114,6 +112,16 @@ def _read_message(where: str, message: Mapping[str, Any], counter: ValueCounter)
     return read
 
 
+def _as_tools(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with OpenAI's older function calls as one with tool calls."""
+    if message.get("role") == "function":
+        return {**message, "role": "tool", "tool_call_id": f"call_{message.get('name')}"}
+    if isinstance(call := message.get("function_call"), dict):
+        calls = [{"id": f"call_{call.get('name')}", "type": "function", "function": call}]
+        return {**message, "tool_calls": calls}
+    return message
+
+
 def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
@@ -130,7 +138,7 @@ def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any
         text = f"{where}: the text of all calls' arguments {TOO_MANY_VALUES}"
         raise ApiError(413, text, "messages", "body_too_large")
     # chat templates write them with tojson, which would put a text into quotes once more
-    arguments = _read_arguments(text or "{}")
+    arguments = read_arguments(text or "{}")
     if arguments is None:
         raise BadRequest(f"{where}.function.arguments must be the text of a JSON object", "messages")
     name = read_text(f"{where}.function.name", function.get("name"))
@@ -138,7 +146,7 @@ def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _read_arguments(text: str) -> dict[str, Any] | None:
+def read_arguments(text: str) -> dict[str, Any] | None:
     """Return the arguments of a call; of a cut text, the part that is there; None if it is not an object."""
     for candidate in (text, *_complete(text)):
         try:

@@ -258,6 +258,8 @@ class ChatRequest(GenerationFields):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    function_call: str | dict[str, Any] | None = None
     include_reasoning: bool | None = True
     reasoning_effort: ReasoningEffort | None = None
     prediction: Prediction | None = None

@@ -94,12 +94,12 @@ def structured_of(call: Call, output: RequestOutput, indices: Iterable[int] = (0
     return {"structured": described | {"valid": is_valid}}
 
 
-def finish_reason(choice: CompletionOutput, has_tool_calls: bool) -> str | None:
-    """Return OpenAI's finish_reason: "tool_calls" if the model ended the choice after calling tools.
+def finish_reason(choice: CompletionOutput, calls_field: str | None) -> str | None:
+    """Return OpenAI's finish_reason: the field of the calls, if there are any and the model ended the choice.
 
     A stop string may have cut a call short. Clients must not execute it, so the reason stays "stop".
     """
-    return "tool_calls" if has_tool_calls and is_own_end(choice) else choice.finish_reason
+    return calls_field if calls_field and is_own_end(choice) else choice.finish_reason
 
 
 def is_own_end(choice: CompletionOutput) -> bool:

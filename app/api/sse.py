@@ -132,6 +132,12 @@ class EventStream(Response):
             await known.answer(scope["path"])(scope, receive, self._send)
 
 
+class JsonLines(EventStream):
+    """A stream of JSON lines."""
+
+    media_type = "application/x-ndjson"
+
+
 async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":

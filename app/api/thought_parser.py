@@ -8,6 +8,7 @@ from typing import Any
 from app.api.constraint import Constraint
 from app.api.tools.calls import ToolParser, make_parser
 from app.api.tools.custom_calls import CustomCalls
+from app.api.tools.functions import FunctionCalls
 from app.api.tools.use import ToolUse
 from app.reasoning import Thinking, gate_grammar, make_splitter
 
@@ -51,6 +52,8 @@ def make_reader(tools: ToolUse | None, thinking: Thinking | None) -> ToolParser 
     inner = None if tools is None else make_parser(tools)
     if inner is not None and tools is not None and tools.customs:
         inner = CustomCalls(inner, tools.customs)
+    if inner is not None and tools is not None and tools.calls_field == "function_call":
+        inner = FunctionCalls(inner)
     return inner if thinking is None else ThoughtParser(thinking, inner)
 
 

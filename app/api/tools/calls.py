@@ -59,6 +59,9 @@ def make_message(parser: ToolParser, text: str, is_cut: bool = False) -> Json:
                 del calls[-1]["index"]
             else:
                 calls[-1][form][CALL_TEXTS[form]] += part[form][CALL_TEXTS[form]]
+        if more := delta.get("function_call"):
+            known = message.setdefault("function_call", {"arguments": ""})
+            message["function_call"] = known | more | {"arguments": known["arguments"] + more["arguments"]}
     return message | {"tool_calls": calls} if calls else message
 
 

@@ -89,6 +89,7 @@ class ToolUse:
         words_spec: the grammar of text that may contain such calls; None when they are forced.
         answer: the constraint of an answer that calls nothing, a part of `words_spec`; None without one.
         shows_reasoning: whether the reply has the reasoning of a style that writes it as messages.
+        calls_field: the field of a message that has the calls; the older one has a single call.
     """
 
     tools: tuple[Tool, ...]
@@ -98,6 +99,7 @@ class ToolUse:
     words_spec: GrammarSpec | None = None
     answer: Constraint | None = None
     shows_reasoning: bool = True
+    calls_field: Literal["tool_calls", "function_call"] = "tool_calls"
 
     @property
     def definitions(self) -> list[Json]:

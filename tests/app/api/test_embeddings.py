@@ -164,3 +164,12 @@ async def test_scores_need_two_sides_of_one_generation(server: Server) -> None:
     status, reply = await server.post("/v1/score", {"text_1": ["hello", "fox"], "text_2": ["hello", "dog"]})
     assert status == 200, reply
     assert reply["data"][0]["score"] == pytest.approx(1, abs=1e-5)
+
+
+async def test_ollamas_route_cuts_what_is_too_long(server: Server) -> None:
+    body = {"model": "tiny:latest", "input": ["hello world", "hello " * 5000]}
+    status, headers, reply = await server.ask("/api/embed", "POST", json=body)
+    assert (status, len(reply["embeddings"])) == (200, 2) and reply["prompt_eval_count"] > 2
+    assert "an input was cut" in headers["x-troupe-warning"]
+    status, reply = await server.post("/api/embed", body | {"truncate": False})
+    assert status == 400 and "input" in reply["error"]

@@ -17,7 +17,7 @@ from app.api.tools.lark_regex import NotRegular, to_regex
 from app.api.tools.use import Tool, ToolUse, explain, read_tools
 from engine import CompletionOutput
 from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar
-from tests.app.api.harness import CHAT, Server, Start
+from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import FakeEngine, FakeTokenizer
 from tests.grammar.vocabularies import accepts, make_byte_vocabulary
 
@@ -475,8 +475,8 @@ def test_a_call_cut_by_a_stop_string_is_not_to_be_carried_out() -> None:
     def stopped(stop_reason: str | None) -> CompletionOutput:
         return CompletionOutput(0, "", [], finish_reason="stop", stop_reason=stop_reason)
 
-    assert finish_reason(stopped(None), has_tool_calls=True) == "tool_calls"
-    assert finish_reason(stopped("Paris"), has_tool_calls=True) == "stop"
+    assert finish_reason(stopped(None), "tool_calls") == "tool_calls"
+    assert finish_reason(stopped("Paris"), "tool_calls") == "stop"
 
 
 def allow(mode: str, *names: str) -> dict[str, Any]:
@@ -553,3 +553,24 @@ def test_the_grammar_of_the_same_tools_is_built_once() -> None:
         specs = [use.in_style("hermes", None) for use in uses if use is not None]
         assert len(specs) == 2 and specs[0].words_spec is specs[1].words_spec
         assert specs[0].spec is specs[1].spec
+
+
+async def test_functions_are_tools_under_their_older_names(knowing: Server, forced: Server) -> None:
+    functions = [each["function"] for each in TOOLS]
+    status, reply = await forced.chat(functions=functions, function_call={"name": "weather"})
+    message = reply["choices"][0]["message"]
+    assert status == 200 and "tool_calls" not in message
+    assert message["function_call"]["name"] == "weather"
+    assert json.loads(message["function_call"]["arguments"]) == ARGUMENTS
+    assert reply["choices"][0]["finish_reason"] == "function_call"
+    parts = [each["choices"][0] for each in events(await forced.stream(
+        "/v1/chat/completions", CHAT | {"functions": functions, "function_call": {"name": "weather"}}
+    ))]  # fmt: skip
+    pieces = [part["delta"].get("function_call", {}) for part in parts]
+    assert "".join(piece.get("arguments", "") for piece in pieces) == message["function_call"]["arguments"]
+    assert [piece["name"] for piece in pieces if "name" in piece] == ["weather"]
+    assert parts[-1]["finish_reason"] == "function_call"
+    history = [message, {"role": "function", "name": "weather", "content": "21"}]
+    assert (await knowing.chat(messages=[*MESSAGES, *history], functions=functions))[0] == 200
+    assert "<tool>weather" in knowing.engine.requests[-1].prompt and "<tool>21" in knowing.engine.requests[-1].prompt
+    assert (await knowing.chat(functions=functions, tools=TOOLS))[1]["error"]["param"] == "functions"
