@@ -12,16 +12,15 @@ class GrammarLimits:
     # llguidance's own limit. A state takes about 1 kB; a string of 8,000 characters of bounded length takes 48,000.
     # The matchers of one grammar share a lexer, which keeps its states; a full one is replaced (`Matcher.renew`).
     max_lexer_states: int = 250_000
-    # Work of one mask: items of llguidance's parser and fuel of its lexer. Where so much took little time, a matcher
-    # gets more, up to `max_power` times as much, so that a mask stays below `max_mask_s` of processor time. The lexer
-    # uses 14,000 units of fuel in a millisecond. An item of a grammar that is read character by character takes 0.1 us,
-    # of an ambiguous one up to 50 us.
-    max_mask_s: float = 0.4
-    step_lexer_fuel: int = 200_000
+    # Work of one mask: items of llguidance's parser and fuel of its lexer, which uses 14,000 units in a millisecond. An
+    # item of a grammar that is read character by character takes 0.1 us, of an ambiguous one up to 50 us. So a mask
+    # that met the first limit gets more items only if `max_mask_s` of processor time would be enough for all of them.
+    max_mask_s: float = 0.5
+    step_lexer_fuel: int = 2_000_000
     step_max_items: int = 50_000
-    max_power: float = 10.0
-    step_max_slow_items: int = 5_000
-    max_slow_power: float = 200.0
+    step_most_items: int = 250_000
+    step_max_slow_items: int = 20_000
+    step_most_slow_items: int = 1_000_000
     initial_lexer_fuel: int = 1_000_000  # about 50,000 a millisecond
     # Items behind one token; an object has four for each optional property before the first that is required.
     max_items_in_row: int = 20_000

@@ -35,11 +35,7 @@ MAX_SHOWN = 80  # characters of a pattern in a message
 # Masks of these kinds walk through the vocabulary character by character, so that a program begins apart from others.
 SLOW_KINDS = ("ebnf", "lark")
 NUM_APART = 16
-# llguidance's messages about limits that grow with the power of a matcher.
-TOO_MANY_ITEMS, TOO_MANY_EXPRESSIONS = "Too many items", "too many expressions"
-# A mask is not tried if it may take so many times the limit. Few need all of the items that they may have.
-MAX_FORECAST = 5
-POWER_STEP = 4.0
+TOO_MANY_ITEMS = "Too many items"  # llguidance's message
 NUM_REPLAYED = 64  # tokens taken again between two masks, which give the lexer new fuel
 # Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
 # > is apart, since free text goes on with any character but the last one of its triggers.
@@ -146,32 +142,22 @@ class LLGuidanceBackend:
         return engine.is_error()
 
     def make_engine(
-        self, grammar: str, power: float = 1.0, num_quotable: int = 0, is_slow: bool = False
+        self, grammar: str, num_items: int | None = None, num_quotable: int = 0
     ) -> LLMatcher:
         """Return a matcher at the start of a grammar, in its error state if llguidance does not take it."""
         limits = self.limits
         bounds = LLParserLimits(
             initial_lexer_fuel=limits.initial_lexer_fuel + 40 * num_quotable,
-            step_lexer_fuel=int(limits.step_lexer_fuel * min(power, limits.max_power)) + 20 * num_quotable,
+            step_lexer_fuel=limits.step_lexer_fuel + 20 * num_quotable,
             max_lexer_states=limits.max_lexer_states + num_quotable // 4,
             max_grammar_size=limits.max_grammar_size,
             max_items_in_row=limits.max_items_in_row,
-            step_max_items=int((limits.step_max_slow_items if is_slow else limits.step_max_items) * power),
+            step_max_items=num_items or limits.step_max_items,
             verbose_errors=False,
         )
         make = partial(LLMatcher, self._tokenizer, grammar, log_level=0, limits=bounds)
         pool = self._native_pool if len(grammar) > LONG_GRAMMAR else None
         return make() if pool is None else pool.submit(make).result()
-
-    def raise_power(self, error: str, power: float, time_s: float, is_slow: bool) -> float:
-        """Return a higher power for a matcher that met a limit within this time; the same if it may have no more."""
-        limits = self.limits
-        if TOO_MANY_ITEMS not in error and TOO_MANY_EXPRESSIONS not in error:
-            return power
-        most = limits.max_slow_power if is_slow and TOO_MANY_ITEMS in error else limits.max_power
-        # In small steps, since the items of one mask may differ much.
-        more = min(power * min(limits.max_mask_s / max(time_s, 1e-6), POWER_STEP), most)
-        return more if more >= 1.5 * power else power
 
 
 @dataclass(slots=True)
@@ -180,7 +166,7 @@ class Template:
 
     Attributes:
         engine: at the start of the grammar.
-        scout: the same with the lowest limits, for a program with higher ones (`LLGuidanceMatcher.compute_mask`).
+        scout: the same with few items a mask, once the engine has many (`LLGuidanceMatcher.compute_mask`).
     """
 
     backend: LLGuidanceBackend
@@ -189,41 +175,52 @@ class Template:
     is_slow: bool
     number_bound: NumberBound | None
     usage: Usage = field(default_factory=Usage)
-    power: float = 1.0
     engine: LLMatcher = field(init=False)
     scout: LLMatcher | None = None
 
     def start(self) -> None:
         """Make the engine and its first mask: the lexer states of that are made once."""
-        backend = self.backend
-        while True:
-            self.engine = self.make_engine(self.power)
-            if self.engine.is_error():
-                raise Complaint(self.engine.get_error())
-            time_s = backend.compute_mask(self.engine)
-            if not self.engine.is_error():
-                break
-            error = self.engine.get_error()
-            power = backend.raise_power(error, self.power, time_s, self.is_slow)
-            if power == self.power:
-                reason = tidy(error)
-                raise InvalidGrammar(f"the grammar allows no first token: {reason}")
-            self.raise_to(power, error)
+        self.renew()
+        if self.engine.is_error():
+            raise Complaint(self.engine.get_error())
+        time_s, reason = self.backend.compute_mask(self.engine), ""
+        if TOO_MANY_ITEMS in self.engine.get_error():
+            self.give_more_items()
+            assert self.scout is not None
+            if not (reason := self.find_slowness(self.scout)):
+                time_s = self.backend.compute_mask(self.engine)
+        if reason or self.engine.is_error():
+            raise InvalidGrammar(f"the grammar allows no first token: {reason or tidy(self.engine.get_error())}")
         self.usage.note_mask(time_s)
-        if time_s > 2 * backend.limits.max_mask_s:
-            raise InvalidGrammar(f"the grammar is too slow: {describe_time(time_s, backend.limits)}")
 
-    def raise_to(self, power: float, error: str) -> None:
-        self.power = power
-        if self.is_slow and TOO_MANY_ITEMS in error and self.scout is None:
-            self.scout = self.make_engine(1.0)
+    @property
+    def num_items(self) -> tuple[int, int]:
+        """The items that a mask may have at first, and later."""
+        limits = self.backend.limits
+        if self.is_slow:
+            return limits.step_max_slow_items, limits.step_most_slow_items
+        return limits.step_max_items, limits.step_most_items
 
-    def make_engine(self, power: float) -> LLMatcher:
-        return self.backend.make_engine(self.grammar, power, self.num_quotable, self.is_slow)
+    def find_slowness(self, scout: LLMatcher) -> str:
+        """Return why a mask that needs more items than the scout has may not have them; "" if it may."""
+        (few, many), limit_s = self.num_items, self.backend.limits.max_mask_s
+        # The first mask may have made lexer states; the second finds them.
+        forecast_s = min(self.backend.compute_mask(scout.deep_copy()) for _ in range(2)) * many / few
+        if forecast_s <= limit_s:
+            return ""
+        return f"it is too slow: a mask may take {forecast_s:.2g} s of processor time; the limit is {limit_s:g} s"
 
+    def give_more_items(self) -> None:
+        if self.scout is None:
+            self.scout = self._make_engine(self.num_items[0])
+        self.renew()
 
-def describe_time(time_s: float, limits: GrammarLimits) -> str:
-    return f"a mask takes {time_s:.2g} s of processor time; the limit is {limits.max_mask_s:g} s"
+    def renew(self) -> None:
+        """Begin anew, with a lexer that has no states yet."""
+        self.engine = self._make_engine(self.num_items[self.scout is not None])
+
+    def _make_engine(self, num_items: int) -> LLMatcher:
+        return self.backend.make_engine(self.grammar, num_items, self.num_quotable)
 
 
 def tidy(error: str) -> str:
@@ -278,11 +275,10 @@ class LLGuidanceMatcher(Matcher):
         self.scout = template.scout and template.scout.deep_copy()
         self.filler = template.backend.filler
         self._template = template
-        self._power = template.power
         self._token_ids: list[int] = []
-        # The number of tokens and the power at the last renewal.
-        self._renewed: tuple[int, float] | None = None
-        self._failure: str | None = None
+        # The number of tokens at the last renewal, and whether it gave more items.
+        self._renewed: tuple[int, bool] | None = None
+        self._failure = ""
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
@@ -292,17 +288,16 @@ class LLGuidanceMatcher(Matcher):
     def compute_mask(self, address: int, num_bytes: int) -> bool:
         """Write the next mask to an address; False if a limit was met.
 
-        With high limits, an ambiguous part of the grammar could take minutes. So a scout with low ones goes first, and
-        its time is a forecast.
+        With many items, an ambiguous part of the grammar could take minutes. So a scout with few goes first, and its
+        time is a forecast.
         """
         if self.scout is not None:
-            scout, start = self.scout.deep_copy(), time.thread_time()
+            scout = self.scout.deep_copy()
             scout.unsafe_compute_mask_ptr(address, num_bytes)
             if not scout.is_error():
                 return True
-            time_s, limits = (time.thread_time() - start) * self._power, self._template.backend.limits
-            if time_s > MAX_FORECAST * limits.max_mask_s:
-                self._failure = f"the grammar is too slow: {describe_time(time_s, limits)}"
+            if TOO_MANY_ITEMS in scout.get_error() and (reason := self._template.find_slowness(self.scout)):
+                self._failure = reason
                 return False
         self.engine.unsafe_compute_mask_ptr(address, num_bytes)
         return not self.engine.is_error()
@@ -344,26 +339,25 @@ class LLGuidanceMatcher(Matcher):
 
     @property
     def is_renewable(self) -> bool:
-        return self._failure is None
+        return not self._failure
 
     def renew(self) -> bool:
-        template, error = self._template, self.engine.get_error()
-        power = template.backend.raise_power(error, self._power, self.usage.longest_s, template.is_slow)
-        place = len(self._token_ids), power
-        if self._failure is not None or place == self._renewed:
+        template, needs_more = self._template, TOO_MANY_ITEMS in self.engine.get_error()
+        place = len(self._token_ids), needs_more
+        if self._failure or place == self._renewed:
             # The lexer, which requests to come would share, may be the cause.
-            template.engine = template.make_engine(template.power)
+            template.renew()
             return False
-        self._renewed, self._power = place, power
-        if power > template.power:
-            template.raise_to(power, error)
-        if template.scout is not None:
-            self.scout = template.scout.deep_copy()
-            self._replay(self.scout)
-        self.engine = template.make_engine(power)
-        # From here on new requests share this lexer.
-        template.engine, self.usage.grown_bytes = self.engine.deep_copy(), 0
+        self._renewed = place
+        if needs_more:
+            template.give_more_items()
+        else:
+            template.renew()
+        self.engine, self.usage.grown_bytes = template.engine.deep_copy(), 0
         self._replay(self.engine)
+        self.scout = template.scout and template.scout.deep_copy()
+        if self.scout is not None:
+            self._replay(self.scout)
         return True
 
     def _replay(self, engine: LLMatcher) -> None:

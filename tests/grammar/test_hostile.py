@@ -251,7 +251,7 @@ def walk_and_renew(compiler, spec, text):
         while matcher.error and matcher.renew():
             num_renewed += 1
             allowed = allowed_tokens(matcher, compiler.vocabulary)
-        assert matcher.accept_token(byte), matcher.error
+        assert not matcher.error and matcher.accept_token(byte), matcher.error
         masks.append(allowed)
     return masks, num_renewed
 
@@ -269,15 +269,34 @@ def test_a_full_lexer_is_replaced_and_the_text_so_far_taken_again(merged_compile
     assert walk_and_renew(compiler, spec, texts[0])[0] == found[0][0]
 
 
+def make_wordy_vocabulary():
+    words = [bytes(each) for length in (2, 3) for each in itertools.product(b"aei st", repeat=length)]
+    tokens = [bytes([byte]) for byte in range(256)] + words * 12
+    return Vocabulary([*tokens, b""], [len(tokens)])
+
+
+@pytest.mark.parametrize("max_mask_s", [1e-9, 1e9])
+def test_what_an_earlier_request_needed_decides_nothing_for_the_next(max_mask_s):
+    """A grammar whose masks need many items: each of its requests gets them, or none does."""
+    limits = GrammarLimits(max_mask_s=max_mask_s, step_max_slow_items=10)
+    compiler, outcomes = GrammarCompiler(make_wordy_vocabulary(), limits), []
+    spec = GrammarSpec.ebnf('root ::= "12345" ([^x]+){0,9}')
+    for _ in range(3):
+        try:
+            outcomes.append(walk_and_renew(compiler, spec, b"12345 tea")[0])
+        except (AssertionError, GrammarError) as error:
+            outcomes.append(str(error).partition("too slow")[1])
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert (outcomes[0] == "too slow") == (max_mask_s < 1)
+
+
 @pytest.mark.parametrize(
     "grammar",
     ["([^x]+){0,99}", "([^x]{1,9}){1,9}", "((.*){0,30}){0,30}", "(([^x]+)+)+", "[a-z]{3} ([^x]+){0,99}"],
 )
 def test_an_ambiguous_grammar_is_refused_or_ends_within_its_time(grammar):
     """Nested repetitions took seconds for each mask, so the limits count time."""
-    words = [bytes(each) for length in (2, 3) for each in itertools.product(b"aei st", repeat=length)]
-    tokens = [bytes([byte]) for byte in range(256)] + words * 12
-    compiler = GrammarCompiler(Vocabulary([*tokens, b""], [len(tokens)]))
+    compiler = GrammarCompiler(make_wordy_vocabulary())
     start = time.thread_time()
     try:
         matcher = compiler.compile(GrammarSpec.ebnf(f"root ::= {grammar}")).matcher()
