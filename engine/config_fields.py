@@ -87,10 +87,6 @@ class EngineFields:
         default=True,
         metadata={"help": "on CUDA: record decode steps as CUDA graphs in the background and replay them"},
     )
-    check_syncs: bool = field(
-        default=False,
-        metadata={"help": "on CUDA, for debugging: fail if launching a step waits for the device"},
-    )
     num_threads: int | None = field(
         default=None,
         metadata={
@@ -162,9 +158,6 @@ class EngineFields:
     )
     scheduling_policy: SchedulingPolicy = field(
         default="fcfs", metadata={"help": "fcfs: first come, first served; priority: lower values first"}
-    )
-    priority_ageing_s: float = field(
-        default=10.0, metadata={"help": "seconds of waiting that lower a request's priority value by one"}
     )
     max_num_waiting: int = field(
         default=512,
@@ -296,13 +289,6 @@ class EngineFields:
         metadata={
             "help": "file to which requests and answers are written; `replay` computes an answer again, bit for bit"
         },
-    )
-    journal_max_mib: int = field(
-        default=1024, metadata={"help": "limit of the journal, in MiB; half of it is kept in FILE.1"}
-    )
-    journal_fsync: bool = field(
-        default=False,
-        metadata={"help": "let the journal survive a crash of the machine: fsync after each write"},
     )
     speculative_config: str | None = field(
         default=None,

@@ -51,7 +51,6 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     enable_chunked_prefill: bool
     policy: SchedulingPolicy
-    priority_ageing_s: float
     max_steps_in_flight: int  # 1 without overlap; else as many as there are stages, at least 2
     max_loras: int = 0  # adapters in one step
     num_stages: int = 1  # of a pipeline, each of which computes another step
@@ -73,7 +72,6 @@ class WorkerConfig:
     kv_cache_dtype: str = "auto"  # auto: same as `dtype`
     enable_native_ops: bool = False
     enable_cuda_graphs: bool = False
-    check_syncs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +166,6 @@ def resolve_config(
         max_num_batched_tokens=max_num_batched_tokens,
         enable_chunked_prefill=config.enable_chunked_prefill,
         policy=config.scheduling_policy,
-        priority_ageing_s=config.priority_ageing_s,
         max_steps_in_flight=max(2, config.pipeline_parallel_size) if config.enable_overlap else 1,
         max_loras=config.max_loras if config.enable_lora else 0,
         num_stages=config.pipeline_parallel_size,

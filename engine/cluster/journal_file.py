@@ -31,6 +31,7 @@ logger = logging.getLogger("troupe.engine")
 
 VERSION = 1
 RETRY_S = 5.0  # after a failed write
+MAX_BYTES = 2**30  # of the file and its predecessor FILE.1
 _HEADER = struct.Struct("<II")
 
 
@@ -70,8 +71,6 @@ class JournalFile:
     def __init__(self, config: EngineConfig) -> None:
         assert config.journal is not None
         self._path = Path(config.journal)
-        self._max_bytes = config.journal_max_mib * 2**20
-        self._is_synced = config.journal_fsync
         self._config = replace(config, data_parallel_key=None)
         self._opened = b""
         self._unfinished: dict[int, bytes] = {}  # Began, by the handle of each unfinished completion
@@ -114,7 +113,7 @@ class JournalFile:
         while is_open:
             frames: list[bytes] = []
             size = 0
-            while not frames or (not self._queue.empty() and size < self._max_bytes // 16):
+            while not frames or (not self._queue.empty() and size < MAX_BYTES // 16):
                 if (record := self._queue.get()) is None:
                     is_open, self._retry_time = False, min(self._retry_time, time.monotonic())
                     break
@@ -141,14 +140,12 @@ class JournalFile:
             self._shorten_backlog()
             return
         try:
-            if self._size and self._size + sum(map(len, self._backlog)) > self._max_bytes // 2:
+            if self._size and self._size + sum(map(len, self._backlog)) > MAX_BYTES // 2:
                 self._rotate()
             data = b"".join(self._backlog)
             written = os.pwrite(self._file, data, self._size)
             if written < len(data):
                 os.pwrite(self._file, data[written:], self._size + written)  # raises the reason
-            if self._is_synced:
-                os.fsync(self._file)
         except OSError as error:
             if not self._retry_time:
                 logger.error("cannot write the journal %s: %s; requests go on", self._path, error.strerror)
@@ -164,7 +161,7 @@ class JournalFile:
     def _shorten_backlog(self) -> None:
         """Keep at most an eighth of the limit in memory."""
         size = sum(map(len, self._backlog))
-        while size > self._max_bytes // 8:
+        while size > MAX_BYTES // 8:
             size -= len(self._backlog.pop(0))
             self._num_lost += 1
 

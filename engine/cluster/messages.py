@@ -31,7 +31,7 @@ from engine.messages import (
 )
 from engine.resolved_config import ResolvedConfig
 
-PROTOCOL_VERSION = 4  # raise it with every change of a message or of MESSAGE_TYPES
+PROTOCOL_VERSION = 5  # raise it with every change of a message or of MESSAGE_TYPES
 
 
 class Configure(msgspec.Struct, frozen=True):

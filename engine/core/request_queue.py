@@ -1,8 +1,8 @@
 """RequestQueue: waiting requests, ordered by scheduling policy.
 
-Both policies use one key, smallest first: fcfs the arrival time, priority `priority + arrival_time / ageing_s`. All
+Both policies use one key, smallest first: fcfs the arrival time, priority `priority + arrival_time / AGEING_S`. All
 requests age at the same rate, so their order never changes while they wait, and a heap with fixed keys suffices.
-No request starves: `ageing_s` seconds of waiting count as one level of priority. A preempted request keeps its key
+No request starves: AGEING_S seconds of waiting count as one level of priority. A preempted request keeps its key
 and therefore returns to the front.
 """
 
@@ -16,14 +16,14 @@ from engine.config_fields import SchedulingPolicy
 from engine.core.request import Request
 
 SLACK = 16
+AGEING_S = 10.0
 
 
 class RequestQueue:
     """A heap of waiting requests. Removed requests stay in the heap until many are removed at once."""
 
-    def __init__(self, policy: SchedulingPolicy, ageing_s: float) -> None:
+    def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
-        self._ageing_s = ageing_s
         self._heap: list[tuple[tuple[float, float, int], Request]] = []
         self._members: dict[int, Request] = {}
         self._counter = itertools.count()
@@ -80,4 +80,4 @@ class RequestQueue:
         number = next(self._counter) + 1
         if self._policy == "fcfs":
             return (0.0, request.arrival_time, number)
-        return (request.priority + request.arrival_time / self._ageing_s, request.arrival_time, number)
+        return (request.priority + request.arrival_time / AGEING_S, request.arrival_time, number)

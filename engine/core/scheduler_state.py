@@ -35,7 +35,7 @@ class SchedulerState:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.requests: dict[int, Request] = {}
-        self.waiting = RequestQueue(config.policy, config.priority_ageing_s)
+        self.waiting = RequestQueue(config.policy)
         self.adapters = AdapterSlots(config.max_loras)
         self.table = RequestTable(config.max_num_seqs)
         self.rows = SlotPool(config.max_num_seqs)

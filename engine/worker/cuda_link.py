@@ -27,16 +27,12 @@ class CudaFetch:
 
 
 class CudaLink:
-    """The link to one CUDA device: forward passes on one stream, copies of results on another.
-
-    Args:
-        check_syncs: raise if code in a launch section waits for the device.
-    """
+    """The link to one CUDA device: forward passes on one stream, copies of results on another."""
 
     is_immediate = False
+    checks_syncs = False  # set by tests: raise if code in a launch section waits for the device
 
-    def __init__(self, device: torch.device, check_syncs: bool = False) -> None:
-        self._check_syncs = check_syncs
+    def __init__(self, device: torch.device) -> None:
         self._forward = torch.cuda.Stream(device)
         self._copies = torch.cuda.Stream(device)
 
@@ -58,7 +54,7 @@ class CudaLink:
         return CudaFetch(arrived, hosts, tensors)
 
     def launch_section(self) -> AbstractContextManager[None]:
-        return forbid_syncs() if self._check_syncs else nullcontext()
+        return forbid_syncs() if self.checks_syncs else nullcontext()
 
 
 class CudaGraphRecorder:

@@ -59,6 +59,6 @@ def open_device(config: WorkerConfig) -> tuple[torch.device, DeviceLink, DeviceM
     # Otherwise cuBLAS may reduce in 16 bits, and results would depend more on the batch size.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    link = CudaLink(device, config.check_syncs)
+    link = CudaLink(device)
     link.enter_thread()
     return device, link, CudaMemory(device)

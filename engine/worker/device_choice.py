@@ -117,7 +117,6 @@ def choose_worker_config(
         kv_cache_dtype=config.kv_cache_dtype,
         enable_native_ops=is_cpu and config.enable_native_ops and is_auto,
         enable_cuda_graphs=not is_cpu and config.enable_cuda_graphs and backend == "triton",
-        check_syncs=not is_cpu and config.check_syncs,
     )
     return worker, notices
 

@@ -28,13 +28,12 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "num_blocks": {"must be a number from 2": [1]},
     "max_num_seqs": {"must be a number from 1 to 4096": [0]},
     "max_num_batched_tokens": {"must be a number from 1": [0], "=63 must be at least max_num_seqs=64": [63]},
-    "priority_ageing_s": {"must be a number from 0.001": [0, math.inf]},
     "max_num_waiting": {"must be a number from 1": [0]},
     "grammar_timeout_s": {"must be a number from 0.01": [0]},
     "max_restarts": {"must be a number from 0 to 1000": [-1]},
     "seed": {"must be a number from 0": [-1, 2**63, True], "must be an integer": [1.5], "seed=None": [None]},
 }
-SWITCHES = ("enable_native_ops", "enable_cuda_graphs", "check_syncs", "skip_tokenizer_init")
+SWITCHES = ("enable_native_ops", "enable_cuda_graphs", "enable_cuda_graphs", "skip_tokenizer_init")
 SWITCHES += ("enable_prefix_caching", "enable_chunked_prefill", "enable_overlap")
 WRONG |= {name: {"must be true or false": ["no", 1, None]} for name in SWITCHES}
 BAD = [
@@ -103,7 +102,7 @@ def test_a_value_outside_its_range_is_refused_by_name(field: str, message: str, 
 
 GOOD = [
     ("num_threads", 1), ("max_model_len", 2), ("block_size", 1), ("memory_share", 1), ("num_blocks", 2),
-    ("max_num_seqs", 1), ("max_num_batched_tokens", 64), ("priority_ageing_s", 0.001), ("max_num_waiting", 1),
+    ("max_num_seqs", 1), ("max_num_batched_tokens", 64), ("max_num_waiting", 1),
     ("grammar_timeout_s", 3600), ("max_restarts", 0), ("num_threads", None), ("memory_share", None),
     ("pipeline_parallel_size", 64),
 ]  # fmt: skip
@@ -194,15 +193,9 @@ def test_without_chunks_the_budget_is_raised_to_the_model_length() -> None:
 
 def test_the_scheduler_receives_its_settings() -> None:
     """Overlap is two steps in flight."""
-    config = EngineConfig(max_num_seqs=5, scheduling_policy="priority", priority_ageing_s=7.0)
+    config = EngineConfig(max_num_seqs=5, scheduling_policy="priority")
     scheduler = resolve(config).scheduler
-    got = (
-        scheduler.max_num_seqs,
-        scheduler.policy,
-        scheduler.priority_ageing_s,
-        scheduler.max_steps_in_flight,
-    )
-    assert got == (5, "priority", 7.0, 2)
+    assert (scheduler.max_num_seqs, scheduler.policy, scheduler.max_steps_in_flight) == (5, "priority", 2)
     assert resolve(EngineConfig(enable_overlap=False)).scheduler.max_steps_in_flight == 1
 
 

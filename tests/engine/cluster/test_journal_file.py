@@ -67,9 +67,12 @@ async def test_replay_finds_requests_by_the_beginning_of_their_id(
     assert "the journal has no such request among its 2" in capsys.readouterr().err
 
 
-def test_a_full_journal_starts_anew_and_keeps_unfinished_requests(tmp_path: Path) -> None:
+def test_a_full_journal_starts_anew_and_keeps_unfinished_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_file, "MAX_BYTES", 2**20)
     path = tmp_path / "journal"
-    file = JournalFile(EngineConfig(journal=str(path), journal_max_mib=1))
+    file = JournalFile(EngineConfig(journal=str(path)))
     file.begin("print")
     file.add(make_request(0))
     for number in range(1, 400):

@@ -52,7 +52,6 @@ def make_scheduler_config(**changes: object) -> SchedulerConfig:
         "max_num_batched_tokens": 16,
         "enable_chunked_prefill": True,
         "policy": "fcfs",
-        "priority_ageing_s": 10.0,
         "max_steps_in_flight": 2,
     }
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]

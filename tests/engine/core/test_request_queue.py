@@ -6,10 +6,8 @@ import pytest
 
 from engine.config_fields import SchedulingPolicy
 from engine.core.request import Request
-from engine.core.request_queue import RequestQueue
+from engine.core.request_queue import AGEING_S, RequestQueue
 from tests.engine.core import harness
-
-AGEING_S = 10.0
 
 
 def make_request(name: str, arrival: float = 0.0, priority: int = 0) -> Request:
@@ -23,7 +21,7 @@ def drain(queue: RequestQueue) -> list[str]:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_equal_requests_keep_their_order(policy: SchedulingPolicy) -> None:
-    queue = RequestQueue(policy, AGEING_S)
+    queue = RequestQueue(policy)
     for number in range(20):
         queue.push(make_request(f"{number}"))
     assert drain(queue) == [f"{number}" for number in range(20)]
@@ -45,7 +43,7 @@ def test_priority_counts_under_its_policy_and_one_ageing_period_is_worth_one_ste
     policy: SchedulingPolicy, requests: dict[str, tuple[float, int]]
 ) -> None:
     for names in permutations(requests):
-        queue = RequestQueue(policy, AGEING_S)
+        queue = RequestQueue(policy)
         for name in names:
             queue.push(make_request(name, *requests[name]))
         assert drain(queue) == list(requests)
@@ -53,7 +51,7 @@ def test_priority_counts_under_its_policy_and_one_ageing_period_is_worth_one_ste
 
 def test_nobody_starves_under_a_stream_of_important_requests() -> None:
     """Only those that came within four ageing periods pass it, however many keep coming."""
-    queue = RequestQueue("priority", AGEING_S)
+    queue = RequestQueue("priority")
     queue.push(make_request("humble", arrival=0.0, priority=4))
     passed = []
     for second in range(1000):
@@ -67,7 +65,7 @@ def test_nobody_starves_under_a_stream_of_important_requests() -> None:
 
 
 def test_a_preempted_request_returns_to_the_front_and_a_removed_one_never_comes() -> None:
-    queue = RequestQueue("fcfs", AGEING_S)
+    queue = RequestQueue("fcfs")
     requests = [make_request(name, arrival) for arrival, name in enumerate("abc")]
     for request in requests:
         queue.push(request)
@@ -78,7 +76,7 @@ def test_a_preempted_request_returns_to_the_front_and_a_removed_one_never_comes(
 
 
 def test_a_name_used_again_after_a_removal_is_the_new_request() -> None:
-    queue = RequestQueue("fcfs", AGEING_S)
+    queue = RequestQueue("fcfs")
     old, new = make_request("same"), make_request("same", arrival=9.0)
     queue.push(old)
     queue.remove(old)
@@ -88,7 +86,7 @@ def test_a_name_used_again_after_a_removal_is_the_new_request() -> None:
 
 
 def test_requests_that_are_gone_are_let_go_however_long_the_head_waits() -> None:
-    queue = RequestQueue("fcfs", AGEING_S)
+    queue = RequestQueue("fcfs")
     queue.push(make_request("head"))
     for number in range(200):
         request = make_request(f"gone {number}", arrival=1.0)

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from engine import LLM, EngineConfig, SamplingParams
-from engine.worker.cuda_link import forbid_syncs
+from engine.worker.cuda_link import CudaLink, forbid_syncs
 from engine.worker.worker import Worker
 from kernels import torch as torch_ops
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
@@ -70,13 +70,17 @@ def test_every_way_gives_the_same_tokens(
     assert generate(folder, **settings) == reference
 
 
-def test_launching_a_step_never_waits_for_the_device(folder: Path, reference: list[list[int]]) -> None:
-    assert generate(folder, check_syncs=True) == reference
+def test_launching_a_step_never_waits_for_the_device(
+    folder: Path, reference: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     params = SamplingParams(
         seed=1, max_tokens=12, top_k=20, top_p=0.9, min_p=0.01, presence_penalty=0.1, logprobs=3,
         prompt_logprobs=2, ignore_eos=True,
     )  # fmt: skip
-    assert generate(folder, params, check_syncs=True) == generate(folder, params)
+    expected = generate(folder, params)
+    monkeypatch.setattr(CudaLink, "checks_syncs", True)
+    assert generate(folder, core="local") == reference
+    assert generate(folder, params, core="local") == expected
 
 
 def test_the_sync_check_catches_a_wait() -> None:
