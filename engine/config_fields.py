@@ -83,6 +83,10 @@ class EngineFields:
         default=True,
         metadata={"help": "on CPU: build the C++ ops in the background and switch to them when ready"},
     )
+    weight_cache: bool = field(
+        default=True,
+        metadata={"help": "on CPU: keep packed weights in the user's cache folder, for a faster next start"},
+    )
     enable_cuda_graphs: bool = field(
         default=True,
         metadata={"help": "on CUDA: record decode steps as CUDA graphs in the background and replay them"},

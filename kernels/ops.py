@@ -35,6 +35,8 @@ StateCache = tuple[Tensor, Tensor]
 PackedWeight = Any
 # Result of `pack_experts`; its type depends on the implementation.
 PackedExperts = Any
+# Plain values and tensors of a packed matrix.
+StoredPart = tuple[dict[str, Any], dict[str, Tensor]]
 # Result of `make_plan`; its type depends on the implementation.
 Plan = Any
 
@@ -281,6 +283,15 @@ class RunLayers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredForm:
+    """How packed matrices are kept in files."""
+
+    build: str  # differs if another layout, or another processor, may be meant
+    take_apart: Callable[[PackedWeight | PackedExperts], list[StoredPart]]
+    put_together: Callable[[list[StoredPart]], PackedWeight | PackedExperts]
+
+
+@dataclass(frozen=True, slots=True)
 class Ops:
     """The functions of one implementation. Two engines of one process may use different ones."""
 
@@ -319,6 +330,7 @@ class Ops:
     packs_shared: bool = False
     # Whether `pack_linear` takes a matrix in grouped codes, and keeps them.
     takes_grouped: bool = False
+    stored: StoredForm | None = None  # None: packed matrices are not kept
     run_layers: RunLayers | None = None
     # None: the keys of a request cannot be divided over ranks.
     partial_attention: PartialAttention | None = None

@@ -69,7 +69,7 @@ class DecoderModel(nn.Module):
         num_embeddings = 0 if self._first else config.vocab_size
         self.embed_tokens = make_parameter(num_embeddings, config.hidden_size, dtype=dtype, device=device)
         self._given_embedding: Tensor | EncodedTensor | None = None  # as the checkpoint has it, until it is packed
-        self._embedding: PackedWeight | None = None  # the table, where it is packed; None: `embed_tokens`
+        self.embedding: PackedWeight | None = None  # the table, where it is packed; None: `embed_tokens`
         ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs if spec.state is None))
         self.ropes = tuple(RotaryEmbedding(rope, head_size, device) for rope, head_size in ropes)
         groups = find_groups(self.kv_specs())
@@ -235,7 +235,7 @@ class DecoderModel(nn.Module):
 
     def unpack_embedding(self) -> Tensor:
         """Return the table of the embedding, [V, D] in the model's dtype."""
-        if self._embedding is None:
+        if self.embedding is None:
             return self.embed_tokens.detach()
         return self._embed(torch.arange(self.config.vocab_size))
 
@@ -272,10 +272,10 @@ class DecoderModel(nn.Module):
         return replace(found, ignored_prefixes=found.ignored_prefixes + self.config.ignored_weights)
 
     def _embed(self, input_ids: Tensor) -> Tensor:
-        if self._embedding is None:
+        if self.embedding is None:
             return F.embedding(input_ids, self.embed_tokens)
         assert self.ops.unpack_rows is not None, "these ops have packed the embedding"
-        return self.ops.unpack_rows(self._embedding, input_ids).to(self.dtype)
+        return self.ops.unpack_rows(self.embedding, input_ids).to(self.dtype)
 
     def _keep_embedding(self, tensor: Tensor | EncodedTensor) -> None:
         self._given_embedding = tensor
@@ -291,10 +291,14 @@ class DecoderModel(nn.Module):
         if is_tied:
             self.lm_head.pack(self.ops, quantization)
         if is_tied and quantization is None:
-            self._embedding = self.lm_head.packed
+            self.take_embedding(self.lm_head.packed)
         else:
             matrix = tensor if isinstance(tensor, Tensor) else tensor.to_grouped()
-            self._embedding = self.ops.pack_linear(matrix, None, None, self.dtype)
+            self.take_embedding(self.ops.pack_linear(matrix, None, None, self.dtype))
+
+    def take_embedding(self, packed: PackedWeight) -> None:
+        """Take the table in the layout of the ops."""
+        self.embedding = packed
         # The parameter says shape, dtype and device, and takes no memory.
         self.embed_tokens.data = self.embed_tokens.new_empty(1).expand(self.embed_tokens.shape)
 

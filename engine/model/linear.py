@@ -101,6 +101,10 @@ class Linear(nn.Module):
             packed = ops.pack_linear(matrix, self.bias, None, source.dtype)
         elif is_copy_worthwhile:
             packed = ops.pack_linear(matrix, self.bias, quantization, source.dtype)
+        self.take_packed(ops, packed)
+
+    def take_packed(self, ops: Ops, packed: PackedWeight) -> None:
+        """Take the matrix in the layout of the ops, in place of `pack`."""
         self._packed, self._unpack = [(ops.linear, packed)], ops.unpack_linear
         self.weight = None
 

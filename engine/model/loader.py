@@ -18,7 +18,7 @@ from engine.model.checkpoint import hash_weights, read_tensors, resolve_weights,
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
 from engine.model.formats.encoded import EncodedTensor
-from engine.model.formats.gguf_file import is_gguf
+from engine.model.formats.gguf_file import is_gguf, list_parts, resolve_gguf
 from engine.model.formats.gguf_model import GGUFModel
 from engine.model.formats.safetensors_reader import read_encoded
 from engine.model.implementation import TransformersConfig, import_backend, read_model_config
@@ -26,6 +26,7 @@ from engine.model.linear import Linear
 from engine.model.moe import Experts
 from engine.model.protocol import Model
 from engine.model.sharding import ONE_RANK, Sharding
+from engine.model.weight_cache import WeightCache
 from engine.model.weight_memory import check_weight_memory
 from engine.model.weight_targets import SkippedTarget, Target, WeightTarget, WeightTargets
 from kernels import Ops
@@ -67,6 +68,7 @@ def load_model(
     quantization: Quantization | None = None,
     sharding: Sharding = ONE_RANK,
     build: BuildDecoder = DecoderModel,
+    cache: WeightCache | None = None,
 ) -> Model:
     """Build the model of a checkpoint and load its weights.
 
@@ -80,6 +82,7 @@ def load_model(
         quantization: applied to all matrices except the embedding.
         sharding: the rank whose part of the model is loaded.
         build: makes our decoder.
+        cache: where packed models are kept; None: nowhere.
 
     Returns the model in eval mode, its parameters without gradients.
 
@@ -92,6 +95,7 @@ def load_model(
     has_codes = config.weight_format is not None
     keeps_codes = has_codes and ops is not None and ops.takes_grouped and quantization in (None, "int4")
     is_native = ops is not None and ops.unpack_rows is not None
+    kept = cache if sharding == ONE_RANK else None
     loading = Loading(quantization, keeps_codes, keeps_tensors=is_native)
     num_ranks = sharding.size
     with check_weight_memory(
@@ -101,7 +105,7 @@ def load_model(
         load = (
             import_backend().load
             if is_foreign
-            else partial(_load_decoder, loading=loading, build=partial(build, sharding=sharding))
+            else partial(_load_decoder, loading=loading, build=partial(build, sharding=sharding), cache=kept)
         )
         weight_seed = seed if load_format == "dummy" else None
         try:
@@ -121,24 +125,34 @@ def _load_decoder(
     seed: int | None,
     loading: Loading,
     build: Callable[[ModelConfig, torch.dtype, torch.device, Ops | None], DecoderModel],
+    cache: WeightCache | None,
 ) -> DecoderModel:
     """Build our decoder; with a seed its weights are random."""
     model = build(config, dtype, device, ops).eval()
     if seed is not None:
         _fill_randomly(model, seed)
         model.weights_hash = b"dummy:%d" % seed
-    elif is_gguf(path_or_name):
+        return model
+    is_file = is_gguf(path_or_name)
+    folder = Path() if is_file else resolve_weights(path_or_name)
+    files = list_parts(resolve_gguf(path_or_name)) if is_file else weight_files(folder)
+    key = None if cache is None else cache.make_key(files, model.ops, f"{config} {dtype} {loading}")
+    if cache is not None and key is not None and cache.fill(key, model):
+        return model
+    if is_file:
         source = GGUFModel(path_or_name)
-        with release_pages(source.files):
+        with release_pages(files):
             _load_tensors(model, source.read_tensors(), path_or_name, loading)
         model.weights_hash = source.hash_weights()
     else:
-        _load_checkpoint(model, resolve_weights(path_or_name), loading)
+        _load_checkpoint(model, folder, files, loading)
+    if cache is not None and key is not None:
+        model.pack(loading.quantization)
+        cache.store(key, model)
     return model
 
 
-def _load_checkpoint(model: Model, folder: Path, loading: Loading) -> None:
-    files = weight_files(folder)
+def _load_checkpoint(model: Model, folder: Path, files: list[Path], loading: Loading) -> None:
     weight_format = model.config.weight_format
     tensors = read_tensors(files) if weight_format is None else read_encoded(files, weight_format)
     with release_pages(files):

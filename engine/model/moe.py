@@ -126,6 +126,11 @@ class Experts(nn.Module):
         self._packed = [(ops.run_experts, ops.pack_experts(each, quantization)) for each in slices]
         self.gate_up = self.down = None
 
+    def take_packed(self, ops: Ops, packed: PackedExperts) -> None:
+        """Take the matrices in the layout of the ops, in place of `pack`."""
+        self._packed = [(ops.run_experts, packed)]
+        self.gate_up = self.down = None
+
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
         """Convert the packed matrices to the layout of other ops."""
         assert old.unpack_experts is not None, f"experts packed by {old.name} cannot be unpacked"

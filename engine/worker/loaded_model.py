@@ -16,6 +16,7 @@ from engine.model.decoder import DecoderModel
 from engine.model.loader import BuildDecoder
 from engine.model.sharding import Sharding, check_context, check_shardable
 from engine.model.vision.encoder import ImageEncoder
+from engine.model.weight_cache import WeightCache
 from engine.parallel.adapters import PeerAdapters
 from engine.parallel.leader import LeaderDecoder
 from engine.parallel.load import limit_ops
@@ -49,6 +50,7 @@ class LoadedModel:
         self._device = device
         self.ranks: Ranks | None = None  # the other ranks of the model
         self.encoder: ImageEncoder | None = None  # None: the model does not see images
+        self._weight_cache = WeightCache() if config.weight_cache else None
         try:
             self._load()
             self.adapters = self._make_adapters() if config.enable_lora else None
@@ -96,7 +98,9 @@ class LoadedModel:
             self.adapters.unbind()
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks, and what is written in the background."""
+        if self._weight_cache is not None:
+            self._weight_cache.close()
         if self.ranks is not None:
             self.ranks.close()
 
@@ -126,6 +130,7 @@ class LoadedModel:
             quantization=None if config.quantization == "none" else config.quantization,
             sharding=sharding,
             build=build,
+            cache=self._weight_cache,
         )
         return_freed_memory()  # loading leaves holes as large as the model
         if self.ranks is not None:

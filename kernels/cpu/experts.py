@@ -56,9 +56,15 @@ def pack_experts(
         ]
 
     gate, up = (pack_all(half, bias, kind) for half, bias in zip(halves, biases, strict=True))
-    packed = (gate, up, pack_all(down, experts.down_bias, down_kind))
+    return make_experts(gate, up, pack_all(down, experts.down_bias, down_kind), experts.activation)
+
+
+def make_experts(
+    gate: list[NativeWeight], up: list[NativeWeight], down: list[NativeWeight], activation: GatedActivation
+) -> NativeExperts:
+    """Put the packed matrices of all experts together."""
+    packed = (gate, up, down)
     arrays = ((LinearStruct * len(gate))(*(each.struct for each in matrices)) for matrices in packed)
-    activation = experts.activation
     struct = ExpertsStruct(*arrays, len(gate), activation.alpha, activation.limit or 0.0)
     return NativeExperts(*packed, activation, struct)
 

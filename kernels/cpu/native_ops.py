@@ -18,11 +18,12 @@ from kernels.cpu.lora import NativeLora, NativeLoraStep, make_segments, pack_lor
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.states import run_conv, scan_states
+from kernels.cpu.stored import put_together, take_apart
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
 from kernels.grouped import GroupedRows
 from kernels.lora import LoraSegment, LoraStep
-from kernels.ops import KVCache, LayerWeights, Ops, Quantization
+from kernels.ops import KVCache, LayerWeights, Ops, Quantization, StoredForm
 
 _SILU_MUL, _GELU_MUL, _GELU = range(3)  # `Activation` of elementwise.h
 
@@ -73,6 +74,7 @@ class NativeOps:
             add_lora=self.add_lora,
             packs_shared=True,
             takes_grouped=True,
+            stored=StoredForm(self.library.path.stem, take_apart, put_together),
             run_layers=self.run_layers,
             estimate_scratch=partial(estimate_scratch, num_threads=self.pool.num_threads),
             cache_dtypes=(torch.int8,),

@@ -61,6 +61,22 @@ def resolve_gguf(path_or_name: str | Path) -> Path:
     return path
 
 
+def list_parts(path: Path) -> list[Path]:
+    """Return the file, and the other parts of a divided one.
+
+    Raises:
+        ConfigError: a part is missing.
+    """
+    found = _PART.search(path.name)
+    count = int(found[1]) if found else 1
+    names = [_PART.sub(rf"-{number:05}-of-\1.gguf", path.name) for number in range(1, count + 1)]
+    parts = [path.with_name(name) for name in names]
+    for part in parts:
+        if not part.is_file():
+            raise ConfigError(f"{path} is the first of {count} parts; {part.name} is not beside it")
+    return parts
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     shape: tuple[int, ...]  # outermost first
@@ -81,17 +97,12 @@ class GGUFFile:
 
     def __init__(self, path_or_name: str | Path) -> None:
         self.path = resolve_gguf(path_or_name)
-        self.paths = [self.path]  # of all parts
         self.metadata, self._entries = _open(self.path)
-        if (count := self.metadata.get("split.count", 1)) > 1:
-            for number in range(2, count + 1):
-                part = self.path.with_name(_PART.sub(f"-{number:05}-of-\\1.gguf", self.path.name))
-                if part == self.path or not part.is_file():
-                    raise ConfigError(
-                        f"{self.path} is the first of {count} parts; {part.name} is not beside it"
-                    )
-                self.paths.append(part)
-                self._entries |= _open(part)[1]
+        parts = list_parts(self.path)
+        if (count := self.metadata.get("split.count", 1)) > len(parts):
+            raise ConfigError(f"{self.path} is the first of {count} parts, and its name does not say so")
+        for part in parts[1:]:
+            self._entries |= _open(part)[1]
 
     @property
     def names(self) -> list[str]:

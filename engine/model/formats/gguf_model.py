@@ -106,11 +106,6 @@ class GGUFModel:
         self._parts = _PARTS | _FURTHER_PARTS.get(name, {})
         self._config: dict[str, Any] = {}
 
-    @property
-    def files(self) -> list[Path]:
-        """The file, or all parts of it."""
-        return self._file.paths
-
     def make_config(self) -> dict[str, Any]:
         """Return what config.json would contain; unknown settings keep their names, so that they are refused."""
         shapes = {name: self._file.shape(name) for name in self._file.names}

@@ -132,7 +132,7 @@ def test_a_model_on_native_ops_needs_what_its_packed_matrices_take(
     ops = make_native_ops(require_library(), 1)
     model = load_model(tmp_path, wanted, ops=ops, quantization=quantization)
     packed = {id(each.packed): each.packed for each in model.modules() if isinstance(each, Linear)}
-    packed[id(model._embedding)] = model._embedding
+    packed[id(model.embedding)] = model.embedding
     head = measure(model.lm_head.packed)
     assert head <= estimate_head_copy(config, wanted, quantization) <= head * 1.01
     held = sum(map(measure, packed.values())) + sum(each.untyped_storage().nbytes() for each in model.parameters())
