@@ -2,6 +2,8 @@
 
 dataclass field ── default ── TROUPE_<FIELD> ── --flag        the right-most one that is set wins
 
+A field is annotated with its help text; before it "-x" is a short flag, and "+" lets the flag take several values.
+
 The parser rejects unknown flags, app/cli/variables.py unknown TROUPE_ variables.
 """
 
@@ -13,13 +15,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar
 
 from grammar import list_tool_styles
 
 Config = TypeVar("Config")
-T = TypeVar("T")
 
 ENV_PREFIX = "TROUPE_"
 TRUE_WORDS = ("1", "true", "yes", "on")
@@ -40,12 +41,6 @@ class Failure(Exception):
     """An error that is not the user's mistake; reported in one line, with exit code 1."""
 
 
-def setting(default: T, text: str, takes_several: bool = False) -> T:
-    """A field of a config dataclass with its help."""
-    made: T = field(default=default, metadata={"help": text, "takes_several": takes_several})
-    return made
-
-
 @dataclass(frozen=True, slots=True)
 class AppConfig:
     """Settings of the web server; the engine has its own.
@@ -54,39 +49,32 @@ class AppConfig:
         UsageError: a value outside its range.
     """
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0: every interface")
-    port: int = setting(7860, "port of the page and the API; 0 takes a free one")
-    api_key: tuple[str, ...] = setting(
-        (), "key that every request must carry; repeat it or use commas for several"
-    )
-    allowed_host: tuple[str, ...] = setting(
-        (), "further Host header accepted from browsers, e.g. the name of a reverse proxy"
-    )
-    allowed_origin: tuple[str, ...] = setting(
-        (), "web page that may use the API from a browser, such as https://app.example; * is any"
-    )
-    frame_ancestor: tuple[str, ...] = setting(
-        (), "site that may show the page in a frame, such as https://app.example or https://*.hf.space"
-    )
-    uds: str | None = setting(None, "path of a Unix domain socket to listen on instead of host and port")
-    ssl_certfile: str | None = setting(None, "certificate chain (PEM); the server then speaks HTTPS")
-    ssl_keyfile: str | None = setting(None, "private key of the certificate (PEM)")
-    admin_key: str | None = setting(None, "key of the admin routes, which are off without it")
-    max_requests_per_key: int | None = setting(
-        None, "requests that each API key may have running or queued; more get a 429"
-    )
-    log_level: LogLevel = setting("info", "how much is logged to stderr")
-    max_body_bytes: int = setting(32 * 2**20, "largest request body")
-    shutdown_grace_s: float = setting(5.0, "seconds that running requests may continue after a stop signal")
-    keep_alive_s: float = setting(5.0, "seconds between SSE comments before a stream's first token")
-    tool_call_parser: str | None = setting(
-        None,
-        "how the model writes tool calls, e.g. hermes or qwen3_coder; default: as its chat template does",
-    )
-    headless: bool = setting(
-        False, "serve no page and no API: run one replica for the front at --data-parallel-address"
-    )
-    ui: bool = setting(True, "serve the web page beside the API")
+    host: Annotated[str, "address to listen on; 0.0.0.0: every interface"] = "127.0.0.1"
+    port: Annotated[int, "port of the page and the API; 0 takes a free one"] = 7860
+    api_key: Annotated[tuple[str, ...],
+        "key that every request must carry; repeat it or use commas for several"] = ()
+    allowed_host: Annotated[tuple[str, ...],
+        "further Host header accepted from browsers, e.g. the name of a reverse proxy"] = ()
+    allowed_origin: Annotated[tuple[str, ...],
+        "web page that may use the API from a browser, such as https://app.example; * is any"] = ()
+    frame_ancestor: Annotated[tuple[str, ...],
+        "site that may show the page in a frame, such as https://app.example or https://*.hf.space"] = ()
+    uds: Annotated[str | None, "path of a Unix domain socket to listen on instead of host and port"] = None
+    ssl_certfile: Annotated[str | None, "certificate chain (PEM); the server then speaks HTTPS"] = None
+    ssl_keyfile: Annotated[str | None, "private key of the certificate (PEM)"] = None
+    admin_key: Annotated[str | None, "key of the admin routes, which are off without it"] = None
+    max_requests_per_key: Annotated[int | None,
+        "requests that each API key may have running or queued; more get a 429"] = None
+    log_level: Annotated[LogLevel, "how much is logged to stderr"] = "info"
+    max_body_bytes: Annotated[int, "largest request body"] = 32 * 2**20
+    shutdown_grace_s: Annotated[float, "seconds that running requests may continue after a stop signal"] = 5.0
+    keep_alive_s: Annotated[float, "seconds between SSE comments before a stream's first token"] = 5.0
+    tool_call_parser: Annotated[str | None,
+        "how the model writes tool calls, e.g. hermes or qwen3_coder; default: as its chat template "
+        "does"] = None
+    headless: Annotated[bool,
+        "serve no page and no API: run one replica for the front at --data-parallel-address"] = False
+    ui: Annotated[bool, "serve the web page beside the API"] = True
 
     def __post_init__(self) -> None:
         check_range(self, "port", 0, 65535)
@@ -135,15 +123,13 @@ class RouteConfig:
         UsageError: a value outside its range.
     """
 
-    worker_urls: tuple[str, ...] = setting(
-        (), "addresses of OpenAI-compatible servers, with or without /v1", takes_several=True
-    )
-    policy: RoutePolicy = setting("prefix_aware", "how a worker is chosen")
-    worker_api_key: str | None = setting(
-        None, "key that the workers want; without it, and without --api-key, clients' keys are passed on"
-    )
-    health_interval_s: float = setting(2.0, "seconds between two probes of a worker")
-    worker_timeout_s: float = setting(600.0, "a worker that sends nothing for so many seconds has failed")
+    worker_urls: Annotated[tuple[str, ...], "+",
+        "addresses of OpenAI-compatible servers, with or without /v1"] = ()
+    policy: Annotated[RoutePolicy, "how a worker is chosen"] = "prefix_aware"
+    worker_api_key: Annotated[str | None,
+        "key that the workers want; without it, and without --api-key, clients' keys are passed on"] = None
+    health_interval_s: Annotated[float, "seconds between two probes of a worker"] = 2.0
+    worker_timeout_s: Annotated[float, "a worker that sends nothing for so many seconds has failed"] = 600.0
 
     def __post_init__(self) -> None:
         if not self.worker_urls:
@@ -165,13 +151,12 @@ class ExecutorConfig:
         UsageError: a value outside its range.
     """
 
-    executor: Literal["local", "ray"] = setting(
-        "local",
+    executor: Annotated[Literal["local", "ray"],
         "ray: engines on the cluster of RAY_ADDRESS; the input is one Parquet, JSONL or CSV table, the "
-        "output a folder of parts; both may be URLs (s3://...). The same command continues a stopped run",
-    )
-    num_actors: int = setting(0, "engines with --executor ray; 0: one per GPU, or else per node")
-    part_rows: int = setting(64, "rows of a part of the output, with --executor ray")
+        "output a folder of parts; both may be URLs (s3://...). The same command continues a stopped "
+        "run"] = "local"
+    num_actors: Annotated[int, "engines with --executor ray; 0: one per GPU, or else per node"] = 0
+    part_rows: Annotated[int, "rows of a part of the output, with --executor ray"] = 64
 
     def __post_init__(self) -> None:
         check_range(self, "num_actors", 0, 4096)
@@ -204,20 +189,21 @@ def add_flags(
 ) -> None:
     """Add a flag for every field of a config dataclass, or for some; flags that are not given stay absent."""
     group = parser.add_argument_group(config_class.__name__.removesuffix("Config").lower() + " settings")
-    hints = typing.get_type_hints(config_class)
+    hints = typing.get_type_hints(config_class, include_extras=True)
     for item in fields(config_class):
         if names is not None and item.name not in names:
             continue
-        short = item.metadata.get("short_flag")
-        flags = [*([short] if short else []), "--" + item.name.replace("_", "-")]
-        text = _help_of(item)
-        kind = _plain_type(hints[item.name])
+        hint, *notes = typing.get_args(hints[item.name])
+        short = [each for each in notes[:-1] if str(each).startswith("-")]
+        flags = [*short, "--" + item.name.replace("_", "-")]
+        text = _make_help(item, notes[-1])
+        kind = _plain_type(hint)
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text}
         if kind is bool:
             group.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
         elif typing.get_origin(kind) is tuple:
             several: dict[str, Any] = {"action": "append"}
-            if item.metadata.get("takes_several"):
+            if "+" in notes:
                 several = {"action": "extend", "nargs": "+"}
             group.add_argument(*flags, metavar="TEXT", **several, **options)
         else:
@@ -313,8 +299,7 @@ def _metavar(kind: Any) -> str:
     return {int: "INT", float: "NUMBER"}.get(kind, "TEXT")
 
 
-def _help_of(item: Field[Any]) -> str:
-    text = item.metadata.get("help", "")
+def _make_help(item: Field[Any], text: str) -> str:
     default = None if item.default is MISSING else item.default
     is_shown = default not in (None, "", ()) and "default" not in text
     # The demo model's default is a path of this installation, which does not help a reader.

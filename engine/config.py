@@ -21,32 +21,6 @@ MIN_KEY_LENGTH = 16
 TRANSFER_GB = (
     0.5  # default of kv_offload_gb with a kv_transfer_config: all transfers pass through host memory
 )
-_RANGES: dict[str, tuple[float, float]] = {
-    "num_threads": (1, 1024),
-    "seed": (0, 2**63 - 1),
-    "max_model_len": (2, 2**24),
-    "block_size": (1, 1024),
-    "memory_share": (0.001, 1.0),
-    "num_blocks": (2, 2**31 - 1),
-    "kv_offload_gb": (0.0, 2**20),
-    "max_num_seqs": (1, 4096),
-    "max_num_batched_tokens": (1, 2**24),
-    "max_num_waiting": (1, 2**20),
-    "mm_encoder_cache_gb": (0.0, 2**20),
-    "grammar_timeout_s": (0.01, 3600.0),
-    "max_restarts": (0, 1000),
-    "step_timeout_s": (0.0, 86400.0),
-    "heartbeat_timeout_s": (1.0, 86400.0),
-    "mock_step_ms": (0.0, 10000.0),
-    "max_loras": (1, 1024),
-    "max_lora_rank": (1, 4096),
-    "pipeline_parallel_size": (1, 64),
-    "nnodes": (1, 64),
-    "master_port": (1, 65535),
-    "data_parallel_size": (1, 256),
-    "data_parallel_rpc_port": (0, 65535),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig(EngineFields):
@@ -57,13 +31,13 @@ class EngineConfig(EngineFields):
     """
 
     def __post_init__(self) -> None:
-        for name, hint in _find_hints().items():
-            if get_origin(hint) is Literal:
-                _check_choice(self, name, get_args(hint))
-            elif hint is bool:
+        for name, (kind, *notes) in _find_hints().items():
+            if get_origin(kind) is Literal:
+                _check_choice(self, name, get_args(kind))
+            elif kind is bool:
                 _check_switch(self, name)
-        for name, (low, high) in _RANGES.items():
-            _check_range(self, name, low, high)
+            elif isinstance(notes[0], tuple):
+                _check_range(self, name, *notes[0])
         self._check_adapters()
         self._check_replicas()
         _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
@@ -254,9 +228,11 @@ class EngineConfig(EngineFields):
 
 
 @cache
-def _find_hints() -> dict[str, Any]:
-    """Return the types of the fields by name."""
-    return get_type_hints(EngineConfig)
+def _find_hints() -> dict[str, tuple[Any, ...]]:
+    """Return the type and the notes of each field, by name."""
+    return {
+        name: get_args(hint) for name, hint in get_type_hints(EngineConfig, include_extras=True).items()
+    }
 
 
 def _check_together(config: EngineConfig, size_name: str, needed: Mapping[str, object]) -> None:

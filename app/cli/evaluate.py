@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from app.cli.record_output import check_writable
 from app.cli.talk import local_engine
-from app.config import UsageError, setting
+from app.config import UsageError
 from app.extraction import Extractor, Schema
 from app.extraction.calibration import Calibration, MeasuredSet, write_calibration
 from app.extraction.cases import Case, CaseError, read_cases
@@ -26,14 +26,13 @@ MAX_FIELDS = 20  # printed ones
 class EvaluateConfig:
     """Flags of --evaluate."""
 
-    evaluate: bool = setting(
-        False, "measure the model on FILEs with lines {text, record}, with --schema or a schema in each line"
-    )
-    as_json: bool = setting(False, "print figures as JSON")
-    wrong: bool = setting(False, "print every field that is wrong")
-    calibration: str | None = setting(
-        None, "write confidence and accuracy into this file; the page shows MODEL/calibration.json"
-    )
+    evaluate: Annotated[bool,
+        "measure the model on FILEs with lines {text, record}, with --schema or a schema in each "
+        "line"] = False
+    as_json: Annotated[bool, "print figures as JSON"] = False
+    wrong: Annotated[bool, "print every field that is wrong"] = False
+    calibration: Annotated[str | None,
+        "write confidence and accuracy into this file; the page shows MODEL/calibration.json"] = None
 
 
 def read_sets(files: Sequence[str], schema: Schema | None) -> dict[str, list[Case]]:

@@ -13,13 +13,13 @@ import json
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate, read_sets
 from app.cli.imports import import_large
 from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
-from app.config import ExecutorConfig, UsageError, add_flags, make_config, setting
+from app.config import ExecutorConfig, UsageError, add_flags, make_config
 from app.extraction import Example, Extractor, Limits, Source, add_bounds, describe_added, extract_records
 from app.extraction.export import FORMATS
 from app.extraction.prompt import parse_examples
@@ -46,10 +46,10 @@ FILE_ARGUMENTS = ("column", "format", "output")
 class ExtractConfig:
     """Options of the extraction, also used by the evaluation."""
 
-    ground: bool = setting(False, "free strings, dates and amounts must appear in the text")
-    limits: bool = setting(True, "limit the length of open strings and lists")
-    instructions: str = setting("", "instructions for the model in addition to the schema")
-    examples: str | None = setting(None, "JSONL file of texts with their records, shown to the model first")
+    ground: Annotated[bool, "free strings, dates and amounts must appear in the text"] = False
+    limits: Annotated[bool, "limit the length of open strings and lists"] = True
+    instructions: Annotated[str, "instructions for the model in addition to the schema"] = ""
+    examples: Annotated[str | None, "JSONL file of texts with their records, shown to the model first"] = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from app.config import Failure, UsageError, make_config, setting
+from app.config import Failure, UsageError, make_config
 from engine import ConfigError, Engine, EngineConfig, EngineError, InvalidRequest, SamplingParams
 from grammar import GrammarError
 
@@ -20,10 +20,10 @@ Messages = list[dict[str, str]]
 class TalkConfig:
     """Flags of chat and complete beside the engine's."""
 
-    max_tokens: int | None = setting(None, "longest answer; default: the model's limit")
-    temperature: float | None = setting(None, "0 is greedy; default: 1")
-    top_p: float | None = setting(None, "draw from the most likely tokens, up to this share; default: 1")
-    sampling_seed: int | None = setting(None, "equal seeds give equal texts")
+    max_tokens: Annotated[int | None, "longest answer; default: the model's limit"] = None
+    temperature: Annotated[float | None, "0 is greedy; default: 1"] = None
+    top_p: Annotated[float | None, "draw from the most likely tokens, up to this share; default: 1"] = None
+    sampling_seed: Annotated[int | None, "equal seeds give equal texts"] = None
 
     @property
     def sampling(self) -> dict[str, Any]:

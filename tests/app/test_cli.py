@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -26,12 +26,12 @@ from tests.fakes import FakeEngine
 class Sample:
     """One field of every kind."""
 
-    name: str = "x"
-    count: int = field(default=1, metadata={"short_flag": "-cn"})
-    share: float | None = field(default=None, metadata={"help": "50 % of it"})
-    is_on: bool = True
-    mode: Literal["fast", "slow"] = "fast"
-    keys: tuple[str, ...] = ()
+    name: Annotated[str, ""] = "x"
+    count: Annotated[int, "-cn", ""] = 1
+    share: Annotated[float | None, "50 % of it"] = None
+    is_on: Annotated[bool, ""] = True
+    mode: Annotated[Literal["fast", "slow"], ""] = "fast"
+    keys: Annotated[tuple[str, ...], ""] = ()
 
 
 def parse(*arguments: str, environ: dict[str, str] | None = None) -> Sample:
