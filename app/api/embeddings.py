@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Coroutine, Iterable
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
@@ -16,6 +17,8 @@ from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.fields import VECTOR
 from app.api.protocol import Fields, Integer, read_all_whole
+from app.api.sse import unless_gone
+from engine import Embedding, Score
 
 router = APIRouter()
 MAX_INPUTS = 2048  # as OpenAI's limit
@@ -78,12 +81,13 @@ class ScoreRequest(PoolingFields):
 
 
 @router.post("/v1/embeddings")
-async def embed(body: EmbeddingRequest, context: Context) -> JSONResponse:
+async def embed(body: EmbeddingRequest, request: Request, context: Context) -> JSONResponse:
     """Return one vector per input."""
     model = context.check_model(body.model)
     context.require_ready()
     options = body.read_options(context, model)
-    found = await context.embedder.embed(read_inputs(body.input), body.dimensions, **options)
+    work = context.embedder.embed(read_inputs(body.input), body.dimensions, **options)
+    found = await finish(work, request, model)
     is_text = body.encoding_format == "base64"
     data = [
         {
@@ -102,18 +106,19 @@ async def embed(body: EmbeddingRequest, context: Context) -> JSONResponse:
 @router.post("/rerank")
 @router.post("/v1/rerank")
 @router.post("/v2/rerank")
-async def rerank(body: RerankRequest, context: Context) -> JSONResponse:
+async def rerank(body: RerankRequest, request: Request, context: Context) -> JSONResponse:
     """Return the documents, best first."""
     model = context.check_model(body.model)
     context.require_ready()
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
-    scores = await context.embedder.score(
+    work = context.embedder.score(
         [body.query],
         documents,
         body.instruction,
         max_document_tokens=body.max_tokens_per_doc or None,
         **body.read_options(context, model),
     )
+    scores = await finish(work, request, model)
     order = sorted(range(len(scores)), key=lambda index: -scores[index].score)[: body.top_n or None]
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": scores[index].score} for index in order
@@ -128,7 +133,7 @@ async def rerank(body: RerankRequest, context: Context) -> JSONResponse:
 
 @router.post("/score")
 @router.post("/v1/score")
-async def score(body: ScoreRequest, context: Context) -> JSONResponse:
+async def score(body: ScoreRequest, request: Request, context: Context) -> JSONResponse:
     """Score each pair of texts; a single text on the left is paired with every text on the right."""
     model = context.check_model(body.model)
     context.require_ready()
@@ -138,7 +143,8 @@ async def score(body: ScoreRequest, context: Context) -> JSONResponse:
         raise BadRequest("give either text_1 and text_2, or queries and documents", names[0])
     left, right = ([each] if isinstance(each, str) else each for each in pair)
     options = body.read_options(context, model)
-    scores = await context.embedder.score(left, right, body.instruction, names=names, **options)
+    work = context.embedder.score(left, right, body.instruction, names=names, **options)
+    scores = await finish(work, request, model)
     data = [{"object": "score", "index": index, "score": each.score} for index, each in enumerate(scores)]
     reply = {
         "id": f"score-{secrets.token_hex(8)}",
@@ -147,6 +153,20 @@ async def score(body: ScoreRequest, context: Context) -> JSONResponse:
         "model": model,
     }
     return JSONResponse(reply | {"data": data, "usage": count(each.num_tokens for each in scores)})
+
+
+Pooled = TypeVar("Pooled", Embedding, Score)
+
+
+async def finish(work: Coroutine[Any, Any, list[Pooled]], request: Request, model: str) -> list[Pooled]:
+    """Await vectors or scores, unless the client goes away, and note their tokens."""
+    visit = request.state.visit
+    visit.model = model
+    # A task of its own: the task group in it cancels the task that it runs in, which anyio would take for its own.
+    found = await unless_gone(request.receive, asyncio.ensure_future(work))
+    for each in found:
+        visit.count(each.num_tokens, 0, 0)
+    return found
 
 
 def read_inputs(given: Any) -> list[str | list[int]]:

@@ -25,7 +25,9 @@ from app.api.context import ApiContext, context_of
 from app.api.errors import BadRequest, describe_fields
 from app.api.json_body import parse_body, parse_part
 from app.api.protocol import Fields
+from app.api.replies import usage
 from app.api.sse import STREAMED, Emit, EventStream, JsonLines, frame, unless_gone
+from app.api.visit import Visit
 from app.extraction import (
     Example,
     ExtractionResult,
@@ -43,6 +45,7 @@ from app.extraction.pdf import MAX_IMAGES
 from app.extraction.reading import read_apart
 from app.extraction.sources import (
     LIMITS,
+    TABLE_TYPES,
     TEXT_COLUMN,
     Row,
     UnreadableSource,
@@ -145,14 +148,15 @@ BODY = {
 @router.post("/v1/extract", openapi_extra=BODY, response_model=None, responses=STREAMED)
 async def extract(request: Request, context: Context) -> Response:
     """Extract a record, with the confidence and the evidence of each value, the values to check, and the checks."""
-    body, sources = await read_request(request, context.engine.sees_images)
-    model = context.check_model(body.model)
+    body, sources, is_table = await read_request(request, context.engine.sees_images)
+    visit: Visit = request.state.visit
+    model = visit.model = context.check_model(body.model)
     context.require_ready()
     schema = read_schema(body.schema_)
     extractor = make_extractor(context, body, model)
-    if len(sources) > 1 or body.rows is not None:
+    if is_table:
         return JsonLines(
-            lambda emit: send_rows(emit, extractor, schema, sources, body.cache_salt),
+            lambda emit: send_rows(emit, extractor, schema, sources, body.cache_salt, visit),
             math.inf,
             b"",
             lambda error: json.dumps(error.body).encode() + b"\n",
@@ -164,29 +168,29 @@ async def extract(request: Request, context: Context) -> Response:
         raise BadRequest("text is empty: there is nothing to extract", "text")
     if body.stream:
         return EventStream(
-            lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt),
+            lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt, visit),
             context.config.keep_alive_s,
         )
     work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
     done = await unless_gone(request.receive, work)
-    return JSONResponse(show(extractor, *done))
+    return JSONResponse(show(extractor, *done, visit))
 
 
 async def send_rows(
-    emit: Emit, extractor: Extractor, schema: Schema, sources: Sequence[Source], salt: str | None
+    emit: Emit, extractor: Extractor, schema: Schema, sources: Sequence[Source], salt: str | None, visit: Visit
 ) -> None:
     """Send one line per row, in order."""
     num_done = 0
     async with aclosing(extract_records(extractor, schema, sources, cache_salt=salt)) as records:
-        async for record in records:
+        async for record, result in records:
             num_done += 1
             progress = {"num_done": num_done, "num_rows": len(sources)}
-            line = show(extractor, record, None) | {"progress": progress}
+            line = show(extractor, record, result, visit) | {"progress": progress}
             await emit(json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
 async def send_parts(
-    emit: Emit, extractor: Extractor, schema: Schema, source: Source, salt: str | None
+    emit: Emit, extractor: Extractor, schema: Schema, source: Source, salt: str | None, visit: Visit
 ) -> None:
     """Send the record while it grows, then the result."""
     sent = 0.0
@@ -195,7 +199,7 @@ async def send_parts(
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, ExtractionResult):
-                await emit(frame(show(extractor, source.complete(part.to_json()), part)))
+                await emit(frame(show(extractor, source.complete(part.to_json()), part, visit)))
             elif not isinstance(part, PartialExtraction):
                 counts = {"num_done": part.num_done, "num_parts": part.num_parts}
                 await emit(frame({"object": "extraction.progress", **counts}))
@@ -204,14 +208,15 @@ async def send_parts(
                 await emit(frame({"object": "extraction.partial", "record": part.record}))
 
 
-def show(extractor: Extractor, record: dict[str, Any], result: ExtractionResult | None) -> dict[str, Any]:
-    """Return the reply for one record; `usage` if one request produced it."""
+def show(
+    extractor: Extractor, record: dict[str, Any], result: ExtractionResult | None, visit: Visit
+) -> dict[str, Any]:
+    """Return the reply for one record, and note its tokens; a document that failed has no usage."""
     reply = {"object": "extraction", "model": extractor.model_name, **record}
-    if result is not None and result.output is not None:
-        num_in = len(result.output.prompt_token_ids)
-        num_out = sum(len(each.token_ids) for each in result.output.outputs)
-        usage = {"prompt_tokens": num_in, "completion_tokens": num_out, "total_tokens": num_in + num_out}
-        reply["usage"] = usage
+    if result is not None:
+        visit.count(*result.usage)
+        visit.finish_reasons.append(result.finish_reason)
+        reply["usage"] = usage(*result.usage)
     return reply
 
 
@@ -247,8 +252,8 @@ def read_schema(given: dict[str, Any] | str) -> Schema:
     return schema
 
 
-async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequest, list[Source]]:
-    """Return the fields of a JSON body or a form, and the documents to read.
+async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequest, list[Source], bool]:
+    """Return the fields of a JSON body or a form, the documents to read, and whether they are rows of a table.
 
     Raises:
         ApiError: 400 for a body that is neither, a wrong field, or a file that cannot be read.
@@ -274,8 +279,8 @@ async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequ
 
 def read_fields(
     body: bytes | Mapping[str, str | bytes], upload: tuple[str, bytes] | None, sees_images: bool
-) -> tuple[ExtractRequest, list[Source]]:
-    """Return the fields and documents of a JSON body, or of a form's parts and its file, which has a name.
+) -> tuple[ExtractRequest, list[Source], bool]:
+    """Return the same for a JSON body, or for a form's parts and its file, which has a name.
 
     Raises:
         ApiError: as read_request.
@@ -294,13 +299,14 @@ def read_fields(
     if sum((upload is not None, is_inline, fields.rows is not None)) != 1:
         raise BadRequest("give one of text or images, rows, and a file in a form", "text")
     if is_inline:
-        return fields, [Source("", fields.text or "", images=tuple(fields.images or ()))]
+        return fields, [Source("", fields.text or "", images=tuple(fields.images or ()))], False
     if upload is not None:
         try:
             rows = parse_rows(upload[1], upload[0], LIMITS, with_images=sees_images)
         except UnreadableSource as error:
             raise BadRequest(str(error), "file", "unreadable_file") from error
-        return fields, pick_sources(rows, fields.column)
+        is_table = PurePath(upload[0]).suffix.lower() in TABLE_TYPES
+        return fields, pick_sources(rows, fields.column), is_table
     rows = [
         Row(
             f"row {number}",
@@ -310,7 +316,7 @@ def read_fields(
         )
         for number, row in enumerate(fields.rows or (), 1)
     ]
-    return fields, pick_sources(rows, fields.column)
+    return fields, pick_sources(rows, fields.column), True
 
 
 def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:

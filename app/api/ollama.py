@@ -23,7 +23,7 @@ from app import __version__
 from app.api import chat, completions, replies
 from app.api.call import Call
 from app.api.context import ApiContext, Context
-from app.api.embeddings import MAX_INPUTS
+from app.api.embeddings import MAX_INPUTS, finish
 from app.api.errors import BadRequest
 from app.api.fields import VECTOR, warn
 from app.api.messages import read_arguments
@@ -34,7 +34,7 @@ from app.api.tokens import require_tokenizer
 from app.api.tools.calls import make_message
 from app.api.wording import say_value
 from app.reasoning import SWITCHES
-from engine import CompletionOutput, RequestOutput
+from engine import CompletionOutput, Embedding, RequestOutput
 
 router = APIRouter(prefix="/api")
 Json = dict[str, Any]
@@ -283,7 +283,7 @@ class AnswerWriter:
 
 
 @router.post("/embed")
-async def embed(body: OllamaEmbed, context: Context) -> JSONResponse:
+async def embed(body: OllamaEmbed, request: Request, context: Context) -> JSONResponse:
     """Return one vector per text; texts are cut to the model's length unless truncate is false."""
     model = context.check_model(own_model(body.model, context))
     context.require_ready()
@@ -291,7 +291,10 @@ async def embed(body: OllamaEmbed, context: Context) -> JSONResponse:
     if body.truncate:
         texts = [await cut(text, context) for text in texts]
     adapter = context.select_adapter(model)
-    found = await context.embedder.embed(texts, body.dimensions, lora_request=adapter) if texts else []
+    found: list[Embedding] = []
+    if texts:
+        work = context.embedder.embed(texts, body.dimensions, lora_request=adapter)
+        found = await finish(work, request, model)
     vectors = [each.vector.tolist() for each in found]
     num_tokens = sum(each.num_tokens for each in found)
     return JSONResponse({"model": model, "embeddings": vectors, "prompt_eval_count": num_tokens})

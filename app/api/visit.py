@@ -42,6 +42,11 @@ class Visit:
             if choice.finish_reason is not None:
                 self.finish_reasons.append(choice.finish_reason)
 
+    def count(self, num_prompt: int, num_output: int, num_cached: int) -> None:
+        """Add the tokens of requests whose outputs are not seen here."""
+        self.prompts[str(len(self.prompts))] = (num_prompt, num_cached)
+        self.num_output_tokens += num_output
+
     def describe(self, method: str, path: str) -> str:
         """Return the line: text for people and `name=value` pairs for programs, never a prompt or a key."""
         parts = [f"{method} {path} {self.status or 'closed'}", f"id={self.request_id}"]

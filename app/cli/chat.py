@@ -53,7 +53,7 @@ def converse(runner: asyncio.Runner, talker: Talker, system_prompt: str | None) 
             messages.append({"role": "user", "content": line})
             try:
                 with plain_errors():
-                    answer = runner.run(print_pieces(talker.stream(messages)))
+                    answer = runner.run(print_answer(talker.answer(messages)))
                 messages.append({"role": "assistant", "content": answer})
             except KeyboardInterrupt:
                 messages.pop()
@@ -82,6 +82,24 @@ def read_line() -> str | None:
         return None
     except UnicodeDecodeError as error:
         raise UsageError(f"stdin is not text: {error}") from error
+
+
+async def print_answer(pieces: AsyncGenerator[tuple[str, str]]) -> str:
+    """Print a message while it comes, its reasoning on stderr, and return its content."""
+    is_reasoning = False
+
+    async def show() -> AsyncGenerator[str]:
+        nonlocal is_reasoning
+        async for reasoning, content in pieces:
+            if reasoning:
+                print(reasoning, end="", file=sys.stderr, flush=True)
+                is_reasoning = True
+            if content and is_reasoning:
+                print("\n", file=sys.stderr, flush=True)
+                is_reasoning = False
+            yield content
+
+    return await print_pieces(show())
 
 
 async def print_pieces(pieces: AsyncGenerator[str]) -> str:

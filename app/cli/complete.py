@@ -39,4 +39,4 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 async def complete(prompt: str, given: dict[str, Any]) -> None:
     """Stream one continuation to stdout."""
     async with open_talker(given) as talker:
-        await print_pieces(talker.stream(prompt))
+        await print_pieces(talker.complete(prompt))

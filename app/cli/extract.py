@@ -197,7 +197,7 @@ async def extract(
         if not engine.sees_images:  # pages of a PDF beside its text
             sources = [replace(each, images=()) if each.text.strip() else each for each in sources]
         with output.open(job, kept) as write:
-            async for record in extract_records(extractor, schema, sources[number:]):
+            async for record, _ in extract_records(extractor, schema, sources[number:]):
                 number += 1
                 write(record)
                 num_failed += "error" in record

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from app.api.tools.styles import TemplateFacts, read_template
 from app.config import Failure, UsageError, make_config
+from app.reasoning import TAIL_TOKENS, find_thinking, make_splitter
 from engine import ConfigError, Engine, EngineConfig, EngineError, InvalidRequest, SamplingParams
 from grammar import GrammarError
 
@@ -39,11 +42,35 @@ class Talker:
 
     engine: Engine
     params: SamplingParams
+    template: TemplateFacts
 
-    async def stream(self, prompt: str | Messages) -> AsyncGenerator[str]:
-        """Stream the continuation of a text, or the next message of a conversation."""
-        given = prompt if isinstance(prompt, str) else await self.engine.render_chat(prompt)
-        async with aclosing(self.engine.generate(given, self.params)) as outputs:
+    async def complete(self, prompt: str) -> AsyncGenerator[str]:
+        """Stream the continuation of a text."""
+        async for text in self._generate(prompt, self.params):
+            yield text
+
+    async def answer(self, messages: Messages) -> AsyncGenerator[tuple[str, str]]:
+        """Stream the next message of a conversation: further reasoning and further content."""
+        tokenizer, params = self.engine.tokenizer, self.params
+        prompt = await self.engine.render_chat(messages, add_generation_prompt=True)
+        assert tokenizer is not None, "the prompt was rendered"
+        tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        options = {"add_generation_prompt": True}
+        thinking = find_thinking(self.template.knows_thoughts, tail, messages, options)
+        if thinking is None:
+            async for text in self._generate(prompt, params):
+                yield "", text
+            return
+        if self.template.hides_thoughts or thinking.has_channels:
+            params = replace(params, skip_special_tokens=False)
+        splitter = make_splitter(thinking)
+        async for text in self._generate(prompt, params):
+            yield splitter.feed(text)
+        yield splitter.close()
+
+    async def _generate(self, prompt: str | list[int], params: SamplingParams) -> AsyncGenerator[str]:
+        given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+        async with aclosing(self.engine.generate(given, params)) as outputs:
             async for output in outputs:
                 for choice in output.outputs:
                     if choice.error is not None:
@@ -62,7 +89,7 @@ async def open_talker(given: Mapping[str, Any]) -> AsyncIterator[Talker]:
     with plain_errors():
         params = SamplingParams(**talk.sampling, output_kind="delta")
         async with local_engine(given) as engine:
-            yield Talker(engine, params)
+            yield Talker(engine, params, await asyncio.to_thread(read_template, engine.tokenizer, None))
 
 
 @asynccontextmanager

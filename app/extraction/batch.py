@@ -30,8 +30,8 @@ async def extract_records(
     *,
     cache_salt: str | None = None,
     max_concurrent: int = MAX_CONCURRENT,
-) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield one JSON-able dict per source, in the order of the sources, several running at once.
+) -> AsyncGenerator[tuple[dict[str, Any], ExtractionResult | None], None]:
+    """Yield what `extract_source` returns for each source, in their order, several running at once.
 
     A source longer than the model is read in parts. One that fails alone (of too many parts, say, or with limits of its
     own that cannot be enforced) yields a record of None with its `error`; the others go on.
@@ -44,8 +44,8 @@ async def extract_records(
     await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
     works = (extract_source(extractor, schema, source, cache_salt=cache_salt) for source in sources)
     async with aclosing(run_in_order(works, max_concurrent)) as results:
-        async for record, _ in results:
-            yield record
+        async for pair in results:
+            yield pair
 
 
 async def extract_source(

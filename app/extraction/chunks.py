@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.concurrency import retry_while_full, run_bounded, take_last
 from app.extraction.extractor import (
@@ -20,6 +20,7 @@ from app.extraction.extractor import (
 )
 from app.extraction.merging import Part, merge
 from app.extraction.prompt import Schema
+from app.extraction.result import Usage
 from engine import InvalidRequest
 
 # Tokens kept free for a record, as a share of the model's length.
@@ -95,6 +96,7 @@ async def extract_long(
         GrammarError, EngineError: as Extractor.
     """
     room, merged = keep_room(extractor), whole
+    usages = [] if whole is None else [whole.usage]
     num_cut = _num_cut(extractor, [whole] if whole is not None else [])
     while merged is None or num_cut:
         if num_cut:
@@ -118,9 +120,10 @@ async def extract_long(
             async for _ in steps:
                 yield PartsDone(len(results), len(parts))
         ordered = [results[index] for index in range(len(parts))]
+        usages += [result.usage for result in ordered]
         merged = await asyncio.to_thread(merge, schema, parts, ordered)
         num_cut = _num_cut(extractor, ordered) if room < extractor.max_tokens else 0
-    yield merged
+    yield replace(merged, usage=Usage.sum(usages))
 
 
 def keep_room(extractor: Extractor) -> int:

@@ -23,7 +23,7 @@ from app.extraction.flags import find_flags
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import Leaf, Scan, scan
 from app.extraction.prompt import Example, Schema, make_messages, make_plain_prompt
-from app.extraction.result import ExtractionResult, PartialExtraction
+from app.extraction.result import ExtractionResult, PartialExtraction, Usage
 from app.extraction.verbatim import GROUNDED, GroundedSchema, list_spellings, mark_grounded
 from app.reasoning import ASSISTANT, CLOSE, FINAL, OPEN, TAIL_TOKENS
 from engine import (
@@ -255,6 +255,7 @@ class Extractor:
             checks=checks,
             flags=find_flags(schema, seen.leaves, confidence, evidence, checks),
             output=output,
+            usage=Usage.of(output),
         )
 
     def _confidence(self, completion: CompletionOutput, leaves: list[Leaf]) -> dict[str, float]:

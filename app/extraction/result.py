@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.extraction.bounds import BoundedSchema
 from app.extraction.checks import Check
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import Leaf, scan
 from engine import RequestOutput
+
+
+class Usage(NamedTuple):
+    """Tokens of all requests that a record took."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> Usage:
+        """Return the tokens of one finished request."""
+        num_output = sum(len(each.token_ids) for each in output.outputs)
+        return cls(len(output.prompt_token_ids), num_output, output.num_cached_tokens)
+
+    @classmethod
+    def sum(cls, parts: Iterable[Usage]) -> Usage:
+        return cls(*map(sum, zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +63,7 @@ class ExtractionResult:
     # reasons to check a value, by JSON pointer
     flags: dict[str, tuple[str, ...]] = field(default_factory=dict)
     output: RequestOutput | None = None
+    usage: Usage = field(default_factory=Usage)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON-able dict, as the command line prints it."""

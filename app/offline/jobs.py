@@ -41,7 +41,7 @@ class ExtractJob:
     async def answer(self, engine: Engine, rows: Sequence[Row], first: int) -> list[Row]:
         sources = [self._read(row, f"row {number}") for number, row in enumerate(rows, first)]
         extractor = Extractor(engine, **self.options)
-        return [each async for each in extract_records(extractor, self.schema, sources)]
+        return [record async for record, _ in extract_records(extractor, self.schema, sources)]
 
     def describe(self) -> Row:
         return {"job": "extract", "schema": self.schema, "options": repr(self.options), "column": self.column}

@@ -19,6 +19,7 @@ from app.cli.variables import CONFIGS, check_variables
 from app.config import AppConfig, UsageError, add_flags, make_config
 from app.space import make_arguments
 from engine import EngineConfig
+from tests.app.api.test_thinking import ThinkingTokenizer
 from tests.fakes import FakeEngine
 
 
@@ -189,6 +190,20 @@ def test_chat_answers_line_by_line(
     assert main(["chat", "--system-prompt", "be kind"]) == 0
     assert capsys.readouterr().out == "You said <user>hello\nYou said <user>again\n"
     assert fake_local.requests[-1].prompt == "<system>be kind\n<user>again\n<assistant>"
+
+
+def test_chat_keeps_reasoning_apart(
+    fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    fake_local.tokenizer = ThinkingTokenizer()
+    fake_local.reply = lambda _: "So be it.\n</think>\n\nTwo."
+    lines = iter(["one and one?", "again", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("app.cli.chat.is_terminal", lambda: False)
+    assert main(["chat"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "Two.\nTwo.\n" and "So be it." in shown.err
+    assert "<assistant>Two.\n" in fake_local.requests[-1].prompt and "So" not in fake_local.requests[-1].prompt
 
 
 def test_a_space_serves_every_interface() -> None:

@@ -50,9 +50,9 @@ class BatchRun(Job):
     async def _extract(self, index: int, extractor: Extractor, schema: Schema, salt: str) -> None:
         source = self.rows[index].pick(self.column)
         self.records[index], result = await extract_source(extractor, schema, source, cache_salt=salt)
-        if result is not None and result.output is not None:
-            self.num_prompt_tokens += len(result.output.prompt_token_ids)
-            self.num_cached_tokens += result.output.num_cached_tokens
+        if result is not None:
+            self.num_prompt_tokens += result.usage.num_prompt_tokens
+            self.num_cached_tokens += result.usage.num_cached_tokens
 
     @property
     def ordered(self) -> list[dict[str, Any]]:

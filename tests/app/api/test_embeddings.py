@@ -1,6 +1,8 @@
 """Embeddings, rerank and score over HTTP, with OpenAI's client and a tiny model."""
 
+import asyncio
 import base64
+import logging
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,9 +13,10 @@ import openai
 import pytest
 
 from app.config import AppConfig
-from engine import Engine, EngineConfig
+from engine import Embedder, Engine, EngineConfig
 from tests.app.api.harness import Server, run_server
 from tests.engine.embedding_folders import make_embedding_folder, make_reranker_folder
+from tests.waiting import wait_until
 
 SETTINGS: dict[str, Any] = {"num_blocks": 200, "num_threads": 1, "served_model_name": "tiny"}
 
@@ -173,3 +176,27 @@ async def test_ollamas_route_cuts_what_is_too_long(server: Server) -> None:
     assert "an input was cut" in headers["x-troupe-warning"]
     status, reply = await server.post("/api/embed", body | {"truncate": False})
     assert status == 400 and "input" in reply["error"]
+
+
+async def test_vectors_are_given_up_when_the_client_goes_and_logged(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "troupe.requests")
+    _, reply = await server.post("/v1/embeddings", {"input": "hello world"})
+    await wait_until(lambda: len(caplog.messages) == 1)
+    assert f"model=tiny prompt_tokens={reply['usage']['prompt_tokens']} " in caplog.messages[0]
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(self: Any, *given: Any, **options: Any) -> list[Any]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return []
+
+    monkeypatch.setattr(Embedder, "embed", wait)
+    asking = asyncio.create_task(server.post("/v1/embeddings", {"input": "hello"}))
+    await begun.wait()
+    asking.cancel()
+    await asyncio.wait_for(ended.wait(), 5)

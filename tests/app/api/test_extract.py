@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 from typing import Any
 
@@ -17,6 +18,7 @@ from app.ui.api_hint import TEXT as CONTACT
 from engine import LLM
 from tests.app.api.harness import Server, Start, events, needs_model
 from tests.fakes import PERSON, FakeEngine
+from tests.waiting import wait_until
 
 TEXT = "Ada is 36 years old."
 BODY = {"schema": PERSON, "text": TEXT}
@@ -73,12 +75,14 @@ async def test_rows_are_answered_as_lines_in_order_with_progress(server: Server)
 
 
 async def test_a_file_is_read_by_its_name(server: Server) -> None:
-    for name, content, num_lines in (("a.txt", TEXT, 1), ("a.csv", f"id,text\n1,{TEXT}\n2,{TEXT}\n", 2)):
+    table = f"id,text\n1,{TEXT}\n"
+    for name, content, num_lines in (("a.txt", TEXT, 1), ("a.csv", table, 1), ("a.csv", f"{table}2,{TEXT}\n", 2)):
         form = aiohttp.FormData({"schema": json.dumps(PERSON)})
         form.add_field("file", content.encode(), filename=name)
         async with server.client.post(f"{server.url}/v1/extract", data=form) as reply:
             lines = [json.loads(line) for line in (await reply.text()).splitlines()]
         assert reply.status == 200 and [line["valid"] for line in lines] == [True] * num_lines
+        assert ("ndjson" in reply.content_type) == ("progress" in lines[0]) == (name == "a.csv")
 
 
 async def send_form(server: Server, *files: tuple[str, str, bytes], **parts: str) -> tuple[int, Any]:
@@ -200,3 +204,24 @@ def test_python_extracts_on_an_llm() -> None:
     with LLM(num_threads=1, num_blocks=200) as llm:
         first, second = extract(llm, PERSON, [TEXT, "Bob is 7."], examples=examples)
     assert first.valid and second.valid and first.evidence.keys() <= {"/name", "/age"}
+
+
+async def test_the_tokens_of_every_request_are_counted_and_logged(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text of parts takes several requests, and each row its own."""
+    caplog.set_level(logging.INFO, "troupe.requests")
+    _, parts = await server.post("/v1/extract", BODY | {"text": TEXT + " Nothing else." * 300})
+    usage = parts["usage"]
+    num_prompt = sum(len(request.prompt) for request in server.engine.requests)
+    assert len(server.engine.requests) > 1 and usage["prompt_tokens"] == num_prompt
+    assert usage["completion_tokens"] == len(server.engine.record) * len(server.engine.requests)
+    async with server.client.post(
+        f"{server.url}/v1/extract", json={"schema": PERSON, "rows": [TEXT, TEXT, ""]}
+    ) as reply:
+        lines = [json.loads(line) for line in (await reply.text()).splitlines()]
+    assert ["usage" in line for line in lines] == [True, True, False]
+    await wait_until(lambda: len(caplog.messages) == 2)
+    for line, usages in zip(caplog.messages, ([usage], [line["usage"] for line in lines[:2]]), strict=True):
+        assert f"model=fake prompt_tokens={sum(each['prompt_tokens'] for each in usages)} " in line
+        assert f"output_tokens={sum(each['completion_tokens'] for each in usages)} finish=stop" in line

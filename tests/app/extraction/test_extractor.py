@@ -182,7 +182,7 @@ async def test_leaving_a_stream_aborts_its_request() -> None:
 async def test_many_sources_come_in_order_as_json_able_lines() -> None:
     sources = [Source(f"{number}.txt", TEXT) for number in range(5)]
     lines = [
-        line async for line in extract_records(Extractor(FakeEngine()), PERSON, sources, max_concurrent=2)
+        line async for line, _ in extract_records(Extractor(FakeEngine()), PERSON, sources, max_concurrent=2)
     ]
     assert [line["source"] for line in lines] == [source.name for source in sources]
     assert set(lines[0]) == {
@@ -200,7 +200,7 @@ async def test_many_sources_come_in_order_as_json_able_lines() -> None:
 
 async def test_one_bad_source_does_not_stop_the_others() -> None:
     sources = [Source("long", "x" * 200_000), Source("good", TEXT)]
-    lines = [line async for line in extract_records(Extractor(FakeEngine()), PERSON, sources)]
+    lines = [line async for line, _ in extract_records(Extractor(FakeEngine()), PERSON, sources)]
     assert [line["valid"] for line in lines] == [False, True]
     assert "more than 64 parts" in lines[0]["error"]
 
@@ -215,7 +215,7 @@ async def test_a_dead_engine_ends_the_batch() -> None:
 async def test_a_full_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.concurrency.RETRY_S", 0.0)
     sources = [Source(f"{number}.txt", TEXT) for number in range(5)]
-    lines = [line async for line in extract_records(Extractor(BusyEngine(num_refused=9)), PERSON, sources)]
+    lines = [line async for line, _ in extract_records(Extractor(BusyEngine(num_refused=9)), PERSON, sources)]
     assert [line["valid"] for line in lines] == [True] * 5
     case = Case("person", PERSON, TEXT, {"name": "Ada", "age": 36})
     assert [
@@ -236,7 +236,7 @@ class Refusing(FakeEngine):
 async def test_a_text_whose_limits_make_no_grammar_fails_alone() -> None:
     lines = [
         line
-        async for line in extract_records(
+        async for line, _ in extract_records(
             Extractor(Refusing()), PERSON, [Source("c", "Cy"), Source("a", TEXT)]
         )
     ]
@@ -245,7 +245,7 @@ async def test_a_text_whose_limits_make_no_grammar_fails_alone() -> None:
 
 async def test_a_text_that_grounds_nothing_fails_alone() -> None:
     sources = [Source("a", TEXT), Source("c", "Cy"), Source("d", "half a \ud83d"), Source("e", TEXT)]
-    lines = [line async for line in extract_records(Extractor(Refusing(), ground=True), PERSON, sources)]
+    lines = [line async for line, _ in extract_records(Extractor(Refusing(), ground=True), PERSON, sources)]
     assert [line["valid"] for line in lines] == [True, False, False, True]
     assert "that length" in lines[1]["error"] and "surrogate" in lines[2]["error"]
 
@@ -274,7 +274,7 @@ async def test_a_schema_that_cannot_be_used_ends_the_run(ground: bool) -> None:
 async def test_a_long_run_of_digits_does_not_end_the_run() -> None:
     schema = PERSON | {"properties": {"name": {"type": "string"}, "age": {"type": "number"}}}
     sources = [Source("a", TEXT), Source("b", f"{TEXT} Key: {'9' * 320}"), Source("c", TEXT)]
-    lines = [line async for line in extract_records(Extractor(FakeEngine(), ground=True), schema, sources)]
+    lines = [line async for line, _ in extract_records(Extractor(FakeEngine(), ground=True), schema, sources)]
     assert [line["valid"] for line in lines] == [True, True, True]
 
 
