@@ -1,4 +1,4 @@
-"""GroupedInt: a matrix in codes of 4 or 8 bits, the form that quantized checkpoints and `--quantization int4` share.
+"""GroupedInt: a matrix in codes of 4 or 8 bits, the form that quantized checkpoints and our own rounding share.
 
 weight[o, i] = scales[o, g] * codes[o, i] + minimums[o, g],   g = i // group_size
 
@@ -17,8 +17,20 @@ from torch import Tensor
 
 Bits = Literal[4, 8]
 
-GROUP_SIZE = 64  # of matrices that are rounded to 4 bits
+GROUP_SIZE = 32  # of matrices that we round
 _ROWS_AT_ONCE = 4096  # float32 copies of a large matrix are made of so many rows
+_LEVELS = (14.0, 14.5, 15.0, 15.5, 16.0, 16.5)  # steps between the least and the greatest weight of a group
+_TURNS = 3
+_CENTRE = 8  # of 4-bit codes
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How codes are stored."""
+
+    bits: Bits
+    group_size: int  # a multiple of 32
+    is_centred: bool  # without minimums
 
 
 class GroupedRows(Protocol):
@@ -28,52 +40,62 @@ class GroupedRows(Protocol):
     def shape(self) -> torch.Size: ...
 
     @property
-    def group_size(self) -> int: ...
-
-    @property
-    def bits(self) -> Bits: ...
+    def form(self) -> Form: ...
 
     def read(self, rows: slice | Tensor) -> GroupedInt:
-        """Return some rows."""
+        """Return some rows, in this form."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedInt:
-    """A matrix [out, in] with one scale and one minimum per group of inputs; the last group may be shorter."""
+    """A matrix [out, in] with a scale, and perhaps a minimum, per group of inputs; the last group may be shorter."""
 
-    codes: Tensor  # [out, in] uint8, below 2 ** bits
+    codes: Tensor  # [out, in] int8; of 4 bits from 0 to 15, or centred from -8 to 7
     scales: Tensor  # [out, groups], a float dtype
-    minimums: Tensor  # [out, groups]
-    group_size: int  # a multiple of 32
+    minimums: Tensor | None  # [out, groups]; None: the codes are centred, and all are 0
+    group_size: int
     bits: Bits = 4
 
     @property
     def shape(self) -> torch.Size:
         return self.codes.shape
 
+    @property
+    def form(self) -> Form:
+        return Form(self.bits, self.group_size, self.minimums is None)
+
     def read(self, rows: slice | Tensor) -> GroupedInt:
         """As `GroupedRows`."""
-        return replace(self, codes=self.codes[rows], scales=self.scales[rows], minimums=self.minimums[rows])
+        minimums = None if self.minimums is None else self.minimums[rows]
+        return replace(self, codes=self.codes[rows], scales=self.scales[rows], minimums=minimums)
 
-    def divide_groups(self, group_size: int) -> GroupedInt:
-        """Return the same matrix in smaller groups, whose size divides that of the present ones."""
-        times, count = self.group_size // group_size, -(-self.shape[1] // group_size)
-        scales, minimums = (
-            each.repeat_interleave(times, dim=1)[:, :count] for each in (self.scales, self.minimums)
-        )
-        return replace(self, scales=scales, minimums=minimums, group_size=group_size)
+    def convert(self, form: Form) -> GroupedInt:
+        """Return the same matrix in more bits, in smaller groups, which divide the present ones, or with minimums."""
+        codes, scales, minimums = self.codes, self.scales, self.minimums
+        if minimums is None and not form.is_centred:
+            zero = _CENTRE if self.bits == 4 else 0
+            codes, minimums = codes + zero, -zero * scales
+        times, count = self.group_size // form.group_size, -(-self.shape[1] // form.group_size)
+        if times > 1:
+            scales = scales.repeat_interleave(times, dim=1)[:, :count]
+            minimums = None if minimums is None else minimums.repeat_interleave(times, dim=1)[:, :count]
+        return GroupedInt(codes, scales, minimums, form.group_size, form.bits)
 
     def dequantize(self) -> Tensor:
         """Return the matrix [out, in] in float32."""
         weight = torch.empty(self.shape)
         for start in range(0, len(weight), _ROWS_AT_ONCE):
-            rows = slice(start, start + _ROWS_AT_ONCE)
-            scales, minimums = (
-                each[rows].float().repeat_interleave(self.group_size, dim=1)[:, : self.shape[1]]
-                for each in (self.scales, self.minimums)
-            )
-            torch.addcmul(minimums, self.codes[rows].float(), scales, out=weight[rows])
+            part, target = (each[start : start + _ROWS_AT_ONCE] for each in (self.codes, weight))
+            scales = self._spread(self.scales, start)
+            if self.minimums is None:
+                torch.mul(part.float(), scales, out=target)
+            else:
+                torch.addcmul(self._spread(self.minimums, start), part.float(), scales, out=target)
         return weight
+
+    def _spread(self, factors: Tensor, start: int) -> Tensor:
+        rows = factors[start : start + _ROWS_AT_ONCE].float()
+        return rows.repeat_interleave(self.group_size, dim=1)[:, : self.shape[1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +104,12 @@ class RoundedRows:
 
     read_values: Callable[[slice | Tensor], Tensor]  # some rows, a float dtype
     shape: torch.Size
-    bits: Bits = 4
+    bits: Bits
     group_size: int = GROUP_SIZE
+
+    @property
+    def form(self) -> Form:
+        return Form(self.bits, self.group_size, self.bits == 8)
 
     def read(self, rows: slice | Tensor) -> GroupedInt:
         """As `GroupedRows`."""
@@ -102,12 +128,8 @@ class OrderedRows:
         return self.source.shape
 
     @property
-    def group_size(self) -> int:
-        return self.source.group_size
-
-    @property
-    def bits(self) -> Bits:
-        return self.source.bits
+    def form(self) -> Form:
+        return self.source.form
 
     def read(self, rows: slice | Tensor) -> GroupedInt:
         """As `GroupedRows`."""
@@ -125,54 +147,83 @@ class StackedRows:
         return torch.Size((sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]))
 
     @property
-    def group_size(self) -> int:
-        return min(part.group_size for part in self.parts)
-
-    @property
-    def bits(self) -> Bits:
-        return max(part.bits for part in self.parts)
+    def form(self) -> Form:
+        forms = [part.form for part in self.parts]
+        group_size, bits = min(form.group_size for form in forms), max(form.bits for form in forms)
+        return Form(bits, group_size, all(form.is_centred for form in forms))
 
     def read(self, rows: slice | Tensor) -> GroupedInt:
         """As `GroupedRows`; in slices alone."""
         assert isinstance(rows, slice), "stacked rows are read in their order"
-        found, first = [], 0
+        found, first, form = [], 0, self.form
         for part in self.parts:
             start, end = max(rows.start - first, 0), min(rows.stop - first, part.shape[0])
             if start < end:
-                found.append(part.read(slice(start, end)).divide_groups(self.group_size))
+                found.append(part.read(slice(start, end)).convert(form))
             first += part.shape[0]
-        return replace(stack(found), bits=self.bits)
+        return stack(found)
 
 
 def stack(parts: Sequence[GroupedInt]) -> GroupedInt:
-    """Put matrices of one group size above each other; codes of fewer bits are stored in the most bits of a part."""
+    """Put matrices of one form above each other."""
     if len(parts) == 1:
         return parts[0]
-    (group_size,) = {part.group_size for part in parts}
-    codes, scales, minimums = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales", "minimums")
-    )
-    return GroupedInt(codes, scales, minimums, group_size, max(part.bits for part in parts))
+    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return replace(parts[0], codes=codes, scales=scales, minimums=torch.cat(minimums) if minimums else None)
 
 
-def round_grouped(weight: Tensor, bits: Bits = 4, group_size: int = GROUP_SIZE) -> GroupedInt:
-    """Round a matrix [out, in]: the levels of a group are spread between its least and greatest weight.
+def round_grouped(weight: Tensor, bits: Bits, group_size: int = GROUP_SIZE) -> GroupedInt:
+    """Round a matrix [out, in]: centred codes of 8 bits, or those of 4 bits with the least squared error found.
 
     A NaN spoils its group. Scales and minimums are float16, as products store them.
     """
-    return stack([_round_rows(rows, bits, group_size) for rows in weight.split(_ROWS_AT_ONCE)])
+    round_rows = _round_8 if bits == 8 else _round_4
+    parts = []
+    for rows in weight.split(max(1, _ROWS_AT_ONCE * 64 // weight.shape[1])):
+        filled = F.pad(rows.float(), (0, -weight.shape[1] % group_size))
+        codes, scales, minimums = round_rows(filled.unflatten(1, (-1, group_size)))
+        codes = codes.nan_to_num_(0).to(torch.int8).flatten(1)[:, : weight.shape[1]].contiguous()
+        parts.append(GroupedInt(codes, scales, minimums, group_size, bits))
+    return stack(parts)
 
 
-def _round_rows(weight: Tensor, bits: Bits, group_size: int) -> GroupedInt:
-    width, greatest = weight.shape[1], 2**bits - 1
-    # The last weight is repeated to fill the last group: that does not change its range.
-    filled = F.pad(weight.float().unsqueeze(0), (0, -width % group_size), mode="replicate")[0]
-    groups = filled.unflatten(1, (-1, group_size))
-    low, high = groups.aminmax(dim=-1, keepdim=True)
-    minimums = low.half()
-    scales = ((high - minimums.float()) / greatest).half()
-    levels = (groups - minimums.float()) / scales.float().where(scales != 0, 1.0)
-    codes = levels.round_().clamp_(0, greatest).nan_to_num_(0).to(torch.uint8)
-    return GroupedInt(
-        codes.flatten(1)[:, :width].contiguous(), scales.squeeze(-1), minimums.squeeze(-1), group_size, bits
-    )
+def _round_8(groups: Tensor) -> tuple[Tensor, Tensor, None]:
+    scales = (groups.abs().amax(dim=-1) / 127).half()
+    divisors = scales.float().where(scales != 0, 1.0)
+    return (groups / divisors.unsqueeze(-1)).round_().clamp_(-127, 127), scales, None
+
+
+def _round_4(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Try several steps between the codes, and improve each in turns: codes of a line, then the line by least squares.
+
+    Source: `make_qkx2_quants` of ggml, which has one turn.
+    """
+    greatest, size = 15, groups.shape[-1]
+    low, high = groups.aminmax(dim=-1)
+    total = groups.sum(dim=-1)
+    least, best = torch.full_like(low, torch.inf), (high - low, low)
+    for levels in _LEVELS:
+        line = ((high - low) / levels, low)
+        for _ in range(_TURNS):
+            codes = _find_codes(groups, *line, greatest)
+            ones, squares, products = codes.sum(-1), codes.square().sum(-1), (codes * groups).sum(-1)
+            determinant = size * squares - ones.square()
+            line = (
+                (size * products - total * ones) / determinant,
+                (squares * total - ones * products) / determinant,
+            )
+        errors = codes.mul_(line[0].unsqueeze(-1)).add_(line[1].unsqueeze(-1)).sub_(groups)
+        error = errors.square_().sum(-1)
+        is_better = error < least
+        least = torch.where(is_better, error, least)
+        best = (torch.where(is_better, line[0], best[0]), torch.where(is_better, line[1], best[1]))
+    scales, minimums = best[0].half(), best[1].half()
+    return _find_codes(groups, scales.float(), minimums.float(), greatest), scales, minimums
+
+
+def _find_codes(groups: Tensor, scales: Tensor, minimums: Tensor, greatest: int) -> Tensor:
+    """Return the nearest code of each number."""
+    scales = scales.where(scales != 0, 1.0)
+    levels = (groups - minimums.unsqueeze(-1)) / scales.unsqueeze(-1)
+    return levels.round_().clamp_(0, greatest)

@@ -28,7 +28,7 @@ from app.bench.workload import Job, add_number, count_tokens, make_random
 from app.config import UsageError
 from engine import EngineConfig
 
-_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # bytes of a weight
+_QUANTIZED_BYTES = {"int8": 1.0625, "int4": 0.625, "fp8": 1.0}  # bytes of a weight
 
 MAX_TRIES = 4  # at one repeat
 

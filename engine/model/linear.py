@@ -141,7 +141,7 @@ class Linear(nn.Module):
             else:
                 codes = tensor.to_grouped()
                 parts.append(codes if order is None else OrderedRows(codes, order))
-        sizes = [each.group_size for each in parts if not isinstance(each, Tensor)]
+        sizes = [each.form.group_size for each in parts if not isinstance(each, Tensor)]
         if sizes and (len(sizes) == len(parts) or quantization == "int4"):
             is_int4 = quantization == "int4"
             return StackedRows([_to_codes(each, min(sizes), is_int4) for each in parts])
@@ -185,7 +185,7 @@ def _to_codes(part: Tensor | GroupedRows, group_size: int, is_int4: bool) -> Gro
     """Return a part of a matrix in codes, in 4 bits if those are wanted."""
     if isinstance(part, Tensor):
         return RoundedRows(part.__getitem__, part.shape, 4, group_size)
-    if is_int4 and part.bits > 4:
+    if is_int4 and part.form.bits > 4:
         return RoundedRows(lambda rows: part.read(rows).dequantize(), part.shape, 4, group_size)
     return part
 

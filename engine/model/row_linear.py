@@ -121,7 +121,7 @@ class RowLinear(Linear):
 
     def _pack_slices(self, weight: Tensor, ops: Ops, quantization: Quantization | None) -> None:
         num_inputs = weight.shape[1]
-        multiple = GROUP_SIZE if quantization == "int4" else 1
+        multiple = 1 if quantization is None else GROUP_SIZE
         width = num_inputs // self._sharding.count_slices(num_inputs, multiple)
         self._ends = [(start, start + width) for start in range(0, num_inputs, width)]
         columns = [weight[:, start:end].contiguous() for start, end in self._ends]

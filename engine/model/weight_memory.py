@@ -18,12 +18,10 @@ from engine.model.config import ModelConfig
 from engine.model.decoder_layer import STATE_LAYERS
 from engine.model.implementation import TransformersConfig
 from engine.model.layer_spec import LayerSpec
-from kernels.cpu.weights import estimate_int4_bytes, estimate_packed_bytes
-from kernels.grouped import GROUP_SIZE
+from kernels.cpu.weights import WEIGHT_BYTES, estimate_packed_bytes
 from kernels.ops import Quantization
 
 _CODE_BYTES = 9 / 8  # of an element in 8 bits, with its share of scales and minimums
-_INT4_BYTES = estimate_int4_bytes(32, GROUP_SIZE) / (32 * GROUP_SIZE)  # of an element
 _CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of torch's error about missing RAM
 
 
@@ -85,8 +83,6 @@ def estimate_head_copy(
     """
     if not config.tie_word_embeddings:
         return 0
-    if quantization == "int4":
-        return estimate_int4_bytes(config.vocab_size, config.hidden_size)
     return estimate_packed_bytes(
         config.vocab_size, config.hidden_size, _packed_itemsize(config, dtype, quantization)
     )
@@ -100,20 +96,20 @@ def _estimate_native_bytes(
         experts = sum(moe.count_matrix_numbers(config.hidden_size) for moe in config.layer_moes if moe)
         coded = count_parameters(config) - experts
         return int(coded * _CODE_BYTES) + experts * dtype.itemsize
-    itemsize = _INT4_BYTES if quantization == "int4" else _packed_itemsize(config, dtype, quantization)
+    itemsize = _packed_itemsize(config, dtype, quantization)
     matrices, table = _count_matrix_numbers(config), config.vocab_size * config.hidden_size
     heads = 0 if config.tie_word_embeddings else table
     rest = count_parameters(config) - matrices - table - heads
     # A tied head is one matrix with the embedding, unless it is rounded.
     head_bytes = heads * itemsize if quantization is None else table * itemsize
     table_bytes = table * _packed_itemsize(config, dtype, None)
-    return int(matrices * itemsize + head_bytes) + table_bytes + rest * dtype.itemsize
+    return int(matrices * itemsize + head_bytes + table_bytes) + rest * dtype.itemsize
 
 
-def _packed_itemsize(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
+def _packed_itemsize(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> float:
     """Return the bytes per element of packed weights. The native ops keep bfloat16 checkpoints in two bytes."""
-    if quantization is not None:
-        return torch.int8.itemsize
+    if quantization in WEIGHT_BYTES:
+        return WEIGHT_BYTES[quantization]
     return min(dtype.itemsize, torch.bfloat16.itemsize) if config.dtype == "bfloat16" else dtype.itemsize
 
 

@@ -44,12 +44,13 @@ def pack_experts(
         ValueError: as `kernels.cpu.weights.pack`.
     """
     gate_up, down = experts.gate_up.contiguous(), experts.down.contiguous()
-    kind = choose_kind(library, pool, gate_up, quantization, gate_up.dtype)
-    down_kind = choose_kind(library, pool, down, quantization, down.dtype)
+    kind, down_kind = (
+        None if quantization else choose_kind(library, pool, matrices, matrices.dtype) for matrices in (gate_up, down)
+    )
     halves = [*gate_up.chunk(2, dim=1)]
     biases = [None, None] if experts.gate_up_bias is None else [*experts.gate_up_bias.chunk(2, dim=1)]
 
-    def pack_all(matrices: Tensor, biases: Tensor | None, kind: WeightKind) -> list[NativeWeight]:
+    def pack_all(matrices: Tensor, biases: Tensor | None, kind: WeightKind | None) -> list[NativeWeight]:
         return [
             pack(library, pool, memory, matrix, None if biases is None else biases[index], quantization, kind)
             for index, matrix in enumerate(matrices)

@@ -31,9 +31,9 @@ _ISA_NAMES = (
 MAX_THREADS = 256
 # function -> (result, arguments); those that compute run in a pool, their first argument
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
-    "pack_weight": (None, [c_void_p, c_int32, c_void_p, c_int32, c_int64, c_int64, *[c_void_p] * 3]),
-    "pack_grouped": (None, [c_void_p, c_int32, *[c_void_p] * 3, *[c_int64] * 3, c_void_p]),
-    "grouped_bytes": (c_int64, [c_int32, *[c_int64] * 3]),
+    "pack_weight": (None, [c_void_p, c_int32, c_void_p, c_int32, c_int64, c_int64, c_void_p]),
+    "pack_grouped": (None, [c_void_p, POINTER(LinearStruct), *[c_void_p] * 4]),
+    "grouped_bytes": (c_int64, [POINTER(LinearStruct)]),
     "unpack_rows": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int64, c_void_p]),
     "unpack_weight": (None, [c_void_p, POINTER(LinearStruct), c_void_p]),
     "fits_bfloat16": (c_int, [c_void_p, c_void_p, c_int64]),

@@ -14,8 +14,6 @@ class LinearStruct(ctypes.Structure):
 
     _fields_: ClassVar[list[Field]] = [
         ("panels", c_void_p),
-        ("scales", c_void_p),
-        ("corrections", c_void_p),
         ("bias", c_void_p),
         ("in_features", c_int64),
         ("out_features", c_int64),

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import LinearStruct
-from kernels.grouped import GROUP_SIZE, GroupedRows, RoundedRows
+from kernels.grouped import Bits, Form, GroupedRows, RoundedRows
 from kernels.ops import Quantization
 
 # The codes of `Dtype` in src/linear.h.
@@ -20,7 +20,8 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 _PANEL_WIDTH = 32  # of `src/panels.h`
-_WORD_BYTES = 4
+# Bytes of a weight with its share of scales and minimums.
+WEIGHT_BYTES: dict[Quantization, float] = {"int8": 34 / 32, "int4": 20 / 32}
 _NUMBERS_AT_ONCE = 2**20  # of a matrix in grouped codes: what is converted stays in the cache until it is packed
 
 
@@ -32,9 +33,10 @@ class WeightKind(IntEnum):
         1  # float32 arithmetic over weights that bfloat16 holds exactly: half the memory, same results
     )
     BFLOAT16 = 2
-    INT8 = 3
-    GROUPED4 = 4
-    GROUPED8 = 5
+    GROUPED4 = 3
+    GROUPED8 = 4
+    CENTRED4 = 5  # without minimums
+    CENTRED8 = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,6 @@ class NativeWeight:
     in_features: int
     out_features: int
     panels: Tensor
-    scales: Tensor | None  # [out] float32, INT8 only
-    corrections: Tensor | None  # [out] int32, INT8 only
     bias: Tensor | None  # [out] float32
     struct: LinearStruct
 
@@ -86,39 +86,29 @@ def pack(
             "native ops take float32 and bfloat16 matrices on the CPU, "
             f"not {weight.dtype} {list(weight.shape)} on {weight.device.type}"
         )
-    if quantization == "int4":
-        rows = RoundedRows(weight.__getitem__, weight.shape)
+    if quantization is not None:
+        rows = RoundedRows(weight.__getitem__, weight.shape, get_bits(quantization))
         return _pack_grouped(library, pool, memory, rows, bias, dtype)
     weight = weight.contiguous()
     out_features, in_features = weight.shape
-    kind = choose_kind(library, pool, weight, quantization, dtype) if kind is None else kind
+    kind = choose_kind(library, pool, weight, dtype) if kind is None else kind
     panels = memory.take(library.packed_bytes(kind, out_features, in_features))
-    scales = torch.empty(out_features) if kind == WeightKind.INT8 else None
-    corrections = torch.empty(out_features, dtype=torch.int32) if kind == WeightKind.INT8 else None
     bias = None if bias is None else bias.float().contiguous()
-    library.pack_weight(
-        pool.handle,
-        kind,
-        weight.data_ptr(),
-        DTYPES[weight.dtype],
-        out_features,
-        in_features,
-        panels.data_ptr(),
-        address(scales),
-        address(corrections),
-    )
-    struct = LinearStruct(
-        panels.data_ptr(),
-        address(scales),
-        address(corrections),
-        address(bias),
-        in_features,
-        out_features,
-        kind,
-    )
-    return NativeWeight(
-        kind, dtype, in_features, out_features, panels, scales, corrections, bias, struct
-    )
+    pointers = (weight.data_ptr(), DTYPES[weight.dtype], out_features, in_features, panels.data_ptr())
+    library.pack_weight(pool.handle, kind, *pointers)
+    struct = LinearStruct(panels.data_ptr(), address(bias), in_features, out_features, kind)
+    return NativeWeight(kind, dtype, in_features, out_features, panels, bias, struct)
+
+
+def get_bits(quantization: Quantization) -> Bits:
+    """Return the bits of a weight.
+
+    Raises:
+        ValueError: another quantization than int8 and int4.
+    """
+    if quantization not in ("int8", "int4"):
+        raise ValueError(f"quantization={quantization!r} is not available on the CPU; allowed: int8, int4")
+    return 8 if quantization == "int8" else 4
 
 
 def _pack_grouped(
@@ -131,35 +121,35 @@ def _pack_grouped(
 ) -> NativeWeight:
     """Pack a matrix some panels at a time."""
     out_features, in_features = weight.shape
-    kind = WeightKind.GROUPED4 if weight.bits == 4 else WeightKind.GROUPED8
-    sizes = (out_features, in_features, weight.group_size)
-    panels = memory.take(library.grouped_bytes(kind, *sizes))
-    step = max(1, _NUMBERS_AT_ONCE // (_PANEL_WIDTH * in_features)) * _PANEL_WIDTH
-    for start in range(0, out_features, step):
-        part = weight.read(slice(start, min(start + step, out_features)))
-        codes = part.codes.contiguous()
-        scales, minimums = part.scales.float().contiguous(), part.minimums.float().contiguous()
-        pointers = (codes.data_ptr(), scales.data_ptr(), minimums.data_ptr())
-        target = panels[library.grouped_bytes(kind, start, *sizes[1:]) :]
-        library.pack_grouped(pool.handle, kind, *pointers, len(codes), *sizes[1:], target.data_ptr())
+    kind = _choose_grouped(weight.form)
     bias = None if bias is None else bias.float().contiguous()
-    struct = LinearStruct(
-        *(panels.data_ptr(), None, None, address(bias), in_features, out_features),
-        *(kind, weight.group_size),
-    )
-    return NativeWeight(kind, dtype, in_features, out_features, panels, None, None, bias, struct)
+    struct = LinearStruct(None, address(bias), in_features, out_features, kind, weight.form.group_size)
+    panels = memory.take(library.grouped_bytes(ctypes.byref(struct)))
+    struct.panels = panels.data_ptr()
+    panel_bytes = len(panels) // -(-out_features // _PANEL_WIDTH)
+    num_panels = max(1, _NUMBERS_AT_ONCE // (_PANEL_WIDTH * in_features))
+    for start in range(0, out_features, num_panels * _PANEL_WIDTH):
+        part = weight.read(slice(start, min(start + num_panels * _PANEL_WIDTH, out_features)))
+        codes, scales = part.codes.contiguous(), part.scales.float().contiguous()
+        minimums = None if part.minimums is None else part.minimums.float().contiguous()
+        assert part.form == weight.form and codes.dtype == torch.int8, f"{part.form} {codes.dtype}"
+        part_struct = LinearStruct(None, None, in_features, len(codes), kind, part.group_size)
+        pointers = (address(each) for each in (codes, scales, minimums))
+        target = panels[start // _PANEL_WIDTH * panel_bytes :]
+        library.pack_grouped(pool.handle, ctypes.byref(part_struct), *pointers, target.data_ptr())
+    return NativeWeight(kind, dtype, in_features, out_features, panels, bias, struct)
 
 
-def estimate_int4_bytes(out_features: int, in_features: int) -> int:
-    """Return the bytes that a matrix takes after rounding to int4."""
-    num_groups = -(-in_features // GROUP_SIZE)
-    return -(-out_features // _PANEL_WIDTH) * _PANEL_WIDTH * num_groups * (GROUP_SIZE // 2 + _WORD_BYTES)
+def _choose_grouped(form: Form) -> WeightKind:
+    if form.is_centred:
+        return WeightKind.CENTRED4 if form.bits == 4 else WeightKind.CENTRED8
+    return WeightKind.GROUPED4 if form.bits == 4 else WeightKind.GROUPED8
 
 
-def estimate_packed_bytes(out_features: int, in_features: int, itemsize: int) -> int:
-    """Return the bytes that packing a matrix takes at most, its numbers in so many bytes each: 1 where it is int8."""
-    panels = -(-out_features // _PANEL_WIDTH) * _PANEL_WIDTH * -(-in_features // _WORD_BYTES) * _WORD_BYTES
-    return panels * itemsize + (2 * _WORD_BYTES * out_features if itemsize == 1 else 0)
+def estimate_packed_bytes(out_features: int, in_features: int, weight_bytes: float) -> int:
+    """Return the bytes that packing a matrix takes at most, each weight in so many bytes."""
+    num_outputs, num_inputs = (-(-size // _PANEL_WIDTH) * _PANEL_WIDTH for size in (out_features, in_features))
+    return int(num_outputs * num_inputs * weight_bytes)
 
 
 def unpack(library: NativeLibrary, pool: ThreadPool, packed: NativeWeight) -> Tensor:
@@ -175,23 +165,9 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 def choose_kind(
-    library: NativeLibrary,
-    pool: ThreadPool,
-    weight: Tensor,
-    quantization: Quantization | None,
-    dtype: torch.dtype,
+    library: NativeLibrary, pool: ThreadPool, weight: Tensor, dtype: torch.dtype
 ) -> WeightKind:
-    """Return how to store a contiguous tensor of weights for products in a dtype.
-
-    Raises:
-        ValueError: another quantization than int8; int4 is for linear layers, see `pack`.
-    """
-    if quantization not in (None, "int8"):
-        raise ValueError(
-            f"quantization={quantization!r} is not available in native ops; allowed: int8, int4 without experts"
-        )
-    if quantization == "int8":
-        return WeightKind.INT8
+    """Return how to store a contiguous tensor of weights, as they are, for products in a dtype."""
     if weight.dtype == torch.bfloat16:
         return WeightKind.BFLOAT16 if dtype == torch.bfloat16 else WeightKind.FLOAT32_HALF
     is_half = library.fits_bfloat16(pool.handle, weight.data_ptr(), weight.numel())

@@ -1,9 +1,9 @@
 """Products with a weight matrix: packed for the device, as it is or quantized.
 
-int8   one scale per output channel, activations rounded per token: int8 times int8, summed in int32
+int8   CUDA: one scale per output channel, activations rounded per token: int8 times int8, summed in int32
 fp8    the same with float8 (e4m3); CUDA only
 int4   CUDA: groups of 128 inputs, one scale and zero point each, activations as they are; bfloat16 only
-       CPU: see `kernels.grouped`; activations rounded to int8 per group
+       CPU, int8 too: see `kernels.grouped`; activations rounded to int8 per group
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ def pack_quantized(weight: Tensor, quantization: Quantization) -> QuantizedWeigh
         ValueError: the matrix or its device does not allow it; says what would.
     """
     match quantization:
-        case "int8":
-            return Int8Weight(weight)
         case "fp8":
             return Fp8Weight(weight)
+        case "int8":
+            return Int8Weight(weight) if weight.is_cuda else GroupedIntWeight(round_grouped(weight, 8))
         case "int4":
-            return Int4Weight(weight) if weight.is_cuda else GroupedIntWeight(round_grouped(weight))
+            return Int4Weight(weight) if weight.is_cuda else GroupedIntWeight(round_grouped(weight, 4))
 
 
 class Int8Weight:
@@ -109,19 +109,12 @@ class Int8Weight:
         self.values = _fill_up(values, *(size + -size % _INT8_MULTIPLE for size in weight.shape))
         self.scales = scales.flatten()  # [out] float32
         self._dtype = weight.dtype
-        self._is_exact = weight.is_cuda or _is_int8_product_exact()
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         values, scales = round_rows(x, _INT8_MAX)
         num_rows = len(values)
-        num_filled = max(num_rows, _MIN_CUDA_ROWS) if values.is_cuda else num_rows
-        values = _fill_up(values, num_filled, self.values.shape[1])
-        if self._is_exact:
-            products = torch._int_mm(values, self.values.t())
-        else:
-            # Half of a weight has 7 bits, with which no pair of products overflows 16 bits.
-            products = torch._int_mm(values, (self.values >> 1).t()).mul_(2)
-            products += torch._int_mm(values, (self.values & 1).t())
+        values = _fill_up(values, max(num_rows, _MIN_CUDA_ROWS), self.values.shape[1])
+        products = torch._int_mm(values, self.values.t())
         result = (products[:num_rows, : self._num_outputs] * scales).mul_(self.scales)
         if bias is not None:
             result += bias
@@ -130,12 +123,6 @@ class Int8Weight:
     def unpack(self) -> Tensor:
         values = self.values[: self._num_outputs, : self._num_inputs]
         return (values * self.scales.unsqueeze(1)).to(self._dtype)
-
-
-def _is_int8_product_exact() -> bool:
-    """Whether torch's int8 product on this CPU adds in 32 bits: without VNNI, oneDNN clips pairs to 16."""
-    largest = torch.full((_INT8_MULTIPLE, 64), 127, dtype=torch.int8)
-    return bool((torch._int_mm(largest, largest.t()) == 64 * 127**2).all())
 
 
 class Fp8Weight:
@@ -185,7 +172,7 @@ class Int4Weight:
 
 
 class GroupedIntWeight:
-    """W4A8 as the native ops compute it, but slowly: where no compiler is, and what they are compared with."""
+    """Codes times activations of 8 bits, slowly: for machines without a compiler, and the reference of native ops."""
 
     def __init__(self, weight: GroupedInt) -> None:
         self.weight = weight

@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from kernels.grouped import Bits, GroupedInt, GroupedRows, round_grouped
+from kernels.grouped import Form, GroupedInt, GroupedRows, round_grouped
 
 _ROWS_AT_ONCE = 2048  # limits the memory of intermediate values
 _GROUP = 32
@@ -27,7 +27,6 @@ class Kind:
 
     type: Type
     split: Split | None  # None: only the package `gguf` decodes it
-    zero: int = 0  # added to signed codes
 
     @property
     def name(self) -> str:
@@ -64,12 +63,8 @@ class GGUFTensor:
         return self
 
     @property
-    def group_size(self) -> int:
-        return _GROUP
-
-    @property
-    def bits(self) -> Bits:
-        return 4 if self.kind.type in _FOUR_BITS else 8
+    def form(self) -> Form:
+        return Form(4 if self.kind.type in _FOUR_BITS else 8, _GROUP, self.kind.type not in _WITH_MINIMUMS)
 
     def read(self, selected: slice | Tensor) -> GroupedInt:
         """As `GroupedRows`."""
@@ -78,11 +73,9 @@ class GGUFTensor:
             return round_grouped(self._dequantize(rows), 8, _GROUP)
         assert self.kind.split is not None, "the kind has codes"
         codes, scales, minimums = self.kind.split(rows.reshape(-1, self.kind.block_bytes))
-        if minimums is None:
-            minimums = -self.kind.zero * scales
-            codes = (codes.short() + self.kind.zero).to(torch.uint8)
-        codes, scales, minimums = (each.reshape(len(rows), -1) for each in (codes, scales, minimums))
-        return GroupedInt(codes, scales, minimums, _GROUP, self.bits)
+        codes, scales = (each.reshape(len(rows), -1) for each in (codes.view(torch.int8), scales))
+        minimums = None if minimums is None else minimums.reshape(len(rows), -1)
+        return GroupedInt(codes, scales, minimums, _GROUP, self.form.bits)
 
     def _dequantize(self, rows: Tensor) -> Tensor:
         if self.kind.split is None:
@@ -119,8 +112,7 @@ def _high_bits_5(blocks: Tensor) -> Tensor:
 
 
 def _split_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    scale = _half(blocks, 0)
-    return _nibbles(blocks[:, 2:], 16), scale, -8 * scale
+    return _nibbles(blocks[:, 2:], 16).view(torch.int8) - 8, _half(blocks, 0), None
 
 
 def _split_q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -175,14 +167,13 @@ _SPLITS = {
     Type.Q6_K: _split_q6_k,
 }
 _FOUR_BITS = (Type.Q4_0, Type.Q4_1, Type.Q4_K)
-_ZEROS = {Type.Q5_0: 16, Type.Q8_0: 128}
+_WITH_MINIMUMS = (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K)
 _DECODED = (
     *(Type.Q2_K, Type.Q3_K, Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S),
     *(Type.IQ3_XXS, Type.IQ3_S, Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4, Type.NVFP4),
 )
 # By the number of the type in the file.
 KINDS = {
-    int(each): Kind(each, split, _ZEROS.get(each, 0))
-    for each, split in (_SPLITS | dict.fromkeys(_DECODED)).items()
+    int(each): Kind(each, split) for each, split in (_SPLITS | dict.fromkeys(_DECODED)).items()
 }
 _EXACT = [KINDS[each] for each in _SPLITS if each != Type.Q6_K]  # Q6_K has a scale per 16 weights

@@ -53,11 +53,15 @@ class GroupedTensor:
         if not is_plain or size % _UNIT or self.num_bits not in (4, 8):
             return RoundedRows(self._read, self.shape, 8, _UNIT)
         step = next(step for step in (_LARGEST_GROUP, 64, _UNIT) if size % step == 0)
-        scales = self.scales.float()
-        minimums = -scales * self.zeros.float()
-        columns = self.groups[::step]
         bits: Bits = 4 if self.num_bits == 4 else 8
-        return GroupedInt(self.codes, scales[:, columns], minimums[:, columns], step, bits)
+        columns = self.groups[::step]
+        scales, zeros = (each[:, columns].float() for each in (self.scales, self.zeros))
+        middle = 2 ** (bits - 1)
+        is_centred = bool((self.zeros == middle).all())
+        offset = middle if is_centred or bits == 8 else 0
+        minimums = None if is_centred else scales * (offset - zeros)
+        # The difference of bytes wraps to the signed code.
+        return GroupedInt((self.codes - offset).view(torch.int8), scales, minimums, step, bits)
 
 
 def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedTensor:

@@ -14,13 +14,21 @@ namespace troupe {
 // Signed bytes of queries, unsigned bytes of keys around the zero point: sums are too large by kSurplus * sum(x).
 struct KeyProduct {
 #if defined(TROUPE_AVX512) && defined(__AVX512VNNI__)
-    static constexpr int kSurplus = Int8::kZeroPoint;
+    static constexpr int kSurplus = kZeroPoint;
     static VecInt add(VecInt sum, VecInt x, VecInt w) { return _mm512_dpbusd_epi32(sum, w, x); }
 #else
     static constexpr int kSurplus = 0;
+    // |x| times w with the sign of x, so that pairs stay within 16 bits.
     static VecInt add(VecInt sum, VecInt x, VecInt w) {
-        VecInt zero_points = splat_int(int32_t(0x80808080u));
-        return Int8::product(sum, xor_int(x, zero_points), xor_int(w, zero_points));
+        w = xor_int(w, splat_int(int32_t(0x80808080u)));
+#ifdef TROUPE_AVX512
+        VecInt turned = _mm512_mask_sub_epi8(w, _mm512_movepi8_mask(x), zero_int(), w);
+        VecInt pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(x), turned);
+        return add_int(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#else
+        VecInt pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(w, x));
+        return add_int(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
     }
 #endif
 };

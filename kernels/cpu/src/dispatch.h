@@ -10,24 +10,32 @@ namespace troupe {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class Body>
-void with_arithmetic(int32_t kind, const Body& body) {
+void with_plain(int32_t kind, const Body& body) {
     switch (kind) {
         case kWeightFloat32: return body(Float32());
         case kWeightFloat32Half: return body(Float32Half());
-        case kWeightBFloat16: return body(BFloat16());
-        default: return body(Int8());
+        default: return body(BFloat16());
     }
 }
 
-// The same for a product of so many rows, on tiles where there are some.
 template <class Body>
-void with_product(int32_t kind, int64_t rows, const Body& body) {
+void with_grouped(int32_t kind, const Body& body) {
+    switch (kind) {
+        case kWeightGrouped4: return body(Grouped<4, false>());
+        case kWeightGrouped8: return body(Grouped<8, false>());
+        case kWeightCentred4: return body(Grouped<4, true>());
+        default: return body(Grouped<8, true>());
+    }
+}
+
+// The arithmetic of a product, on tiles where there are some.
+template <class Body>
+void with_product(int32_t kind, const Body& body) {
 #ifdef TROUPE_TILES
     if (kind == kWeightBFloat16 && has_tiles()) return body(Tiled<BFloat16>());
-    // Sums of integers are exact, so few rows may use the other instructions.
-    if (kind == kWeightInt8 && rows > kMaxRows && has_tiles()) return body(Tiled<Int8>());
 #endif
-    with_arithmetic(kind, body);
+    if (is_grouped(kind)) return with_grouped(kind, body);
+    with_plain(kind, body);
 }
 
 }  // namespace troupe

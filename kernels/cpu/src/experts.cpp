@@ -60,30 +60,22 @@ private:
     }
 };
 
-// Rows in sorted order, packed for a product.
-struct SortedRows {
-    uint32_t* words;
-    float* scales;
-    int64_t width;  // words of a row
-};
-
-// `row(place)` points to the numbers of a row.
+// Pack rows in sorted order for a product with `linear`, or another matrix of its kind and shape. `row(place)` points to
+// the numbers of a row.
 template <class Arithmetic, class Row>
-SortedRows pack_sorted(Pool* pool, const Grouping& grouping, int64_t in_features, const Row& row) {
-    int64_t width = words_per_row<Arithmetic>(in_features);
-    size_t bytes = ((size_t(grouping.num_pairs) * width + kSpareWords<Arithmetic>) * 4 + 63) / 64 * 64;
-    auto* memory = static_cast<uint8_t*>(pool_scratch(pool, 0, kInputScratch, bytes + grouping.num_pairs * 4));
-    SortedRows rows{reinterpret_cast<uint32_t*>(memory), reinterpret_cast<float*>(memory + bytes), width};
-    parallel_ranges(pool, grouping.num_blocks, kBlockRows<Arithmetic> * in_features, [&](int64_t first, int64_t end, int thread) {
-        auto* line = static_cast<uint32_t*>(pool_scratch(pool, thread, kTileScratch, width * 4));
+PackedRows pack_sorted(Pool* pool, const Grouping& grouping, const Linear& linear, const Row& row) {
+    Operands<Arithmetic> operands(linear);
+    auto packed = PackedRows::allocate(pool, operands, grouping.num_pairs);
+    int64_t work = kBlockRows<Arithmetic> * linear.in_features;
+    parallel_ranges(pool, grouping.num_blocks, work, [&](int64_t first, int64_t end, int thread) {
+        auto* line = static_cast<uint32_t*>(pool_scratch(pool, thread, kTileScratch, operands.row_words * 4));
         for (int64_t index = first; index < end; ++index) {
             Block block = grouping.blocks[index];
             auto source = [&](int i) { return row(block.start + i); };
-            uint32_t* words = rows.words + block.start * width;
-            pack_block<Arithmetic>(source, block.size, in_features, line, words, rows.scales + block.start);
+            pack_block(operands, linear, source, block.start, block.size, line, packed);
         }
     });
-    return rows;
+    return packed;
 }
 
 Vec activate(Vec gate, Vec up, const Experts& experts) {
@@ -99,36 +91,31 @@ Vec activate(Vec gate, Vec up, const Experts& experts) {
 
 // inner = activation(x gate^T, x up^T): a panel of gate and the same one of up are multiplied together.
 template <class Arithmetic, class T>
-void run_gate_up(Pool* pool, const Experts& experts, const Grouping& grouping, const SortedRows& x, T* inner) {
+void run_gate_up(Pool* pool, const Experts& experts, const Grouping& grouping, const PackedRows& x, T* inner) {
     int64_t size = experts.gate->out_features, num_panels = ceil_div(size, kPanelWidth);
-    int64_t num_groups = ceil_div(experts.gate->in_features, Arithmetic::kGroup);
+    Operands<Arithmetic> operands(*experts.gate);
     parallel(pool, grouping.num_segments * num_panels, [&](int64_t tile, int) {
         constexpr int64_t width = 2 * kPanelWidth;
         alignas(64) float sums[kBlockRows<Arithmetic> * width];
         Segment segment = grouping.segments[tile / num_panels];
         int64_t panel = tile % num_panels;
         const Linear &gate = experts.gate[segment.expert], &up = experts.up[segment.expert];
-        Epilogue to_gate{gate, gate.kind == kWeightInt8}, to_up{up, up.kind == kWeightInt8};
-        const uint8_t* weights = gate.panels + panel * num_groups * kPanelBytes;
-        int64_t distance = up.panels - gate.panels;
+        const uint8_t* gate_panel = gate.panels + panel * operands.panel_bytes;
+        const uint8_t* up_panel = up.panels + panel * operands.panel_bytes;
+        auto multiply = [&](Block block, const uint8_t* weights, int panels, float* target) {
+            multiply_block(operands, gate, x, block.start, block.size, weights, up_panel - gate_panel, panels, target, width);
+        };
         for (int64_t index = 0; index < segment.num_blocks; ++index) {
             Block block = grouping.blocks[segment.first_block + index];
-            const uint32_t* words = x.words + block.start * x.width;
-            TileProduct product{words, weights, distance, num_groups, sums, width, false};
-            multiply_tile<Arithmetic>(product, block.size, kMaxPanels);
-            if (kMaxPanels == 1) {
-                product.w += distance;
-                product.c += kPanelWidth;
-                multiply_tile<Arithmetic>(product, block.size, 1);
-            }
+            multiply(block, gate_panel, kPanels<Arithmetic>, sums);
+            if (kPanels<Arithmetic> == 1) multiply(block, up_panel, 1, sums + kPanelWidth);
             for (int row = 0; row < block.size; ++row) {
-                float scale = x.scales[block.start + row];
                 for (int64_t at = 0; at < kPanelWidth && panel * kPanelWidth + at < size; at += kLanes) {
                     int64_t output = panel * kPanelWidth + at;
                     int lanes = int(size - output < kLanes ? size - output : kLanes);
                     const float* source = sums + row * width + at;
-                    Vec left = to_gate.apply(source, scale, output, lanes);
-                    Vec right = to_up.apply(source + kPanelWidth, scale, output, lanes);
+                    Vec left = finish_sums(gate, source, output, lanes);
+                    Vec right = finish_sums(up, source + kPanelWidth, output, lanes);
                     store_first(inner + (block.start + row) * size + output, activate(left, right, experts), lanes);
                 }
             }
@@ -137,26 +124,23 @@ void run_gate_up(Pool* pool, const Experts& experts, const Grouping& grouping, c
 }
 
 template <class Arithmetic>
-void run_down(Pool* pool, const Experts& experts, const Grouping& grouping, const SortedRows& inner, float* results) {
+void run_down(Pool* pool, const Experts& experts, const Grouping& grouping, const PackedRows& inner, float* results) {
+    constexpr int most_panels = kPanels<Arithmetic>;
     int64_t size = experts.down->out_features, num_panels = ceil_div(size, kPanelWidth);
-    int64_t num_groups = ceil_div(experts.down->in_features, Arithmetic::kGroup);
-    int64_t panel_stride = num_groups * kPanelBytes, num_tiles = ceil_div(num_panels, kMaxPanels);
+    Operands<Arithmetic> operands(*experts.down);
+    int64_t num_tiles = ceil_div(num_panels, most_panels);
     parallel(pool, grouping.num_segments * num_tiles, [&](int64_t tile, int) {
-        alignas(64) float sums[kBlockRows<Arithmetic> * kMaxPanels * kPanelWidth];
+        alignas(64) float sums[kBlockRows<Arithmetic> * most_panels * kPanelWidth];
         Segment segment = grouping.segments[tile / num_tiles];
-        int64_t panel = tile % num_tiles * kMaxPanels;
-        int panels = num_panels - panel < kMaxPanels ? 1 : kMaxPanels;
+        int64_t panel = tile % num_tiles * most_panels;
+        int panels = num_panels - panel < most_panels ? 1 : most_panels;
         const Linear& down = experts.down[segment.expert];
-        Epilogue epilogue{down, down.kind == kWeightInt8};
-        const uint8_t* weights = down.panels + panel * panel_stride;
+        const uint8_t* weights = down.panels + panel * operands.panel_bytes;
         int64_t width = panels * kPanelWidth;
         for (int64_t index = 0; index < segment.num_blocks; ++index) {
             Block block = grouping.blocks[segment.first_block + index];
-            const uint32_t* words = inner.words + block.start * inner.width;
-            multiply_tile<Arithmetic>({words, weights, panel_stride, num_groups, sums, width, false}, block.size, panels);
-            const float* scales = inner.scales + block.start;
-            float* target = results + block.start * size;
-            write_tile(epilogue, sums, scales, target, block.size, panel * kPanelWidth, width);
+            multiply_block(operands, down, inner, block.start, block.size, weights, operands.panel_bytes, panels, sums, width);
+            write_tile(down, sums, results + block.start * size, block.size, panel * kPanelWidth, width);
         }
     });
 }
@@ -184,7 +168,7 @@ void run_chunk(
     Pool* pool, const Experts& experts, const T* x, const int64_t* ids, const float* weights, int64_t tokens,
     int64_t top_k, Out* out) {
     int block_rows = 0;
-    with_product(experts.gate->kind, tokens, [&](auto arithmetic) { block_rows = kBlockRows<decltype(arithmetic)>; });
+    with_product(experts.gate->kind, [&](auto arithmetic) { block_rows = kBlockRows<decltype(arithmetic)>; });
     Grouping grouping(pool, ids, tokens * top_k, experts.num_experts, block_rows);
     int64_t hidden = experts.gate->in_features, inner_size = experts.gate->out_features;
     size_t inner_bytes = (grouping.num_pairs * inner_size * sizeof(T) + 63) / 64 * 64;
@@ -192,15 +176,15 @@ void run_chunk(
     auto* memory = static_cast<uint8_t*>(pool_scratch(pool, 0, kStepScratch, inner_bytes + result_bytes));
     T* inner = reinterpret_cast<T*>(memory);
     auto* results = reinterpret_cast<float*>(memory + inner_bytes);
-    with_product(experts.gate->kind, tokens, [&](auto arithmetic) {
+    with_product(experts.gate->kind, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         auto row = [&](int64_t place) { return x + grouping.pairs[place] / top_k * hidden; };
-        run_gate_up<Arithmetic>(pool, experts, grouping, pack_sorted<Arithmetic>(pool, grouping, hidden, row), inner);
+        run_gate_up<Arithmetic>(pool, experts, grouping, pack_sorted<Arithmetic>(pool, grouping, *experts.gate, row), inner);
     });
-    with_product(experts.down->kind, tokens, [&](auto arithmetic) {
+    with_product(experts.down->kind, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         auto row = [&](int64_t place) { return inner + place * inner_size; };
-        run_down<Arithmetic>(pool, experts, grouping, pack_sorted<Arithmetic>(pool, grouping, inner_size, row), results);
+        run_down<Arithmetic>(pool, experts, grouping, pack_sorted<Arithmetic>(pool, grouping, *experts.down, row), results);
     });
     combine(pool, grouping, results, weights, tokens, top_k, hidden, out);
 }

@@ -39,20 +39,17 @@ EXPORT int64_t troupe_packed_bytes(int32_t kind, int64_t out_features, int64_t i
 
 EXPORT void troupe_pack_weight(
     Pool* pool, int32_t kind, const void* weight, int32_t dtype, int64_t out_features, int64_t in_features,
-    uint8_t* panels, float* scales, int32_t* corrections) {
+    uint8_t* panels) {
     PoolLock lock(pool);
-    pack_weight(pool, kind, weight, dtype, out_features, in_features, panels, scales, corrections);
+    pack_weight(pool, kind, weight, dtype, out_features, in_features, panels);
 }
 
-EXPORT int64_t troupe_grouped_bytes(int32_t kind, int64_t out_features, int64_t in_features, int64_t group_size) {
-    return grouped_bytes(kind, out_features, in_features, group_size);
-}
+EXPORT int64_t troupe_grouped_bytes(const Linear* linear) { return grouped_bytes(*linear); }
 
 EXPORT void troupe_pack_grouped(
-    Pool* pool, int32_t kind, const uint8_t* codes, const float* scales, const float* minimums, int64_t out_features,
-    int64_t in_features, int64_t group_size, uint8_t* panels) {
+    Pool* pool, const Linear* linear, const int8_t* codes, const float* scales, const float* minimums, uint8_t* panels) {
     PoolLock lock(pool);
-    pack_grouped(pool, kind, codes, scales, minimums, out_features, in_features, group_size, panels);
+    pack_grouped(pool, *linear, codes, scales, minimums, panels);
 }
 
 EXPORT void troupe_unpack_rows(Pool* pool, const Linear* linear, const int64_t* ids, int64_t count, float* out) {

@@ -2,14 +2,12 @@
 
 #pragma once
 
-#include "panels.h"
+#include "grouped.h"
 
 namespace troupe {
 
 // Inputs whose products with codes of 4 bits may be added up in 16 bits: 8 pairs of at most 2 * 15 * 127.
 constexpr int kUnit = 32;
-template <int BITS>
-constexpr int kUnitBytes = kUnit * BITS / 32 * kPanelBytes;
 // Both kinds of accumulators must fit into the registers.
 constexpr int kCodeVecs = 2;
 
@@ -57,12 +55,13 @@ inline void store_bytes(uint8_t* p, Vec x) {
 template <int ROWS>
 using Sums = VecInt[ROWS][kCodeVecs];
 
-template <int ROWS>
-inline void clear(Sums<ROWS>& sums) {
+// sums[row] = start(row)
+template <int ROWS, class Start>
+inline void begin(Sums<ROWS>& sums, const Start& start) {
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 2
-        for (int v = 0; v < kCodeVecs; ++v) sums[row][v] = zero_int();
+        for (int v = 0; v < kCodeVecs; ++v) sums[row][v] = start(row);
 }
 
 // sums += the products of one word of each output with the word of each row.
@@ -86,8 +85,9 @@ inline void add_group(const uint8_t* w, const uint32_t* x, int64_t num_units, Su
         auto& sums = totals;
 #else
         Sums<ROWS> sums, upper;
-        clear<ROWS>(sums);
-        if constexpr (BITS == 8) clear<ROWS>(upper);
+        auto none = [](int) { return zero_int(); };
+        begin<ROWS>(sums, none);
+        if constexpr (BITS == 8) begin<ROWS>(upper, none);
 #endif
 #pragma GCC unroll 8
         for (int step = 0; step < kUnit * BITS / 32; ++step, w += kPanelBytes) {

@@ -10,30 +10,29 @@ namespace troupe {
 
 // Mirrored by `kernels.cpu.weights`.
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1 };
-enum WeightKind : int32_t { kWeightFloat32 = 0, kWeightFloat32Half = 1, kWeightBFloat16 = 2, kWeightInt8 = 3,
-    kWeightGrouped4 = 4, kWeightGrouped8 = 5 };
+enum WeightKind : int32_t { kWeightFloat32 = 0, kWeightFloat32Half = 1, kWeightBFloat16 = 2, kWeightGrouped4 = 3,
+    kWeightGrouped8 = 4, kWeightCentred4 = 5, kWeightCentred8 = 6 };
 
 struct Linear {
     const uint8_t* panels;
-    const float* scales;         // [out], kWeightInt8 only
-    const int32_t* corrections;  // [out], kWeightInt8 only: what the products' zero point adds to each sum
-    const float* bias;           // [out] or null
+    const float* bias;  // [out] or null
     int64_t in_features;
     int64_t out_features;
     int32_t kind;
-    int32_t group_size;  // kWeightGrouped only, see `grouped.h`
+    int32_t group_size;  // of the grouped kinds only, see `grouped.h`
 };
 
-inline bool is_grouped(int32_t kind) { return kind == kWeightGrouped4 || kind == kWeightGrouped8; }
+inline bool is_grouped(int32_t kind) { return kind >= kWeightGrouped4; }
 
+// The bytes of a matrix of the first three kinds.
 int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features);
 
-// Write the panels of a row-major matrix [out, in]; for kWeightInt8 also `scales` and `corrections`.
+// Write the panels of a row-major matrix [out, in] of one of these kinds.
 void pack_weight(
     Pool* pool, int32_t kind, const void* weight, int32_t dtype, int64_t out_features, int64_t in_features,
-    uint8_t* panels, float* scales, int32_t* corrections);
+    uint8_t* panels);
 
-// The inverse, into float32; int8 weights come back times their scales.
+// The inverse of packing any kind, into float32.
 void unpack_weight(Pool* pool, const Linear& linear, float* weight);
 
 // out[i] = row ids[i] of the matrix, float32 [count, in].

@@ -1,7 +1,5 @@
 // Matrices into panels and back.
 
-#include <cmath>
-
 #include "dispatch.h"
 #include "grouped.h"
 
@@ -9,27 +7,12 @@ namespace troupe {
 
 namespace {
 
-// NaN where the row holds NaN, which has no byte: its products must not look sound.
-template <class From>
-float row_scale(const From* row, int64_t count) {
-    float largest = 0.0f;
-    for (int64_t i = 0; i < count; ++i) {
-        float magnitude = std::fabs(to_float(row[i]));
-        if (std::isnan(magnitude)) return magnitude;
-        largest = std::fmax(largest, magnitude);
-    }
-    return largest / 127.0f;
-}
-
-inline void put(Float32, float value, float, uint8_t* word, int) { std::memcpy(word, &value, 4); }
-inline void put(Float32Half, float value, float, uint8_t* word, int at) {
+inline void put(Float32, float value, uint8_t* word, int) { std::memcpy(word, &value, 4); }
+inline void put(Float32Half, float value, uint8_t* word, int at) {
     bf16 half = to_bf16(value);
     std::memcpy(word + 2 * at, &half, 2);
 }
-inline void put(BFloat16, float value, float scale, uint8_t* word, int at) { put(Float32Half(), value, scale, word, at); }
-inline void put(Int8, float value, float scale, uint8_t* word, int at) {
-    word[at] = uint8_t(int8_t(scale > 0 ? std::lrintf(value / scale) : 0));
-}
+inline void put(BFloat16, float value, uint8_t* word, int at) { put(Float32Half(), value, word, at); }
 
 inline float get(Float32, const uint8_t* word, int) {
     float value;
@@ -42,10 +25,9 @@ inline float get(Float32Half, const uint8_t* word, int at) {
     return to_float(half);
 }
 inline float get(BFloat16, const uint8_t* word, int at) { return get(Float32Half(), word, at); }
-inline float get(Int8, const uint8_t* word, int at) { return float(int8_t(word[at])); }
 
 template <class Arithmetic, class From>
-void pack_panel(const From* weight, int64_t panel, int64_t outs, int64_t ins, uint8_t* panels, float* scales, int32_t* corrections) {
+void pack_panel(const From* weight, int64_t panel, int64_t outs, int64_t ins, uint8_t* panels) {
     constexpr int GROUP = Arithmetic::kGroup;
     int64_t num_groups = ceil_div(ins, GROUP);
     uint8_t* target = panels + panel * num_groups * kPanelBytes;
@@ -53,17 +35,8 @@ void pack_panel(const From* weight, int64_t panel, int64_t outs, int64_t ins, ui
     for (int lane = 0; lane < kPanelWidth && panel * kPanelWidth + lane < outs; ++lane) {
         int64_t output = panel * kPanelWidth + lane;
         const From* row = weight + output * ins;
-        float scale = scales ? row_scale(row, ins) : 1.0f;
-        int32_t row_sum = 0;
-        for (int64_t i = 0; i < ins; ++i) {
-            uint8_t* word = target + (i / GROUP) * kPanelBytes + lane * 4;
-            put(Arithmetic(), to_float(row[i]), scale, word, int(i % GROUP));
-            if (scales) row_sum += int32_t(get(Arithmetic(), word, int(i % GROUP)));
-        }
-        if (scales) {
-            scales[output] = scale;
-            corrections[output] = Int8::kSurplus * row_sum;
-        }
+        for (int64_t i = 0; i < ins; ++i)
+            put(Arithmetic(), to_float(row[i]), target + (i / GROUP) * kPanelBytes + lane * 4, int(i % GROUP));
     }
 }
 
@@ -73,16 +46,15 @@ void unpack_row(const Linear& linear, int64_t output, float* row) {
     constexpr int GROUP = Arithmetic::kGroup;
     int64_t panel_bytes = ceil_div(linear.in_features, GROUP) * kPanelBytes;
     const uint8_t* source = linear.panels + output / kPanelWidth * panel_bytes + output % kPanelWidth * 4;
-    float scale = linear.scales ? linear.scales[output] : 1.0f;
     for (int64_t i = 0; i < linear.in_features; ++i)
-        row[i] = scale * get(Arithmetic(), source + i / GROUP * kPanelBytes, int(i % GROUP));
+        row[i] = get(Arithmetic(), source + i / GROUP * kPanelBytes, int(i % GROUP));
 }
 
 }  // namespace
 
 int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
     int64_t bytes = 0;
-    with_arithmetic(kind, [&](auto arithmetic) {
+    with_plain(kind, [&](auto arithmetic) {
         bytes = ceil_div(out_features, kPanelWidth) * ceil_div(in_features, decltype(arithmetic)::kGroup) * kPanelBytes;
     });
     return bytes;
@@ -90,24 +62,21 @@ int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
 
 void pack_weight(
     Pool* pool, int32_t kind, const void* weight, int32_t dtype, int64_t out_features, int64_t in_features,
-    uint8_t* panels, float* scales, int32_t* corrections) {
-    if (kind != kWeightInt8) scales = nullptr;
-    with_arithmetic(kind, [&](auto arithmetic) {
+    uint8_t* panels) {
+    with_plain(kind, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         parallel(pool, ceil_div(out_features, kPanelWidth), [&](int64_t panel, int) {
             if (dtype == kBFloat16)
-                pack_panel<Arithmetic>(
-                    static_cast<const bf16*>(weight), panel, out_features, in_features, panels, scales, corrections);
+                pack_panel<Arithmetic>(static_cast<const bf16*>(weight), panel, out_features, in_features, panels);
             else
-                pack_panel<Arithmetic>(
-                    static_cast<const float*>(weight), panel, out_features, in_features, panels, scales, corrections);
+                pack_panel<Arithmetic>(static_cast<const float*>(weight), panel, out_features, in_features, panels);
         });
     });
 }
 
 void unpack_weight(Pool* pool, const Linear& linear, float* weight) {
     if (is_grouped(linear.kind)) return unpack_grouped(pool, linear, weight);
-    with_arithmetic(linear.kind, [&](auto arithmetic) {
+    with_plain(linear.kind, [&](auto arithmetic) {
         parallel(pool, ceil_div(linear.out_features, kPanelWidth), [&](int64_t panel, int) {
             for (int64_t output = panel * kPanelWidth; output < linear.out_features && output < (panel + 1) * kPanelWidth; ++output)
                 unpack_row<decltype(arithmetic)>(linear, output, weight + output * linear.in_features);
@@ -117,7 +86,7 @@ void unpack_weight(Pool* pool, const Linear& linear, float* weight) {
 
 void unpack_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out) {
     if (is_grouped(linear.kind)) return unpack_grouped_rows(pool, linear, ids, count, out);
-    with_arithmetic(linear.kind, [&](auto arithmetic) {
+    with_plain(linear.kind, [&](auto arithmetic) {
         parallel(pool, count, [&](int64_t i, int) {
             unpack_row<decltype(arithmetic)>(linear, ids[i], out + i * linear.in_features);
         });

@@ -4,11 +4,6 @@ namespace troupe {
 
 namespace {
 
-inline void start(Vec& acc, const float* c, bool adds) { acc = adds ? load(c) : zero(); }
-inline void start(VecInt& acc, const float* c, bool adds) { acc = adds ? load_int(c) : zero_int(); }
-inline void finish(Vec acc, float* c) { store(c, acc); }
-inline void finish(VecInt acc, float* c) { store_int(c, acc); }
-
 // The loops over rows, vectors and parts are unrolled, so that every accumulator is a register.
 template <class Arithmetic, int ROWS, int PANELS>
 void multiply(const TileProduct& tile) {
@@ -16,11 +11,11 @@ void multiply(const TileProduct& tile) {
     constexpr int WORDS = Arithmetic::kWords;
     const uint32_t* x = tile.x;
     const uint8_t* w = tile.w;
-    typename Arithmetic::Acc acc[ROWS][VECS];
+    Vec acc[ROWS][VECS];
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECS; ++v) start(acc[row][v], tile.c + row * tile.c_stride + v * kLanes, tile.adds);
+        for (int v = 0; v < VECS; ++v) acc[row][v] = tile.adds ? load(tile.c + row * tile.c_stride + v * kLanes) : zero();
     for (int64_t group = 0; group < tile.num_groups; ++group) {
 #pragma GCC unroll 2
         for (int part = 0; part < Arithmetic::kParts; ++part) {
@@ -43,7 +38,7 @@ void multiply(const TileProduct& tile) {
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECS; ++v) finish(acc[row][v], tile.c + row * tile.c_stride + v * kLanes);
+        for (int v = 0; v < VECS; ++v) store(tile.c + row * tile.c_stride + v * kLanes, acc[row][v]);
 }
 
 template <class Arithmetic, int PANELS>
@@ -72,6 +67,5 @@ void multiply_tile(const TileProduct& tile, int rows, int panels) {
 template void multiply_tile<Float32>(const TileProduct&, int, int);
 template void multiply_tile<Float32Half>(const TileProduct&, int, int);
 template void multiply_tile<BFloat16>(const TileProduct&, int, int);
-template void multiply_tile<Int8>(const TileProduct&, int, int);
 
 }  // namespace troupe

@@ -1,7 +1,7 @@
 // The one inner loop: a few rows of activations times panels of 32 outputs.
 //
 // A matrix [out, in] is stored as panels of 32 outputs. Within a panel the inputs come in groups of as many as one
-// 32-bit word holds (1 float32, 2 bfloat16, 4 int8), one word per output:
+// 32-bit word holds (1 float32, 2 bfloat16), one word per output:
 //
 //     panel[group][output 0..31][input of the group]          128 bytes a group
 //
@@ -40,34 +40,31 @@ constexpr int kMaxPanels = 1;
 
 // float32 activations and weights; groups of 1.
 struct Float32 {
-    using Acc = Vec;
     static constexpr int kGroup = 1, kParts = 1, kWords = 1;
     static Vec weight(const uint8_t* w, int) { return load(reinterpret_cast<const float*>(w)); }
     static Vec activation(const uint32_t* x, int) { return splat(*reinterpret_cast<const float*>(x)); }
-    static Acc product(Acc acc, Vec x, Vec w) { return fma(x, w, acc); }
+    static Vec product(Vec acc, Vec x, Vec w) { return fma(x, w, acc); }
 };
 
 // float32 activations, weights that bfloat16 holds exactly; groups of 2. The sums are those of Float32, bit for bit.
 struct Float32Half {
-    using Acc = Vec;
     static constexpr int kGroup = 2, kParts = 2, kWords = 2;
     static Vec weight(const uint8_t* w, int part) {
         VecInt words = load_int(w);
         return as_float(part ? upper_16(words) : shift_left_16(words));
     }
     static Vec activation(const uint32_t* x, int part) { return splat(reinterpret_cast<const float*>(x)[part]); }
-    static Acc product(Acc acc, Vec x, Vec w) { return fma(x, w, acc); }
+    static Vec product(Vec acc, Vec x, Vec w) { return fma(x, w, acc); }
 };
 
 // bfloat16 activations and weights; groups of 2.
 struct BFloat16 {
-    using Acc = Vec;
     static constexpr int kGroup = 2, kWords = 1;
 #ifdef __AVX512BF16__
     static constexpr int kParts = 1;
     static VecInt weight(const uint8_t* w, int) { return load_int(w); }
     static VecInt activation(const uint32_t* x, int) { return splat_int(int32_t(*x)); }
-    static Acc product(Acc acc, VecInt x, VecInt w) { return _mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)w); }
+    static Vec product(Vec acc, VecInt x, VecInt w) { return _mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)w); }
 #else
     static constexpr int kParts = 2;
     static Vec weight(const uint8_t* w, int part) { return Float32Half::weight(w, part); }
@@ -77,40 +74,17 @@ struct BFloat16 {
         std::memcpy(&value, &bits, 4);
         return splat(value);
     }
-    static Acc product(Acc acc, Vec x, Vec w) { return fma(x, w, acc); }
+    static Vec product(Vec acc, Vec x, Vec w) { return fma(x, w, acc); }
 #endif
 };
 
-// int8 weights in [-127, 127]; activations in [-127, 127], stored as unsigned bytes around kZeroPoint; groups of 4.
-struct Int8 {
-    using Acc = VecInt;
-    static constexpr int kGroup = 4, kParts = 1, kWords = 1;
-    static constexpr int kZeroPoint = 128;
-    static VecInt weight(const uint8_t* w, int) { return load_int(w); }
-    static VecInt activation(const uint32_t* x, int) { return splat_int(int32_t(*x)); }
-#if defined(TROUPE_AVX512) && defined(__AVX512VNNI__)
-    // Sums of (x + kZeroPoint) * w: the caller takes kZeroPoint * sum(w) away again.
-    static constexpr int kSurplus = kZeroPoint;
-    static Acc product(Acc acc, VecInt x, VecInt w) { return _mm512_dpbusd_epi32(acc, x, w); }
-#else
-    // Sums of x * w: |x| times w with the sign of x, so that pairs stay within 16 bits.
-    static constexpr int kSurplus = 0;
-#ifdef TROUPE_AVX512
-    static Acc product(Acc acc, VecInt x, VecInt w) {
-        __m512i signs = _mm512_xor_si512(x, _mm512_set1_epi8(int8_t(0x80)));
-        __mmask64 is_negative = _mm512_movepi8_mask(signs);
-        __m512i turned = _mm512_mask_sub_epi8(w, is_negative, _mm512_setzero_si512(), w);
-        __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(signs), turned);
-        return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-    }
-#else
-    static Acc product(Acc acc, VecInt x, VecInt w) {
-        __m256i signs = _mm256_xor_si256(x, _mm256_set1_epi8(int8_t(0x80)));
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signs), _mm256_sign_epi8(w, signs));
-        return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
-#endif
-#endif
+// Codes of 4 or 8 bits with a scale per group of inputs, and a minimum unless they are centred; see `grouped.h`.
+template <int BITS, bool CENTRED>
+struct Grouped {
+    static constexpr int kBits = BITS, kGroup = 4, kWords = 1;
+    static constexpr bool kIsCentred = CENTRED;
+    // What is added to a code, so that the stored one is unsigned.
+    static constexpr int kZero = BITS == 8 ? 128 : CENTRED ? 8 : 0;
 };
 
 // An arithmetic on the tile registers of AMX, see `tiles.cpp`. 16 words of a row lie together: block[group / 16][row][16].
@@ -121,12 +95,19 @@ constexpr bool kIsTiled = false;
 template <class Base>
 constexpr bool kIsTiled<Tiled<Base>> = true;
 
+template <class Arithmetic>
+constexpr bool kIsGrouped = false;
+template <int BITS, bool CENTRED>
+constexpr bool kIsGrouped<Grouped<BITS, CENTRED>> = true;
+
 constexpr int kTileRows = 16, kTileWords = 16;
 
-// How many rows are packed together at most; how many words of a row lie together, and the inputs in them; how many
+// How many rows are packed together at most, and panels multiplied at once; how many words of a row lie together, and the inputs in them; how many
 // words past the last one a product may read.
 template <class Arithmetic>
 constexpr int kBlockRows = kIsTiled<Arithmetic> ? 2 * kTileRows : kMaxRows;
+template <class Arithmetic>
+constexpr int kPanels = kIsGrouped<Arithmetic> ? 1 : kMaxPanels;
 template <class Arithmetic>
 constexpr int kRowWords = kIsTiled<Arithmetic> ? kTileWords : Arithmetic::kWords;
 template <class Arithmetic>
@@ -134,9 +115,14 @@ constexpr int kRowInputs = kIsTiled<Arithmetic> ? kTileWords * Arithmetic::kGrou
 template <class Arithmetic>
 constexpr int kSpareWords = kIsTiled<Arithmetic> ? (kTileRows - 1) * kTileWords : 0;
 
+// What a row's group of bytes stands for; the sums of the unsigned codes begin with `start`.
+struct GroupFactors {
+    float scale, offset;  // offset: scale * sum of the bytes
+    int32_t start;
+};
+
 // c[row][output] = x[row][:] . w[output][:], or += where `adds`, for `rows` rows packed together (at most kBlockRows) and
-// `panels` neighbouring panels (at most kMaxPanels). c holds the accumulators' words: float32, or int32 for Int8.
-// Tiles write whole: they overwrite rows of c up to the next multiple of kTileRows, and never add.
+// `panels` neighbouring panels (at most kPanels). Tiles write whole: they overwrite rows of c up to the next multiple of kTileRows, and never add.
 struct TileProduct {
     const uint32_t* x;
     const uint8_t* w;
@@ -145,6 +131,8 @@ struct TileProduct {
     float* c;
     int64_t c_stride;  // words from row to row
     bool adds;
+    const GroupFactors* factors = nullptr;  // [group][row], for Grouped only
+    int64_t group_size = 0;
 };
 
 template <class Arithmetic>
@@ -153,13 +141,10 @@ void multiply_tile(const TileProduct& tile, int rows, int panels);
 extern template void multiply_tile<Float32>(const TileProduct&, int, int);
 extern template void multiply_tile<Float32Half>(const TileProduct&, int, int);
 extern template void multiply_tile<BFloat16>(const TileProduct&, int, int);
-extern template void multiply_tile<Int8>(const TileProduct&, int, int);
 
 #ifdef TROUPE_TILES
 template <>
 void multiply_tile<Tiled<BFloat16>>(const TileProduct&, int, int);
-template <>
-void multiply_tile<Tiled<Int8>>(const TileProduct&, int, int);
 
 // Whether this process may use the tiles; the first call asks Linux for the permission.
 bool has_tiles();

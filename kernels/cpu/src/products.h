@@ -1,19 +1,52 @@
-// What products share beside the inner loop: rows of activations into words, accumulators into values.
+// What products share beside the inner loop: rows of activations into words, panels, sums into values.
 
 #pragma once
 
-#include "dispatch.h"
+#include <type_traits>
+
+#include "grouped.h"
 
 namespace troupe {
 
-// Words of one packed row: activations in groups of the arithmetic, the last group filled up.
+// How a product reads a matrix and its packed rows.
 template <class Arithmetic>
-int64_t words_per_row(int64_t in_features) {
-    return ceil_div(in_features, kRowInputs<Arithmetic>) * kRowWords<Arithmetic>;
-}
+struct Operands {
+    int64_t num_groups, panel_bytes;
+    int64_t row_words;    // of one packed row: activations in groups of the arithmetic, the last group filled up
+    int64_t row_factors;  // groups of a row that have factors
+
+    explicit Operands(const Linear& linear) {
+        if constexpr (kIsGrouped<Arithmetic>) {
+            Groups groups(linear);
+            num_groups = row_factors = groups.count;
+            panel_bytes = groups.panel_bytes();
+            row_words = groups.count * groups.size / 4;
+        } else {
+            num_groups = ceil_div(linear.in_features, Arithmetic::kGroup);
+            panel_bytes = num_groups * kPanelBytes;
+            row_words = ceil_div(linear.in_features, kRowInputs<Arithmetic>) * kRowWords<Arithmetic>;
+            row_factors = 0;
+        }
+    }
+};
+
+// The rows of a product, packed in blocks.
+struct PackedRows {
+    uint32_t* words;
+    GroupFactors* factors;
+
+    template <class Arithmetic>
+    static PackedRows allocate(Pool* pool, const Operands<Arithmetic>& operands, int64_t rows) {
+        size_t bytes = (size_t(rows) * operands.row_words + kSpareWords<Arithmetic>) * 4;
+        bytes = (bytes + 63) / 64 * 64;
+        size_t factors = rows * operands.row_factors * sizeof(GroupFactors);
+        auto* memory = static_cast<uint8_t*>(pool_scratch(pool, 0, kInputScratch, bytes + factors));
+        return {reinterpret_cast<uint32_t*>(memory), reinterpret_cast<GroupFactors*>(memory + bytes)};
+    }
+};
 
 // Scatter the words of one row into its block: `stride` words from group to group, `count` of them a group.
-inline void place(const uint32_t* words, int64_t num_groups, int count, uint32_t* out, int64_t stride) {
+inline void place(const uint32_t* words, int64_t num_groups, int64_t count, uint32_t* out, int64_t stride) {
     if (count == 1) {
         for (int64_t group = 0; group < num_groups; ++group) out[group * stride] = words[group];
         return;
@@ -31,93 +64,54 @@ void convert(const From* x, To* out, int64_t count, int64_t padded) {
     for (i = count; i < padded; ++i) from_float(0.0f, out + i);
 }
 
-// Quantize a row to bytes around `zero_point`; returns its scale, NaN where the row holds NaN.
-template <class From>
-float quantize(const From* x, uint8_t* out, int64_t count, int64_t padded, int zero_point = Int8::kZeroPoint) {
-    // The maximum passes over NaN, which has no byte; `spoiled` is 0, or NaN where a value is.
-    Vec largest = zero(), spoiled = zero();
-    int64_t i = 0;
-    auto look = [&](Vec value) {
-        largest = max(largest, abs(value));
-        spoiled = fma(value, zero(), spoiled);
-    };
-    for (; i + kLanes <= count; i += kLanes) look(load(x + i));
-    if (i < count) look(load_first(x + i, int(count - i)));
-    float limit = max_of(largest);
-    Vec inverse = splat(limit > 0 ? 127.0f / limit : 0.0f);
-    int32_t lanes[kLanes];
-    for (i = 0; i < count; i += kLanes) {
-        int n = int(count - i < kLanes ? count - i : kLanes);
-        store_int(lanes, to_int(mul(load_first(x + i, n), inverse)));
-        for (int lane = 0; lane < n; ++lane) out[i + lane] = uint8_t(lanes[lane] + zero_point);
-    }
-    for (i = count; i < padded; ++i) out[i] = uint8_t(zero_point);
-    return (limit + sum(spoiled)) / 127.0f;
-}
-
-template <class From>
-float to_words(Float32, const From* x, uint32_t* out, int64_t count, int64_t padded) {
-    convert(x, reinterpret_cast<float*>(out), count, padded);
-    return 1.0f;
-}
-template <class From>
-float to_words(Float32Half, const From* x, uint32_t* out, int64_t count, int64_t padded) {
-    convert(x, reinterpret_cast<float*>(out), count, padded);
-    return 1.0f;
-}
-template <class From>
-float to_words(BFloat16, const From* x, uint32_t* out, int64_t count, int64_t padded) {
-    convert(x, reinterpret_cast<bf16*>(out), count, padded);
-    return 1.0f;
-}
-template <class From>
-float to_words(Int8, const From* x, uint32_t* out, int64_t count, int64_t padded) {
-    return quantize(x, reinterpret_cast<uint8_t*>(out), count, padded);
-}
-// Tiles multiply signed bytes as well, so their zero point is what the corrections of the weights expect.
-template <class From>
-float to_words(Tiled<Int8>, const From* x, uint32_t* out, int64_t count, int64_t padded) {
-    return quantize(x, reinterpret_cast<uint8_t*>(out), count, padded, Int8::kSurplus);
-}
-
-// Pack rows [0, size) of a block in the order of the arithmetic, and note their scales. `row(i)` points to the numbers of
-// row i; `line` has room for the words of one row.
+// Pack rows [start, start + size), a block of a product, in the order of the arithmetic. `row(i)` points to the numbers
+// of row i of the block; `line` has room for the words of one row.
 template <class Arithmetic, class Row>
-void pack_block(const Row& row, int size, int64_t in_features, uint32_t* line, uint32_t* words, float* scales) {
-    constexpr int WORDS = kRowWords<Arithmetic>, INPUTS = kRowInputs<Arithmetic>;
-    int64_t num_groups = ceil_div(in_features, INPUTS);
+void pack_block(
+    const Operands<Arithmetic>& operands, const Linear& linear, const Row& row, int64_t start, int size, uint32_t* line,
+    const PackedRows& packed) {
+    uint32_t* words = packed.words + start * operands.row_words;
+    GroupFactors* factors = packed.factors + start * operands.row_factors;
     for (int i = 0; i < size; ++i) {
-        scales[i] = to_words(Arithmetic(), row(i), line, in_features, num_groups * INPUTS);
-        place(line, num_groups, WORDS, words + i * WORDS, int64_t(size) * WORDS);
+        if constexpr (kIsGrouped<Arithmetic>) {
+            round_row(row(i), linear.in_features, linear.group_size, Arithmetic::kZero, line, factors + i, size);
+            place(line, operands.row_words, 1, words + i, size);
+        } else {
+            constexpr int WORDS = kRowWords<Arithmetic>, INPUTS = kRowInputs<Arithmetic>;
+            int64_t num_groups = operands.row_words / WORDS;
+            using Word = std::conditional_t<std::is_base_of_v<BFloat16, Arithmetic>, bf16, float>;
+            convert(row(i), reinterpret_cast<Word*>(line), linear.in_features, num_groups * INPUTS);
+            place(line, num_groups, WORDS, words + i * WORDS, int64_t(size) * WORDS);
+        }
     }
 }
 
-// Turn the accumulators of one row and one vector of outputs into their values.
-struct Epilogue {
-    const Linear& linear;
-    bool is_int8;
+// sums[row][output] of `panels` neighbouring panels, `width` words a row.
+template <class Arithmetic>
+void multiply_block(
+    const Operands<Arithmetic>& operands, const Linear& linear, const PackedRows& packed, int64_t start, int size,
+    const uint8_t* weights, int64_t panel_stride, int panels, float* sums, int64_t width) {
+    TileProduct product{packed.words + start * operands.row_words, weights, panel_stride, operands.num_groups, sums, width, false,
+        packed.factors + start * operands.row_factors, linear.group_size};
+    if constexpr (kIsGrouped<Arithmetic>)
+        multiply_codes<Arithmetic>(product, size);
+    else
+        multiply_tile<Arithmetic>(product, size, panels);
+}
 
-    Vec apply(const float* sums, float row_scale, int64_t output, int lanes) const {
-        Vec value;
-        if (is_int8) {
-            VecInt exact = sub_int(load_int(sums), load_int_first(linear.corrections + output, lanes));
-            value = mul(to_vec(exact), mul(splat(row_scale), load_first(linear.scales + output, lanes)));
-        } else {
-            value = load(sums);
-        }
-        return linear.bias ? add(value, load_first(linear.bias + output, lanes)) : value;
-    }
-};
+// A vector of sums with the bias of their outputs.
+inline Vec finish_sums(const Linear& linear, const float* sums, int64_t output, int lanes) {
+    return linear.bias ? add(load(sums), load_first(linear.bias + output, lanes)) : load(sums);
+}
 
 template <class To>
-void write_tile(
-    const Epilogue& epilogue, const float* sums, const float* row_scales, To* y, int rows, int64_t first, int64_t width) {
-    int64_t outs = epilogue.linear.out_features;
+void write_tile(const Linear& linear, const float* sums, To* y, int rows, int64_t first, int64_t width) {
+    int64_t outs = linear.out_features;
     for (int row = 0; row < rows; ++row) {
         for (int64_t at = 0; at < width && first + at < outs; at += kLanes) {
             int64_t left = outs - first - at;
             int lanes = int(left < kLanes ? left : kLanes);
-            Vec value = epilogue.apply(sums + row * width + at, row_scales[row], first + at, lanes);
+            Vec value = finish_sums(linear, sums + row * width + at, first + at, lanes);
             To* target = y + row * outs + first + at;
             if (lanes == kLanes)
                 store(target, value);

@@ -50,19 +50,6 @@ struct TileTwin {
         }
     }
 
-    // TDPBUSD with `A` uint8_t, TDPBSSD with int8_t.
-    template <class A>
-    void dot_int8(int c, int a, int b) {
-        for (int m = 0; m < rows(c); ++m)
-            for (int n = 0; n < bytes(c) / 4; ++n) {
-                int32_t total;
-                std::memcpy(&total, data[c][m] + 4 * n, 4);
-                for (int k = 0; k < bytes(a); ++k)
-                    total += int32_t(A(data[a][m][k])) * int32_t(int8_t(data[b][k / 4][4 * n + k % 4]));
-                std::memcpy(data[c][m] + 4 * n, &total, 4);
-            }
-    }
-
 private:
     static float flush(float x) { return std::fabs(x) < FLT_MIN ? std::copysign(0.0f, x) : x; }
 
@@ -84,5 +71,3 @@ inline thread_local TileTwin tile_twin;
 #define TILE_LOAD(tile, source, stride) tile_twin.load(tile, source, stride)
 #define TILE_STORE(tile, target, stride) tile_twin.store(tile, target, stride)
 #define TILE_DOT_BF16(c, a, b) tile_twin.dot_bf16(c, a, b)
-#define TILE_DOT_UNSIGNED(c, a, b) tile_twin.dot_int8<uint8_t>(c, a, b)
-#define TILE_DOT_SIGNED(c, a, b) tile_twin.dot_int8<int8_t>(c, a, b)

@@ -19,15 +19,7 @@
 #define TILE_LOAD(tile, source, stride) _tile_loadd(tile, source, stride)
 #define TILE_STORE(tile, target, stride) _tile_stored(tile, target, stride)
 #define TILE_DOT_BF16(c, a, b) _tile_dpbf16ps(c, a, b)
-#define TILE_DOT_UNSIGNED(c, a, b) _tile_dpbusd(c, a, b)
-#define TILE_DOT_SIGNED(c, a, b) _tile_dpbssd(c, a, b)
 #endif
-
-// Tile c += tiles a . b in the arithmetic `Base`.
-#define TILE_MULTIPLY(c, a, b)                                                \
-    if constexpr (Base::kGroup == BFloat16::kGroup) TILE_DOT_BF16(c, a, b);   \
-    else if constexpr (Base::kSurplus > 0) TILE_DOT_UNSIGNED(c, a, b);        \
-    else TILE_DOT_SIGNED(c, a, b)
 
 namespace troupe {
 
@@ -52,7 +44,6 @@ const uint8_t* fill_up(const uint8_t* weights, int64_t num_groups, uint8_t* tile
 }
 
 // One panel. What is loaded past the last row leads to sums that nobody reads.
-template <class Base>
 void multiply_panel(const TileProduct& tile, int rows) {
     constexpr int64_t x_stride = kTileWords * 4;
     int64_t c_stride = tile.c_stride * 4;
@@ -68,12 +59,12 @@ void multiply_panel(const TileProduct& tile, int rows) {
         TILE_LOAD(6, weights, kPanelBytes);
         TILE_LOAD(7, weights + kPanelBytes / 2, kPanelBytes);
         TILE_LOAD(4, tile.x + group * rows, x_stride);
-        TILE_MULTIPLY(0, 4, 6);
-        TILE_MULTIPLY(1, 4, 7);
+        TILE_DOT_BF16(0, 4, 6);
+        TILE_DOT_BF16(1, 4, 7);
         if (has_second) {
             TILE_LOAD(5, tile.x + group * rows + kTileRows * kTileWords, x_stride);
-            TILE_MULTIPLY(2, 5, 6);
-            TILE_MULTIPLY(3, 5, 7);
+            TILE_DOT_BF16(2, 5, 6);
+            TILE_DOT_BF16(3, 5, 7);
         }
     }
     TILE_STORE(0, tile.c, c_stride);
@@ -83,18 +74,6 @@ void multiply_panel(const TileProduct& tile, int rows) {
         TILE_STORE(2, second, c_stride);
         TILE_STORE(3, second + kPanelWidth / 2, c_stride);
     }
-}
-
-// Configured anew each time: another library may use the tiles of the same thread.
-template <class Base>
-void multiply_panels(TileProduct tile, int rows, int panels) {
-    TILE_CONFIGURE(&kConfig);
-    for (int panel = 0; panel < panels; ++panel) {
-        multiply_panel<Base>(tile, rows);
-        tile.w += tile.panel_stride;
-        tile.c += kPanelWidth;
-    }
-    TILE_RELEASE();
 }
 
 bool request_tiles() {
@@ -113,14 +92,17 @@ bool has_tiles() {
     return is_granted;
 }
 
+// Configured anew each time: another library may use the tiles of the same thread.
 template <>
-void multiply_tile<Tiled<BFloat16>>(const TileProduct& tile, int rows, int panels) {
-    multiply_panels<BFloat16>(tile, rows, panels);
-}
-
-template <>
-void multiply_tile<Tiled<Int8>>(const TileProduct& tile, int rows, int panels) {
-    multiply_panels<Int8>(tile, rows, panels);
+void multiply_tile<Tiled<BFloat16>>(const TileProduct& product, int rows, int panels) {
+    TileProduct tile = product;
+    TILE_CONFIGURE(&kConfig);
+    for (int panel = 0; panel < panels; ++panel) {
+        multiply_panel(tile, rows);
+        tile.w += tile.panel_stride;
+        tile.c += kPanelWidth;
+    }
+    TILE_RELEASE();
 }
 
 }  // namespace troupe

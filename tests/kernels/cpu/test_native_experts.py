@@ -15,7 +15,7 @@ from tests.kernels.experts import CLAMPED, make_experts, make_routes
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.1}
 # (experts, top k, hidden size, inner size): less than a panel, odd sizes, an odd number of panels
 SHAPES = [(1, 1, 8, 4), (5, 2, 63, 100), (16, 4, 131, 96)]
-KINDS = ["float32", "half", "bfloat16", "int8", "int8-bfloat16"]
+KINDS = ["float32", "half", "bfloat16", "int8", "int4-bfloat16"]
 
 
 @pytest.fixture
@@ -33,7 +33,8 @@ def make_kind(
     experts = ExpertWeights(
         drawn.gate_up.to(dtype), drawn.gate_up_bias, drawn.down.to(dtype), drawn.down_bias, drawn.activation
     )
-    return experts, "int8" if kind.startswith("int8") else None, dtype
+    quantizations: dict[str, Quantization] = {"int8": "int8", "int4": "int4"}
+    return experts, quantizations.get(kind[:4]), dtype
 
 
 def run(ops: Ops, experts: ExpertWeights, routes: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -60,8 +61,8 @@ def test_experts_equal_their_slow_twin(
             torch.testing.assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("kind", ["int8", "int8-bfloat16"])
-def test_int8_experts_equal_single_int8_products(ops: NativeOps, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4-bfloat16"])
+def test_quantized_experts_equal_single_products(ops: NativeOps, kind: str) -> None:
     experts, quantization, dtype = make_kind(kind, SHAPES[2])
     experts = ExpertWeights(experts.gate_up, None, experts.down, None, GatedActivation())
     x, _, _ = make_routes(1, 131, 16, 4, dtype)
@@ -123,8 +124,3 @@ def test_nan_stays_in_its_token(ops: NativeOps, kind: str) -> None:
     x[4, 7] = torch.nan
     out = ops.make_ops().run_experts(x, ids, weights, ops.make_ops().pack_experts(experts, quantization))
     assert torch.equal(out.isnan().any(dim=1), torch.arange(9) == 4)
-
-
-def test_other_quantizations_of_experts_are_refused(native: NativeOps) -> None:
-    with pytest.raises(ValueError, match=r"quantization='int4' is not available"):
-        native.make_ops().pack_experts(make_experts(2, 8, 4), "int4")

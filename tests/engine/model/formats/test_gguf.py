@@ -69,8 +69,16 @@ def test_logits_equal_those_of_transformers_with_the_decoded_weights(
     torch.testing.assert_close(actual, expected, atol=3e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_K], ids=lambda kind: kind.name)
-def test_native_ops_keep_the_codes(tmp_path: Path, kind: Type) -> None:
+@pytest.mark.parametrize(
+    ("kind", "packed_4", "packed_8"),
+    [
+        (Type.Q4_0, WeightKind.CENTRED4, WeightKind.CENTRED8),
+        (Type.Q4_K, WeightKind.GROUPED4, WeightKind.GROUPED8),
+    ],
+)
+def test_native_ops_keep_the_codes(
+    tmp_path: Path, kind: Type, packed_4: WeightKind, packed_8: WeightKind
+) -> None:
     """Scales are rounded to float16, which is within a hundredth of a level.
 
     A stacked matrix with more bits in one part has them in all; the tied head has the codes of the embedding.
@@ -80,8 +88,8 @@ def test_native_ops_keep_the_codes(tmp_path: Path, kind: Type) -> None:
     decoded = write_gguf(save(source, tmp_path), path, {"layers.1.self_attn.v_proj": Type.Q8_0, "": kind})
     model = load_model(path, ops=find_ops())
     kinds = [layer.attention.qkv_proj.packed.kind for layer in model.layers]
-    assert kinds == [WeightKind.GROUPED4, WeightKind.GROUPED8, WeightKind.GROUPED4]
-    assert model.lm_head.packed.kind == WeightKind.GROUPED4
+    assert kinds == [packed_4, packed_8, packed_4]
+    assert model.lm_head.packed.kind == packed_4
     down = model.ops.unpack_linear(model.layers[0].mlp.down_proj.packed)
     torch.testing.assert_close(down, decoded["model.layers.0.mlp.down_proj.weight"], atol=1e-3, rtol=0)
     logits = Driver(model).step({"a": make_prompt(40)})["a"]
