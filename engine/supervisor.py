@@ -268,12 +268,12 @@ class Supervisor:
             self.dispatcher.place_waiting()
 
     async def restart(self, index: int) -> None:
-        """Drain a replica, end its core, and return when the next one is ready."""
+        """Drain a replica, end its core, and return when the next one is ready. A dead replica starts again.
+
+        Raises:
+            InvalidRequest: there is no such replica, or no other one is ready.
+        """
         replica = self._find_replica(index)
-        if replica.state == "dead":
-            raise InvalidRequest(
-                f"replica {index} is dead and is not restarted ({replica.error}); start the engine anew", "replica"
-            )
         await self.drain(index)
         num_restarts = replica.num_restarts
         replica.restart()

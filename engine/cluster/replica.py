@@ -22,7 +22,7 @@ ReplicaState = Literal["starting", "ready", "draining", "asleep", "dead"]
 
 
 class Replica:
-    """Runs until cancelled, or until its core has crashed more than `max_restarts` times in ten minutes.
+    """Runs until cancelled. After more than `max_restarts` crashes in ten minutes it is dead until `restart`.
 
     Args:
         receive: gets the core's messages.
@@ -53,6 +53,7 @@ class Replica:
         self._note_ready = note_ready
         self._note_down = note_down
         self._has_failed = False  # the core has crashed and is ending
+        self._revived = asyncio.Event()
 
     @property
     def fingerprint(self) -> str:
@@ -80,7 +81,8 @@ class Replica:
         self.send(WakeUp())
 
     def restart(self) -> None:
-        """End the core; `run` starts the next one."""
+        """End the core, if there is one; `run` starts the next one."""
+        self._revived.set()
         if self.connection is not None:
             self.connection.abort()
 
@@ -102,10 +104,14 @@ class Replica:
                 while crashes and crashes[0] < time.monotonic() - RESTART_WINDOW_S:
                     crashes.popleft()
                 if len(crashes) > self._max_restarts:
+                    self._revived.clear()
                     self._go_down(end.cause, end.crash is not None, "dead")
                     logger.error("replica %d crashed %d times and is not restarted", self.index, len(crashes))
-                    return
-                self._go_down(end.cause, end.crash is not None)
+                    await self._revived.wait()
+                    crashes.clear()
+                    self.state, was_ready = "starting", True
+                else:
+                    self._go_down(end.cause, end.crash is not None)
                 num_failed_starts = 0 if was_ready else num_failed_starts + 1
                 if num_failed_starts > 1:
                     await asyncio.sleep(min(MAX_DELAY_S, 0.25 * 2**num_failed_starts))

@@ -44,7 +44,7 @@ class AdapterSlots:
         self._dropped: set[str] = set()  # digests to free as soon as no step uses them
 
     def may_run(self, request: Request) -> bool:
-        """Whether the request's adapter is ready. If not, the request is held until `release` returns it."""
+        """Whether the request's adapter is ready. If not, it is held; `drain` or `note_ready` returns it later."""
         ref = request.adapter
         if ref is None:
             return True

@@ -219,14 +219,6 @@ async def test_calls_during_sleeps_and_restarts_are_all_answered(make_config: Ma
         assert not engine._supervisor.dispatcher._calls
 
 
-async def test_a_restart_of_a_dead_replica_says_why_there_is_none(make_config: MakeConfig) -> None:
-    async with Engine(make_config(mock_step_ms=0.0)) as engine:
-        (replica,) = engine._supervisor.replicas
-        replica.state, replica.error = "dead", "RuntimeError: broken"
-        with pytest.raises(InvalidRequest, match=r"replica 0 is dead .*RuntimeError: broken"):
-            await engine.restart_replica(0)
-
-
 async def test_sleeping_and_waking_twice_changes_nothing(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
         await engine.wake_up()
