@@ -2,7 +2,8 @@
 
 dataclass field ── default ── TROUPE_<FIELD> ── --flag        the right-most one that is set wins
 
-A field is annotated with its help text; before it "-x" is a short flag, and "+" lets the flag take several values.
+A field is annotated with its help text; before it "-x" and "--other" are further flags, and "+" lets the flag take
+several values.
 
 The parser rejects unknown flags, app/cli/variables.py unknown TROUPE_ variables.
 """
@@ -194,8 +195,8 @@ def add_flags(
         if names is not None and item.name not in names:
             continue
         hint, *notes = typing.get_args(hints[item.name])
-        short = [each for each in notes[:-1] if str(each).startswith("-")]
-        flags = [*short, "--" + item.name.replace("_", "-")]
+        others = [each for each in notes[:-1] if str(each).startswith("-")]
+        flags = sorted(["--" + item.name.replace("_", "-"), *others], key=lambda flag: flag.startswith("--"))
         text = _make_help(item, notes[-1])
         kind = _plain_type(hint)
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text}

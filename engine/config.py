@@ -235,6 +235,16 @@ def _find_hints() -> dict[str, tuple[Any, ...]]:
     }
 
 
+def list_aliases() -> dict[str, str]:
+    """Return the fields that have another name in vLLM, by that name."""
+    return {
+        note.removeprefix("--").replace("-", "_"): name
+        for name, (_, *notes) in _find_hints().items()
+        for note in notes[:-1]
+        if str(note).startswith("--")
+    }
+
+
 def _check_together(config: EngineConfig, size_name: str, needed: Mapping[str, object]) -> None:
     """Check the fields that must have these values if a size is above 1."""
     for name, other in needed.items() if getattr(config, size_name) > 1 else ():

@@ -1,6 +1,7 @@
 """EngineFields: all settings of an engine in one flat class: type, range, short flag, help text and default.
 
-"+" marks a flag that takes several values at a time.
+Notes that begin with "-" are further flags, and those with "--" also keywords of `LLM`: the names of vLLM. "+" marks a
+flag that takes several values at a time.
 
 "auto" and None mean that `engine.resolved_config` chooses by device and checkpoint.
 """
@@ -65,10 +66,10 @@ class EngineFields:
         "prompt + output tokens of a request; default: the checkpoint's limit, lowered to fit the KV "
         "cache"] = None
     block_size: Annotated[int, (1, 1024), "tokens in one KV cache block"] = 16
-    memory_share: Annotated[float | None, (0.001, 1.0),
+    memory_share: Annotated[float | None, (0.001, 1.0), "--gpu-memory-utilization",
         "share of memory for the KV cache; default: 0.1 of RAM or 0.9 of the GPU, at most 262,144 "
         "blocks"] = None
-    num_blocks: Annotated[int | None, (2, 2**31 - 1),
+    num_blocks: Annotated[int | None, (2, 2**31 - 1), "--num-gpu-blocks-override",
         "number of KV cache blocks, each for one group of layers, instead of memory_share"] = None
     enable_prefix_caching: Annotated[bool, "reuse the KV cache blocks of shared prefixes"] = True
     kv_offload_gb: Annotated[float, (0.0, 2**20),

@@ -26,11 +26,11 @@ from engine.input.input_processor import Prompt
 from engine.input.tokenizer import Tokenizer
 from engine.llm_inputs import (
     Messages,
-    check_names,
     list_adapters,
     list_conversations,
     list_params,
     list_prompts,
+    read_settings,
 )
 from engine.metrics import EngineStats
 from engine.outputs import RequestOutput
@@ -54,7 +54,7 @@ class LLM:
     """
 
     def __init__(self, model: str = DEMO_MODEL, **settings: Any) -> None:
-        check_names(settings)
+        settings = read_settings(settings)
         # Offline prompts are submitted all at once, so the waiting queue must hold them.
         settings.setdefault("max_num_waiting", 2**20)
         self._engine = Engine(EngineConfig(model=str(model), **settings))

@@ -10,30 +10,33 @@ from typing import Any
 import numpy as np
 
 from engine.adapter_catalog import LoRARequest
-from engine.config import EngineConfig
+from engine.config import EngineConfig, list_aliases
 from engine.errors import ConfigError, InvalidRequest
 from engine.input.input_processor import Prompt
 from engine.sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
-# vLLM's setting -> the setting that the error message suggests instead.
-VLLM_NAMES = {
-    "enforce_eager": "enable_cuda_graphs",
-    "gpu_memory_utilization": "memory_share",
-    "num_gpu_blocks_override": "num_blocks",
-}
 # Iterables that are never meant as a list of prompts: their items are integers or have no order.
 _NO_LISTS = (bytes, bytearray, memoryview, set, frozenset)
 
 
-def check_names(settings: Iterable[str]) -> None:
-    """Raise ConfigError for a name that is not a field of EngineConfig, and suggest the closest one."""
-    known = [field.name for field in fields(EngineConfig)]
-    for name in settings:
+def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under the names of EngineConfig's fields; those of vLLM are known, too.
+
+    Raises:
+        ConfigError: a name is unknown, or a setting is given under two names.
+    """
+    known = {field.name: field.name for field in fields(EngineConfig)} | list_aliases()
+    found: dict[str, Any] = {}
+    for name, value in given.items():
         if name not in known:
-            near = [VLLM_NAMES[name]] if name in VLLM_NAMES else get_close_matches(name, known, 1)
+            near = ["enable_cuda_graphs"] if name == "enforce_eager" else get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"{name} is not a setting of this engine{hint}")
+        if known[name] in found:
+            raise ConfigError(f"{name} and {known[name]} are the same setting; give one of them")
+        found[known[name]] = value
+    return found
 
 
 def list_prompts(prompts: Any) -> list[Prompt]:

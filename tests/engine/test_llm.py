@@ -10,7 +10,7 @@ import pytest
 
 from engine import LLM, ConfigError, InvalidRequest, SamplingParams
 from engine.input.chat_messages import read_messages
-from engine.llm_inputs import list_conversations, list_prompts
+from engine.llm_inputs import list_conversations, list_prompts, read_settings
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
 CHAT = [{"role": "user", "content": "hello " * 40}]
@@ -101,7 +101,7 @@ def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("gpu_memory_utilization", "; did you mean memory_share?"),
+        ("enforce_eager", "; did you mean enable_cuda_graphs?"),
         ("max_num_sequences", "; did you mean max_num_seqs?"),
         ("swap_space", ""),
     ],
@@ -110,6 +110,14 @@ def test_an_unknown_setting_is_reported_with_the_nearest(name: str, hint: str) -
     with pytest.raises(ConfigError) as caught:
         LLM(**{name: 0.5})
     assert str(caught.value) == f"{name} is not a setting of this engine{hint}"
+
+
+def test_names_of_vllm_are_settings() -> None:
+    assert read_settings({"gpu_memory_utilization": 0.5, "num_gpu_blocks_override": 64}) == {
+        "memory_share": 0.5, "num_blocks": 64,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="gpu_memory_utilization and memory_share are the same setting"):
+        LLM(memory_share=0.4, gpu_memory_utilization=0.5)
 
 
 def user(content: object) -> list[dict[str, object]]:
