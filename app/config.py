@@ -73,6 +73,9 @@ class AppConfig:
     tool_call_parser: Annotated[str | None,
         "how the model writes tool calls, e.g. hermes or qwen3_coder; default: as its chat template "
         "does"] = None
+    generation_config: Annotated[str,
+        "sampling of requests that name none: auto, as the model's generation_config.json says; vllm, temperature 1; "
+        "or a folder with such a file"] = "auto"
     headless: Annotated[bool,
         "serve no page and no API: run one replica for the front at --data-parallel-address"] = False
     ui: Annotated[bool, "serve the web page beside the API"] = True

@@ -68,7 +68,7 @@ async def serve(
                         await finish_unless(stop, collect_when_idle(engine))
                         num_cut = await drain(door, engine, app_config.shutdown_grace_s)
                 else:
-                    logger.info("closing: the start is given up")
+                    logger.info("closing: startup cancelled")
             finally:
                 door.close()
                 await engine.close()
@@ -82,6 +82,8 @@ async def prepare(app: FastAPI, engine: Engine, app_config: AppConfig, timeline:
         await asyncio.gather(engine.start(), asyncio.to_thread(mount_page, app, engine, app_config, timeline))
     else:
         await engine.start()
+    context: ApiContext = app.state.context
+    await asyncio.gather(context.read_template(), context.read_sampling_defaults())
     timeline.extend(engine.timeline)
     # exclude long-lived objects from garbage collection
     gc.freeze()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram, ReplicaStats
     from engine.model.report import ModelReport, inspect_model, list_families, list_image_models
+    from engine.model.sampling_defaults import read_sampling_defaults
     from engine.outputs import (
         CompletionOutput,
         EngineSnapshot,
@@ -58,6 +59,7 @@ else:
         "cluster.text_router": ("TextRouter",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
         "model.report": ("ModelReport", "inspect_model", "list_families", "list_image_models"),
+        "model.sampling_defaults": ("read_sampling_defaults",),
         "outputs": (
             *("CompletionOutput", "EngineSnapshot", "GrammarInfo", "Logprob"),
             *("RequestMetrics", "RequestOutput", "RequestView", "TokenLogprobs"),
@@ -121,5 +123,6 @@ __all__ = [
     "list_image_models",
     "measure_steps",
     "read_journal",
+    "read_sampling_defaults",
     "serve_headless",
 ]

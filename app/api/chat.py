@@ -71,7 +71,7 @@ async def prepare(
         tools = replace(tools, calls_field="function_call" if is_older else "tool_calls")
         tools = await asyncio.to_thread(tools.in_style, template.tool_style, answer)
     constraint = combine(tools, answer)
-    sampling = chat_sampling(body, constraint)
+    sampling = chat_sampling(body, constraint, await context.read_sampling_defaults())
     if tools is not None and tools.words_spec is not None:
         # The text shows the special tokens that begin a call; the grammar allows no others.
         sampling = replace(sampling, skip_special_tokens=False)

@@ -49,7 +49,7 @@ async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) ->
     model = visit.model = context.check_model(body.model)
     context.require_ready()
     constraint = read_constraint(body)
-    sampling = completion_sampling(body, constraint)
+    sampling = completion_sampling(body, constraint, await context.read_sampling_defaults())
     visit.counts_output = body.max_tokens != 0
     if body.best_of not in (None, 1, sampling.n):
         message = f"best_of={body.best_of} must be n={sampling.n}: every text that is drawn is in the reply"

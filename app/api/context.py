@@ -7,7 +7,7 @@ import hashlib
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,7 +19,7 @@ from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
 from app.api.tools.styles import TemplateFacts, read_template
 from app.config import AppConfig
-from engine import Embedder, Engine, LoRARequest, ModelReport
+from engine import Embedder, Engine, LoRARequest, ModelReport, read_sampling_defaults
 
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
 ADVICE = {
@@ -62,11 +62,6 @@ class ApiContext:
         return Embedder(self.engine)
 
     @cached_property
-    def model_facts(self) -> ModelReport:
-        """What is known about the model, once the engine has started."""
-        return self.engine.describe_model()
-
-    @cached_property
     def documents(self) -> DocumentReader:
         """Reads the files in messages."""
         return DocumentReader()
@@ -83,9 +78,32 @@ class ApiContext:
     def _template(self) -> TemplateFacts:
         return read_template(self.engine.tokenizer, self.config.tool_call_parser)
 
+    @cached_property
+    def _report(self) -> ModelReport:
+        return self.engine.describe_model()
+
+    @cached_property
+    def _sampling_defaults(self) -> dict[str, float]:
+        source = self.config.generation_config
+        if source == "vllm":
+            return {}
+        return read_sampling_defaults(self.engine.config.model if source == "auto" else source)
+
     async def read_template(self) -> TemplateFacts:
-        """Return what the model's chat template supports; tried once, off the loop."""
-        return await asyncio.to_thread(lambda: self._template)
+        """Return what the model's chat template supports."""
+        return cast(TemplateFacts, await self._compute_once("_template"))
+
+    async def read_report(self) -> ModelReport:
+        """Return what is known about the model, once the engine has started."""
+        return cast(ModelReport, await self._compute_once("_report"))
+
+    async def read_sampling_defaults(self) -> dict[str, float]:
+        """Return the sampling fields of requests that do not have them."""
+        return cast(dict[str, float], await self._compute_once("_sampling_defaults"))
+
+    async def _compute_once(self, name: str) -> Any:
+        """Return a cached property, computed off the loop."""
+        return self.__dict__[name] if name in self.__dict__ else await asyncio.to_thread(getattr, self, name)
 
     def check_model(self, name: str | None) -> str:
         """Return the name of the requested model or adapter.

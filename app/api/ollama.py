@@ -34,7 +34,7 @@ from app.api.tokens import require_tokenizer
 from app.api.tools.calls import make_message
 from app.api.wording import say_value
 from app.reasoning import SWITCHES
-from engine import CompletionOutput, Embedding, RequestOutput
+from engine import CompletionOutput, Embedding, ModelReport, RequestOutput
 
 router = APIRouter(prefix="/api")
 Json = dict[str, Any]
@@ -315,7 +315,8 @@ async def cut(text: str, context: ApiContext) -> str:
 async def list_models(context: Context) -> Json:
     """List the model under each of its names, and its adapters."""
     context.require_ready()
-    return {"models": [describe_model(name, context) for name in context.model_names]}
+    report = await context.read_report()
+    return {"models": [describe_model(name, context, report) for name in context.model_names]}
 
 
 @router.get("/ps")
@@ -323,9 +324,10 @@ async def list_running(context: Context) -> Json:
     """List the models whose weights are loaded."""
     if context.engine.state != "ready":
         return {"models": []}
-    more = {"expires_at": FOREVER, "context_length": context.engine.resolved.max_model_len}
-    more["size_vram"] = context.model_facts.weight_bytes
-    return {"models": [describe_model(name, context) | more for name in context.served_names]}
+    more: Json = {"expires_at": FOREVER, "context_length": context.engine.resolved.max_model_len}
+    report = await context.read_report()
+    more["size_vram"] = report.weight_bytes
+    return {"models": [describe_model(name, context, report) | more for name in context.served_names]}
 
 
 @router.post("/show")
@@ -342,14 +344,15 @@ async def show_model(body: ModelName, context: Context) -> Json:
         "thinking": facts.knows_thoughts,
         "embedding": (Path(context.engine.config.model) / "modules.json").is_file(),
     }  # fmt: skip
-    details = describe_details(context)
+    report = await context.read_report()
+    details = describe_details(context, report)
     return {
         "modelfile": "", "parameters": "", "license": "",
         "template": "" if tokenizer is None else tokenizer.describe()["chat_template"] or "",
         "details": details,
         "model_info": {
             "general.architecture": details["family"],
-            "general.parameter_count": context.model_facts.num_parameters,
+            "general.parameter_count": report.num_parameters,
             f"{details['family']}.context_length": context.engine.resolved.max_model_len,
         },
         "capabilities": [name for name, is_there in can.items() if is_there],
@@ -419,24 +422,23 @@ def describe_loaded(name: str, context: ApiContext, answer: Json) -> Response:
     return JSONResponse(head | answer | {"done": True, "done_reason": "load"})
 
 
-def describe_model(name: str, context: ApiContext) -> Json:
+def describe_model(name: str, context: ApiContext, report: ModelReport) -> Json:
     """Return an entry of the lists of models."""
     digest = hashlib.sha256(f"{name} {context.system_fingerprint}".encode()).hexdigest()
     return {
         "name": name, "model": name, "modified_at": show_time(context.created), "digest": digest,
-        "size": context.model_facts.weight_bytes, "details": describe_details(context),
+        "size": report.weight_bytes, "details": describe_details(context, report),
     }  # fmt: skip
 
 
-def describe_details(context: ApiContext) -> Json:
+def describe_details(context: ApiContext, report: ModelReport) -> Json:
     """Return what a list of models says of each."""
-    config, facts = context.engine.config, context.model_facts
-    num = facts.num_parameters
+    config, num = context.engine.config, report.num_parameters
     return {
         "parent_model": "", "format": "gguf" if config.model.endswith(".gguf") else "safetensors",
-        "family": facts.architecture, "families": [facts.architecture],
+        "family": report.architecture, "families": [report.architecture],
         "parameter_size": f"{num / 1e9:.1f}B" if num >= 1e9 else f"{num / 1e6:.1f}M",
-        "quantization_level": facts.dtype if config.quantization == "none" else config.quantization,
+        "quantization_level": report.dtype if config.quantization == "none" else config.quantization,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from app.api.constraint import Constraint
@@ -23,8 +24,13 @@ KV_TRANSFER = (
 )  # fmt: skip
 
 
-def chat_sampling(body: ChatRequest, constraint: Constraint | None) -> SamplingParams:
+def chat_sampling(
+    body: ChatRequest, constraint: Constraint | None, defaults: Mapping[str, float]
+) -> SamplingParams:
     """Sampling of a chat request; without a limit it runs up to the model's length.
+
+    Args:
+        defaults: fields that the model recommends, for requests that do not have them.
 
     Raises:
         InvalidRequest: a value outside its range.
@@ -37,16 +43,18 @@ def chat_sampling(body: ChatRequest, constraint: Constraint | None) -> SamplingP
         raise BadRequest(message[:200], "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     # two names of one limit: both have to be sound, and the lower holds
-    sampling = _make(body, constraint, max_tokens=body.max_tokens, logprobs=logprobs)
+    sampling = _make(body, constraint, defaults, max_tokens=body.max_tokens, logprobs=logprobs)
     limit = body.max_completion_tokens
     if limit is None:
         return sampling
     with own_names({"max_tokens": "max_completion_tokens"}):
-        other = _make(body, constraint, max_tokens=limit, logprobs=logprobs)
+        other = _make(body, constraint, defaults, max_tokens=limit, logprobs=logprobs)
     return sampling if body.max_tokens is not None and body.max_tokens < limit else other
 
 
-def completion_sampling(body: CompletionRequest, constraint: Constraint | None) -> SamplingParams:
+def completion_sampling(
+    body: CompletionRequest, constraint: Constraint | None, defaults: Mapping[str, float]
+) -> SamplingParams:
     """Sampling of a text completion; the default limit is OpenAI's 16 tokens.
 
     Raises:
@@ -59,15 +67,17 @@ def completion_sampling(body: CompletionRequest, constraint: Constraint | None) 
     changes: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         changes["prompt_logprobs"] = body.logprobs
-    return _make(body, constraint, **changes)
+    return _make(body, constraint, defaults, **changes)
 
 
-def _make(body: GenerationFields, constraint: Constraint | None, **changes: Any) -> SamplingParams:
+def _make(
+    body: GenerationFields, constraint: Constraint | None, defaults: Mapping[str, float], **changes: Any
+) -> SamplingParams:
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs needs stream=false", "prompt_logprobs", "unsupported_field")
     values = {name: getattr(body, name) for name in COPIED if getattr(body, name) is not None}
     return SamplingParams(
-        **(values | changes),
+        **(dict(defaults) | values | changes),
         logit_bias=read_logit_bias(body.logit_bias),
         include_stop_str_in_output=body.include_stop_str_in_output,
         ignore_eos=body.ignore_eos,

@@ -13,7 +13,15 @@ from typing import Annotated, Any
 from app.api.tools.styles import TemplateFacts, read_template
 from app.config import Failure, UsageError, make_config
 from app.reasoning import TAIL_TOKENS, find_thinking, make_splitter
-from engine import ConfigError, Engine, EngineConfig, EngineError, InvalidRequest, SamplingParams
+from engine import (
+    ConfigError,
+    Engine,
+    EngineConfig,
+    EngineError,
+    InvalidRequest,
+    SamplingParams,
+    read_sampling_defaults,
+)
 from grammar import GrammarError
 
 Messages = list[dict[str, str]]
@@ -24,8 +32,8 @@ class TalkConfig:
     """Flags of chat and complete beside the engine's."""
 
     max_tokens: Annotated[int | None, "longest answer; default: the model's limit"] = None
-    temperature: Annotated[float | None, "0 is greedy; default: 1"] = None
-    top_p: Annotated[float | None, "draw from the most likely tokens, up to this share; default: 1"] = None
+    temperature: Annotated[float | None, "0 is greedy; default: the model's"] = None
+    top_p: Annotated[float | None, "draw from the most likely tokens, up to this share; default: the model's"] = None
     sampling_seed: Annotated[int | None, "equal seeds give equal texts"] = None
 
     @property
@@ -87,8 +95,10 @@ async def open_talker(given: Mapping[str, Any]) -> AsyncIterator[Talker]:
     """
     talk = make_config(TalkConfig, given)
     with plain_errors():
-        params = SamplingParams(**talk.sampling, output_kind="delta")
+        SamplingParams(**talk.sampling)  # refused before the model loads
         async with local_engine(given) as engine:
+            defaults = await asyncio.to_thread(read_sampling_defaults, engine.config.model)
+            params = SamplingParams(**(defaults | talk.sampling), output_kind="delta")
             yield Talker(engine, params, await asyncio.to_thread(read_template, engine.tokenizer, None))
 
 

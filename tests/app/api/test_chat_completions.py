@@ -1,14 +1,17 @@
 """POST /v1/chat/completions against a FakeEngine: replies, raw event streams, and requests that are cut off."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
-from engine import EngineDead, EngineOverloaded, InvalidRequest
+from engine import ConfigError, EngineDead, EngineOverloaded, InvalidRequest, read_sampling_defaults
 from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import RECORD, FakeEngine
 from tests.waiting import wait_until
@@ -276,3 +279,24 @@ async def test_a_prompt_that_is_only_scored_has_no_output_in_the_log(
     assert reply["usage"]["completion_tokens"] == 0
     await wait_until(lambda: bool(log.records))
     assert " output_tokens=0 finish=length " in log.messages[0]
+
+
+async def test_requests_are_sampled_as_the_model_recommends_unless_they_say(start: Start, tmp_path: Path) -> None:
+    values = {"temperature": 0.6, "top_k": 20, "top_p": 1.0, "do_sample": True, "eos_token_id": 2}
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    server = await start(generation_config=str(tmp_path))
+    for body, temperature in ((CHAT, 0.6), (CHAT | {"temperature": 0.0}, 0.0)):
+        assert (await server.post("/v1/chat/completions", body))[0] == 200
+        params = server.engine.requests[-1].params
+        assert (params.temperature, params.top_k) == (temperature, 20)
+    assert (await server.post("/v1/completions", {"prompt": "x"}))[0] == 200
+    assert server.engine.requests[-1].params.temperature == 0.6
+    plain = await start(generation_config="vllm")
+    assert (await plain.chat())[0] == 200 and plain.engine.requests[-1].params.temperature == 1.0
+
+
+@pytest.mark.parametrize("value", ["hot", -1])
+def test_a_recommended_value_out_of_range_names_the_file(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": value}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json: temperature"):
+        read_sampling_defaults(tmp_path)
