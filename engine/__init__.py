@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
-    from engine.metrics import EngineStats, Histogram, ReplicaStats
+    from engine.metrics import EngineStats, Histogram, ReplicaStats, list_metrics
     from engine.model.report import ModelReport, inspect_model, list_families, list_image_models
     from engine.model.sampling_defaults import read_sampling_defaults
     from engine.outputs import (
@@ -57,7 +57,7 @@ else:
         "cluster.simulator": ("Crashes", "PrefillReplicas", "SimulatedRequest", "SimulatedRun", "Simulator"),
         "cluster.step_table": ("StepTable",),
         "cluster.text_router": ("TextRouter",),
-        "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
+        "metrics": ("EngineStats", "Histogram", "ReplicaStats", "list_metrics"),
         "model.report": ("ModelReport", "inspect_model", "list_families", "list_image_models"),
         "model.sampling_defaults": ("read_sampling_defaults",),
         "outputs": (
@@ -121,6 +121,7 @@ __all__ = [
     "is_unicode",
     "list_families",
     "list_image_models",
+    "list_metrics",
     "measure_steps",
     "read_journal",
     "read_sampling_defaults",

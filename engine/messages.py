@@ -194,27 +194,29 @@ class SourceCounts(msgspec.Struct, frozen=True):
 
 
 class CoreStats(msgspec.Struct, frozen=True):
-    """The core's current gauges, and its counters since it started; sent after every step."""
+    """The core's current gauges, and its counters since it started; sent after every step.
+
+    EngineStats has and explains the fields of the same names.
+    """
 
     num_running: int = 0
     num_steps: int = 0
     num_open_steps: int = 0
     num_step_tokens: int = 0
     num_preemptions: int = 0
-    num_queried_tokens: int = 0  # looked up in the prefix cache
-    num_hit_tokens: int = 0  # found in the prefix cache
-    num_blocks: int = 0  # without the null block
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
     step_gaps_s: list[float] = []  # executor idle times while there was work, since the last message
     mask_times_s: list[float] = []  # durations of filling masks, since the last message
     drafts: dict[str, SourceCounts] = {}  # by source
-    num_loaded_tokens: int = 0  # of num_hit_tokens, copied back from host memory
-    num_received_tokens: int = 0  # loaded from the store of several cores, in each group of layers
-    num_saved_tokens: int = 0  # saved there
-    # Found in the prefix cache, but not used: no state was kept there, or a window's blocks were evicted.
-    num_stateless_tokens: int = 0
-    num_windowless_tokens: int = 0
+    kv_offload_loads: int = 0
+    kv_received_tokens: int = 0
+    kv_saved_tokens: int = 0
+    prefix_cache_stateless: int = 0
+    prefix_cache_windowless: int = 0
 
 
 class KVEvents(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -32,11 +33,7 @@ LATENCY_BUCKETS_S = (
 )
 GAP_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
-CORE_COUNTERS = (
-    *("num_steps", "num_step_tokens", "num_preemptions"),
-    *("num_queried_tokens", "num_hit_tokens", "num_loaded_tokens"),
-    *("num_received_tokens", "num_saved_tokens", "num_stateless_tokens", "num_windowless_tokens"),
-)
+Kind = Literal["gauge", "counter"]
 NO_CORE = CoreStats()
 
 
@@ -81,13 +78,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.ended_cores = CoreStats()  # counters of those that have ended, added up
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
-        self.num_rejected = 0
-        self.num_restarts = 0
-        self.num_resumed = 0
-        self.num_resumed_inexact = 0
-        self.num_prefills = 0
+        # Counters of EngineStats.
+        self.prompt_tokens = self.generation_tokens = self.num_rejected = self.num_restarts = 0
+        self.num_resumed = self.num_resumed_inexact = self.num_prefills = 0
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0, "dead_end": 0}
         self.ttft = Histogram(LATENCY_BUCKETS_S)
         self.itl = Histogram(LATENCY_BUCKETS_S)
@@ -107,7 +100,7 @@ class Metrics:
 
     def note_core_end(self, stats: CoreStats) -> None:
         """Keep the counters of a core that has ended; its gauges went with it."""
-        sums = {name: getattr(self.ended_cores, name) + getattr(stats, name) for name in CORE_COUNTERS}
+        sums = add_fields([self.ended_cores, stats], CORE_COUNTERS)
         self.ended_cores = CoreStats(**sums, drafts=add_counts(self.ended_cores.drafts, stats.drafts))
 
     def make_stats(
@@ -119,34 +112,15 @@ class Metrics:
             num_waiting: completions that neither run nor wait for their grammar.
             num_opening: completions that wait for their grammar.
         """
-        ended = self.ended_cores
         return EngineStats(
-            num_running=core.num_running,
+            **{name: getattr(core, name) for name in CORE_GAUGES},
+            **{name: getattr(self, name) for name in FRONT_COUNTERS},
+            **add_fields([self.ended_cores, core], CORE_COUNTERS),
             num_waiting=num_waiting,
             num_waiting_for_grammar=num_opening,
             kv_usage=1.0 - core.num_free_blocks / core.num_blocks if core.num_blocks else 0.0,
-            num_blocks=core.num_blocks,
-            num_free_blocks=core.num_free_blocks,
-            num_cached_blocks=core.num_cached_blocks,
-            prompt_tokens=self.prompt_tokens,
-            generation_tokens=self.generation_tokens,
-            prefix_cache_queries=ended.num_queried_tokens + core.num_queried_tokens,
-            prefix_cache_hits=ended.num_hit_tokens + core.num_hit_tokens,
-            kv_offload_loads=ended.num_loaded_tokens + core.num_loaded_tokens,
-            kv_received_tokens=ended.num_received_tokens + core.num_received_tokens,
-            prefix_cache_stateless=ended.num_stateless_tokens + core.num_stateless_tokens,
-            prefix_cache_windowless=ended.num_windowless_tokens + core.num_windowless_tokens,
-            kv_saved_tokens=ended.num_saved_tokens + core.num_saved_tokens,
-            num_preemptions=ended.num_preemptions + core.num_preemptions,
-            num_steps=ended.num_steps + core.num_steps,
-            num_step_tokens=ended.num_step_tokens + core.num_step_tokens,
-            num_rejected=self.num_rejected,
-            num_restarts=self.num_restarts,
-            num_resumed=self.num_resumed,
-            num_resumed_inexact=self.num_resumed_inexact,
-            num_prefills=self.num_prefills,
             finished=dict(self.finished),
-            drafts=add_counts(ended.drafts, core.drafts),
+            drafts=add_counts(self.ended_cores.drafts, core.drafts),
             histograms=self.histograms(),
         )
 
@@ -196,33 +170,50 @@ class ReplicaStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the start of the engine (restarts included), and gauges of this moment."""
+    """Counters since the start of the engine (restarts included), and gauges of this moment.
 
-    num_running: int = 0
-    num_waiting: int = 0
-    num_waiting_for_grammar: int = 0
-    kv_usage: float = 0.0  # share of the usable blocks owned by requests, 0 to 1
-    num_blocks: int = 0  # without the null block
-    num_free_blocks: int = 0
-    num_cached_blocks: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0  # tokens looked up
-    prefix_cache_hits: int = 0  # tokens found
-    # Tokens whose KV was found, but not used: no state was kept there, or a window's blocks were evicted.
-    prefix_cache_stateless: int = 0
-    prefix_cache_windowless: int = 0
-    kv_offload_loads: int = 0  # of the hits, tokens copied back from host memory
-    kv_received_tokens: int = 0  # loaded from the store of several cores, in each group of layers
-    kv_saved_tokens: int = 0  # saved there
-    num_preemptions: int = 0
-    num_steps: int = 0
-    num_step_tokens: int = 0
-    num_rejected: int = 0
-    num_restarts: int = 0
-    num_resumed: int = 0  # requests that another replica continued
-    num_resumed_inexact: int = 0  # of these, by one with other weights, dtype or kernels
-    num_prefills: int = 0  # prompts that went to a prefill replica first
+    A field is annotated with its kind, its name in Prometheus and its help.
+    """
+
+    num_running: Annotated[int, "gauge", "num_requests_running", "Requests in the running batch."] = 0
+    num_waiting: Annotated[int, "gauge", "num_requests_waiting", "Requests that wait to be scheduled."] = 0
+    num_waiting_for_grammar: Annotated[int, "gauge", "num_requests_waiting_for_grammar",
+        "Requests that wait for a grammar."] = 0
+    kv_usage: Annotated[float, "gauge", "kv_cache_usage_perc",
+        "Share of the KV blocks that requests own; 1 is all of them."] = 0.0
+    num_blocks: Annotated[int, "gauge", "kv_cache_blocks", "KV cache blocks, without the null block."] = 0
+    num_free_blocks: Annotated[int, "gauge", "kv_cache_free_blocks", "KV cache blocks no request owns."] = 0
+    num_cached_blocks: Annotated[int, "gauge", "kv_cache_cached_blocks",
+        "KV cache blocks that a prefix can be found in."] = 0
+    prompt_tokens: Annotated[int, "counter", "prompt_tokens", "Prompt tokens processed."] = 0
+    generation_tokens: Annotated[int, "counter", "generation_tokens", "Tokens generated."] = 0
+    prefix_cache_queries: Annotated[int, "counter", "prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache."] = 0
+    prefix_cache_hits: Annotated[int, "counter", "prefix_cache_hits",
+        "Prompt tokens found in the prefix cache."] = 0
+    prefix_cache_stateless: Annotated[int, "counter", "prefix_cache_stateless",
+        "Prompt tokens whose KV was found, but not used: no state was kept there."] = 0
+    prefix_cache_windowless: Annotated[int, "counter", "prefix_cache_windowless",
+        "Prompt tokens whose KV was found, but not used: blocks of a group with a window were evicted."] = 0
+    kv_offload_loads: Annotated[int, "counter", "kv_offload_loads",
+        "Tokens of these hits copied back from host memory."] = 0
+    num_prefills: Annotated[int, "counter", "kv_transfer_prefills",
+        "Prompts that went to a prefill replica first."] = 0
+    kv_received_tokens: Annotated[int, "counter", "kv_transfer_received_tokens",
+        "Tokens loaded from the store of several cores, in each group of layers."] = 0
+    kv_saved_tokens: Annotated[int, "counter", "kv_transfer_saved_tokens",
+        "Tokens saved in the store of several cores."] = 0
+    num_preemptions: Annotated[int, "counter", "num_preemptions",
+        "Times a running request lost its blocks."] = 0
+    num_steps: Annotated[int, "counter", "engine_steps", "Steps of the engine."] = 0
+    num_step_tokens: Annotated[int, "counter", "engine_step_tokens", "Tokens computed in these steps."] = 0
+    num_rejected: Annotated[int, "counter", "admission_rejections",
+        "Requests refused because the queue was full."] = 0
+    num_restarts: Annotated[int, "counter", "engine_restarts", "Restarts after a crash."] = 0
+    num_resumed: Annotated[int, "counter", "requests_resumed",
+        "Requests that another replica continued."] = 0
+    num_resumed_inexact: Annotated[int, "counter", "requests_resumed_inexact",
+        "Requests that a replica with other weights, dtype or kernels continued."] = 0
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
     drafts: dict[str, SourceCounts] = field(default_factory=dict)  # speculative decoding, by source
     histograms: dict[str, Histogram] = field(default_factory=dict)
@@ -231,3 +222,23 @@ class EngineStats:
     def num_unfinished(self) -> int:
         """Number of accepted requests that have not ended, and of those whose grammar compiles."""
         return self.num_running + self.num_waiting + self.num_waiting_for_grammar
+
+
+def list_metrics() -> list[tuple[str, Kind, str, str]]:
+    """Return the numbers of EngineStats: field, kind, name in Prometheus, help."""
+    hints = get_type_hints(EngineStats, include_extras=True)
+    return [(name, *get_args(hint)[1:]) for name, hint in hints.items() if get_origin(hint) is Annotated]
+
+
+def add_fields(parts: Sequence[CoreStats], names: Sequence[str]) -> dict[str, Any]:
+    """Return the sums of these fields."""
+    return {name: sum(getattr(each, name) for each in parts) for name in names}
+
+
+def _list_fields(kind: Kind, is_core: bool) -> tuple[str, ...]:
+    found = [name for name, its_kind, *_ in list_metrics() if its_kind == kind]
+    return tuple(name for name in found if hasattr(NO_CORE, name) is is_core)
+
+
+CORE_COUNTERS, FRONT_COUNTERS = _list_fields("counter", True), _list_fields("counter", False)
+CORE_GAUGES = _list_fields("gauge", True)

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from engine import Engine, EngineStats
+from engine import Engine, EngineStats, list_metrics
 
 PREFIX = "troupe:"
 LABELS = ("model_name", "engine")
@@ -21,46 +21,6 @@ STATES = (
 )  # fmt: skip
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by sleep level
 
-# name, EngineStats field, help
-GAUGES = (
-    ("num_requests_running", "num_running", "Requests in the running batch."),
-    ("num_requests_waiting", "num_waiting", "Requests that wait to be scheduled."),
-    ("num_requests_waiting_for_grammar", "num_waiting_for_grammar", "Requests that wait for a grammar."),
-    ("kv_cache_usage_perc", "kv_usage", "Share of the KV blocks in use; 1 is all of them."),
-    ("kv_cache_blocks", "num_blocks", "KV cache blocks."),
-    ("kv_cache_free_blocks", "num_free_blocks", "KV cache blocks no request owns."),
-    ("kv_cache_cached_blocks", "num_cached_blocks", "KV cache blocks that a prefix can be found in."),
-)
-COUNTERS = (
-    ("prompt_tokens", "prompt_tokens", "Prompt tokens processed."),
-    ("generation_tokens", "generation_tokens", "Tokens generated."),
-    ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-    ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    (
-        "prefix_cache_stateless",
-        "prefix_cache_stateless",
-        "Prompt tokens whose KV was found, but not used: no state was kept there.",
-    ),
-    (
-        "prefix_cache_windowless",
-        "prefix_cache_windowless",
-        "Prompt tokens whose KV was found, but not used: blocks of a group with a window were evicted.",
-    ),
-    ("kv_offload_loads", "kv_offload_loads", "Tokens of these hits copied back from host memory."),
-    ("kv_transfer_prefills", "num_prefills", "Prompts that went to a prefill replica first."),
-    ("kv_transfer_received_tokens", "kv_received_tokens", "Tokens loaded from the store of several cores."),
-    ("kv_transfer_saved_tokens", "kv_saved_tokens", "Tokens saved in the store of several cores."),
-    ("num_preemptions", "num_preemptions", "Times a running request lost its blocks."),
-    ("engine_steps", "num_steps", "Steps of the engine."),
-    ("admission_rejections", "num_rejected", "Requests refused because the queue was full."),
-    ("engine_restarts", "num_restarts", "Restarts after a crash."),
-    ("requests_resumed", "num_resumed", "Requests that another replica continued."),
-    (
-        "requests_resumed_inexact",
-        "num_resumed_inexact",
-        "Requests that a replica with other weights, dtype or kernels continued.",
-    ),
-)
 # name, ReplicaStats field, help; one value per replica
 REPLICA_GAUGES = (
     ("replica_requests", "num_requests", "Requests sent to the replica and not finished."),
@@ -92,10 +52,9 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family of one snapshot."""
         stats, state, depth = self.engine.stats(), self.engine.state, self.engine.sleep_level
-        for name, field, text in GAUGES:
-            yield self._gauge(name, text, {(): getattr(stats, field)})
-        for name, field, text in COUNTERS:
-            yield self._counter(name, text, {(): getattr(stats, field)})
+        for field, kind, name, text in list_metrics():
+            make = self._gauge if kind == "gauge" else self._counter
+            yield make(name, text, {(): getattr(stats, field)})
         finished = {(reason,): count for reason, count in stats.finished.items()}
         yield self._counter("request_success", "Finished requests by reason.", finished, "finished_reason")
         states = {(name,): state == name for name in STATES}

@@ -130,11 +130,11 @@ class SchedulerActor(Actor[SchedulerInbox]):
             step_gaps_s=gaps,
             mask_times_s=mask_times,
             drafts={} if scheduler.drafts is None else scheduler.drafts.planner.count(),
-            num_loaded_tokens=kv_cache.num_loaded_tokens,
-            num_received_tokens=0 if self._transfers is None else self._transfers.num_received_tokens,
-            num_saved_tokens=0 if self._transfers is None else self._transfers.num_saved_tokens,
-            num_stateless_tokens=kv_cache.num_stateless_tokens,
-            num_windowless_tokens=kv_cache.num_windowless_tokens,
+            kv_offload_loads=kv_cache.num_loaded_tokens,
+            kv_received_tokens=0 if self._transfers is None else self._transfers.num_received_tokens,
+            kv_saved_tokens=0 if self._transfers is None else self._transfers.num_saved_tokens,
+            prefix_cache_stateless=kv_cache.num_stateless_tokens,
+            prefix_cache_windowless=kv_cache.num_windowless_tokens,
         )
 
     def _publish_cache_changes(self) -> None:

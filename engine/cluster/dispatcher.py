@@ -46,12 +46,10 @@ from engine.messages import (
     Sleep,
     TakeSnapshot,
 )
-from engine.metrics import CORE_COUNTERS, Metrics, add_counts
+from engine.metrics import CORE_COUNTERS, CORE_GAUGES, Metrics, add_counts, add_fields
 from engine.outputs import EngineSnapshot, FinishReason, RequestView
 
 logger = logging.getLogger("troupe.engine")
-
-GAUGES = ("num_running", "num_open_steps", "num_blocks", "num_free_blocks", "num_cached_blocks")
 
 
 class Dispatcher:
@@ -319,7 +317,7 @@ class Dispatcher:
         if len(self._replicas) == 1:
             return latest
         stats = [replica.stats for replica in self._replicas]
-        sums = {name: sum(getattr(each, name) for each in stats) for name in (*CORE_COUNTERS, *GAUGES)}
+        sums = add_fields(stats, (*CORE_COUNTERS, *CORE_GAUGES, "num_open_steps"))
         drafts = reduce(add_counts, (each.drafts for each in stats))
         return CoreStats(
             **sums, step_gaps_s=latest.step_gaps_s, mask_times_s=latest.mask_times_s, drafts=drafts

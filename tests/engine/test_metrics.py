@@ -43,7 +43,7 @@ def test_a_snapshot_of_all_histograms_stands_still() -> None:
 def test_counters_go_on_behind_those_of_cores_that_have_ended() -> None:
     metrics = Metrics()
     metrics.note_core_end(CoreStats(num_steps=5, num_step_tokens=50, num_preemptions=1, num_running=3))
-    metrics.note_core_end(CoreStats(num_steps=1, num_hit_tokens=16))
+    metrics.note_core_end(CoreStats(num_steps=1, prefix_cache_hits=16))
     stats = metrics.make_stats(CoreStats(num_steps=2, num_step_tokens=7, num_blocks=10, num_free_blocks=4))
     assert (stats.num_steps, stats.num_step_tokens, stats.num_preemptions) == (8, 57, 1)
     assert (stats.prefix_cache_hits, stats.num_running, stats.kv_usage) == (16, 0, 0.6)

@@ -54,8 +54,8 @@ async def test_texts_are_those_of_one_core(
         assert stats.kv_received_tokens > 500
         # The decode replica computes little of the prompts, and the prefill replica no answer.
         prefill, decode = engine._supervisor.replicas
-        assert prefill.stats.num_saved_tokens > 500
-        assert decode.stats.num_saved_tokens == 0
+        assert prefill.stats.kv_saved_tokens > 500
+        assert decode.stats.kv_saved_tokens == 0
 
 
 async def test_a_dead_or_silent_producer_is_not_waited_for(
