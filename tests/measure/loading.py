@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from app.bench import llama_cpp_library
 from engine import LLM, SamplingParams
+from tests.measure.llama_cpp import library as llama_cpp
 
 PROMPT = [(7919 * place) % 3000 + 100 for place in range(1, 33)]
 
@@ -39,7 +39,7 @@ def run_ours(path: str, quantization: str, max_model_len: int) -> dict[str, floa
 
 def run_peer(path: str, max_model_len: int) -> dict[str, float]:
     """Return the seconds until llama.cpp has computed the first token's logits, and its memory then."""
-    library = llama_cpp_library.load_library()
+    library = llama_cpp.load_library()
     start = time.perf_counter()
     model = library.llama_model_load_from_file(path.encode(), library.llama_model_default_params())
     params = library.llama_context_default_params()
@@ -79,7 +79,7 @@ def measure(kind: str, arguments: argparse.Namespace, path: str, cache: str) -> 
 def compare(arguments: argparse.Namespace, path: str) -> dict[str, object]:
     """Return the medians of one path."""
     files = [path] if path.endswith(".gguf") else [str(each) for each in Path(path).glob("*.safetensors")]
-    has_peer = path.endswith(".gguf") and llama_cpp_library.LIBRARY.exists()
+    has_peer = path.endswith(".gguf") and llama_cpp.LIBRARY.exists()
     starts: dict[str, list[dict[str, float]]] = {}
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as cache:

@@ -10,13 +10,15 @@ Source: the GGUF specification of the ggml project, docs/gguf.md.
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import re
 import struct
 from dataclasses import dataclass
 from glob import escape
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,6 +80,13 @@ def list_parts(path: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
+class Strings:
+    """A list of strings in the metadata. Only transformers' tokenizers read it."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
     shape: tuple[int, ...]  # outermost first
     kind: int
@@ -97,12 +106,12 @@ class GGUFFile:
 
     def __init__(self, path_or_name: str | Path) -> None:
         self.path = resolve_gguf(path_or_name)
-        self.metadata, self._entries = _open(self.path)
+        self.header_hash, self.metadata, self._entries = _open(self.path)
         parts = list_parts(self.path)
         if (count := self.metadata.get("split.count", 1)) > len(parts):
             raise ConfigError(f"{self.path} is the first of {count} parts, and its name does not say so")
         for part in parts[1:]:
-            self._entries |= _open(part)[1]
+            self._entries |= _open(part)[2]
 
     @property
     def names(self) -> list[str]:
@@ -158,13 +167,17 @@ class GGUFFile:
         return prod(entry.shape) // kind.block_size * kind.block_bytes
 
 
-def _open(path: Path) -> tuple[dict[str, Any], dict[str, _Entry]]:
-    with path.open("rb") as file:
-        reader = _Reader(file, path.stat().st_size)
+def _open(path: Path) -> tuple[bytes, dict[str, Any], dict[str, _Entry]]:
+    """Return a hash of the header, the metadata and the tensors."""
+    if not path.stat().st_size:
+        raise ConfigError(f"{path} is not a GGUF file")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        reader = _Reader(content)
         try:
-            return _read_header(path, reader)
+            metadata, entries = _read_header(path, reader)
         except (struct.error, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is truncated or not a GGUF file: {error}") from error
+        return hashlib.sha256(content[: reader.place]).digest(), metadata, entries
 
 
 def _read_header(path: Path, reader: _Reader) -> tuple[dict[str, Any], dict[str, _Entry]]:
@@ -187,22 +200,23 @@ def _read_header(path: Path, reader: _Reader) -> tuple[dict[str, Any], dict[str,
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if alignment not in (8, 16, 32, 64, 128, 256, 4096):
         raise ConfigError(f"{path}: general.alignment={alignment!r} must be a power of two from 8 to 4096")
-    start = -(-reader.file.tell() // alignment) * alignment
-    data = torch.from_file(str(path), shared=False, size=reader.size, dtype=torch.uint8)
+    start = -(-reader.place // alignment) * alignment
+    data = torch.from_file(str(path), shared=False, size=len(reader.content), dtype=torch.uint8)
     return metadata, {name: _Entry(shape, kind, start + offset, data) for name, shape, kind, offset in found}
 
 
 class _Reader:
     """Reads values one after another; raises struct.error at the end of the file."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self.file = file
-        self.size = size
+    def __init__(self, content: mmap.mmap) -> None:
+        self.content = content
+        self.place = 0
 
     def take(self, num_bytes: int) -> bytes:
-        if num_bytes > self.size - self.file.tell():
+        start, self.place = self.place, self.place + num_bytes
+        if self.place > len(self.content):
             raise struct.error(f"{num_bytes} more bytes are missing")
-        return self.file.read(num_bytes)
+        return self.content[start : self.place]
 
     def unpack(self, layout: str) -> tuple[Any, ...]:
         layout = f"<{layout}"
@@ -212,6 +226,14 @@ class _Reader:
         (length,) = self.unpack("Q")
         return self.take(length).decode("utf-8")
 
+    def skip_strings(self, count: int) -> None:
+        """Pass over strings: there are several for each token of a vocabulary."""
+        place, content, read = self.place, self.content, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            place += 8 + read(content, place)[0]
+        self.place = place
+        self.take(0)
+
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
@@ -220,6 +242,9 @@ class _Reader:
             if inner in _NUMBERS:
                 width = struct.calcsize(_NUMBERS[inner])
                 return list(struct.unpack(f"<{count}{_NUMBERS[inner]}", self.take(count * width)))
+            if inner == _STRING:
+                self.skip_strings(count)
+                return Strings(count)
             return [self.value(inner) for _ in range(count)]
         if kind not in _NUMBERS:
             raise struct.error(f"metadata of the unknown type {kind}")

@@ -138,7 +138,7 @@ class GGUFModel:
 
     def hash_weights(self) -> bytes:
         """Return a hash of the metadata, and of each tensor's name, shape, and first and last 4 KiB."""
-        found = hashlib.sha256(repr(sorted(self._file.metadata.items())).encode())
+        found = hashlib.sha256(self._file.header_hash)
         for name in self._file.names:
             found.update(
                 f"{name}:{self._file.shape(name)}:".encode() + self._file.sample(name, _SAMPLE_BYTES)
