@@ -33,6 +33,20 @@ class Form:
     is_centred: bool  # without minimums
 
 
+class RoundRows(Protocol):
+    def __call__(self, weight: Tensor, bits: Bits, group_size: int = ...) -> GroupedInt:
+        """As `round_grouped`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """Conversions to grouped codes."""
+
+    round: RoundRows
+    # (type of GGUF, rows [out, bytes], number of inputs, form) -> codes; None: it does not know the type
+    split: Callable[[int, Tensor, int, Form], GroupedInt | None]
+
+
 class GroupedRows(Protocol):
     """A matrix [out, in] whose rows are converted to grouped codes when they are read."""
 
@@ -42,8 +56,12 @@ class GroupedRows(Protocol):
     @property
     def form(self) -> Form: ...
 
-    def read(self, rows: slice | Tensor) -> GroupedInt:
-        """Return some rows, in this form."""
+    def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
+        """Return some rows, in this form.
+
+        Args:
+            convert: faster conversions; None: torch's.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +82,7 @@ class GroupedInt:
     def form(self) -> Form:
         return Form(self.bits, self.group_size, self.minimums is None)
 
-    def read(self, rows: slice | Tensor) -> GroupedInt:
+    def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         """As `GroupedRows`."""
         minimums = None if self.minimums is None else self.minimums[rows]
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], minimums=minimums)
@@ -102,7 +120,7 @@ class GroupedInt:
 class RoundedRows:
     """A matrix that is rounded when it is read; see `round_grouped`."""
 
-    read_values: Callable[[slice | Tensor], Tensor]  # some rows, a float dtype
+    source: Tensor | GroupedRows | Callable[[slice | Tensor], Tensor]  # a call returns the values of some rows
     shape: torch.Size
     bits: Bits
     group_size: int = GROUP_SIZE
@@ -111,9 +129,16 @@ class RoundedRows:
     def form(self) -> Form:
         return Form(self.bits, self.group_size, self.bits == 8)
 
-    def read(self, rows: slice | Tensor) -> GroupedInt:
+    def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         """As `GroupedRows`."""
-        return round_grouped(self.read_values(rows), self.bits, self.group_size)
+        round_rows = round_grouped if convert is None else convert.round
+        if isinstance(self.source, Tensor):
+            values = self.source[rows]
+        elif callable(self.source):
+            values = self.source(rows)
+        else:
+            values = self.source.read(rows, convert).dequantize()
+        return round_rows(values, self.bits, self.group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +156,9 @@ class OrderedRows:
     def form(self) -> Form:
         return self.source.form
 
-    def read(self, rows: slice | Tensor) -> GroupedInt:
+    def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         """As `GroupedRows`."""
-        return self.source.read(self.order[rows])
+        return self.source.read(self.order[rows], convert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +177,14 @@ class StackedRows:
         group_size, bits = min(form.group_size for form in forms), max(form.bits for form in forms)
         return Form(bits, group_size, all(form.is_centred for form in forms))
 
-    def read(self, rows: slice | Tensor) -> GroupedInt:
+    def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         """As `GroupedRows`; in slices alone."""
         assert isinstance(rows, slice), "stacked rows are read in their order"
         found, first, form = [], 0, self.form
         for part in self.parts:
             start, end = max(rows.start - first, 0), min(rows.stop - first, part.shape[0])
             if start < end:
-                found.append(part.read(slice(start, end)).convert(form))
+                found.append(part.read(slice(start, end), convert).convert(form))
             first += part.shape[0]
         return stack(found)
 

@@ -133,20 +133,21 @@ class Linear(nn.Module):
         given, self._given = self._given, {}
         if not given:
             return memory
-        parts: list[Tensor | GroupedRows] = []
-        for part in self._parts:
-            tensor, order = given[part], self._orders.get(part)
-            if isinstance(tensor, Tensor):
-                parts.append(tensor if order is None else tensor.index_select(0, order))
-            else:
-                codes = tensor.to_grouped()
-                parts.append(codes if order is None else OrderedRows(codes, order))
-        sizes = [each.form.group_size for each in parts if not isinstance(each, Tensor)]
-        if sizes and (len(sizes) == len(parts) or quantization == "int4"):
-            is_int4 = quantization == "int4"
-            return StackedRows([_to_codes(each, min(sizes), is_int4) for each in parts])
-        values = [each if isinstance(each, Tensor) else _read_all(each).to(memory.dtype) for each in parts]
-        return values[0] if len(values) == 1 else torch.cat(values)
+        parts = [(given[part], self._orders.get(part)) for part in self._parts]
+        is_coded = [not isinstance(tensor, Tensor) for tensor, _ in parts]
+        if not all(is_coded) and not (quantization == "int4" and any(is_coded)):
+            values = [_read_values(tensor, order) for tensor, order in parts]
+            return values[0] if len(values) == 1 else torch.cat(values)
+        sources = [_order_rows(tensor, order) for tensor, order in parts]
+        group_size = min(each.form.group_size for each in sources if not isinstance(each, Tensor))
+        return StackedRows(
+            [
+                RoundedRows(each, each.shape, 4, group_size)
+                if isinstance(each, Tensor) or (quantization == "int4" and each.form.bits > 4)
+                else each
+                for each in sources
+            ]
+        )
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
         """Convert the packed matrix to the layout of other ops."""
@@ -181,17 +182,15 @@ class Linear(nn.Module):
         return own(targets, self)
 
 
-def _to_codes(part: Tensor | GroupedRows, group_size: int, is_int4: bool) -> GroupedRows:
-    """Return a part of a matrix in codes, in 4 bits if those are wanted."""
-    if isinstance(part, Tensor):
-        return RoundedRows(part.__getitem__, part.shape, 4, group_size)
-    if is_int4 and part.form.bits > 4:
-        return RoundedRows(lambda rows: part.read(rows).dequantize(), part.shape, 4, group_size)
-    return part
+def _read_values(tensor: Tensor | EncodedTensor, order: Tensor | None) -> Tensor:
+    values = tensor if isinstance(tensor, Tensor) else tensor.dequantize()
+    return values if order is None else values.index_select(0, order)
 
 
-def _read_all(rows: GroupedRows) -> Tensor:
-    return rows.read(slice(0, rows.shape[0])).dequantize()
+def _order_rows(tensor: Tensor | EncodedTensor, order: Tensor | None) -> Tensor | GroupedRows:
+    if isinstance(tensor, Tensor):
+        return _read_values(tensor, order)
+    return tensor.to_grouped() if order is None else OrderedRows(tensor.to_grouped(), order)
 
 
 def sum_squares(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,16 @@ from torch import Tensor
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import LinearStruct
-from kernels.grouped import Bits, Form, GroupedRows, RoundedRows
+from kernels.grouped import (
+    GROUP_SIZE,
+    Bits,
+    Convert,
+    Form,
+    GroupedInt,
+    GroupedRows,
+    RoundedRows,
+    round_grouped,
+)
 from kernels.ops import Quantization
 
 # The codes of `Dtype` in src/linear.h.
@@ -87,7 +97,7 @@ def pack(
             f"not {weight.dtype} {list(weight.shape)} on {weight.device.type}"
         )
     if quantization is not None:
-        rows = RoundedRows(weight.__getitem__, weight.shape, get_bits(quantization))
+        rows = RoundedRows(weight, weight.shape, get_bits(quantization))
         return _pack_grouped(library, pool, memory, rows, bias, dtype)
     weight = weight.contiguous()
     out_features, in_features = weight.shape
@@ -127,9 +137,10 @@ def _pack_grouped(
     panels = memory.take(library.grouped_bytes(ctypes.byref(struct)))
     struct.panels = panels.data_ptr()
     panel_bytes = len(panels) // -(-out_features // _PANEL_WIDTH)
+    convert = make_convert(library, pool)
     num_panels = max(1, _NUMBERS_AT_ONCE // (_PANEL_WIDTH * in_features))
     for start in range(0, out_features, num_panels * _PANEL_WIDTH):
-        part = weight.read(slice(start, min(start + num_panels * _PANEL_WIDTH, out_features)))
+        part = weight.read(slice(start, min(start + num_panels * _PANEL_WIDTH, out_features)), convert)
         codes, scales = part.codes.contiguous(), part.scales.float().contiguous()
         minimums = None if part.minimums is None else part.minimums.float().contiguous()
         assert part.form == weight.form and codes.dtype == torch.int8, f"{part.form} {codes.dtype}"
@@ -138,6 +149,39 @@ def _pack_grouped(
         target = panels[start // _PANEL_WIDTH * panel_bytes :]
         library.pack_grouped(pool.handle, ctypes.byref(part_struct), *pointers, target.data_ptr())
     return NativeWeight(kind, dtype, in_features, out_features, panels, bias, struct)
+
+
+def make_convert(library: NativeLibrary, pool: ThreadPool) -> Convert:
+    """Return the library's conversions to grouped codes."""
+    return Convert(partial(_round_rows, library, pool), partial(_split_blocks, library, pool))
+
+
+def _round_rows(
+    library: NativeLibrary, pool: ThreadPool, weight: Tensor, bits: Bits, group_size: int = GROUP_SIZE
+) -> GroupedInt:
+    """As `round_grouped`, which 4 bits leave to torch."""
+    if bits == 4:
+        return round_grouped(weight, bits, group_size)
+    values = weight.float().contiguous()
+    codes = torch.empty(values.shape, dtype=torch.int8)
+    scales = torch.empty(len(values), -(-values.shape[1] // group_size))
+    sizes = (*values.shape, group_size)
+    library.round_rows(pool.handle, values.data_ptr(), *sizes, codes.data_ptr(), scales.data_ptr())
+    return GroupedInt(codes, scales, None, group_size, bits)
+
+
+def _split_blocks(
+    library: NativeLibrary, pool: ThreadPool, kind: int, rows: Tensor, num_inputs: int, form: Form
+) -> GroupedInt | None:
+    """Return the codes of rows of blocks of GGUF, [out, bytes]; None for a type that the library does not know."""
+    rows = rows.contiguous()
+    codes = torch.empty(len(rows), num_inputs, dtype=torch.int8)
+    scales = torch.empty(len(rows), num_inputs // form.group_size)
+    minimums = None if form.is_centred else torch.empty_like(scales)
+    pointers = (codes.data_ptr(), scales.data_ptr(), address(minimums))
+    if not library.split_blocks(pool.handle, kind, rows.data_ptr(), codes.numel(), *pointers):
+        return None
+    return GroupedInt(codes, scales, minimums, form.group_size, form.bits)
 
 
 def _choose_grouped(form: Form) -> WeightKind:

@@ -1,6 +1,7 @@
 // The C interface that `kernels.cpu.library` loads. Pointers are to contiguous memory that the caller keeps alive.
 
 #include "attention.h"
+#include "blocks.h"
 #include "elementwise.h"
 #include "experts.h"
 #include "grouped.h"
@@ -50,6 +51,18 @@ EXPORT void troupe_pack_grouped(
     Pool* pool, const Linear* linear, const int8_t* codes, const float* scales, const float* minimums, uint8_t* panels) {
     PoolLock lock(pool);
     pack_grouped(pool, *linear, codes, scales, minimums, panels);
+}
+
+EXPORT int troupe_split_blocks(
+    Pool* pool, int32_t type, const uint8_t* blocks, int64_t count, int8_t* codes, float* scales, float* minimums) {
+    PoolLock lock(pool);
+    return split_blocks(pool, type, blocks, count, codes, scales, minimums);
+}
+
+EXPORT void troupe_round_rows(
+    Pool* pool, const float* values, int64_t rows, int64_t columns, int64_t group_size, int8_t* codes, float* scales) {
+    PoolLock lock(pool);
+    round_rows(pool, values, rows, columns, group_size, codes, scales);
 }
 
 EXPORT void troupe_unpack_rows(Pool* pool, const Linear* linear, const int64_t* ids, int64_t count, float* out) {

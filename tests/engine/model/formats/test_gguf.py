@@ -17,26 +17,47 @@ from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
 from engine.model import ModelConfig, load_model
 from engine.model.formats.gguf_blocks import KINDS, GGUFTensor
-from kernels.cpu.weights import WeightKind
+from kernels.cpu.native_ops import NativeOps
+from kernels.cpu.weights import WeightKind, make_convert
+from kernels.grouped import round_grouped
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.engine.model.formats.gguf_files import load_reference, round_q4_k, write_gguf
 from tests.engine.model.mixed_batch import find_ops
+from tests.kernels.cpu.conftest import require_library
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
 
 
-@pytest.mark.parametrize("number", [number for number, kind in KINDS.items() if kind.split])
-def test_decoded_blocks_equal_those_of_gguf_bit_for_bit(number: int) -> None:
-    """Random bytes: all codes, and scales that are infinite or NaN too."""
+@pytest.mark.parametrize("isa", ["native", "x86-64-v3"])
+@pytest.mark.parametrize("number", [2, 3, 6, 7, 8, 12, 13, 14])
+def test_native_ops_split_blocks_as_gguf_decodes_them(number: int, isa: str) -> None:
+    """Random bytes: all codes, and scales that are infinite or NaN too. Groups of Q6_K are rounded to 8 bits."""
     kind = KINDS[number]
+    ops = NativeOps(require_library(isa), 2)
+    convert = make_convert(ops.library, ops.pool)
     rows = np.random.default_rng(0).integers(0, 256, (50, 3 * kind.block_bytes), dtype=np.uint8)
     tensor = GGUFTensor(kind, torch.from_numpy(rows), torch.Size((50, 3 * kind.block_size)))
     with np.errstate(invalid="ignore"):
         expected = gguf.quants.dequantize(rows, Type(number))
     assert Type(number).name == kind.name
     assert np.array_equal(tensor.dequantize().numpy(), expected, equal_nan=True)
-    if kind.type != Type.Q6_K:
-        assert np.array_equal(tensor.to_grouped().read(slice(None)).dequantize().numpy(), expected, equal_nan=True)
+    found = tensor.read(slice(None), convert)
+    assert found.form == tensor.form
+    if kind.type == Type.Q6_K:
+        wanted = round_grouped(torch.from_numpy(expected), 8)
+        assert torch.equal(found.codes, wanted.codes)
+        assert torch.equal(found.scales.nan_to_num(), wanted.scales.float().nan_to_num())
+    else:
+        assert np.array_equal(found.dequantize().numpy(), expected, equal_nan=True)
+
+
+def test_native_ops_round_to_8_bits_as_torch_does() -> None:
+    ops = NativeOps(require_library(), 2)
+    weight = torch.randn(20, 131, generator=torch.Generator().manual_seed(0))
+    weight[3, 40], weight[4, 40], weight[5] = torch.nan, torch.inf, 0.0
+    found, wanted = make_convert(ops.library, ops.pool).round(weight, 8), round_grouped(weight, 8)
+    assert torch.equal(found.codes, wanted.codes)
+    assert torch.equal(found.scales.nan_to_num(1.5), wanted.scales.float().nan_to_num(1.5))
 
 
 def test_q4_k_of_the_tests_is_close_to_the_weights() -> None:
@@ -106,6 +127,15 @@ def test_a_stacked_matrix_is_rounded_to_the_groups_that_a_part_of_it_has(tmp_pat
     assert (packed.kind, packed.struct.group_size) == (WeightKind.GROUPED4, 32)
     queries = model.ops.unpack_linear(packed)[:256]
     torch.testing.assert_close(queries, decoded["model.layers.0.self_attn.q_proj.weight"], atol=1e-3, rtol=0)
+
+
+def test_a_stacked_matrix_with_a_part_that_has_no_codes_is_decoded(tmp_path: Path) -> None:
+    source = make_transformers_model("llama", **SIZES)
+    path = tmp_path / "model.gguf"
+    decoded = write_gguf(save(source, tmp_path), path, {"v_proj": Type.F16, "": Type.Q4_K})
+    attention = load_model(path, ops=find_ops()).layers[0].attention
+    wanted = [decoded[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
+    assert torch.equal(attention.qkv_proj.unpack(), torch.cat(wanted))
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K], ids=lambda kind: kind.name)
