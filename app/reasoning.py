@@ -60,7 +60,7 @@ class Thinking:
         return FINAL if self.has_channels else CLOSE
 
 
-def knows_thoughts(render: Callable[..., str]) -> bool:
+def supports_reasoning(render: Callable[..., str]) -> bool:
     """Return whether a chat template supports reasoning.
 
     Args:
@@ -76,8 +76,8 @@ def knows_thoughts(render: Callable[..., str]) -> bool:
     if OPEN in _try(render, [user, answer | {"reasoning_content": PROBE}], add_generation_prompt=False):
         return True
     thought = answer | {"content": f"{OPEN}{PROBE}{CLOSE}y"}
-    told = _try(render, [user, thought, user])
-    return bool(told) and PROBE not in told
+    rendered = _try(render, [user, thought, user])
+    return bool(rendered) and PROBE not in rendered
 
 
 def find_thinking(
@@ -121,16 +121,16 @@ class Part(Enum):
     """The part of the output that is being read."""
 
     START = 0  # not known yet
-    THOUGHT = 1
+    REASONING = 1
     BREAK = 2  # line breaks after the reasoning
     WORDS = 3
 
 
-class ThoughtSplitter:
+class ReasoningSplitter:
     """Splits one output. Line breaks around the reasoning are dropped, unless the content keeps them.
 
     Attributes:
-        has_thought: whether the output contains reasoning, complete or not.
+        has_reasoning: whether the output contains reasoning, complete or not.
         is_closed: whether the reasoning has ended.
     """
 
@@ -143,11 +143,11 @@ class ThoughtSplitter:
         self._num_breaks = 0  # line breaks of the reasoning before `_held`, which may turn out to be its last ones
 
     @property
-    def has_thought(self) -> bool:
-        return self.is_closed or self._part is Part.THOUGHT or self._is_waiting_for_thought
+    def has_reasoning(self) -> bool:
+        return self.is_closed or self._part is Part.REASONING or self._is_waiting_for_reasoning
 
     @property
-    def _is_waiting_for_thought(self) -> bool:
+    def _is_waiting_for_reasoning(self) -> bool:
         return self._part is Part.START and self._thinking.is_open
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -155,7 +155,7 @@ class ThoughtSplitter:
         self._held += text
         if self._part is Part.START:
             self._start()
-        thought = self._take_thought() if self._part is Part.THOUGHT else ""
+        thought = self._take_reasoning() if self._part is Part.REASONING else ""
         if self._part is Part.BREAK:
             self._held = self._held if self._thinking.keeps_breaks else self._held.lstrip("\n")
             self._part = Part.WORDS if self._held else Part.BREAK
@@ -167,7 +167,7 @@ class ThoughtSplitter:
     def close(self) -> tuple[str, str]:
         """Return the withheld text."""
         held, self._held = self._held, ""
-        if self._part is Part.THOUGHT or self._is_waiting_for_thought:
+        if self._part is Part.REASONING or self._is_waiting_for_reasoning:
             return self._trim(self._hold_breaks(held)), ""
         return "", held if self._part is Part.START else ""
 
@@ -175,11 +175,11 @@ class ThoughtSplitter:
         begun = self._held.lstrip()
         if begun.startswith(OPEN):
             # even if the prompt has opened it: some models write the mark again
-            self._part, self._held = Part.THOUGHT, begun.removeprefix(OPEN)
+            self._part, self._held = Part.REASONING, begun.removeprefix(OPEN)
         elif not OPEN.startswith(begun):
-            self._part = Part.THOUGHT if self._thinking.is_open else Part.WORDS
+            self._part = Part.REASONING if self._thinking.is_open else Part.WORDS
 
-    def _take_thought(self) -> str:
+    def _take_reasoning(self) -> str:
         found = self._held.find(CLOSE)
         if found >= 0:
             thought = self._trim(self._hold_breaks(self._held[:found]))
@@ -210,15 +210,15 @@ class ChannelSplitter:
     """Splits one output of messages with channels: `analysis` is reasoning, all others are content.
 
     Attributes:
-        has_thought: whether the output contains reasoning, complete or not.
+        has_reasoning: whether the output contains reasoning, complete or not.
         is_closed: whether the reasoning has ended.
     """
 
     def __init__(self) -> None:
-        self.has_thought = self.is_closed = False
+        self.has_reasoning = self.is_closed = False
         self._held = ""
         self._is_head = True  # the beginning of a message is being read
-        self._is_thought = False
+        self._is_reasoning = False
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return further reasoning and further content."""
@@ -231,19 +231,19 @@ class ChannelSplitter:
             if end is None:
                 num_held = max(overlap(self._held, mark) for mark in ("<|end|>", "<|return|>", "<|call|>"))
                 at = len(self._held) - num_held
-                found[not self._is_thought].append(self._held[:at])
+                found[not self._is_reasoning].append(self._held[:at])
                 self._held = self._held[at:]
                 break
-            found[not self._is_thought].append(self._held[: end.start()])
+            found[not self._is_reasoning].append(self._held[: end.start()])
             self._held, self._is_head = self._held[end.end() :], True
         return "".join(found[0]), "".join(found[1])
 
     def close(self) -> tuple[str, str]:
-        """Return the withheld text; the beginning of a message is no content."""
+        """Return the withheld text; the beginning of a message is not content."""
         held, self._held = self._held, ""
         if self._is_head and held.startswith(HEADS):
             return "", ""
-        return (held, "") if self._is_thought else ("", held)
+        return (held, "") if self._is_reasoning else ("", held)
 
     def _take_head(self, found: tuple[list[str], list[str]]) -> bool:
         """Read the beginning of a message, unless more text is needed."""
@@ -252,22 +252,22 @@ class ChannelSplitter:
         if head is None and is_begun and len(self._held) < MAX_HEAD_CHARS:
             return False
         self._is_head = False
-        self._is_thought = head is not None and head[1] == "analysis"
+        self._is_reasoning = head is not None and head[1] == "analysis"
         if head is not None:
             self._held = self._held[head.end() :]
-        if self._is_thought and self.has_thought:
+        if self._is_reasoning and self.has_reasoning:
             found[0].append("\n\n")
-        self.has_thought |= self._is_thought
-        self.is_closed = self.has_thought and not self._is_thought
+        self.has_reasoning |= self._is_reasoning
+        self.is_closed = self.has_reasoning and not self._is_reasoning
         return True
 
 
-def make_splitter(thinking: Thinking) -> ThoughtSplitter | ChannelSplitter:
+def make_splitter(thinking: Thinking) -> ReasoningSplitter | ChannelSplitter:
     """Return the splitter of one output."""
-    return ChannelSplitter() if thinking.has_channels else ThoughtSplitter(thinking)
+    return ChannelSplitter() if thinking.has_channels else ReasoningSplitter(thinking)
 
 
-def read_thought(thinking: Thinking, text: str) -> tuple[ThoughtSplitter | ChannelSplitter, str]:
+def split_reasoning(thinking: Thinking, text: str) -> tuple[ReasoningSplitter | ChannelSplitter, str]:
     """Split a complete output: the part it ended in, and its content."""
     splitter = make_splitter(thinking)
     _, words = splitter.feed(text)

@@ -22,8 +22,8 @@ from starlette.routing import Mount
 from app.api.application import make_api
 from app.api.context import ApiContext
 from app.config import AppConfig
-from app.front_door import FrontDoor
 from app.listening import bind, describe_address, finish_unless, run_uvicorn, stop_on_signals
+from app.startup_app import StartupApp
 from app.timeline import Timeline
 from engine import Engine, EngineConfig
 
@@ -54,23 +54,23 @@ async def serve(
         ConfigError: the engine cannot start as configured.
     """
     engine = Engine(engine_config)
-    door = FrontDoor(engine, is_private=bool(app_config.api_key))
+    startup_app = StartupApp(engine, is_private=bool(app_config.api_key))
     app = make_api(ApiContext(engine, app_config))
     num_cut = 0
     with bind(app_config) as listener, stop_on_signals(on_stop) as stop:
-        async with run_uvicorn(door, listener, stop, app_config):
+        async with run_uvicorn(startup_app, listener, stop, app_config):
             try:
                 if await finish_unless(stop, prepare(app, engine, app_config, timeline)):
                     # Gradio's queue starts with the app's lifespan, which uvicorn, already running, does not start
                     async with app.router.lifespan_context(app):
-                        door.open(app)
+                        startup_app.open(app)
                         announce(engine, app_config, listener, timeline)
                         await finish_unless(stop, collect_when_idle(engine))
-                        num_cut = await drain(door, engine, app_config.shutdown_grace_s)
+                        num_cut = await drain(startup_app, engine, app_config.shutdown_grace_s)
                 else:
                     logger.info("closing: startup cancelled")
             finally:
-                door.close()
+                startup_app.close()
                 await engine.close()
     logger.info("closed%s", f": {describe_requests(num_cut, 'was', 'were')} cut off" if num_cut else "")
 
@@ -138,9 +138,9 @@ async def collect_when_idle(engine: Engine) -> None:
             gc.collect()
 
 
-async def drain(door: FrontDoor, engine: Engine, grace_s: float) -> int:
+async def drain(startup_app: StartupApp, engine: Engine, grace_s: float) -> int:
     """Refuse new requests and wait for running ones. Returns the number of requests cut off at the end of the grace."""
-    door.is_draining = True
+    startup_app.is_draining = True
     num_left = engine.stats().num_unfinished
     if num_left:
         logger.info("closing: %s up to %g s", describe_requests(num_left, "gets", "get"), grace_s)

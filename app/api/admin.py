@@ -71,8 +71,8 @@ def _check_query(request: Request) -> None:
     known = [param.alias for param in request.scope["route"].dependant.query_params]
     wrong = next((name for name in request.query_params if name not in known), None)
     if wrong is not None:
-        told = f"known are {', '.join(known)}" if known else "this route has none"
-        raise BadRequest(f"{wrong[:80]} is not a known query parameter; {told}", wrong[:80], "unknown_field")
+        hint = f"known are {', '.join(known)}" if known else "this route has none"
+        raise BadRequest(f"{wrong[:80]} is not a known query parameter; {hint}", wrong[:80], "unknown_field")
 
 
 router = APIRouter()

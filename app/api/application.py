@@ -110,6 +110,6 @@ def no_route(request: Request, known: Sequence[Route]) -> ApiError:
         if any(route.matches({**request.scope, "path": other})[0] is not Match.NONE for route in known):
             message = f"there is no route {path}; use {other}: check the client's base URL"
             return ApiError(404, message, code="route_not_found")
-    missing = next((told for start, told in MISSING.items() if f"{path}/".startswith(f"{start}/")), None)
+    missing = next((text for start, text in MISSING.items() if f"{path}/".startswith(f"{start}/")), None)
     reason = "" if missing is None else f": this server generates text; {missing}"
     return ApiError(404, f"there is no route {path} for {request.method}{reason}", code="route_not_found")

@@ -11,9 +11,9 @@ from app.api.errors import ApiError, BadRequest, to_api_error
 from app.api.fields import WARNINGS
 from app.api.json_body import check_json
 from app.api.protocol import ChatRequest, CompletionRequest
+from app.api.request_info import RequestInfo
 from app.api.responses import routes as responses
 from app.api.responses.request import ResponsesRequest
-from app.api.visit import Visit
 from app.concurrency import retry_while_full
 from engine import EngineDead, EngineError
 from grammar import GrammarError
@@ -25,7 +25,7 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
     """The output row for an input row; what is wrong with the row is in its answer.
 
     Raises:
-        EngineDead: the engine is gone, which is no fault of the row.
+        EngineDead: the engine is gone, which is not the fault of the row.
     """
     request_id = uuid.uuid4().hex
     status, body = 200, {}
@@ -61,22 +61,22 @@ async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
     check_json(body)
     if body.get("stream"):
         raise BadRequest("stream is not possible in a batch", "stream")
-    return await retry_while_full(lambda: ROUTES[url](context, body, Visit(request_id)))
+    return await retry_while_full(lambda: ROUTES[url](context, body, RequestInfo(request_id)))
 
 
-async def _chat(context: ApiContext, body: Any, visit: Visit) -> Json:
-    call, echo = await chat.prepare(ChatRequest.read(body), visit, context)
+async def _chat(context: ApiContext, body: Any, info: RequestInfo) -> Json:
+    call, echo = await chat.prepare(ChatRequest.read(body), info, context)
     return chat.whole_reply(call, await call.finish(), echo)
 
 
-async def _complete(context: ApiContext, body: Any, visit: Visit) -> Json:
-    call = await completions.prepare(CompletionRequest.read(body), visit, context)
+async def _complete(context: ApiContext, body: Any, info: RequestInfo) -> Json:
+    call = await completions.prepare(CompletionRequest.read(body), info, context)
     return completions.whole_reply(call, await completions.finish_all(call))
 
 
-async def _respond(context: ApiContext, body: Any, visit: Visit) -> Json:
+async def _respond(context: ApiContext, body: Any, info: RequestInfo) -> Json:
     asked = ResponsesRequest.read(body)
-    return await (await responses.make_writer(asked, visit, context)).finish()
+    return await (await responses.make_writer(asked, info, context)).finish()
 
 
 ROUTES = {"/v1/chat/completions": _chat, "/v1/completions": _complete, "/v1/responses": _respond}

@@ -105,21 +105,21 @@ class BlockWriter(ABC):
         """Return an empty block; id and name are those of a call."""
 
     @abstractmethod
-    def tell_open(self, block: Json) -> None:
+    def add_open(self, block: Json) -> None:
         """Tell the events of a new block."""
 
     @abstractmethod
-    def tell_growth(self, kind: str, text: str) -> None:
+    def add_growth(self, kind: str, text: str) -> None:
         """Tell more text of the open block."""
 
     @abstractmethod
-    def tell_end(self, block: Json, text: str, status: str) -> None:
+    def add_end(self, block: Json, text: str, status: str) -> None:
         """Put the whole text into the block and tell its end."""
 
     def close(self, status: str = "completed") -> None:
         """Close the open block."""
         if self._is_open:
-            self.tell_end(self.blocks[-1], "".join(self._pieces), status)
+            self.add_end(self.blocks[-1], "".join(self._pieces), status)
             self._pieces, self._is_open = [], False
 
     def open(self, kind: str, call_id: str = "", name: str = "") -> None:
@@ -127,9 +127,9 @@ class BlockWriter(ABC):
         self.close()
         self.blocks.append(self.make_block(kind, call_id, name))
         self._is_open = True
-        self.tell_open(self.blocks[-1])
+        self.add_open(self.blocks[-1])
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def add_event(self, kind: str, **fields: Any) -> None:
         """Add an event, which is named after its type."""
         self._events.append(frame_named(kind, fields))
 
@@ -162,4 +162,4 @@ class BlockWriter(ABC):
 
     def _grow(self, kind: str, text: str) -> None:
         self._pieces.append(text)
-        self.tell_growth(kind, text)
+        self.add_growth(kind, text)

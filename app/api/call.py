@@ -10,15 +10,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
+from app.api.answer_validator import AnswerValidator
 from app.api.constraint import Constraint
 from app.api.context import ApiContext
 from app.api.errors import BadRequest, make_closing_error, make_failure, to_api_error
 from app.api.protocol import MAX_PROMPTS, GenerationFields
-from app.api.thought_parser import make_reader
+from app.api.reasoning_parser import make_reader
+from app.api.request_info import RequestInfo
 from app.api.tools.calls import ToolParser, is_valid
 from app.api.tools.use import ToolUse, explain
-from app.api.verdict import Judge
-from app.api.visit import Visit
 from app.concurrency import take_last
 from app.reasoning import Thinking
 from engine import EngineDead, InvalidRequest, RequestOutput, SamplingParams
@@ -35,11 +35,11 @@ class Call:
         given: the prompts as the request has them, for a reply that repeats them.
         prompt_field: the field that holds the prompts, for errors.
         prediction: text that the answer probably contains.
-        judge: validator of finished choices; None if there is nothing to validate.
+        validator: validator of finished choices; None if there is nothing to validate.
     """
 
     context: ApiContext
-    visit: Visit
+    info: RequestInfo
     body: GenerationFields
     reply_id: str
     model: str
@@ -48,7 +48,7 @@ class Call:
     constraint: Constraint | None = None
     tools: ToolUse | None = None
     thinking: Thinking | None = None
-    judge: Judge | None = None
+    validator: AnswerValidator | None = None
     given: Sequence[Prompt] = ()
     prediction: str | None = None
     prompt_field: str = "prompt"
@@ -64,7 +64,7 @@ class Call:
         request_id = self.reply_id if len(self.prompts) == 1 else _number(self.reply_id, index)
         prompt = self.prompts[index]
         if not isinstance(prompt, str):
-            self.visit.prompts[request_id] = (len(prompt), 0)
+            self.info.prompts[request_id] = (len(prompt), 0)
         is_finished = False
         self.context.open_requests.add(request_id)
         outputs = self.context.engine.generate(
@@ -80,21 +80,21 @@ class Call:
         try:
             async with aclosing(outputs):
                 async for output in outputs:
-                    self.visit.note(output)
+                    self.info.note(output)
                     _check(output)
-                    if self.judge is not None:
+                    if self.validator is not None:
                         for choice in output.outputs:
-                            await self.judge.take(index * self.sampling.n + choice.index, choice)
+                            await self.validator.take(index * self.sampling.n + choice.index, choice)
                     is_finished = output.finished
                     yield output
         except (asyncio.CancelledError, GeneratorExit):
             if not is_finished:
-                self.visit.finish_reasons.append("abort")
+                self.info.finish_reasons.append("abort")
             raise
         except EngineDead as error:
             if self.context.engine.state != "closed":
                 raise
-            self.visit.finish_reasons.append("abort")
+            self.info.finish_reasons.append("abort")
             raise make_closing_error() from error
         except GrammarError as error:
             param = None if self.constraint is None else self.constraint.param
@@ -121,12 +121,12 @@ class Call:
         return make_reader(self.tools, self.thinking)
 
 
-def make_judge(
+def make_validator(
     context: ApiContext,
     constraint: Constraint | None,
     thinking: Thinking | None = None,
     tools: ToolUse | None = None,
-) -> Judge | None:
+) -> AnswerValidator | None:
     """Return the validator of a request's choices, None if there is nothing to validate.
 
     Args:
@@ -137,7 +137,7 @@ def make_judge(
         return None
     spec = None if constraint is None else constraint.spec
     check = None if tools is None or not (tools.spec or tools.answer) else partial(is_valid, tools)
-    return Judge(spec, thinking, lambda ids: tokenizer.decode(ids, skip_special_tokens=False), check)
+    return AnswerValidator(spec, thinking, lambda ids: tokenizer.decode(ids, skip_special_tokens=False), check)
 
 
 def _check(output: RequestOutput) -> None:
@@ -147,9 +147,9 @@ def _check(output: RequestOutput) -> None:
             raise make_failure(completion)
 
 
-def make_reply_id(prefix: str, visit: Visit, body: GenerationFields) -> str:
+def make_reply_id(prefix: str, info: RequestInfo, body: GenerationFields) -> str:
     """Return the id of the reply: the client's request_id, or the one of the x-request-id header."""
-    given = body.request_id or visit.request_id
+    given = body.request_id or info.request_id
     # Two live requests must not share an id, and a client may send the same header twice.
     return f"{prefix}{given}-{uuid.uuid4().hex[:8]}"
 

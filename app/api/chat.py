@@ -10,22 +10,22 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import replies
-from app.api.call import Call, make_judge, make_reply_id
+from app.api.call import Call, make_reply_id, make_validator
 from app.api.chunks import Chunks, stream
 from app.api.constraint import Constraint, read_constraint
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.fields import warn
-from app.api.messages import has_tool_messages, read_messages, read_template_kwargs, tell_plainly
+from app.api.messages import has_tool_messages, read_messages, read_template_kwargs, write_as_text
 from app.api.protocol import ChatRequest
+from app.api.reasoning_parser import think_first
+from app.api.request_info import RequestInfo
 from app.api.sampling import chat_sampling
 from app.api.sse import STREAMED, EventStream, unless_gone
-from app.api.thought_parser import think_first
 from app.api.tools.calls import make_message
 from app.api.tools.functions import read_functions
 from app.api.tools.styles import TemplateFacts
 from app.api.tools.use import ToolUse, combine, read_tools
-from app.api.visit import Visit
 from app.reasoning import TAIL_TOKENS, Thinking, find_thinking
 from engine import CompletionOutput, RequestOutput, SamplingParams
 
@@ -37,7 +37,7 @@ TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the m
 @router.post("/v1/chat/completions", responses=STREAMED)
 async def create_chat_completion(body: ChatRequest, request: Request, context: Context) -> Response:
     """Answer a conversation, in one reply or as a stream."""
-    call, echo = await prepare(body, request.state.visit, context)
+    call, echo = await prepare(body, request.state.info, context)
     if body.stream:
         chunks = Chunks(call, "chat.completion.chunk", is_chat=True)
         return EventStream(
@@ -48,7 +48,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, context: C
 
 
 async def prepare(
-    body: ChatRequest, visit: Visit, context: ApiContext, id_prefix: str = "chatcmpl-"
+    body: ChatRequest, info: RequestInfo, context: ApiContext, id_prefix: str = "chatcmpl-"
 ) -> tuple[Call, str]:
     """Check everything that costs nothing, then render and tokenise off the loop.
 
@@ -57,7 +57,7 @@ async def prepare(
     Raises:
         ApiError, InvalidRequest: the request cannot be served as asked.
     """
-    model = visit.model = context.check_model(body.model)
+    model = info.model = context.check_model(body.model)
     context.require_ready()
     template = await context.read_template()
     is_older = body.functions is not None or body.function_call is not None
@@ -72,7 +72,7 @@ async def prepare(
         tools = await asyncio.to_thread(tools.in_style, template.tool_style, answer)
     constraint = combine(tools, answer)
     sampling = chat_sampling(body, constraint, await context.read_sampling_defaults())
-    if tools is not None and tools.words_spec is not None:
+    if tools is not None and tools.text_spec is not None:
         # The text shows the special tokens that begin a call; the grammar allows no others.
         sampling = replace(sampling, skip_special_tokens=False)
     messages = await read_conversation(body.messages, context, template)
@@ -90,19 +90,19 @@ async def prepare(
     tokenizer = context.engine.tokenizer
     assert tokenizer is not None, "the prompt was rendered"
     tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-    thinking = find_thinking(template.knows_thoughts, tail, messages, options)
+    thinking = find_thinking(template.supports_reasoning, tail, messages, options)
     if thinking is not None and thinking.has_channels and tools is not None and tools.spec is None:
         thinking = None  # the parser of the calls reads the channels
     wanted = constraint
     if thinking is not None:
         thinking = replace(thinking, is_shown=body.include_reasoning is not False)
         constraint, thinking, sampling = make_room(thinking, constraint, sampling, template)
-    judge = make_judge(context, wanted, thinking, tools)
+    validator = make_validator(context, wanted, thinking, tools)
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else ""
-    reply_id = make_reply_id(id_prefix, visit, body)
+    reply_id = make_reply_id(id_prefix, info, body)
     prediction = None if body.prediction is None else body.prediction.text
     call = Call(
-        context, visit, body, reply_id, model, [prompt], sampling, constraint, tools, thinking, judge,
+        context, info, body, reply_id, model, [prompt], sampling, constraint, tools, thinking, validator,
         prediction=prediction, prompt_field="messages",
     )  # fmt: skip
     return call, echo
@@ -115,7 +115,7 @@ def make_room(
     if constraint is not None:
         constraint, thinking = think_first(constraint, thinking)
         sampling = replace(sampling, grammar=constraint.spec)
-    if template.hides_thoughts or thinking.has_channels:
+    if template.hides_reasoning or thinking.has_channels:
         sampling = replace(sampling, skip_special_tokens=False)
     return constraint, thinking, sampling
 
@@ -143,7 +143,7 @@ async def read_conversation(
     """
     sees_images = context.engine.sees_images
     messages = read_messages(await context.documents.read(given, sees_images), sees_images)
-    return messages if template.knows_tools or not has_tool_messages(messages) else tell_plainly(messages)
+    return messages if template.knows_tools or not has_tool_messages(messages) else write_as_text(messages)
 
 
 def show_tools(tools: ToolUse | None, template: TemplateFacts) -> dict[str, Any]:

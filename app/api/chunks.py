@@ -72,9 +72,9 @@ class Chunks:
         """Return the chunk with what one choice has gained since the last one, b"" if there is nothing to show."""
         self._num_tokens[index] = self._num_tokens.get(index, 0) + len(choice.token_ids)
         if index in self._parsers:
-            told = join_parts(self._parsers[index].feed(choice.text))
-            is_empty = not told and (self._is_plain or not choice.token_ids)
-            return b"" if is_empty else frame(self._rich(index, choice, output, told))
+            parts = join_parts(self._parsers[index].feed(choice.text))
+            is_empty = not parts and (self._is_plain or not choice.token_ids)
+            return b"" if is_empty else frame(self._rich(index, choice, output, parts))
         if self._is_plain:
             if not choice.text:
                 return b""

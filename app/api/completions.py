@@ -9,16 +9,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import replies
-from app.api.call import Call, make_judge, make_reply_id
+from app.api.call import Call, make_reply_id, make_validator
 from app.api.chunks import Chunks, is_scoring, stream, without_hidden
 from app.api.constraint import read_constraint
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.protocol import CompletionRequest
+from app.api.request_info import RequestInfo
 from app.api.sampling import completion_sampling, read_prompts
 from app.api.sse import STREAMED, EventStream, unless_gone
 from app.api.tokens import encode, require_tokenizer
-from app.api.visit import Visit
 from app.concurrency import gather_bounded
 from engine import CompletionOutput, RequestOutput
 
@@ -30,7 +30,7 @@ SEPARATOR = "<|endoftext|>"  # GPT-2's, Qwen's and SmolLM's name for it
 @router.post("/v1/completions", responses=STREAMED)
 async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
     """Continue one text or several, in one piece or as a stream."""
-    call = await prepare(body, request.state.visit, context)
+    call = await prepare(body, request.state.info, context)
     if body.stream:
         chunks = Chunks(call, "text_completion", is_chat=False)
         return EventStream(
@@ -40,17 +40,17 @@ async def create_completion(body: CompletionRequest, request: Request, context: 
     return JSONResponse(whole_reply(call, outputs))
 
 
-async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) -> Call:
+async def prepare(body: CompletionRequest, info: RequestInfo, context: ApiContext) -> Call:
     """Check the request and tokenise its prompts off the loop.
 
     Raises:
         ApiError, InvalidRequest: the request cannot be served as asked.
     """
-    model = visit.model = context.check_model(body.model)
+    model = info.model = context.check_model(body.model)
     context.require_ready()
     constraint = read_constraint(body)
     sampling = completion_sampling(body, constraint, await context.read_sampling_defaults())
-    visit.counts_output = body.max_tokens != 0
+    info.counts_output = body.max_tokens != 0
     if body.best_of not in (None, 1, sampling.n):
         message = f"best_of={body.best_of} must be n={sampling.n}: every text that is drawn is in the reply"
         raise BadRequest(message[:200], "best_of", "unsupported_field")
@@ -60,10 +60,10 @@ async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) ->
         raise BadRequest(message, "n")
     if body.add_special_tokens is False:
         prompts = [p if isinstance(p, list) else await encode(p, context, False) for p in prompts]
-    reply_id = make_reply_id("cmpl-", visit, body)
-    judge = make_judge(context, constraint)
+    reply_id = make_reply_id("cmpl-", info, body)
+    validator = make_validator(context, constraint)
     return Call(
-        context, visit, body, reply_id, model, prompts, sampling, constraint, judge=judge, given=given
+        context, info, body, reply_id, model, prompts, sampling, constraint, validator=validator, given=given
     )
 
 

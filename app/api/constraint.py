@@ -149,12 +149,12 @@ def _candidates(
 def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:
     """Reject whitespace options for constraints without optional whitespace, and conflicting values."""
     given = {"whitespace": asked.whitespace, "disable_any_whitespace": asked.disable_any_whitespace or None}
-    told = [f"structured_outputs.{name}={value!r}" for name, value in given.items() if value is not None]
-    if told and kinds.isdisjoint(SPACED):
-        message = f"{told[0]} belongs to {', '.join(SPACED[:-1])} or {SPACED[-1]}"
+    options = [f"structured_outputs.{name}={value!r}" for name, value in given.items() if value is not None]
+    if options and kinds.isdisjoint(SPACED):
+        message = f"{options[0]} belongs to {', '.join(SPACED[:-1])} or {SPACED[-1]}"
         raise BadRequest(message, "structured_outputs")
-    if len(told) == 2 and asked.whitespace != "compact":
-        raise BadRequest(f"{' and '.join(told)} exclude each other", "structured_outputs")
+    if len(options) == 2 and asked.whitespace != "compact":
+        raise BadRequest(f"{' and '.join(options)} exclude each other", "structured_outputs")
 
 
 def _backend(name: str | None, param: str) -> str | None:

@@ -160,12 +160,12 @@ Pooled = TypeVar("Pooled", Embedding, Score)
 
 async def finish(work: Coroutine[Any, Any, list[Pooled]], request: Request, model: str) -> list[Pooled]:
     """Await vectors or scores, unless the client goes away, and note their tokens."""
-    visit = request.state.visit
-    visit.model = model
+    info = request.state.info
+    info.model = model
     # A task of its own: the task group in it cancels the task that it runs in, which anyio would take for its own.
     found = await unless_gone(request.receive, asyncio.ensure_future(work))
     for each in found:
-        visit.count(each.num_tokens, 0, 0)
+        info.count(each.num_tokens, 0, 0)
     return found
 
 

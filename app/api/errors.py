@@ -181,8 +181,8 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
         case InvalidRequest():
             return ApiError(400, str(error), error.param or param, "invalid_value")
         case UnsupportedGrammar():
-            told = {"keyword": error.keyword, "pointer": error.pointer, "reason": error.reason}
-            return ApiError(400, str(error), param, "unsupported_grammar", details=told)
+            parts = {"keyword": error.keyword, "pointer": error.pointer, "reason": error.reason}
+            return ApiError(400, str(error), param, "unsupported_grammar", details=parts)
         case GrammarError():
             pointer = error.pointer if isinstance(error, InvalidGrammar) else None
             details = {"pointer": pointer, "reason": str(error)}

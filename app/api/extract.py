@@ -26,8 +26,8 @@ from app.api.errors import BadRequest, describe_fields
 from app.api.json_body import parse_body, parse_part
 from app.api.protocol import Fields
 from app.api.replies import usage
+from app.api.request_info import RequestInfo
 from app.api.sse import STREAMED, Emit, EventStream, JsonLines, frame, unless_gone
-from app.api.visit import Visit
 from app.extraction import (
     Example,
     ExtractionResult,
@@ -149,14 +149,14 @@ BODY = {
 async def extract(request: Request, context: Context) -> Response:
     """Extract a record, with the confidence and the evidence of each value, the values to check, and the checks."""
     body, sources, is_table = await read_request(request, context.engine.sees_images)
-    visit: Visit = request.state.visit
-    model = visit.model = context.check_model(body.model)
+    info: RequestInfo = request.state.info
+    model = info.model = context.check_model(body.model)
     context.require_ready()
     schema = read_schema(body.schema_)
     extractor = make_extractor(context, body, model)
     if is_table:
         return JsonLines(
-            lambda emit: send_rows(emit, extractor, schema, sources, body.cache_salt, visit),
+            lambda emit: send_rows(emit, extractor, schema, sources, body.cache_salt, info),
             math.inf,
             b"",
             lambda error: json.dumps(error.body).encode() + b"\n",
@@ -168,16 +168,16 @@ async def extract(request: Request, context: Context) -> Response:
         raise BadRequest("text is empty: there is nothing to extract", "text")
     if body.stream:
         return EventStream(
-            lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt, visit),
+            lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt, info),
             context.config.keep_alive_s,
         )
     work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
     done = await unless_gone(request.receive, work)
-    return JSONResponse(show(extractor, *done, visit))
+    return JSONResponse(show(extractor, *done, info))
 
 
 async def send_rows(
-    emit: Emit, extractor: Extractor, schema: Schema, sources: Sequence[Source], salt: str | None, visit: Visit
+    emit: Emit, extractor: Extractor, schema: Schema, sources: Sequence[Source], salt: str | None, info: RequestInfo
 ) -> None:
     """Send one line per row, in order."""
     num_done = 0
@@ -185,12 +185,12 @@ async def send_rows(
         async for record, result in records:
             num_done += 1
             progress = {"num_done": num_done, "num_rows": len(sources)}
-            line = show(extractor, record, result, visit) | {"progress": progress}
+            line = show(extractor, record, result, info) | {"progress": progress}
             await emit(json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
 async def send_parts(
-    emit: Emit, extractor: Extractor, schema: Schema, source: Source, salt: str | None, visit: Visit
+    emit: Emit, extractor: Extractor, schema: Schema, source: Source, salt: str | None, info: RequestInfo
 ) -> None:
     """Send the record while it grows, then the result."""
     sent = 0.0
@@ -199,7 +199,7 @@ async def send_parts(
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, ExtractionResult):
-                await emit(frame(show(extractor, source.complete(part.to_json()), part, visit)))
+                await emit(frame(show(extractor, source.complete(part.to_json()), part, info)))
             elif not isinstance(part, PartialExtraction):
                 counts = {"num_done": part.num_done, "num_parts": part.num_parts}
                 await emit(frame({"object": "extraction.progress", **counts}))
@@ -209,13 +209,13 @@ async def send_parts(
 
 
 def show(
-    extractor: Extractor, record: dict[str, Any], result: ExtractionResult | None, visit: Visit
+    extractor: Extractor, record: dict[str, Any], result: ExtractionResult | None, info: RequestInfo
 ) -> dict[str, Any]:
     """Return the reply for one record, and note its tokens; a document that failed has no usage."""
     reply = {"object": "extraction", "model": extractor.model_name, **record}
     if result is not None:
-        visit.count(*result.usage)
-        visit.finish_reasons.append(result.finish_reason)
+        info.count(*result.usage)
+        info.finish_reasons.append(result.finish_reason)
         reply["usage"] = usage(*result.usage)
     return reply
 

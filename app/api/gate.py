@@ -4,7 +4,7 @@ With keys set, everything but the health of the server asks for one. A program s
 `x-api-key: KEY`. A browser asks its user (Basic: any name, a key as password) and then adds it to every request by
 itself, whichever page sends it. Basic therefore opens the page and what only reads, and no POST of the API.
 
-It is no `BaseHTTPMiddleware`: that would put a queue between a stream and its socket and hide disconnects.
+It is not a `BaseHTTPMiddleware`, which would put a queue between a stream and its socket and hide disconnects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from app.api.body_decoder import BodyDecoder
 from app.api.errors import API_PREFIXES, HEALTH_PATHS, REQUEST_ID, ApiError, BadRequest, to_api_error
 from app.api.fields import WARNINGS
 from app.api.origins import SAFE_METHODS, AllowedOrigins
-from app.api.visit import Visit
+from app.api.request_info import RequestInfo
 from app.json_text import TOO_MANY_VALUES, ValueCounter
 from engine import EngineOverloaded
 
@@ -86,12 +86,12 @@ class Gate:
         scope = _plain(scope)
         headers: Headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        visit = Visit(given if VALID_ID.fullmatch(given) else uuid.uuid4().hex)
-        scope.setdefault("state", {})["visit"] = visit
-        WARNINGS.set(visit.warnings)
-        REQUEST_ID.set(visit.request_id)
+        info = RequestInfo(given if VALID_ID.fullmatch(given) else uuid.uuid4().hex)
+        scope.setdefault("state", {})["info"] = info
+        WARNINGS.set(info.warnings)
+        REQUEST_ID.set(info.request_id)
         is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
-        send = _watched(send, visit, self.origins.make_cors_headers(headers) if is_api else {})
+        send = _watched(send, info, self.origins.make_cors_headers(headers) if is_api else {})
         is_work = scope["method"] == "POST" and scope["path"].startswith(("/v1/", "/v2/", "/rerank", "/score", "/api/"))
         try:
             _check_single(scope["headers"])
@@ -101,7 +101,7 @@ class Gate:
             if scope["path"] not in OPEN_PATHS:
                 self.origins.check(scope["method"], headers, scope["scheme"])
                 takes_basic = scope["method"] in SAFE_METHODS or not scope["path"].startswith(API_PREFIXES)
-                visit.key_number = self._find_key(headers, takes_basic)
+                info.key_number = self._find_key(headers, takes_basic)
             self._check_length(headers)
             if is_work and scope["path"] in WORK_PATHS:
                 self.check_room()
@@ -115,18 +115,18 @@ class Gate:
                 headers[b"content-type"] = b"application/json"
                 scope["headers"] = list(headers.items())
             is_json = b"json" in headers.get(b"content-type", b"").lower()
-            with self._counted(visit.key_number if is_work else 0):
+            with self._counted(info.key_number if is_work else 0):
                 await self.app(scope, self._bounded(receive, is_json), send)
         except (ApiError, EngineOverloaded) as error:
             await to_api_error(error).answer(scope["path"])(scope, receive, send)
         except Exception as error:
             # an unexpected error, which the server logs afterwards; the request log gets id and status as always
-            if not visit.status:
+            if not info.status:
                 await to_api_error(error).answer(scope["path"])(scope, receive, send)
             raise
         finally:
-            if is_work or visit.status >= 400:
-                logger.log(logging.INFO if is_work else logging.DEBUG, "%s", _describe(visit, scope))
+            if is_work or info.status >= 400:
+                logger.log(logging.INFO if is_work else logging.DEBUG, "%s", _describe(info, scope))
 
     def _find_key(self, headers: Headers, takes_basic: bool) -> int:
         """Return the number of the request's key, counted from 1; 0 if no key is required."""
@@ -144,14 +144,14 @@ class Gate:
         """Count a request of a key while it is open.
 
         Raises:
-            ApiError: 429 when the key has as many as it may.
+            ApiError: 429 when the key has reached its limit.
         """
         limit = self.max_requests_per_key
         if not key_number or limit is None:
             yield
             return
         if self._num_open[key_number] >= limit:
-            message = f"this key has {limit} requests open, as many as it may; try again when one has ended"
+            message = f"this key has reached its limit of {limit} open requests; try again when one has ended"
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1)
         self._num_open[key_number] += 1
         try:
@@ -262,21 +262,21 @@ def _read_key(authorization: bytes, takes_basic: bool) -> bytes:
     return b""
 
 
-def _describe(visit: Visit, scope: Scope) -> str:
+def _describe(info: RequestInfo, scope: Scope) -> str:
     # the client chose the path: escape it, so that it cannot forge log lines
-    return visit.describe(scope["method"], scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode())
+    return info.describe(scope["method"], scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode())
 
 
-def _watched(send: Send, visit: Visit, more: Mapping[str, str]) -> Send:
+def _watched(send: Send, info: RequestInfo, more: Mapping[str, str]) -> Send:
     """Record the status, and add the request id, a warning if there is one, and further headers."""
 
     async def send_watched(message: Message) -> None:
         if message["type"] == "http.response.start":
-            visit.status = message["status"]
+            info.status = message["status"]
             # clients choose the names of fields: no control character may reach a header
-            warning = "; ".join(visit.warnings).encode("unicode_escape")[:MAX_WARNING_BYTES].decode()
+            warning = "; ".join(info.warnings).encode("unicode_escape")[:MAX_WARNING_BYTES].decode()
             # the second is Anthropic's name
-            ids = dict.fromkeys(("x-request-id", "request-id"), visit.request_id)
+            ids = dict.fromkeys(("x-request-id", "request-id"), info.request_id)
             added = {**ids, "x-troupe-warning": warning, **more}
             headers = [(name.encode(), value.encode()) for name, value in added.items() if value]
             message["headers"] = [*message.get("headers", ()), *headers]

@@ -9,8 +9,8 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-MAX_HEAD_BYTES = 64 * 1024
-# Within it a head has to be there, and a body to move on; between two requests uvicorn's own limit counts.
+MAX_HEADERS_BYTES = 64 * 1024
+# Seconds to receive the headers, and between parts of the body; between two requests uvicorn's own limit counts.
 READ_TIMEOUT_S = 60.0
 
 
@@ -42,8 +42,8 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._is_in_body:
             self._num_head_bytes += len(data)
         self._parse(data)
-        if not self._is_in_body and self._num_head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.")
+        if not self._is_in_body and self._num_head_bytes > MAX_HEADERS_BYTES:
+            self.send_400_response(f"The request headers are larger than {MAX_HEADERS_BYTES} bytes.")
 
     def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

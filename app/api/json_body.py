@@ -30,7 +30,7 @@ async def check_body(request: Request) -> None:
         try:
             body = await request.json()  # parsed already, and kept
         except (ValueError, RecursionError):
-            return  # no JSON: the route says what it wants
+            return  # not JSON: the route says what it expects
         check_json(body)
         parse_body(await request.body())
 
@@ -40,7 +40,7 @@ def parse_body(text: bytes) -> Any:
 
     Raises:
         ApiError: 400 with the key.
-        ValueError, RecursionError: it is no JSON.
+        ValueError, RecursionError: it is not JSON.
     """
     try:
         return load_json(text)
@@ -94,7 +94,7 @@ def _find_wrong(body: object) -> tuple[str, str]:
             waiting += [(f"{place}.{key}", inner) for key, inner in reversed(value.items())]
         elif isinstance(value, list):
             waiting += [(f"{place}[{i}]", inner) for i, inner in reversed([*enumerate(value)])]
-    return "", " holds a number that is not finite, or half of a surrogate pair"
+    return "", " holds a number that is not finite, or an unpaired surrogate (invalid Unicode)"
 
 
 def _refuse(value: object) -> str:
@@ -102,7 +102,7 @@ def _refuse(value: object) -> str:
         case float() if not math.isfinite(value):
             return f"={value} must be a finite number"
         case str() if not is_unicode(value):
-            return " holds half of a surrogate pair, which is no text"
+            return " contains an unpaired surrogate (invalid Unicode)"
         case dict() if not all(map(is_unicode, value)):
-            return " has a name with half of a surrogate pair, which is no text"
+            return " has a name with an unpaired surrogate (invalid Unicode)"
     return ""

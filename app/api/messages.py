@@ -45,7 +45,7 @@ def read_messages(
             more values than a body may have.
     """
     counter = ValueCounter()  # counts the arguments of all calls, which are strings in the body
-    told: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []  # images of the results before the next message
     for i, message in enumerate(messages):
         read = _read_message(f"messages[{i}]", message, counter)
@@ -54,15 +54,15 @@ def read_messages(
             if role == "user":
                 parts = [*shown, *parts]
             else:
-                told.append({"role": "user", "content": shown})
+                result.append({"role": "user", "content": shown})
             shown = []
         if role != "user" and sees_images:
             images = [part for part in parts if part["type"] == "image_url" and role == "tool"]
             shown += images
             parts = [make_text("[image: it follows]") if part in images else part for part in parts]
         texts = [_show(part, sees_images and role == "user") for part in parts]
-        told.append(read | {"content": join_texts(texts)})
-    return [*told, {"role": "user", "content": shown}] if shown else told
+        result.append(read | {"content": join_texts(texts)})
+    return [*result, {"role": "user", "content": shown}] if shown else result
 
 
 def _show(part: dict[str, Any], sees_images: bool) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = 
     return known | dict(kwargs or {})
 
 
-def tell_plainly(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def write_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the conversation with calls as JSON in the assistant's content, and their results in the user's.
 
     Consecutive results and the user's message after them become one message, because many templates need turns.
@@ -210,22 +210,22 @@ def tell_plainly(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Args:
         messages: as `read_messages` returns them.
     """
-    told: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # id of a call -> name of its function
     was_result = False
     for message in messages:
         is_result = message["role"] == "tool"
-        plain = _tell_result(message, names) if is_result else _tell_calls(message)
-        if told and was_result and plain["role"] == "user" and isinstance(plain["content"], str):
-            told[-1]["content"] += "\n" + plain["content"]
+        plain = _write_result(message, names) if is_result else _write_calls(message)
+        if result and was_result and plain["role"] == "user" and isinstance(plain["content"], str):
+            result[-1]["content"] += "\n" + plain["content"]
         else:
-            told.append(plain)
+            result.append(plain)
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
-        was_result = told[-1]["role"] == "user" and (is_result or was_result)
-    return told
+        was_result = result[-1]["role"] == "user" and (is_result or was_result)
+    return result
 
 
-def _tell_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+def _write_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose calls are lines of its content, each as a forced call is written."""
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     if not calls:
@@ -235,7 +235,7 @@ def _tell_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"content": "\n".join((*lines, *calls))}
 
 
-def _tell_result(message: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _write_result(message: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     name = message.get("name") or names.get(message["tool_call_id"])
     start = f"Result of {name}" if name else "Result"
     return {"role": "user", "content": f"{start}: {message['content']}"}

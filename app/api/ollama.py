@@ -158,7 +158,7 @@ async def answer_chat(body: OllamaChat, request: Request, context: Context) -> R
         return describe_loaded(body.model, context, {"message": {"role": "assistant", "content": ""}})
     fields = body.as_chat(context, read_messages(body.messages)) | {"tools": body.tools}
     with own_names(RENAMED):
-        call, _ = await chat.prepare(ChatRequest.read(fields), request.state.visit, context)
+        call, _ = await chat.prepare(ChatRequest.read(fields), request.state.info, context)
     return await reply(AnswerWriter(call, is_chat=True), request)
 
 
@@ -173,19 +173,19 @@ async def answer_prompt(body: OllamaGenerate, request: Request, context: Context
     if is_raw and (body.system or body.images):
         name = "system" if body.system else "images"
         raise BadRequest(f"{name} needs a chat template, and raw=true or this model has none", name)
-    visit = request.state.visit
+    info = request.state.info
     with own_names(RENAMED | {"messages": "prompt"}):
         if is_raw:
             fields = body.as_completion(context) | {"prompt": body.prompt}
             if body.logprobs:
                 fields["logprobs"] = body.top_logprobs or 0
-            call = await completions.prepare(CompletionRequest.read(fields), visit, context)
+            call = await completions.prepare(CompletionRequest.read(fields), info, context)
             if "max_tokens" not in fields:
                 call = replace(call, sampling=replace(call.sampling, max_tokens=None))
         else:
             messages = [{"role": "system", "content": body.system}] if body.system else []
             messages.append({"role": "user", "content": make_content(body.prompt, body.images)})
-            call, _ = await chat.prepare(ChatRequest.read(body.as_chat(context, messages)), visit, context)
+            call, _ = await chat.prepare(ChatRequest.read(body.as_chat(context, messages)), info, context)
     return await reply(AnswerWriter(call, is_chat=False), request)
 
 
@@ -247,11 +247,11 @@ class AnswerWriter:
     def piece(self, message: Mapping[str, Any], choice: CompletionOutput | None = None) -> Json:
         """Return a part of the answer, with the log probabilities of its tokens if they are wanted."""
         content, thought = message.get("content") or "", message.get("reasoning")
-        told: Json = {"role": "assistant", "content": content} if self._is_chat else {"response": content}
+        answer: Json = {"role": "assistant", "content": content} if self._is_chat else {"response": content}
         if thought:
-            told["thinking"] = thought
+            answer["thinking"] = thought
         if calls := message.get("tool_calls"):
-            told["tool_calls"] = [
+            answer["tool_calls"] = [
                 {"id": call["id"], "function": {
                     "index": index, "name": call["function"]["name"],
                     "arguments": read_arguments(call["function"]["arguments"] or "{}") or {},
@@ -261,7 +261,7 @@ class AnswerWriter:
         found = None if choice is None else replies.chat_logprobs(self.call, choice)
         created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         head = {"model": self.call.model, "created_at": created}
-        body = {"message": told} if self._is_chat else told
+        body = {"message": answer} if self._is_chat else answer
         return head | body | ({} if found is None else {"logprobs": found["content"]}) | {"done": False}
 
     def _end(self, output: RequestOutput, choice: CompletionOutput) -> Json:
@@ -341,7 +341,7 @@ async def show_model(body: ModelName, context: Context) -> Json:
     tokenizer, facts = context.engine.tokenizer, await context.read_template()
     can = {
         "completion": True, "tools": facts.knows_tools, "vision": context.engine.sees_images,
-        "thinking": facts.knows_thoughts,
+        "thinking": facts.supports_reasoning,
         "embedding": (Path(context.engine.config.model) / "modules.json").is_file(),
     }  # fmt: skip
     report = await context.read_report()
@@ -368,7 +368,7 @@ async def show_version() -> dict[str, str]:
 
 def read_messages(given: list[Json]) -> list[Json]:
     """Return messages of chat completions: images as parts, calls and their results with ids."""
-    told: list[Json] = []
+    result: list[Json] = []
     waiting: list[tuple[str, Any]] = []  # calls without a result: id, name
     for number, message in enumerate(given):
         content = make_content(message.get("content") or "", message.get("images"))
@@ -385,8 +385,8 @@ def read_messages(given: list[Json]) -> list[Json]:
             fitting = [each for each in waiting if each[1] == name] or waiting or [(f"call_{number}", name)]
             read["tool_call_id"] = fitting[0][0]
             waiting = [each for each in waiting if each is not fitting[0]]
-        told.append(read)
-    return told
+        result.append(read)
+    return result
 
 
 def read_call(call: Any, call_id: str) -> Json:

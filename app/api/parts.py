@@ -82,7 +82,7 @@ def _read(where: str, given: Mapping[str, Any], is_history: bool) -> list[Json]:
         case str() if kind in TEXT_KEYS:
             return [make_text(read_text(f"{where}.{TEXT_KEYS[kind]}", given.get(TEXT_KEYS[kind])))]
         case str() if kind in DONE or kind.endswith("_tool_result"):
-            return [make_text(tell_block(given))]
+            return [make_text(describe_block(given))]
         case "unseen" if isinstance(given.get("text"), str):
             return [dict(given)]
         case str() if is_history:
@@ -138,19 +138,19 @@ def _read_file(where: str, part: Mapping[str, Any]) -> Json:
 def _read_document(where: str, block: Mapping[str, Any]) -> list[Json]:
     found = block.get("source")
     source: Mapping[str, Any] = found if isinstance(found, dict) else {}
-    told = [make_text(str(block[name])) for name in ("title", "context") if block.get(name)]
+    before = [make_text(str(block[name])) for name in ("title", "context") if block.get(name)]
     match source.get("type"):
         case "text":
-            return [*told, make_text(read_text(f"{where}.source.data", source.get("data")))]
+            return [*before, make_text(read_text(f"{where}.source.data", source.get("data")))]
         case "content":
-            return [*told, *read_parts(f"{where}.source.content", source.get("content"))]
+            return [*before, *read_parts(f"{where}.source.content", source.get("content"))]
         case "base64":
             data = read_text(f"{where}.source.data", source.get("data"))
             media_type = read_text(f"{where}.source.media_type", source.get("media_type"))
             name = str(block.get("title") or "document")
-            return [*told, make_file(name, f"data:{media_type};base64,{data}")]
+            return [*before, make_file(name, f"data:{media_type};base64,{data}")]
         case "url" | "file":
-            return [*told, make_unseen("document")]
+            return [*before, make_unseen("document")]
     check_choice(f"{where}.source.type", source.get("type"), ("text", "base64", "content", "url", "file"))
     return []
 
@@ -165,7 +165,7 @@ def make_unseen(what: str) -> Json:
     return {"type": "unseen", "text": what}
 
 
-def tell_block(block: Mapping[str, Any]) -> str:
+def describe_block(block: Mapping[str, Any]) -> str:
     """Return what a service did as JSON, without ids and what only the service can read."""
     hidden = ("id", "status", "tool_use_id", "encrypted_content", "encrypted_index", "cache_control", "type")
 

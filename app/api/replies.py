@@ -41,7 +41,7 @@ def usage_of(call: Call, outputs: Sequence[RequestOutput], num_output: int) -> J
 
 def num_reasoning_tokens(call: Call) -> int | None:
     """Return the number of reasoning tokens of a call; None if it cannot have any."""
-    return None if call.thinking is None or call.judge is None else call.judge.num_reasoning_tokens()
+    return None if call.thinking is None or call.validator is None else call.validator.num_reasoning_tokens()
 
 
 def count_output(outputs: Iterable[RequestOutput]) -> int:
@@ -90,7 +90,7 @@ def structured_of(call: Call, output: RequestOutput, indices: Iterable[int] = (0
     if call.body.return_grammar_plan:
         names = ("pointer", "keyword", "enforced_by")
         described["plan"] = [dict(zip(names, entry, strict=True)) for entry in info.plan]
-    is_valid = None if call.judge is None else call.judge.is_valid(indices)
+    is_valid = None if call.validator is None else call.validator.is_valid(indices)
     return {"structured": described | {"valid": is_valid}}
 
 

@@ -110,7 +110,7 @@ def read_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
         (key for key in bias or {} if not (key.isascii() and key.isdigit() and len(key) <= 10)), None
     )
     if wrong is not None:
-        message = f"logit_bias must map token ids to numbers; {wrong[:80]!r} is no token id"
+        message = f"logit_bias must map token ids to numbers; {wrong[:80]!r} is not a token id"
         raise BadRequest(message, "logit_bias")
     return {int(token): value for token, value in (bias or {}).items()}
 
@@ -141,7 +141,7 @@ def read_prompts(value: Any) -> list[str | list[int]]:
 
 
 def _is_ids(value: object) -> bool:
-    # type() and not isinstance(): true is no token id
+    # type() and not isinstance(): true is not a token id
     return (
         isinstance(value, list)
         and bool(value)

@@ -1,8 +1,7 @@
 """Offsets of the tokens of a text completion in the text that clients see.
 
-A part of a character begins where the character does, and a token that shows nothing where the next one does.
-Places count on through a stop string that the text leaves out, so that a stream, which cannot know of it yet,
-reports the same places as a whole reply.
+The bytes of one character share its offset. A token that shows nothing, such as a special token, has the offset of the
+next one. A stop string that the text leaves out is counted, so that a stream and a whole reply have the same offsets.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ async def wait_until_ready(url: str) -> None:
                         return
                     limit_s = START_TIMEOUT_S if response.status == 503 else ANSWER_TIMEOUT_S
             except aiohttp.InvalidURL as error:
-                raise UsageError(f"{url!r} is no address of a server") from error
+                raise UsageError(f"{url!r} is not the address of a server") from error
             except (aiohttp.ClientError, TimeoutError) as error:
                 seen = str(error) or type(error).__name__
             await asyncio.sleep(0.05)

@@ -74,7 +74,7 @@ def read_line() -> str | None:
     """The next line, None at the end of input.
 
     Raises:
-        UsageError: it is no text.
+        UsageError: it is not text.
     """
     try:
         return input("> " if is_terminal() else "").strip()

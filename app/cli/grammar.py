@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Print the table or the verdicts; 1 when an instance is refused.
+    """Print the table or the reasons; 1 when an instance is refused.
 
     Raises:
         UsageError: the schema cannot be read or used, or there is nothing to test.
@@ -66,12 +66,12 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         if arguments.action == "explain":
             print(make_table(compiled))
             return 0
-        verdicts = [try_instance(compiled, name, arguments.kind) for name in arguments.instances]
+        reasons = [try_instance(compiled, name, arguments.kind) for name in arguments.instances]
     except GrammarError as error:
         raise UsageError(str(error)) from error
-    for name, verdict in zip(arguments.instances, verdicts, strict=True):
-        print(f"{shorten(name)}: {verdict or 'accepted'}")
-    return EXIT_REFUSED if any(verdicts) else 0
+    for name, reason in zip(arguments.instances, reasons, strict=True):
+        print(f"{shorten(name)}: {reason or 'accepted'}")
+    return EXIT_REFUSED if any(reasons) else 0
 
 
 def read_text(name: str, newline: str | None = None) -> str:
@@ -107,7 +107,7 @@ def format_rows(rows: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(f"{row[0]:<{first}}  {row[1]:<{second}}  {row[2]}" for row in rows)
 
 
-def judge(compiled: CompiledGrammar, data: bytes) -> str:
+def check_instance(compiled: CompiledGrammar, data: bytes) -> str:
     """Return where and why a text is refused, "" when it is accepted."""
     matcher = compiled.matcher()
     for position, byte in enumerate(data):
@@ -124,15 +124,15 @@ def try_instance(compiled: CompiledGrammar, name: str, kind: str) -> str:
     A file may have space around JSON, and elsewhere a line break at its end that does not belong to the text.
     """
     if not name.startswith("@"):
-        # bytes of the command line that are no UTF-8 come as surrogates: they are judged as the bytes they were
-        return judge(compiled, name.encode(errors="surrogateescape"))
+        # bytes of the command line that are not UTF-8 come as surrogates: they are read as the bytes they were
+        return check_instance(compiled, name.encode(errors="surrogateescape"))
     text = read_text(name.removeprefix("@"), newline="")
     if kind == "json_schema":
-        return judge(compiled, text.strip().encode())
-    verdict = judge(compiled, text.encode())
-    if verdict and text.endswith("\n"):
-        verdict = judge(compiled, text.removesuffix("\n").removesuffix("\r").encode())
-    return verdict
+        return check_instance(compiled, text.strip().encode())
+    reason = check_instance(compiled, text.encode())
+    if reason and text.endswith("\n"):
+        reason = check_instance(compiled, text.removesuffix("\n").removesuffix("\r").encode())
+    return reason
 
 
 def shorten(name: str) -> str:

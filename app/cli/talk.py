@@ -64,12 +64,12 @@ class Talker:
         assert tokenizer is not None, "the prompt was rendered"
         tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
         options = {"add_generation_prompt": True}
-        thinking = find_thinking(self.template.knows_thoughts, tail, messages, options)
+        thinking = find_thinking(self.template.supports_reasoning, tail, messages, options)
         if thinking is None:
             async for text in self._generate(prompt, params):
                 yield "", text
             return
-        if self.template.hides_thoughts or thinking.has_channels:
+        if self.template.hides_reasoning or thinking.has_channels:
             params = replace(params, skip_special_tokens=False)
         splitter = make_splitter(thinking)
         async for text in self._generate(prompt, params):

@@ -61,7 +61,7 @@ MAX_COUNT = 12
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The values of one type that a text offers; `open_why` says why they are no complete list."""
+    """The values of one type that a text offers; `open_why` says why the list is not complete."""
 
     values: list[Any]
     open_why: str = ""

@@ -47,7 +47,7 @@ def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
     except UnicodeEncodeError as error:
         where = next((f"{each.get('source')!r}" for each in records if not _is_text(each)), "a column")
         raise ExportError(
-            f"{where} holds half of a surrogate pair, which only JSONL can keep: export JSONL"
+            f"{where} contains an unpaired surrogate, which only JSONL can keep: export JSONL"
         ) from error
     raise ExportError(f"format {file_format!r} is not one of {', '.join(FORMATS)}")
 

@@ -47,7 +47,7 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
             continue
         owner, key = _find_owner(edited, pointer)
         if isinstance(owner[key], dict | list):
-            raise EditError(f"{pointer!r} is no single value")
+            raise EditError(f"{pointer!r} is not a single value")
         owner[key] = _read(owner[key], text, kinds)
     return edited
 

@@ -271,7 +271,7 @@ class Proxy:
         dropped = OWN_HEADERS if self._forwards_keys else OWN_HEADERS | {"authorization", "x-api-key"}
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         headers = CIMultiDict((name, value) for name, value in pairs if name not in dropped)
-        headers["x-request-id"] = scope["state"]["visit"].request_id
+        headers["x-request-id"] = scope["state"]["info"].request_id
         headers["accept-encoding"] = "identity"
         return headers
 

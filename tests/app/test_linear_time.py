@@ -29,7 +29,7 @@ from app.extraction.pdf_child import Run, lay_out
 from app.extraction.sources import UnreadableSource, parse_rows
 from app.extraction.verbatim import list_spellings
 from app.json_text import ValueCounter, load_json
-from app.reasoning import Thinking, ThoughtSplitter
+from app.reasoning import ReasoningSplitter, Thinking
 from app.ui.chat.attachments import fence
 from engine import EngineConfig
 from engine.core.stop_strings import StopStrings
@@ -115,7 +115,7 @@ def read_columns(text: str) -> None:
 
 def split_thoughts(text: str) -> None:
     for thinking in (Thinking(False), Thinking(True), Thinking(False, has_channels=True)):
-        splitter = ThoughtSplitter(thinking)
+        splitter = ReasoningSplitter(thinking)
         in_pieces(splitter.feed, text)
 
 

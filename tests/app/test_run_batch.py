@@ -93,7 +93,7 @@ def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, fake_loc
         "POST /v1/embeddings is not possible in a batch; POST to /v1/chat/compl"
     )
     assert messages["body"] == messages["bare"] == "body is required: the request of this row, a JSON object"
-    assert messages["torn"].startswith("reasoning holds half of a surrogate pair")
+    assert messages["torn"].startswith("reasoning contains an unpaired surrogate")
 
 
 def test_rows_in_flight_are_bounded(files: Files, fake_local: FakeEngine) -> None:

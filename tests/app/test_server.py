@@ -28,8 +28,8 @@ import pytest
 import app.server
 from app.cli.serve import set_up_logging
 from app.config import AppConfig, UsageError
-from app.front_door import Loading
 from app.server import bind, serve
+from app.startup_app import Loading
 from app.timeline import Timeline
 from engine import ConfigError, EngineConfig, EngineStats
 from tests.app.api.harness import CHAT, Server, events, needs_model

@@ -55,7 +55,7 @@ def test_a_corrected_record_is_checked_and_kept_and_later_runs_are_compared_with
     total.fill("a lot")
     keep.click()
     site.page.get_by_text("not kept").wait_for()
-    site.wait_for(lambda: "/total" in site.page.locator("#verdict").inner_text())
+    site.wait_for(lambda: "/total" in site.page.locator("#record-status").inner_text())
     total.press("Escape")  # undone
     site.page.get_by_role("textbox", name="vendor").fill("Northwind Ltd")
     keep.click()

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from app.front_door import Loading
+from app.startup_app import Loading
 from engine import EngineConfig
 from tests.browser.axe import list_violations
 from tests.fakes import FakeEngine
@@ -17,7 +17,7 @@ STEPS = [
 
 
 class StartingHouse:
-    """Answers a page as the front door does during a start; what it tells is set from outside."""
+    """Answers a page as the startup app does during a start; what it tells is set from outside."""
 
     def __init__(self, page: Any, base_url: str, cache: Path) -> None:
         self.progress: dict[str, Any] | None = STEPS[0]

@@ -37,23 +37,23 @@ class MessageWriter(BlockWriter):
     def begin(self, output: RequestOutput | None) -> None:
         num_prompt = len(self.call.prompts[0] if output is None else output.prompt_token_ids)
         num_cached = 0 if output is None else output.num_cached_tokens  # message_delta has the final number
-        self.tell("message_start", message=self._describe(usage_of(num_prompt, num_cached, 0)))
+        self.add_event("message_start", message=self._describe(usage_of(num_prompt, num_cached, 0)))
 
     def ping(self) -> None:
-        self.tell("ping")
+        self.add_event("ping")
 
     def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
         self.close()
         stop = stop_of(choice, self.has_calls)
         usage = usage_of(len(output.prompt_token_ids), output.num_cached_tokens, num_tokens)
         extras = replies.structured_of(self.call, output)
-        self.tell("message_delta", delta=stop, usage=usage, **extras)
-        self.tell("message_stop")
+        self.add_event("message_delta", delta=stop, usage=usage, **extras)
+        self.add_event("message_stop")
         return self._describe(usage) | {"content": self.blocks} | stop | extras
 
     def frame_error(self, error: ApiError) -> bytes:
         body = error.anthropic_body
-        self.tell("error", error=body["error"], request_id=body["request_id"])
+        self.add_event("error", error=body["error"], request_id=body["request_id"])
         return self._take()
 
     def make_block(self, kind: str, call_id: str, name: str) -> Json:
@@ -61,14 +61,14 @@ class MessageWriter(BlockWriter):
             return {"type": kind, "id": call_id, "name": name, "input": {}}
         return {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
 
-    def tell_open(self, block: Json) -> None:
-        self.tell("content_block_start", index=len(self.blocks) - 1, content_block=block)
+    def add_open(self, block: Json) -> None:
+        self.add_event("content_block_start", index=len(self.blocks) - 1, content_block=block)
 
-    def tell_growth(self, kind: str, text: str) -> None:
+    def add_growth(self, kind: str, text: str) -> None:
         delta, name = DELTAS[kind]
-        self.tell("content_block_delta", index=len(self.blocks) - 1, delta={"type": delta, name: text})
+        self.add_event("content_block_delta", index=len(self.blocks) - 1, delta={"type": delta, name: text})
 
-    def tell_end(self, block: Json, text: str, status: str) -> None:
+    def add_end(self, block: Json, text: str, status: str) -> None:
         if block["type"] == "tool_use":
             block["input"] = _read_input(text)
         else:
@@ -76,8 +76,8 @@ class MessageWriter(BlockWriter):
         if block["type"] == "thinking":
             block["signature"] = SIGNATURE
             delta = {"type": "signature_delta", "signature": SIGNATURE}
-            self.tell("content_block_delta", index=len(self.blocks) - 1, delta=delta)
-        self.tell("content_block_stop", index=len(self.blocks) - 1)
+            self.add_event("content_block_delta", index=len(self.blocks) - 1, delta=delta)
+        self.add_event("content_block_stop", index=len(self.blocks) - 1)
 
     def _describe(self, usage: Json) -> Json:
         """Return the message before its first token."""
@@ -131,7 +131,7 @@ def _read_input(text: str) -> Json:
     except (ValueError, RecursionError):
         message = (
             "the model called a tool with arguments that no JSON can hold: "
-            "a number too large, half of a surrogate pair, or too many levels"
+            "a number too large, an unpaired surrogate, or too many levels"
         )
         raise ApiError(500, message, code="generation_failed") from None
     return arguments if isinstance(arguments, dict) else {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.api.errors import BadRequest
 from app.api.fields import warn
-from app.api.parts import tell_block
+from app.api.parts import describe_block
 from app.api.responses.tools import join_name
 
 Json = dict[str, Any]
@@ -68,7 +68,7 @@ class Conversation:
                 arguments = json.dumps(item.get("action") or given, ensure_ascii=False)
                 self._add_call(where, item, "function", {"name": kind.removesuffix("_call"), "arguments": arguments})
             case str() as kind if kind.endswith("_call") or kind.startswith("mcp_"):
-                self._add(where, {"role": "assistant", "content": tell_block(item)})
+                self._add(where, {"role": "assistant", "content": describe_block(item)})
             case kind:
                 message = f"{where}: items of type {str(kind)[:40]!r} are not supported"
                 raise BadRequest(message, "input", "unsupported_content")

@@ -21,7 +21,7 @@ CALLS = {
     "function_call": ("function_call_arguments", "arguments", "fc"),
     "custom_tool_call": ("custom_tool_call_input", "input", "ctc"),
 }
-SHELL_CALL = "local_shell_call"  # has no events of its own, as its arguments are no text
+SHELL_CALL = "local_shell_call"  # has no events of its own, as its arguments are not a text
 
 
 def open_item(index: int, item: Json) -> Iterator[Event]:

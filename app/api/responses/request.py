@@ -155,8 +155,8 @@ def _read_effort(reasoning: Json) -> Any:
     check_unknown(reasoning, ("effort", "summary", "generate_summary", *REASONING_VALUES), "reasoning")
     for name, values in REASONING_VALUES.items():
         if reasoning.get(name) not in (None, *values):
-            told = f"reasoning.{name}={str(reasoning[name])[:40]!r}"
-            message = f"{told} is not supported; it can be {' or '.join(values)}"
+            field = f"reasoning.{name}={str(reasoning[name])[:40]!r}"
+            message = f"{field} is not supported; it can be {' or '.join(values)}"
             raise BadRequest(message, "reasoning", "unsupported_field")
     return reasoning.get("effort")
 

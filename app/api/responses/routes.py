@@ -13,13 +13,13 @@ from app.api import chat
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.own_names import own_names
+from app.api.request_info import RequestInfo
 from app.api.responses.events import frame_event, list_events
 from app.api.responses.request import RENAMED, CountRequest, ResponsesRequest, make_chat_request
 from app.api.responses.store import pick_page
 from app.api.responses.tools import read_tools
 from app.api.responses.writer import ResponseWriter
 from app.api.sse import STREAMED, Emit, EventStream, unless_gone
-from app.api.visit import Visit
 
 Json = dict[str, Any]
 
@@ -29,15 +29,15 @@ router = APIRouter()
 @router.post("/v1/responses", responses=STREAMED)
 async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
     """Answer an input, in one reply or as a stream."""
-    visit = request.state.visit
-    responses, key_number = context.responses, visit.key_number
-    before = _read_stored(body, visit, context)
+    info = request.state.info
+    responses, key_number = context.responses, info.key_number
+    before = _read_stored(body, info, context)
 
     def keep(reply: Json) -> None:
         if body.store is not False:
             responses.put(reply, before, body.input, key_number)
 
-    writer = await make_writer(body, visit, context, before, keep)
+    writer = await make_writer(body, info, context, before, keep)
     response_id = writer.call.reply_id
 
     async def stream(emit: Emit) -> Json:
@@ -52,8 +52,8 @@ async def create_response(body: ResponsesRequest, request: Request, context: Con
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: CountRequest, request: Request, context: Context) -> Json:
     """Return the length of the prompt of a request."""
-    visit = request.state.visit
-    writer = await make_writer(body, visit, context, _read_stored(body, visit, context))
+    info = request.state.info
+    writer = await make_writer(body, info, context, _read_stored(body, info, context))
     return {"object": "response.input_tokens", "input_tokens": len(writer.call.prompts[0])}
 
 
@@ -62,7 +62,7 @@ async def retrieve_response(
     response_id: str, request: Request, context: Context, stream: bool = False, starting_after: int = -1
 ) -> Json | Response:
     """Return a stored response, or its events after a number."""
-    reply = context.responses.get(response_id, request.state.visit.key_number).reply
+    reply = context.responses.get(response_id, request.state.info.key_number).reply
     if not stream:
         return reply
     frames = [frame_event(*event, number) for number, event in enumerate(list_events(reply))]
@@ -83,20 +83,20 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
 ) -> Json:
     """List the input of a stored response."""
-    items = context.responses.get(response_id, request.state.visit.key_number).input_items
+    items = context.responses.get(response_id, request.state.info.key_number).input_items
     return pick_page(items, limit, after, order)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, request: Request, context: Context) -> Json:
     """End a response that is being written, and return it."""
-    running = context.responses.find_running(response_id, request.state.visit.key_number)
+    running = context.responses.find_running(response_id, request.state.info.key_number)
     if running is not None:
         await context.engine.abort(response_id)
         await running.ended.wait()
         if running.reply is not None:
             return running.reply
-    reply = context.responses.get(response_id, request.state.visit.key_number).reply
+    reply = context.responses.get(response_id, request.state.info.key_number).reply
     if reply["status"] == "cancelled":
         return reply
     message = f"the response {response_id[:80]!r} is {reply['status']}: only one that is being written can be cancelled"
@@ -106,13 +106,13 @@ async def cancel_response(response_id: str, request: Request, context: Context) 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request, context: Context) -> Json:
     """Delete a stored response."""
-    context.responses.drop(response_id, request.state.visit.key_number)
+    context.responses.drop(response_id, request.state.info.key_number)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 async def make_writer(
     body: ResponsesRequest,
-    visit: Visit,
+    info: RequestInfo,
     context: ApiContext,
     before: Sequence[Json] = (),
     keep: Callable[[Json], None] = lambda reply: None,
@@ -130,7 +130,7 @@ async def make_writer(
     with own_names(RENAMED):
         asked, places = make_chat_request(body, tools, before)
     with own_names(RENAMED | places):
-        call, _ = await chat.prepare(asked, visit, context, "resp_")
+        call, _ = await chat.prepare(asked, info, context, "resp_")
     if asked.logprobs and call.make_reader() is not None:
         message = (
             "logprobs beside tools or reasoning are on /v1/chat/completions only: they cover the whole output"
@@ -139,10 +139,10 @@ async def make_writer(
     return ResponseWriter(replace(call, prompt_field="input"), body, tools.names, keep)
 
 
-def _read_stored(body: ResponsesRequest, visit: Visit, context: ApiContext) -> list[Json]:
+def _read_stored(body: ResponsesRequest, info: RequestInfo, context: ApiContext) -> list[Json]:
     """Put stored items in place of references to them, and return the items of the response before."""
     if isinstance(body.input, list):
-        body.input = context.responses.resolve(body.input, visit.key_number)
+        body.input = context.responses.resolve(body.input, info.key_number)
     if (last := body.previous_response_id) is None:
         return []
-    return context.responses.get(last, visit.key_number, "previous_response_id").items
+    return context.responses.get(last, info.key_number, "previous_response_id").items

@@ -56,11 +56,11 @@ class ResponseWriter(BlockWriter):
         self._num_told = 0  # log probabilities that events have had
 
     def begin(self, output: RequestOutput | None) -> None:
-        self.tell("response.created", response=self._describe("in_progress", [], None))
+        self.add_event("response.created", response=self._describe("in_progress", [], None))
         self.ping()
 
     def ping(self) -> None:
-        self.tell("response.in_progress", response=self._describe("in_progress", [], None))
+        self.add_event("response.in_progress", response=self._describe("in_progress", [], None))
 
     def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
         if not self.blocks:
@@ -72,13 +72,13 @@ class ResponseWriter(BlockWriter):
         extras = replies.structured_of(self.call, output)
         reply = self._describe(status, self.blocks, self._count(output, num_tokens)) | extras
         self._keep(reply)
-        self.tell(f"response.{kind}", response=reply)
+        self.add_event(f"response.{kind}", response=reply)
         return reply
 
     def frame_error(self, error: ApiError) -> bytes:
         body = error.body["error"]
         # the object `error` makes the official client raise it
-        self.tell("error", code=body["code"], message=body["message"], param=body["param"], error=body)
+        self.add_event("error", code=body["code"], message=body["message"], param=body["param"], error=body)
         return self._take()
 
     def make_block(self, kind: str, call_id: str, name: str) -> Json:
@@ -93,19 +93,19 @@ class ResponseWriter(BlockWriter):
             prefix, more = "lsh", {"type": events.SHELL_CALL, "call_id": call_id, "action": events.read_action("")}
         return {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", **more, "status": "in_progress"}
 
-    def tell_open(self, block: Json) -> None:
-        self._tell_all(events.open_item(len(self.blocks) - 1, dict(block)))
+    def add_open(self, block: Json) -> None:
+        self._add_events(events.open_item(len(self.blocks) - 1, dict(block)))
 
-    def tell_growth(self, kind: str, text: str) -> None:
+    def add_growth(self, kind: str, text: str) -> None:
         if self.blocks[-1]["type"] == events.SHELL_CALL:
             return
         more: Json = {}
         if kind == "message":
             more = {"logprobs": self._logprobs[self._num_told :]}
             self._num_told = len(self._logprobs)
-        self._tell_all([events.grow_item(len(self.blocks) - 1, self.blocks[-1], text, **more)])
+        self._add_events([events.grow_item(len(self.blocks) - 1, self.blocks[-1], text, **more)])
 
-    def tell_end(self, block: Json, text: str, status: str) -> None:
+    def add_end(self, block: Json, text: str, status: str) -> None:
         block["status"] = status
         more = {"logprobs": self._logprobs} if block["type"] == "message" else {}
         if block["type"] in events.CALLS:
@@ -117,15 +117,15 @@ class ResponseWriter(BlockWriter):
             block[field] = [events.make_part(block, text) | more]
             if block["type"] == "reasoning" and self._body.wants_encrypted:
                 block["encrypted_content"] = seal(text)
-        self._tell_all(events.end_item(len(self.blocks) - 1, block, text, **more))
+        self._add_events(events.end_item(len(self.blocks) - 1, block, text, **more))
 
-    def _tell_all(self, found: Iterable[events.Event]) -> None:
+    def _add_events(self, found: Iterable[events.Event]) -> None:
         for kind, fields in found:
-            self.tell(f"response.{kind}", **fields)
+            self.add_event(f"response.{kind}", **fields)
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def add_event(self, kind: str, **fields: Any) -> None:
         """Add a numbered event."""
-        super().tell(kind, sequence_number=self._sequence_number, **fields)
+        super().add_event(kind, sequence_number=self._sequence_number, **fields)
         self._sequence_number += 1
 
     def _feed(self, choice: CompletionOutput) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.reasoning import CLOSE, knows_thoughts
+from app.reasoning import CLOSE, supports_reasoning
 from engine import InvalidRequest, Tokenizer
 from grammar import ToolStyle, list_tool_styles
 
@@ -27,14 +27,14 @@ class TemplateFacts:
     Attributes:
         knows_tools: it writes tools into the prompt.
         tool_style: the style of the model's calls; None if it is unknown.
-        knows_thoughts: it supports reasoning.
-        hides_thoughts: the end of reasoning is a special token, which texts usually omit.
+        supports_reasoning: it supports reasoning.
+        hides_reasoning: the end of reasoning is a special token, which texts usually omit.
     """
 
     knows_tools: bool = False
     tool_style: str | None = None
-    knows_thoughts: bool = False
-    hides_thoughts: bool = False
+    supports_reasoning: bool = False
+    hides_reasoning: bool = False
 
 
 def read_template(tokenizer: Tokenizer | None, tool_style: str | None) -> TemplateFacts:
@@ -52,7 +52,7 @@ def read_template(tokenizer: Tokenizer | None, tool_style: str | None) -> Templa
         knows_tools = False
     end = tokenizer.decode(tokenizer.encode(CLOSE, add_special_tokens=False))
     return TemplateFacts(
-        knows_tools, tool_style or find_style(render), knows_thoughts(render), CLOSE not in end
+        knows_tools, tool_style or find_style(render), supports_reasoning(render), CLOSE not in end
     )
 
 

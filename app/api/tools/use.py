@@ -86,8 +86,8 @@ class ToolUse:
         spec: the grammar of outputs that contain calls only; None when the model may answer in text.
         is_parallel: whether it may call more than once.
         style: how the model writes calls within text (`styles.py`); None when they are forced.
-        words_spec: the grammar of text that may contain such calls; None when they are forced.
-        answer: the constraint of an answer that calls nothing, a part of `words_spec`; None without one.
+        text_spec: the grammar of text that may contain such calls; None when they are forced.
+        answer: the constraint of an answer that calls nothing, a part of `text_spec`; None without one.
         shows_reasoning: whether the reply has the reasoning of a style that writes it as messages.
         calls_field: the field of a message that has the calls; the older one has a single call.
     """
@@ -96,7 +96,7 @@ class ToolUse:
     spec: GrammarSpec | None
     is_parallel: bool = True
     style: str | None = None
-    words_spec: GrammarSpec | None = None
+    text_spec: GrammarSpec | None = None
     answer: Constraint | None = None
     shows_reasoning: bool = True
     calls_field: Literal["tool_calls", "function_call"] = "tool_calls"
@@ -126,10 +126,10 @@ class ToolUse:
         content = None if answer is None else _make_format(answer)
         options = () if answer is None else (answer.spec.whitespace, answer.spec.backend)
         try:
-            spec = _make_words_spec(style, _write_schemas(self.tools), self.is_parallel, json.dumps(content), *options)
+            spec = _make_text_spec(style, _write_schemas(self.tools), self.is_parallel, json.dumps(content), *options)
         except GrammarError as error:
             raise explain(error, replace(self, style=style, answer=answer)) from error
-        return replace(self, style=style, words_spec=spec, answer=answer)
+        return replace(self, style=style, text_spec=spec, answer=answer)
 
 
 def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
@@ -166,7 +166,7 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
 
 def combine(tools: ToolUse | None, answer: Constraint | None) -> Constraint | None:
     """Return the one constraint of a request: that of forced tools, or of tools with the answer, takes precedence."""
-    spec = None if tools is None else tools.spec or tools.words_spec
+    spec = None if tools is None else tools.spec or tools.text_spec
     return answer if spec is None else Constraint("tools", spec)
 
 
@@ -327,7 +327,7 @@ def _make_forced_spec(schemas: str, max_calls: int | None) -> GrammarSpec:
 
 
 @lru_cache(MAX_NUM_SPECS)
-def _make_words_spec(
+def _make_text_spec(
     style: str,
     schemas: str,
     is_parallel: bool,

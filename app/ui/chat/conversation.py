@@ -49,7 +49,7 @@ def answer_messages(text: str, thinking: Thinking | None = None) -> list[Message
     # A model may begin with reasoning even if its template does not support it.
     splitter = make_splitter(thinking or Thinking(is_open=False))
     thought, content = map("".join, zip(splitter.feed(text), splitter.close(), strict=True))
-    if not splitter.has_thought:
+    if not splitter.has_reasoning:
         return [answer_message(content)]
     # Bold, so that the style sheet can distinguish it from a line of figures.
     title = "**Reasoning**" if splitter.is_closed else "**Reasoning …**"

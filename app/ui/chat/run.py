@@ -17,7 +17,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.reasoning import TAIL_TOKENS, find_thinking, gate_grammar, knows_thoughts
+from app.reasoning import TAIL_TOKENS, find_thinking, gate_grammar, supports_reasoning
 from app.ui.chat.answers import Answer, Answers
 from app.ui.chat.attachments import add_attachments, is_image, load_images
 from app.ui.chat.branches import Thread, fork
@@ -99,7 +99,7 @@ class ChatRun:
     @cached_property
     def knows_reasoning(self) -> bool:
         """Return whether the model's chat template supports reasoning."""
-        return self.engine.tokenizer is not None and knows_thoughts(self.engine.tokenizer.apply_chat_template)
+        return self.engine.tokenizer is not None and supports_reasoning(self.engine.tokenizer.apply_chat_template)
 
     async def send(
         self, typed: Mapping[str, Any], history: History, request: gr.Request, *rest: Any

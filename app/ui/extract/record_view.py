@@ -35,10 +35,10 @@ NO_SOURCE = (
 def render_badge(kind: str, text: str, detail: str = "") -> str:
     """Return a verdict in words and colour; never colour alone."""
     more = f'<span class="detail">{html.escape(detail)}</span>' if detail else ""
-    return f'<div class="verdict {kind}" role="status"><span class="badge">{html.escape(text)}</span>{more}</div>'
+    return f'<div class="status-line {kind}" role="status"><span class="badge">{html.escape(text)}</span>{more}</div>'
 
 
-def render_verdict(result: ExtractionResult) -> str:
+def render_status(result: ExtractionResult) -> str:
     """Return whether the record may be used, and why not."""
     if result.valid:
         return render_badge("good", "fits the schema", "please check whether the values are right")

@@ -30,8 +30,8 @@ from app.ui.extract.record_view import (
     render_fields,
     render_figures,
     render_source,
+    render_status,
     render_table,
-    render_verdict,
 )
 from app.ui.pacing import pace
 from app.ui.stops import Stops
@@ -229,7 +229,7 @@ class ExtractRun:
         edited = replace(edited, result=result, by_hand=frozenset())
         before = (verified or {}).get(edited.key)
         fields, text, table, marked = views(edited, compare(record, before["record"]) if before else {})
-        return render_verdict(result), fields, text, table, marked, edited
+        return render_status(result), fields, text, table, marked, edited
 
     def keep(self, shown: Shown | None, data: gr.EventData) -> Update:
         """Apply corrections, validate the record, and store it in the browser for comparison."""
@@ -293,7 +293,7 @@ def show(shown: Shown, verified: Verified) -> Update:
     changes = compare(shown.result.record, before["record"]) if before else {}
     fields, record, table, marked = views(shown, changes)
     return update(
-        badge=render_verdict(shown.result),
+        badge=render_status(shown.result),
         fields=fields,
         record=record,
         table=table,

@@ -162,7 +162,7 @@ class ExtractTab(ExtractRun):
         return [with_limits, is_verbatim, instructions, examples], add
 
     def _build_results(self) -> tuple[gr.HTML, gr.HTML, gr.Code, gr.HTML, gr.HTML]:
-        badge = gr.HTML("", elem_id="verdict")
+        badge = gr.HTML("", elem_id="record-status")
         with gr.Tabs(elem_classes="result-tabs"):
             with gr.Tab("Fields"):
                 fields = gr.HTML(

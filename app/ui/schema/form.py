@@ -41,7 +41,7 @@ def schema_to_form(schema: Schema) -> Form:
     """The form of a record's schema.
 
     Raises:
-        NotAForm: the root is no plain object, or the browser would change a value.
+        NotAForm: the root is not a plain object, or the browser would change a value.
     """
     if schema.get("type") != "object" or not isinstance(schema.get("properties", {}), dict):
         raise NotAForm(

@@ -133,7 +133,7 @@ const restoreDrafts = () => {
 };
 // On a phone the record is far below the button, which is always in view.
 document.addEventListener("click", (event) => {
-  if (event.target.closest?.("#run") && matchMedia("(max-width: 700px)").matches) document.querySelector("#verdict")?.scrollIntoView({ block: "start" });
+  if (event.target.closest?.("#run") && matchMedia("(max-width: 700px)").matches) document.querySelector("#record-status")?.scrollIntoView({ block: "start" });
 });
 let isDue = false;
 new MutationObserver(() => {

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from app.api.messages import read_messages, tell_plainly
+from app.api.messages import read_messages, write_as_text
 from app.api.protocol import ChatRequest
 from app.api.replies import finish_reason
 from app.api.tools.calls import is_valid
@@ -247,7 +247,7 @@ def test_content_beside_a_call_stays_and_turns_alternate() -> None:
         ("assistant", ""),
     ]
     told += [("user", "b"), ("user", "c")]
-    assert [(one["role"], one["content"]) for one in tell_plainly(messages)] == told
+    assert [(one["role"], one["content"]) for one in write_as_text(messages)] == told
     assert "tool_calls" in messages[0]
 
 
@@ -541,7 +541,7 @@ def test_a_keyword_without_enforcer_is_reported_with_its_tool() -> None:
     fields = {"properties": properties, "$defs": {"b": {"$dynamicRef": "#x"}}}
     use = ToolUse((Tool("one", fields, {}),), None).in_style("glm47", None)
     with pytest.raises(UnsupportedGrammar) as refusal:
-        GrammarCompiler(make_byte_vocabulary()).compile(use.words_spec)
+        GrammarCompiler(make_byte_vocabulary()).compile(use.text_spec)
     assert explain(refusal.value, use).details["pointer"] == "/$defs/b"
 
 
@@ -551,7 +551,7 @@ def test_the_grammar_of_the_same_tools_is_built_once() -> None:
     for choice in ("auto", "required"):
         uses = [read_tools(ChatRequest.read({**body, "tool_choice": choice})) for _ in range(2)]
         specs = [use.in_style("hermes", None) for use in uses if use is not None]
-        assert len(specs) == 2 and specs[0].words_spec is specs[1].words_spec
+        assert len(specs) == 2 and specs[0].text_spec is specs[1].text_spec
         assert specs[0].spec is specs[1].spec
 
 

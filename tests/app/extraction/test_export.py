@@ -112,7 +112,7 @@ def test_jsonl_keeps_half_a_surrogate_pair_and_other_formats_are_refused() -> No
 def test_what_cannot_be_written_is_an_export_error_that_names_the_source(file_format: str) -> None:
     if file_format == "parquet":
         pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    with pytest.raises(ExportError, match="'odd' holds half of a surrogate pair"):
+    with pytest.raises(ExportError, match="'odd' contains an unpaired surrogate"):
         export(HALF, file_format)
 
 

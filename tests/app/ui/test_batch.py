@@ -379,7 +379,7 @@ def test_a_download_that_failed_once_opens_again() -> None:
     good = {"source": "a", "valid": True, "finish_reason": "stop", "record": {"x": "y"}}
     bad = {**good, "record": {"x": "\ud83d"}}
     closed, again = batch_tab._write_files([bad])[1], batch_tab._write_files([good])[1]
-    assert closed["interactive"] is False and "half of a surrogate pair" in closed["label"]
+    assert closed["interactive"] is False and "an unpaired surrogate" in closed["label"]
     assert (again["visible"], again["interactive"], again["label"]) == (True, True, "Download CSV")
 
 

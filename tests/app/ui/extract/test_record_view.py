@@ -15,7 +15,7 @@ from app.ui.extract.record_view import (
     render_fields,
     render_figures,
     render_source,
-    render_verdict,
+    render_status,
     show_path,
 )
 from tests.fakes import PERSON, FakeEngine
@@ -84,7 +84,7 @@ def test_text_that_shows_two_fields_is_marked_for_both() -> None:
     ],
 )
 async def test_the_badge_shows_the_verdict_as_text(options: dict[str, Any], record: str, badge: str) -> None:
-    assert f">{badge}<" in render_verdict(await extract("Ada", record, **options))
+    assert f">{badge}<" in render_status(await extract("Ada", record, **options))
 
 
 async def test_added_limits_and_the_backend_are_stated() -> None:

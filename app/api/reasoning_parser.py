@@ -15,7 +15,7 @@ from app.reasoning import Thinking, gate_grammar, make_splitter
 Json = dict[str, Any]
 
 
-class ThoughtParser:
+class ReasoningParser:
     """A ToolParser of outputs with reasoning; the content is passed to the parser of the tools, if there are any."""
 
     def __init__(self, thinking: Thinking, inner: ToolParser | None) -> None:
@@ -28,16 +28,16 @@ class ThoughtParser:
         return 0 if self._inner is None else self._inner.num_calls
 
     def feed(self, text: str) -> Json:
-        return self._tell(*self._splitter.feed(text))
+        return self._make_delta(*self._splitter.feed(text))
 
     def close(self, is_cut: bool = False) -> Json:
-        delta = self._tell(*self._splitter.close())
+        delta = self._make_delta(*self._splitter.close())
         last = {} if self._inner is None else self._inner.close(is_cut)
         if "content" in delta and "content" in last:
             last["content"] = delta["content"] + last["content"]
         return delta | last
 
-    def _tell(self, thought: str, words: str) -> Json:
+    def _make_delta(self, thought: str, words: str) -> Json:
         delta: Json = {}
         if thought and self._is_shown:
             # newer clients read the second name
@@ -54,7 +54,7 @@ def make_reader(tools: ToolUse | None, thinking: Thinking | None) -> ToolParser 
         inner = CustomCalls(inner, tools.customs)
     if inner is not None and tools is not None and tools.calls_field == "function_call":
         inner = FunctionCalls(inner)
-    return inner if thinking is None else ThoughtParser(thinking, inner)
+    return inner if thinking is None else ReasoningParser(thinking, inner)
 
 
 def think_first(constraint: Constraint, thinking: Thinking) -> tuple[Constraint, Thinking]:

@@ -1,4 +1,4 @@
-"""Visit: one HTTP request from the gate to its last byte, and the line that the log gets of it."""
+"""RequestInfo: one HTTP request from the gate to its last byte, and the line that the log gets of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine import RequestOutput
 
 
 @dataclass(slots=True)
-class Visit:
+class RequestInfo:
     """The facts of one request; the gate opens it, a Call fills it in.
 
     Attributes:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from app.reasoning import Thinking, read_thought
+from app.reasoning import Thinking, split_reasoning
 from engine import CompletionOutput
 from grammar import GrammarError, GrammarSpec, OutputCheck
 
@@ -22,7 +22,7 @@ Check = Callable[[str], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Validation:
     """Result of validating a choice.
 
     Attributes:
@@ -34,7 +34,7 @@ class Verdict:
     num_reasoning_tokens: int
 
 
-class Judge:
+class AnswerValidator:
     """Collects the choices of one request and validates each at its end.
 
     Args:
@@ -52,7 +52,7 @@ class Judge:
         self._decode = decode
         self._texts: dict[int, list[str]] = {}
         self._token_ids: dict[int, list[int]] = {}
-        self._verdicts: dict[int, Verdict] = {}
+        self._results: dict[int, Validation] = {}
 
     async def take(self, index: int, choice: CompletionOutput) -> None:
         """Add an output of a choice: a delta or the whole text."""
@@ -64,31 +64,31 @@ class Judge:
         text, ids = "".join(self._texts.pop(index)), self._token_ids.pop(index, [])
         num_chars = len(text) + (0 if self._spec is None else len(self._spec.text))
         if num_chars > MAX_CHARS_ON_LOOP:
-            self._verdicts[index] = await asyncio.to_thread(self._judge, text, ids, choice.finish_reason)
+            self._results[index] = await asyncio.to_thread(self._validate, text, ids, choice.finish_reason)
         else:
-            self._verdicts[index] = self._judge(text, ids, choice.finish_reason)
+            self._results[index] = self._validate(text, ids, choice.finish_reason)
 
     def is_valid(self, indices: Iterable[int]) -> bool | None:
         """Return one result for several choices: false if any is false, true if all are true."""
-        found = [self._verdicts[index].is_valid if index in self._verdicts else None for index in indices]
+        found = [self._results[index].is_valid if index in self._results else None for index in indices]
         return False if False in found else None if None in found else True
 
     def num_reasoning_tokens(self) -> int:
         """Return the number of reasoning tokens in all finished choices."""
-        return sum(verdict.num_reasoning_tokens for verdict in self._verdicts.values())
+        return sum(result.num_reasoning_tokens for result in self._results.values())
 
-    def _judge(self, text: str, token_ids: list[int], finish_reason: str | None) -> Verdict:
+    def _validate(self, text: str, token_ids: list[int], finish_reason: str | None) -> Validation:
         words, num_reasoning = text, 0
         if self._thinking is not None:
-            splitter, words = read_thought(self._thinking, text)
-            if splitter.has_thought:
+            splitter, words = split_reasoning(self._thinking, text)
+            if splitter.has_reasoning:
                 num_reasoning = (
                     self._count(token_ids, self._thinking.end) if splitter.is_closed else len(token_ids)
                 )
         is_valid = None if self._check is None else self._check(words)
         if is_valid and finish_reason != "stop":
             is_valid = False  # a truncated text is never valid
-        return Verdict(is_valid, num_reasoning)
+        return Validation(is_valid, num_reasoning)
 
     def _count(self, token_ids: list[int], mark: str) -> int:
         """Return the number of tokens up to the end of the reasoning."""

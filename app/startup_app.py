@@ -1,4 +1,4 @@
-"""FrontDoor: the ASGI app that uvicorn runs. It answers requests itself until the engine is ready."""
+"""StartupApp: the ASGI app that uvicorn runs. It answers requests itself until the engine is ready."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _size(path: Path) -> int:
         return 0  # it was just renamed
 
 
-class FrontDoor:
+class StartupApp:
     """Forwards requests to the app between `open` and `close`, and answers them itself before and after.
 
     Args:
