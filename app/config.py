@@ -69,7 +69,6 @@ class AppConfig:
     log_level: Annotated[LogLevel, "how much is logged to stderr"] = "info"
     max_body_bytes: Annotated[int, "largest request body"] = 32 * 2**20
     shutdown_grace_s: Annotated[float, "seconds that running requests may continue after a stop signal"] = 5.0
-    keep_alive_s: Annotated[float, "seconds between SSE comments before a stream's first token"] = 5.0
     tool_call_parser: Annotated[str | None,
         "how the model writes tool calls, e.g. hermes or qwen3_coder; default: as its chat template "
         "does"] = None
@@ -84,7 +83,6 @@ class AppConfig:
         check_range(self, "port", 0, 65535)
         check_range(self, "max_body_bytes", 1024, 2**31)
         check_range(self, "shutdown_grace_s", 0.0, 3600.0)
-        check_range(self, "keep_alive_s", 0.1, 3600.0)
         if self.tool_call_parser not in (None, *list_tool_styles()):
             raise UsageError(
                 f"tool_call_parser {self.tool_call_parser!r} is none of {', '.join(list_tool_styles())}"
@@ -132,8 +130,6 @@ class RouteConfig:
     policy: Annotated[RoutePolicy, "how a worker is chosen"] = "prefix_aware"
     worker_api_key: Annotated[str | None,
         "key that the workers want; without it, and without --api-key, clients' keys are passed on"] = None
-    health_interval_s: Annotated[float, "seconds between two probes of a worker"] = 2.0
-    worker_timeout_s: Annotated[float, "a worker that sends nothing for so many seconds has failed"] = 600.0
 
     def __post_init__(self) -> None:
         if not self.worker_urls:
@@ -141,8 +137,6 @@ class RouteConfig:
         urls = [read_url("--worker-urls", url) for url in self.worker_urls]
         if len(set(urls)) < len(urls):
             raise UsageError("--worker-urls names a server twice")
-        check_range(self, "health_interval_s", 0.05, 86400)
-        check_range(self, "worker_timeout_s", 0.05, 86400)
         if self.worker_api_key is not None:
             check_key("worker_api_key", self.worker_api_key)
 

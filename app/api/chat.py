@@ -40,9 +40,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, context: C
     call, echo = await prepare(body, request.state.info, context)
     if body.stream:
         chunks = Chunks(call, "chat.completion.chunk", is_chat=True)
-        return EventStream(
-            lambda emit: stream(chunks, lambda number, output: echo, emit), context.config.keep_alive_s
-        )
+        return EventStream(lambda emit: stream(chunks, lambda number, output: echo, emit))
     output = await unless_gone(request.receive, call.finish())
     return JSONResponse(whole_reply(call, output, echo))
 

@@ -33,9 +33,7 @@ async def create_completion(body: CompletionRequest, request: Request, context: 
     call = await prepare(body, request.state.info, context)
     if body.stream:
         chunks = Chunks(call, "text_completion", is_chat=False)
-        return EventStream(
-            lambda emit: stream(chunks, partial(read_echo, call), emit), context.config.keep_alive_s
-        )
+        return EventStream(lambda emit: stream(chunks, partial(read_echo, call), emit))
     outputs = await unless_gone(request.receive, finish_all(call))
     return JSONResponse(whole_reply(call, outputs))
 

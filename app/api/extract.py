@@ -157,9 +157,9 @@ async def extract(request: Request, context: Context) -> Response:
     if is_table:
         return JsonLines(
             lambda emit: send_rows(emit, extractor, schema, sources, body.cache_salt, info),
-            math.inf,
             b"",
             lambda error: json.dumps(error.body).encode() + b"\n",
+            keep_alive_s=math.inf,
         )
     source = sources[0]
     if source.error is not None:
@@ -168,8 +168,7 @@ async def extract(request: Request, context: Context) -> Response:
         raise BadRequest("text is empty: there is nothing to extract", "text")
     if body.stream:
         return EventStream(
-            lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt, info),
-            context.config.keep_alive_s,
+            lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt, info)
         )
     work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
     done = await unless_gone(request.receive, work)

@@ -195,7 +195,7 @@ async def reply(writer: AnswerWriter, request: Request) -> Response:
     if not call.body.stream:
         return JSONResponse(writer.whole(await unless_gone(request.receive, call.finish())))
     return JsonLines(
-        writer.stream, call.context.config.keep_alive_s, b"", frame_error=lambda error: make_line(error.ollama_body),
+        writer.stream, b"", frame_error=lambda error: make_line(error.ollama_body),
         keep_alive=lambda: make_line(writer.piece({"content": ""})),
     )  # fmt: skip
 

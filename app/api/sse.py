@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_S = 5.0  # between comments, or events, while nothing else is sent
 FIRST_EVENT_S = 1.0
 CLIENT_CLOSED_REQUEST = 499
 # the entry of a route in the OpenAPI document
@@ -50,10 +51,10 @@ class EventStream(Response):
     """A response whose frames come from `produce(emit)`.
 
     Args:
-        keep_alive_s: seconds between comments, or events, while nothing else is sent.
         end: what follows the last frame.
         frame_error: how an error after the first frame is written.
         keep_alive: makes the events of a silence; None for comments, before the first frame only.
+        keep_alive_s: seconds between them; default: KEEP_ALIVE_S.
     """
 
     media_type = "text/event-stream"
@@ -61,16 +62,16 @@ class EventStream(Response):
     def __init__(
         self,
         produce: Producer,
-        keep_alive_s: float,
         end: bytes = DONE,
         frame_error: Callable[[ApiError], bytes] = lambda error: error.sse_frame,
         keep_alive: Callable[[], bytes] | None = None,
+        keep_alive_s: float | None = None,
     ) -> None:
         self.produce = produce
-        self.keep_alive_s = keep_alive_s
         self.end = end
         self.frame_error = frame_error
         self.keep_alive = keep_alive
+        self.keep_alive_s = KEEP_ALIVE_S if keep_alive_s is None else keep_alive_s
         self.status_code = 200
         self.background: BackgroundTask | None = None
         # no proxy may collect the stream before it passes it on

@@ -21,6 +21,8 @@ from engine import TextRouter
 logger = logging.getLogger("troupe.route")
 
 CONNECT_TIMEOUT_S = 5.0
+WORKER_TIMEOUT_S = 600.0  # a worker that sends nothing for so long has failed
+HEALTH_INTERVAL_S = 2.0  # between two probes of a worker
 BACKLOG = 2048
 
 
@@ -54,7 +56,7 @@ async def run_router(
     async with aiohttp.ClientSession(
         headers={} if key is None else {"Authorization": f"Bearer {key}"},
         connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=config.worker_timeout_s),
+        timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=WORKER_TIMEOUT_S),
         auto_decompress=False,
     ) as session:
         proxy = Proxy(workers, router, session, forwards_keys=key is None and not app_config.api_key)
@@ -68,7 +70,7 @@ async def run_router(
         )
         async with asyncio.TaskGroup() as tasks:
             probes = [
-                tasks.create_task(watch(worker, session, config.health_interval_s, router.forget))
+                tasks.create_task(watch(worker, session, HEALTH_INTERVAL_S, router.forget))
                 for worker in workers
             ]
             try:

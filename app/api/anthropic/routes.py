@@ -26,7 +26,7 @@ async def create_message(body: MessagesRequest, request: Request, context: Conte
     """Answer a conversation, in one reply or as a stream."""
     writer = MessageWriter(await prepare(body, request, context))
     if body.stream:
-        return EventStream(writer.stream, context.config.keep_alive_s, b"", writer.frame_error, writer.keep_alive)
+        return EventStream(writer.stream, b"", writer.frame_error, writer.keep_alive)
     return JSONResponse(await unless_gone(request.receive, writer.finish()))
 
 

@@ -44,7 +44,7 @@ async def create_response(body: ResponsesRequest, request: Request, context: Con
         return await responses.run(response_id, key_number, writer.stream(emit))
 
     if body.stream:
-        return EventStream(stream, context.config.keep_alive_s, b"", writer.frame_error, writer.keep_alive)
+        return EventStream(stream, b"", writer.frame_error, writer.keep_alive)
     work = responses.run(response_id, key_number, writer.finish())
     return JSONResponse(await unless_gone(request.receive, work))
 
@@ -70,7 +70,7 @@ async def retrieve_response(
     async def send(emit: Emit) -> None:
         await emit(b"".join(frames[starting_after + 1 :]))
 
-    return EventStream(send, context.config.keep_alive_s, b"")
+    return EventStream(send, b"")
 
 
 @router.get("/v1/responses/{response_id}/input_items")

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from app.api import sse
 from engine import ConfigError, EngineDead, EngineOverloaded, InvalidRequest, read_sampling_defaults
 from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import RECORD, FakeEngine
@@ -168,9 +169,12 @@ async def test_the_engines_own_refusal_is_a_400_naming_the_field(start: Start) -
     assert (status, reply["error"]) == (400, told | {"param": "messages", "code": "invalid_value"})
 
 
-async def test_a_queued_stream_is_kept_alive_by_comments(start: Start) -> None:
+async def test_a_queued_stream_is_kept_alive_by_comments(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.1)
     engine = FakeEngine(hold=asyncio.Event())
-    server = await start(engine, keep_alive_s=0.1)
+    server = await start(engine)
     async with server.client.post(server.url + URL, json=CHAT | {"stream": True}) as response:
         assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
         engine.hold.set()
@@ -184,9 +188,10 @@ async def test_a_queued_stream_is_kept_alive_by_comments(start: Start) -> None:
      ("responses", ["response.created", "response.in_progress"], "response.in_progress")],
 )  # fmt: skip
 async def test_events_come_before_the_first_token_and_go_on(
-    start: Start, path: str, first: list[str], again: str
+    start: Start, path: str, first: list[str], again: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = await start(FakeEngine(hold=asyncio.Event()), keep_alive_s=0.1)
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.1)
+    server = await start(FakeEngine(hold=asyncio.Event()))
     body = {"model": "fake", "stream": True, "messages" if path == "messages" else "input": CHAT["messages"]}
     body |= {"max_tokens": 9} if path == "messages" else {}
     async with server.client.post(f"{server.url}/v1/{path}", json=body) as response:

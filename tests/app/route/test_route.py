@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from app.config import AppConfig, RouteConfig, UsageError
 from app.listening import bind
+from app.route import server as route_server
 from app.route.server import run_router
 
 Answer = Callable[[web.Request], Any]
@@ -84,10 +85,10 @@ async def routed(
         for server in servers:
             await stack.enter_async_context(server.server)
         listener = stack.enter_context(bind(AppConfig(port=0)))
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(route_server, "HEALTH_INTERVAL_S", 0.05)
         settings = RouteConfig(
             tuple(server.url + "/v1" for server in servers),
             policy,
-            health_interval_s=0.05,
             **config,  # type: ignore[arg-type]
         )
         app_config = AppConfig(**more)
