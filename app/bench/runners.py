@@ -15,7 +15,6 @@ from engine import LLM, EngineConfig, LoRARequest, SamplingParams
 from grammar import GrammarSpec
 
 PEERS = ("transformers",)
-RECORDING_S = 20.0
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -68,12 +67,6 @@ class TroupeRunner:
             if num_tokens != job.max_tokens:
                 raise RuntimeError(f"an answer has {num_tokens} tokens instead of {job.max_tokens}")
         return spent
-
-    def await_graphs(self) -> None:
-        """Wait until the idle engine has recorded its graphs, up to a time limit."""
-        deadline = time.monotonic() + RECORDING_S
-        while self.llm.describe_runtime().get("num_graphs_left", 0) and time.monotonic() < deadline:
-            time.sleep(0.05)
 
     def close(self) -> None:
         """As `Runner.close`."""

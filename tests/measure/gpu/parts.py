@@ -27,6 +27,7 @@ from grammar import GrammarSpec
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "assets" / "demo_model"
 TEMPERATURE = 0.6
+RECORDING_S = 20.0
 LOGIT_BYTES = 8  # a float32 written and read
 # Measured on one H200: bytes a second of a copy, operations a second of a bfloat16 product.
 H200 = (4.3e12, 790e12)
@@ -34,6 +35,13 @@ SMOKE_SHAPE = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
     "intermediate_size": 48, "vocab_size": 3200, "dtype": "float32",
 }  # fmt: skip
+
+
+def await_graphs(runner: TroupeRunner) -> None:
+    """Wait until the idle engine has recorded its graphs, up to a time limit."""
+    deadline = time.monotonic() + RECORDING_S
+    while runner.llm.describe_runtime().get("num_graphs_left", 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,7 @@ def warm_runner(
     runner = TroupeRunner(settings, grammar, TEMPERATURE)
     try:
         runner.run(jobs)
-        runner.await_graphs()
+        await_graphs(runner)
         yield runner
     finally:
         runner.close()
