@@ -54,7 +54,7 @@ def order_pairs(
 
 
 class RotaryEmbedding:
-    """Tables of cos and sin, float32, extended on demand.
+    """Tables of cos and sin of the angles, [positions, head_dim / 2] float32, extended on demand.
 
     With dynamic NTK scaling, tokens in contexts beyond the original length are rotated by frequencies that depend on
     the context length, as in transformers; tokens already in the cache are not rotated again. Beyond that length
@@ -100,15 +100,20 @@ class RotaryEmbedding:
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         if self._config.rope_type == "dynamic":
             self._rotate_long(cos, sin, positions, query_lens, seq_lens)
-        return Rotation(cos.unsqueeze(1), sin.unsqueeze(1), self._scale_queries(positions))
+        return self._spread(cos, sin, positions)
 
     def _rotate_axes(self, positions: Tensor) -> Rotation:
         """Rotate each pair by the position on its axis. Source: Qwen2-VL (multimodal RoPE)."""
         axes = torch.zeros(self._head_dim // 2, dtype=torch.int64, device=self._device)
         axes[: len(self._config.axes)] = torch.tensor(self._config.axes, device=self._device)
-        index = axes.repeat(2).expand(1, positions.shape[1], -1)
+        index = axes.expand(1, positions.shape[1], -1)
         cos, sin = (table[positions].gather(0, index)[0] for table in (self._cos, self._sin))
-        return Rotation(cos.unsqueeze(1), sin.unsqueeze(1), self._scale_queries(positions[0]))
+        return self._spread(cos, sin, positions[0])
+
+    def _spread(self, cos: Tensor, sin: Tensor, positions: Tensor) -> Rotation:
+        """Return what both halves of a head are multiplied by, for angles of pairs, [T, head_dim / 2]."""
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return Rotation(cos.unsqueeze(1), sin.unsqueeze(1), self._scale_queries(positions))
 
     def _scale_queries(self, positions: Tensor) -> Tensor | None:
         """Return the factor of each token's query, which grows with the position. Source: Llama 4."""
@@ -157,7 +162,7 @@ class RotaryEmbedding:
             size = self._config.rotary_dim(self._head_dim) // 2
             cos[:, :size] *= self._scaling
             sin[:, :size] *= self._scaling
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return cos, sin
 
 
 def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -> Tensor:

@@ -184,3 +184,13 @@ def test_whatever_is_allowed_gives_finite_tables(rope: RopeConfig, head_dim: int
         rotation = embedding.compute(torch.tensor([0, 9]), [2], [min(seq_len, 64)])
         assert rotation.cos.isfinite().all() and rotation.sin.isfinite().all()
         assert compute_inv_freq(rope, head_dim, seq_len).isfinite().all()
+
+
+def test_tables_hold_each_angle_once_and_grow_with_the_contexts() -> None:
+    embedding = RotaryEmbedding(RopeConfig(), 64, torch.device("cpu"))
+    embedding.compute(torch.tensor([5]), [1], [6])
+    small = embedding._cos.nbytes
+    rotation = embedding.compute(torch.tensor([8191]), [1], [8192])
+    assert embedding._cos.nbytes == embedding._sin.nbytes == 8192 * 64 // 2 * 4 == 4 * small
+    assert torch.equal(rotation.cos[..., :32], rotation.cos[..., 32:])
+    assert torch.equal(rotation.sin[..., :32], -rotation.sin[..., 32:])
