@@ -18,7 +18,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.block_hash import compute_fingerprint
-from engine.host_memory import measure_host_memory
+from engine.host_memory import measure_host_memory, return_freed_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.lora.adapter_rows import AdapterRows
 from engine.lora.adapter_store import AdapterStore
@@ -189,6 +189,7 @@ class Worker:
         """Free the memory that this level does not hold, see WorkerState."""
         self.state = WorkerState(level)
         self._free_memory()
+        return_freed_memory()
 
     def wake(self) -> None:
         """Load and allocate again what `sleep` freed. After an error the worker is asleep as before."""

@@ -36,7 +36,7 @@ import aiohttp
 
 from tests.soak.model import RANKS, make_model
 from tests.soak.server import Outcome, Server, State
-from tests.soak.work import NUM_FIRST, NUM_REQUESTS, Request, Work
+from tests.soak.work import FIRST, NUM_REQUESTS, Request, Work
 
 DRAFTS = '{"method": ["ngram", "suffix"], "suffix_decoding_max_cached_requests": 100}'
 FLAGS = [
@@ -72,7 +72,7 @@ class Soak:
     async def run(self) -> None:
         """Send requests in two phases, with a measurement after each."""
         started = time.monotonic()
-        await self._phase(lambda: time.monotonic() - started > FIRST_S and self.num_ended >= NUM_FIRST)
+        await self._phase(lambda: time.monotonic() - started > FIRST_S and self.num_ended >= len(FIRST))
         first = await self._rest("after the first minute")
         begun = time.monotonic()
         await self._phase(lambda: time.monotonic() - begun > self.seconds - FIRST_S)

@@ -15,7 +15,6 @@ from tests.soak.model import DATA, NUM_ADAPTERS
 
 NUM_SCHEMAS, NUM_PER_SCHEMA = 120, 40
 NUM_REQUESTS = NUM_SCHEMAS * NUM_PER_SCHEMA
-NUM_FIRST = NUM_SCHEMAS + 40  # requests that use every schema, file and pool of threads once
 KINDS = {"schema": 60, "tools": 9, "regex": 8, "hostile": 5, "text": 7, "upload": 6, "image": 5}
 WORDS = (
     "amount", "order", "ship", "river", "light", "number", "copper", "seven", "glass", "market", "letter", "window",
@@ -60,6 +59,8 @@ FILES: tuple[tuple[str, bytes], ...] = (
     ("wide.csv", b",".join(b"c%d" % n for n in range(5000)) + b"\n" + b",".join(b"1" for _ in range(5000))),
     ("quote.csv", b'a,b\n"' + b"x" * 300_000), ("image.txt", bytes(range(256)) * 50),
 )  # fmt: skip
+# The first requests use every schema, file, hostile grammar and pool of threads once.
+FIRST = ["schema"] * NUM_SCHEMAS + ["upload"] * len(FILES) + ["image"] * 2 + ["hostile"] * len(HOSTILE)
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,9 @@ class Work:
         return pictures + [part for name, part in list_hostile() if "bomb" not in name]
 
     def make(self, number: int) -> Request:
-        """Return the request of that number. The first ones have each schema, each file and two images once."""
+        """Return the request of that number. Of the first ones, each has another schema, file, image or grammar."""
         rng = random.Random(f"{self.seed} {number}")
-        kind = "schema" if number < NUM_SCHEMAS else rng.choices([*KINDS], [*KINDS.values()])[0]
-        if number in range(NUM_SCHEMAS, NUM_SCHEMAS + len(FILES) + 2):
-            kind = "upload" if number - NUM_SCHEMAS < len(FILES) else "image"
+        kind = FIRST[number] if number < len(FIRST) else rng.choices([*KINDS], [*KINDS.values()])[0]
         model = f"a{rng.randrange(NUM_ADAPTERS)}" if rng.random() < 0.3 else "base"
         body: dict[str, Any] = {"model": model}
         if rng.random() < 0.4:
@@ -133,7 +132,8 @@ class Work:
                 path = "/v1/completions"
                 body["prompt"] = text
                 if kind != "text":
-                    body["structured_outputs"] = rng.choice(HOSTILE) if kind == "hostile" else _choose_pattern(rng)
+                    hostile = HOSTILE[number % len(HOSTILE)]
+                    body["structured_outputs"] = hostile if kind == "hostile" else _choose_pattern(rng)
                 elif rng.random() < 0.3:
                     body["logprobs"] = 2
         if path == "/v1/chat/completions" and "messages" not in body:
