@@ -8,7 +8,7 @@ matcher.fill_next_token_bitmask(bitmask)
 """
 
 from .backend import CompiledGrammar, Filler, Matcher, Program, Usage, fill_bitmask, fill_draft_bitmask
-from .bitmask import allocate_bitmask
+from .bitmask import allocate_bitmask, is_set
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .limits import GrammarLimits
@@ -47,6 +47,7 @@ __all__ = [
     "fill_bitmask",
     "fill_draft_bitmask",
     "is_panic",
+    "is_set",
     "list_raw",
     "list_tool_styles",
     "make_forced_tags",

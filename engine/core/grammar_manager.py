@@ -20,7 +20,7 @@ import numpy as np
 from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
 from engine.outputs import FinishReason
 from engine.spec.forced import ForcedDrafts
-from grammar import GrammarError, Matcher, Usage, allocate_bitmask, fill_draft_bitmask, is_panic
+from grammar import GrammarError, Matcher, Usage, allocate_bitmask, fill_draft_bitmask, is_panic, is_set
 
 Problem = tuple[str, FinishReason]  # why a request cannot go on, and how it ends
 
@@ -60,33 +60,49 @@ class ApartMask:
         """Fill the masks; a matcher that meets a limit is renewed as long as that helps."""
         start = time.thread_time()
         try:
-            self.problem = self._accept() or self._fill()
+            self.problem = self._accept(self.token_ids) or self._fill(0)
+            if self.problem is None:
+                self._fill_drafts()
         except BaseException as error:
             if not is_fault(error):
                 raise
             self.problem = describe_problem(error)
         self.time_s = time.thread_time() - start
 
-    def _accept(self) -> Problem | None:
-        for token_id in self.token_ids:
+    def _accept(self, token_ids: Iterable[int]) -> Problem | None:
+        for token_id in token_ids:
             while not self.is_void and (problem := accept(self.matcher, token_id, is_apart=True)) is not None:
                 if not self.matcher.renew():
                     return problem
         return None
 
-    def _fill(self) -> Problem | None:
-        matcher, drafts, usage = self.matcher, self.target.draft_token_ids, self.matcher.usage
+    def _fill(self, row: int) -> Problem | None:
+        usage = self.matcher.usage
         while not self.is_void:
             usage.longest_s = 0.0
-            problem = fill_rows([matcher], [drafts], self.bitmask[: 1 + len(drafts)]).get(0)
+            problem = fill_rows([self.matcher], [[]], self.bitmask[row : row + 1]).get(0)
             if problem is None and usage.longest_s > MAX_MASK_S:
                 return describe_slow("a mask", usage.longest_s, MAX_MASK_S)
-            if problem is None or not matcher.renew():
+            if problem is None or not self.matcher.renew():
                 return problem
-            # A draft may have met the limit, so that there are no drafts the second time.
-            drafts = []
-            self.bitmask[1:] = 0
         return None
+
+    def _fill_drafts(self) -> None:
+        """Fill the masks after the drafts that are allowed. One that cannot be filled allows nothing."""
+        num_taken = 0
+        for place, token_id in enumerate(self.target.draft_token_ids):
+            if self.is_void or not is_set(self.bitmask[place], token_id):
+                break
+            has_problem = self._accept([token_id]) is not None
+            num_taken += not has_problem
+            if self.matcher.is_terminated():
+                break
+            if has_problem or self._fill(place + 1):
+                self.bitmask[place + 1 :] = 0
+                break
+        self.matcher.rollback(num_taken)
+        if self.matcher.error is not None:
+            self.matcher.renew()
 
 
 class GrammarManager:

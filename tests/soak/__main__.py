@@ -190,6 +190,9 @@ async def main(args: argparse.Namespace, folder: Path) -> int:
     events = f"{soak.num_left} clients left, {soak.num_sleeps} sleeps, {soak.num_replaced} adapters replaced"
     say(f"kinds: {dict(soak.kinds)}; {events}")
     say(f"ends: {dict(ends.most_common())}")
+    for number, outcome in soak.outcomes.items():
+        if outcome.is_odd:
+            say(f"odd: {work.make(number).kind} {number}: {outcome}")
     chosen = soak.choose()
     num_same = 0
     for start in range(0, len(chosen), NUM_A_SERVER):

@@ -7,7 +7,7 @@ import struct
 import warnings
 import zlib
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.errors import InvalidRequest
 
@@ -42,6 +42,8 @@ def decode_image(data: bytes) -> Image.Image:
             return flatten(ImageOps.exif_transpose(image))
     except InvalidRequest:
         raise
+    except UnidentifiedImageError as error:  # its text names an object of this process
+        raise refuse(f"the image cannot be decoded: its content is not {kind}") from error
     except _DECODE_ERRORS as error:
         raise refuse(f"the image cannot be decoded: {str(error)[:200] or type(error).__name__}") from error
 

@@ -16,6 +16,7 @@ from grammar import (
     Matcher,
     Usage,
     Vocabulary,
+    fill_draft_bitmask,
 )
 
 EOS = 0
@@ -224,6 +225,9 @@ class SlowMatcher:
 
     accept_allowed = accept_token
 
+    def rollback(self, num_tokens: int) -> None:
+        assert num_tokens == 0
+
     def renew(self) -> bool:
         return False
 
@@ -292,7 +296,8 @@ def test_a_slow_matcher_that_fails_or_ends_meanwhile_gets_no_mask(
     assert len(manager) == 1 and (matcher.usage.longest_s == 0.0) is is_dropped
 
 
-def test_a_full_lexer_ends_no_request_and_changes_no_mask() -> None:
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_a_full_lexer_ends_no_request_and_changes_no_mask(num_drafts: int) -> None:
     """Its row is filled apart, where the matcher gets another lexer and takes its tokens again."""
     tokens = [b"</s>", *(letter.encode() for letter in LETTERS)]
     spec = GrammarSpec.regex("(a[bz]{9}|e[fz]{9}|i[jz]{9}|m[nz]{9})")
@@ -304,14 +309,15 @@ def test_a_full_lexer_ends_no_request_and_changes_no_mask() -> None:
         manager.open(handle, small.matcher())
         for step, token_id in enumerate(ids(text)):
             accepted = [(handle, ids(text)[step - 1])] if step else []
-            masks, failed, begun = manager.fill(FillMasks(step, accepted, [MaskTarget(0, handle)]))
+            drafts = ids(text)[step : step + num_drafts]
+            masks, failed, begun = manager.fill(FillMasks(step, accepted, [MaskTarget(0, handle, drafts)]))
             for apart in begun:
                 apart.fill()
                 masks, failed, _ = manager.finish(apart)
             num_apart += len(begun)
-            mask = np.zeros((1, 1), np.int32)
-            expected.fill_next_token_bitmask(mask)
-            assert failed == [] and masks.bitmask.tolist() == mask.tolist()
+            right = np.zeros((1 + len(drafts), 1), np.int32)
+            fill_draft_bitmask([expected], [drafts], [0], right)
+            assert failed == [] and masks.bitmask.tolist() == right.tolist()
             assert expected.accept_token(token_id)
         manager.drop([handle])
     assert num_apart > 0
