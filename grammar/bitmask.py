@@ -23,6 +23,7 @@ def clear_beyond(words: np.ndarray, vocab_size: int) -> None:
 
 
 def is_set(words: np.ndarray, token_id: int) -> bool:
+    """Return whether a mask of one row allows a token."""
     return bool(words[token_id >> 5] & BITS[token_id & 31])
 
 
