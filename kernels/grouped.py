@@ -1,4 +1,4 @@
-"""GroupedInt: a matrix in codes of 4 or 8 bits, the form that quantized checkpoints and our own rounding share.
+"""GroupedInt: a matrix in codes of 4, 6 or 8 bits, the form that quantized checkpoints and our own rounding share.
 
 weight[o, i] = scales[o, g] * codes[o, i] + minimums[o, g],   g = i // group_size
 
@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Bits = Literal[4, 8]
+Bits = Literal[4, 6, 8]
 
 GROUP_SIZE = 32  # of matrices that we round
 _ROWS_AT_ONCE = 4096  # float32 copies of a large matrix are made of so many rows
 _LEVELS = (14.0, 14.5, 15.0, 15.5, 16.0, 16.5)  # steps between the least and the greatest weight of a group
 _TURNS = 3
-_CENTRE = 8  # of 4-bit codes
+_ZEROS = {4: 8, 6: 32, 8: 0}  # what is added to centred codes that get minimums
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class GroupedRows(Protocol):
 class GroupedInt:
     """A matrix [out, in] with a scale, and perhaps a minimum, per group of inputs; the last group may be shorter."""
 
-    codes: Tensor  # [out, in] int8; of 4 bits from 0 to 15, or centred from -8 to 7
+    codes: Tensor  # [out, in] int8, from -2 ** (bits - 1); with minimums and 4 or 6 bits from 0
     scales: Tensor  # [out, groups], a float dtype
     minimums: Tensor | None  # [out, groups]; None: the codes are centred, and all are 0
     group_size: int
@@ -91,7 +92,7 @@ class GroupedInt:
         """Return the same matrix in more bits, in smaller groups, which divide the present ones, or with minimums."""
         codes, scales, minimums = self.codes, self.scales, self.minimums
         if minimums is None and not form.is_centred:
-            zero = _CENTRE if self.bits == 4 else 0
+            zero = _ZEROS[self.bits]
             codes, minimums = codes + zero, -zero * scales
         times, count = self.group_size // form.group_size, -(-self.shape[1] // form.group_size)
         if times > 1:
@@ -127,7 +128,7 @@ class RoundedRows:
 
     @property
     def form(self) -> Form:
-        return Form(self.bits, self.group_size, self.bits == 8)
+        return Form(self.bits, self.group_size, self.bits > 4)
 
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         """As `GroupedRows`."""
@@ -199,11 +200,11 @@ def stack(parts: Sequence[GroupedInt]) -> GroupedInt:
 
 
 def round_grouped(weight: Tensor, bits: Bits, group_size: int = GROUP_SIZE) -> GroupedInt:
-    """Round a matrix [out, in]: centred codes of 8 bits, or those of 4 bits with the least squared error found.
+    """Round a matrix [out, in]: centred codes of 6 or 8 bits, or those of 4 bits with the least squared error found.
 
     A NaN spoils its group. Scales and minimums are float16, as products store them.
     """
-    round_rows = _round_8 if bits == 8 else _round_4
+    round_rows = _round_4 if bits == 4 else partial(_round_centred, 2 ** (bits - 1) - 1)
     parts = []
     for rows in weight.split(max(1, _ROWS_AT_ONCE * 64 // weight.shape[1])):
         filled = F.pad(rows.float(), (0, -weight.shape[1] % group_size))
@@ -213,10 +214,10 @@ def round_grouped(weight: Tensor, bits: Bits, group_size: int = GROUP_SIZE) -> G
     return stack(parts)
 
 
-def _round_8(groups: Tensor) -> tuple[Tensor, Tensor, None]:
-    scales = (groups.abs().amax(dim=-1) / 127).half()
+def _round_centred(greatest: int, groups: Tensor) -> tuple[Tensor, Tensor, None]:
+    scales = (groups.abs().amax(dim=-1) / greatest).half()
     divisors = scales.float().where(scales != 0, 1.0)
-    return (groups / divisors.unsqueeze(-1)).round_().clamp_(-127, 127), scales, None
+    return (groups / divisors.unsqueeze(-1)).round_().clamp_(-greatest, greatest), scales, None
 
 
 def _round_4(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,7 +22,8 @@ from kernels.lora import LoraMatrix, LoraSegment, LoraStep, PackedLora
 from kernels.states import RunConv, ScanStates
 from kernels.step_buffers import StepBuffers
 
-Quantization = Literal["int8", "int4", "fp8"]
+# int6 is for the matrices of an int4 model whose rounding harms most; int4 where a device has no 6 bits.
+Quantization = Literal["int8", "int6", "int4", "fp8"]
 # Keys and values, each [num_blocks, block_size, KV, D]. In int8 the last dimension is D + INT8_SCALE_BYTES, block_size
 # is a multiple of INT8_SLOTS, and the bytes of a block are in the order of `cpu/src/kv_int8.h`.
 KVCache = tuple[Tensor, Tensor]

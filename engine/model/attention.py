@@ -122,9 +122,12 @@ class Attention(nn.Module):
             device=device,
             orders=orders,
             shards=_shard_heads(whole, sharding) if sharding.size > 1 else None,
+            int4_as="int6",
         )
         self.o_proj = make_row_linear(
-            whole.num_heads * spec.head_size, spec.hidden_size, spec.output_bias, sharding, dtype, device
+            *(whole.num_heads * spec.head_size, spec.hidden_size, spec.output_bias),
+            *(sharding, dtype, device),
+            int4_as="int6",
         )
         self.qk_norm = None
         if spec.style.qk_norm != "none":

@@ -100,6 +100,7 @@ class DecoderModel(nn.Module):
                 device=device,
                 shards=None if self._head_shard is None else {"": self._head_shard},
                 shared=self.embed_tokens[start : start + length] if config.tie_word_embeddings else None,
+                int4_as="int8",
             )
         # Whether ops that run whole layers can run these: they know one rotation, one group and Llama's arithmetic.
         is_plain = len(ropes) == 1 and not any(groups) and all(spec.is_plain for spec in self.specs)

@@ -13,7 +13,7 @@ from engine.model.formats.encoded import EncodedTensor
 from engine.model.shard import Shard
 from engine.model.weight_targets import ShardedTarget, Target, Targets, WeightTarget, own
 from kernels import Ops
-from kernels.grouped import GroupedRows, OrderedRows, RoundedRows, StackedRows
+from kernels.grouped import Bits, GroupedRows, OrderedRows, RoundedRows, StackedRows
 from kernels.lora import LoraMatrix, PackedLora
 from kernels.ops import Multiply, PackedWeight, Quantization
 from kernels.torch.linear import linear
@@ -29,6 +29,7 @@ class Linear(nn.Module):
         shards: for parts of which this rank holds some rows: which rows of the checkpoint's.
         shared: use this matrix, which another layer keeps using, instead of allocating one.
         is_quantized: whether the quantization of the model applies to the matrix.
+        int4_as: how the matrix is rounded in an int4 model: in more bits where 4 harm most.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Linear(nn.Module):
         shards: dict[str, Shard] | None = None,
         shared: Tensor | None = None,
         is_quantized: bool = True,
+        int4_as: Quantization = "int4",
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -52,6 +54,7 @@ class Linear(nn.Module):
         self._shards = shards or {}
         self._shared = shared
         self._is_quantized = is_quantized
+        self._int4_as = int4_as
         self.weight: nn.Parameter | None = None
         if shared is None:
             self.weight = make_parameter(out_features, in_features, dtype=dtype, device=device)
@@ -91,7 +94,7 @@ class Linear(nn.Module):
         Raises:
             ValueError: the matrix does not allow this quantization.
         """
-        quantization = quantization if self._is_quantized else None
+        quantization = self.choose_quantization(quantization)
         source = self._shared if self.weight is None else self.weight
         assert source is not None, "a layer is packed once; after that it is repacked"
         is_copy_worthwhile = self._shared is None or quantization is not None or ops.packs_shared
@@ -102,6 +105,12 @@ class Linear(nn.Module):
         elif is_copy_worthwhile:
             packed = ops.pack_linear(matrix, self.bias, quantization, source.dtype)
         self.take_packed(ops, packed)
+
+    def choose_quantization(self, quantization: Quantization | None) -> Quantization | None:
+        """Return how the matrix is rounded in a model of this quantization."""
+        if not self._is_quantized:
+            return None
+        return self._int4_as if quantization == "int4" else quantization
 
     def take_packed(self, ops: Ops, packed: PackedWeight) -> None:
         """Take the matrix in the layout of the ops, in place of `pack`."""
@@ -128,22 +137,23 @@ class Linear(nn.Module):
     def _join_parts(self, memory: Tensor, quantization: Quantization | None) -> Tensor | GroupedRows:
         """Return the matrix in the codes of its parts, or its values if some part has no codes.
 
-        int4 rounds the parts that have more bits, or none.
+        Codes of more bits than the quantization has are rounded again.
         """
         given, self._given = self._given, {}
         if not given:
             return memory
         parts = [(given[part], self._orders.get(part)) for part in self._parts]
         is_coded = [not isinstance(tensor, Tensor) for tensor, _ in parts]
-        if not all(is_coded) and not (quantization == "int4" and any(is_coded)):
+        if not all(is_coded) and not (quantization is not None and any(is_coded)):
             values = [_read_values(tensor, order) for tensor, order in parts]
             return values[0] if len(values) == 1 else torch.cat(values)
         sources = [_order_rows(tensor, order) for tensor, order in parts]
         group_size = min(each.form.group_size for each in sources if not isinstance(each, Tensor))
+        bits: Bits = 6 if quantization == "int6" else 4 if quantization == "int4" else 8
         return StackedRows(
             [
-                RoundedRows(each, each.shape, 4, group_size)
-                if isinstance(each, Tensor) or (quantization == "int4" and each.form.bits > 4)
+                RoundedRows(each, each.shape, bits, group_size)
+                if isinstance(each, Tensor) or each.form.bits > bits
                 else each
                 for each in sources
             ]
@@ -154,7 +164,7 @@ class Linear(nn.Module):
         if self._shared is not None:
             self.pack(new, quantization)
             return
-        quantization = quantization if self._is_quantized else None
+        quantization = self.choose_quantization(quantization)
         assert old.unpack_linear is not None, f"weights packed by {old.name} cannot be unpacked"
         weight = old.unpack_linear(self.packed)
         packed = new.pack_linear(weight.contiguous(), self.bias, quantization)

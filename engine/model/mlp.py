@@ -39,7 +39,7 @@ class MLP(nn.Module):
             device=device,
             shards=_shard_rows(tuple(parts), whole, sharding) if sharding.size > 1 else None,
         )
-        self.down_proj = make_row_linear(whole, hidden, spec.mlp_bias, sharding, dtype, device)
+        self.down_proj = make_row_linear(whole, hidden, spec.mlp_bias, sharding, dtype, device, int4_as="int6")
 
     def forward(self, hidden: Tensor, ops: Ops, adapters: StepAdapters | None = None) -> Tensor:
         inner = self.gate_up_proj(hidden, adapters=adapters)

@@ -46,8 +46,11 @@ class RowLinear(Linear):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        int4_as: Quantization,
     ) -> None:
-        super().__init__(sharding.count(in_features), out_features, bias, dtype=dtype, device=device)
+        super().__init__(
+            sharding.count(in_features), out_features, bias, dtype=dtype, device=device, int4_as=int4_as
+        )
         self._sharding = sharding
         self._shard = Shard(1, in_features, (sharding.part(in_features),))
         self._ends: list[tuple[int, int]] = []  # first input and end of each packed slice
@@ -120,7 +123,7 @@ class RowLinear(Linear):
         self._pack_slices(self.unpack(), new, quantization)
 
     def _pack_slices(self, weight: Tensor, ops: Ops, quantization: Quantization | None) -> None:
-        num_inputs = weight.shape[1]
+        num_inputs, quantization = weight.shape[1], self.choose_quantization(quantization)
         multiple = 1 if quantization is None else GROUP_SIZE
         width = num_inputs // self._sharding.count_slices(num_inputs, multiple)
         self._ends = [(start, start + width) for start in range(0, num_inputs, width)]
@@ -146,8 +149,9 @@ def make_row_linear(
     sharding: Sharding,
     dtype: torch.dtype,
     device: torch.device,
+    int4_as: Quantization = "int4",
 ) -> Linear:
     """Return a plain layer for one rank, or one that is computed in slices."""
     if sharding.size == 1 and not sharding.is_sliced:
-        return Linear(in_features, out_features, bias, dtype=dtype, device=device)
-    return RowLinear(in_features, out_features, bias, sharding, dtype=dtype, device=device)
+        return Linear(in_features, out_features, bias, dtype=dtype, device=device, int4_as=int4_as)
+    return RowLinear(in_features, out_features, bias, sharding, dtype=dtype, device=device, int4_as=int4_as)

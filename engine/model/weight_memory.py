@@ -83,9 +83,8 @@ def estimate_head_copy(
     """
     if not config.tie_word_embeddings:
         return 0
-    return estimate_packed_bytes(
-        config.vocab_size, config.hidden_size, _packed_itemsize(config, dtype, quantization)
-    )
+    itemsize = _packed_itemsize(config, dtype, "int8" if quantization == "int4" else quantization)
+    return estimate_packed_bytes(config.vocab_size, config.hidden_size, itemsize)
 
 
 def _estimate_native_bytes(
@@ -101,13 +100,16 @@ def _estimate_native_bytes(
     heads = 0 if config.tie_word_embeddings else table
     rest = count_parameters(config) - matrices - table - heads
     # A tied head is one matrix with the embedding, unless it is rounded.
-    head_bytes = heads * itemsize if quantization is None else table * itemsize
+    head_itemsize = _packed_itemsize(config, dtype, "int8" if quantization == "int4" else quantization)
+    head_bytes = (heads if quantization is None else table) * head_itemsize
     table_bytes = table * _packed_itemsize(config, dtype, None)
     return int(matrices * itemsize + head_bytes + table_bytes) + rest * dtype.itemsize
 
 
 def _packed_itemsize(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> float:
     """Return the bytes per element of packed weights. The native ops keep bfloat16 checkpoints in two bytes."""
+    if quantization == "int4":
+        return (WEIGHT_BYTES["int4"] + WEIGHT_BYTES["int6"]) / 2  # about half of the matrices have 6 bits
     if quantization in WEIGHT_BYTES:
         return WEIGHT_BYTES[quantization]
     return min(dtype.itemsize, torch.bfloat16.itemsize) if config.dtype == "bfloat16" else dtype.itemsize

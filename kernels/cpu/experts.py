@@ -44,20 +44,21 @@ def pack_experts(
         ValueError: as `kernels.cpu.weights.pack`.
     """
     gate_up, down = experts.gate_up.contiguous(), experts.down.contiguous()
-    kind, down_kind = (
-        None if quantization else choose_kind(library, pool, matrices, matrices.dtype) for matrices in (gate_up, down)
-    )
     halves = [*gate_up.chunk(2, dim=1)]
     biases = [None, None] if experts.gate_up_bias is None else [*experts.gate_up_bias.chunk(2, dim=1)]
 
-    def pack_all(matrices: Tensor, biases: Tensor | None, kind: WeightKind | None) -> list[NativeWeight]:
+    def pack_all(
+        matrices: Tensor, biases: Tensor | None, kind: WeightKind | None, quantization: Quantization | None
+    ) -> list[NativeWeight]:
         return [
             pack(library, pool, memory, matrix, None if biases is None else biases[index], quantization, kind)
             for index, matrix in enumerate(matrices)
         ]
 
-    gate, up = (pack_all(half, bias, kind) for half, bias in zip(halves, biases, strict=True))
-    return make_experts(gate, up, pack_all(down, experts.down_bias, down_kind), experts.activation)
+    kinds = [None if quantization else choose_kind(library, pool, each, each.dtype) for each in (gate_up, down)]
+    gate, up = (pack_all(half, bias, kinds[0], quantization) for half, bias in zip(halves, biases, strict=True))
+    fine: Quantization | None = "int6" if quantization == "int4" else quantization
+    return make_experts(gate, up, pack_all(down, experts.down_bias, kinds[1], fine), experts.activation)
 
 
 def make_experts(

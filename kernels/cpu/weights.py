@@ -31,7 +31,8 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _PANEL_WIDTH = 32  # of `src/panels.h`
 # Bytes of a weight with its share of scales and minimums.
-WEIGHT_BYTES: dict[Quantization, float] = {"int8": 34 / 32, "int4": 20 / 32}
+WEIGHT_BYTES: dict[Quantization, float] = {"int8": 34 / 32, "int6": 26 / 32, "int4": 20 / 32}
+_BITS: dict[Quantization, Bits] = {"int8": 8, "int6": 6, "int4": 4}
 _NUMBERS_AT_ONCE = 2**20  # of a matrix in grouped codes: what is converted stays in the cache until it is packed
 
 
@@ -44,9 +45,11 @@ class WeightKind(IntEnum):
     )
     BFLOAT16 = 2
     GROUPED4 = 3
-    GROUPED8 = 4
-    CENTRED4 = 5  # without minimums
-    CENTRED8 = 6
+    GROUPED6 = 4
+    GROUPED8 = 5
+    CENTRED4 = 6  # without minimums
+    CENTRED6 = 7
+    CENTRED8 = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,9 @@ def pack(
             f"not {weight.dtype} {list(weight.shape)} on {weight.device.type}"
         )
     if quantization is not None:
-        rows = RoundedRows(weight, weight.shape, get_bits(quantization))
+        if quantization not in _BITS:
+            raise ValueError(f"quantization={quantization!r} is not available on the CPU; allowed: int8, int4")
+        rows = RoundedRows(weight, weight.shape, _BITS[quantization])
         return _pack_grouped(library, pool, memory, rows, bias, dtype)
     weight = weight.contiguous()
     out_features, in_features = weight.shape
@@ -108,17 +113,6 @@ def pack(
     library.pack_weight(pool.handle, kind, *pointers)
     struct = LinearStruct(panels.data_ptr(), address(bias), in_features, out_features, kind)
     return NativeWeight(kind, dtype, in_features, out_features, panels, bias, struct)
-
-
-def get_bits(quantization: Quantization) -> Bits:
-    """Return the bits of a weight.
-
-    Raises:
-        ValueError: another quantization than int8 and int4.
-    """
-    if quantization not in ("int8", "int4"):
-        raise ValueError(f"quantization={quantization!r} is not available on the CPU; allowed: int8, int4")
-    return 8 if quantization == "int8" else 4
 
 
 def _pack_grouped(
@@ -159,8 +153,8 @@ def make_convert(library: NativeLibrary, pool: ThreadPool) -> Convert:
 def _round_rows(
     library: NativeLibrary, pool: ThreadPool, weight: Tensor, bits: Bits, group_size: int = GROUP_SIZE
 ) -> GroupedInt:
-    """As `round_grouped`, which 4 bits leave to torch."""
-    if bits == 4:
+    """As `round_grouped`, which 4 and 6 bits leave to torch."""
+    if bits < 8:
         return round_grouped(weight, bits, group_size)
     values = weight.float().contiguous()
     codes = torch.empty(values.shape, dtype=torch.int8)
@@ -185,9 +179,7 @@ def _split_blocks(
 
 
 def _choose_grouped(form: Form) -> WeightKind:
-    if form.is_centred:
-        return WeightKind.CENTRED4 if form.bits == 4 else WeightKind.CENTRED8
-    return WeightKind.GROUPED4 if form.bits == 4 else WeightKind.GROUPED8
+    return WeightKind[f"{'CENTRED' if form.is_centred else 'GROUPED'}{form.bits}"]
 
 
 def estimate_packed_bytes(out_features: int, in_features: int, weight_bytes: float) -> int:

@@ -34,7 +34,7 @@ def pack_experts(experts: ExpertWeights, quantization: Quantization | None) -> T
     return TorchExperts(
         [pack_linear(matrix, None, quantization) for matrix in experts.gate_up],
         experts.gate_up_bias,
-        [pack_linear(matrix, None, quantization) for matrix in experts.down],
+        [pack_linear(matrix, None, "int6" if quantization == "int4" else quantization) for matrix in experts.down],
         experts.down_bias,
         experts.activation,
     )

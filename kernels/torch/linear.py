@@ -96,8 +96,10 @@ def pack_quantized(weight: Tensor, quantization: Quantization) -> QuantizedWeigh
             return Fp8Weight(weight)
         case "int8":
             return Int8Weight(weight) if weight.is_cuda else GroupedIntWeight(round_grouped(weight, 8))
-        case "int4":
-            return Int4Weight(weight) if weight.is_cuda else GroupedIntWeight(round_grouped(weight, 4))
+        case "int6" | "int4":
+            if weight.is_cuda:
+                return Int4Weight(weight)
+            return GroupedIntWeight(round_grouped(weight, 4 if quantization == "int4" else 6))
 
 
 class Int8Weight:

@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from kernels.grouped import Convert, Form, GroupedInt, GroupedRows
+from kernels.grouped import Bits, Convert, Form, GroupedInt, GroupedRows
 
 _ROWS_AT_ONCE = 2048  # limits the memory of intermediate values
 _GROUP = 32
@@ -61,7 +61,7 @@ class GGUFTensor:
 
     @property
     def form(self) -> Form:
-        return Form(4 if self.kind.type in _FOUR_BITS else 8, _GROUP, self.kind.type not in _WITH_MINIMUMS)
+        return Form(_BITS.get(self.kind.type, 8), _GROUP, self.kind.type not in _WITH_MINIMUMS)
 
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         """As `GroupedRows`."""
@@ -75,7 +75,10 @@ class GGUFTensor:
             return torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), self.kind.type))
 
 
-_FOUR_BITS = (Type.Q4_0, Type.Q4_1, Type.Q4_K)
+_BITS: dict[Type, Bits] = {
+    **dict.fromkeys((Type.Q4_0, Type.Q4_1, Type.Q4_K), 4),
+    **dict.fromkeys((Type.Q5_0, Type.Q5_1, Type.Q5_K), 6),
+}
 _WITH_MINIMUMS = (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K)
 # By the number of the type in the file.
 KINDS = {

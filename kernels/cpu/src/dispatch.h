@@ -18,23 +18,13 @@ void with_plain(int32_t kind, const Body& body) {
     }
 }
 
-template <class Body>
-void with_grouped(int32_t kind, const Body& body) {
-    switch (kind) {
-        case kWeightGrouped4: return body(Grouped<4, false>());
-        case kWeightGrouped8: return body(Grouped<8, false>());
-        case kWeightCentred4: return body(Grouped<4, true>());
-        default: return body(Grouped<8, true>());
-    }
-}
-
 // The arithmetic of a product, on tiles where there are some.
 template <class Body>
 void with_product(int32_t kind, const Body& body) {
 #ifdef TROUPE_TILES
     if (kind == kWeightBFloat16 && has_tiles()) return body(Tiled<BFloat16>());
 #endif
-    if (is_grouped(kind)) return with_grouped(kind, body);
+    if (is_grouped(kind)) return body(Codes());
     with_plain(kind, body);
 }
 

@@ -38,7 +38,7 @@ GroupFactors round_group(const From* x, int64_t count, int64_t size, int zero_po
 template <class Arithmetic, int ROWS>
 void multiply_rows(const TileProduct& tile) {
     constexpr int BITS = Arithmetic::kBits;
-    constexpr int64_t factor_bytes = (Arithmetic::kIsCentred ? 1 : 2) * kPanelWidth * kHalfBytes;
+    constexpr int64_t factor_bytes = Arithmetic::kFactorBytes;
     int64_t group_bytes = factor_bytes + tile.group_size * BITS / 32 * kPanelBytes;
     for (int part = 0; part < kPanelVecs; part += kCodeVecs) {
         const uint32_t* words = tile.x;
@@ -92,11 +92,32 @@ float get_half(const uint8_t* p) {
 
 constexpr uint32_t repeat(uint32_t byte) { return byte * 0x01010101u; }
 
-// Four signed codes as they are stored: plus their zero, which changes one bit of each.
+// Write 32 codes of an output, which are padded with zeros, as their words in the lines of a unit.
 template <class Grouped>
-uint32_t encode(uint32_t word) {
-    if constexpr (Grouped::kBits == 8) return word ^ repeat(128);
-    return Grouped::kZero ? (word ^ repeat(8)) & repeat(15) : word;
+void put_unit(const int8_t* codes, uint8_t* lines) {
+    uint32_t words[kUnit / 4], out[kUnit / 4] = {};
+    std::memcpy(words, codes, kUnit);
+    for (int at = 0; at < kUnit / 4; ++at) {
+        // The sum of a byte and the zero changes one bit.
+        uint32_t word = words[at] ^ repeat(Grouped::kZero);
+        if constexpr (Grouped::kBits == 8)
+            out[at] = word;
+        else
+            out[at / 2] |= (word & repeat(15)) << at % 2 * 4;
+        if constexpr (Grouped::kBits == 6) out[4 + at / 4] |= (word >> 4 & repeat(3)) << at % 4 * 2;
+    }
+    for (int line = 0; line < Grouped::kBits; ++line) std::memcpy(lines + line * kPanelBytes, out + line, 4);
+}
+
+// The signed code of one of 32 inputs.
+template <class Grouped>
+int get_code(const uint8_t* lines, int64_t input) {
+    int64_t word = input / 4, byte = input % 4;
+    auto line = [&](int64_t index) { return int(lines[index * kPanelBytes + byte]); };
+    if constexpr (Grouped::kBits == 8) return int8_t(line(word) - Grouped::kZero);
+    int code = line(word / 2) >> word % 2 * 4 & 15;
+    if constexpr (Grouped::kBits == 6) code |= (line(4 + word / 4) >> word % 4 * 2 & 3) << 4;
+    return code - Grouped::kZero;
 }
 
 // Write a row of a packed matrix, float32 [in].
@@ -108,16 +129,11 @@ void unpack_row(const Linear& linear, const Groups& groups, int64_t output, floa
         for (int64_t start = 0; start < linear.in_features; start += groups.size, group += groups.bytes) {
             float scale = get_half(group + lane * kHalfBytes);
             float minimum = Grouped::kIsCentred ? 0.0f : get_half(group + (kPanelWidth + lane) * kHalfBytes);
-            const uint8_t* codes = group + groups.factor_bytes + lane * 4;
+            const uint8_t* lines = group + groups.factor_bytes + lane * 4;
             int64_t left = linear.in_features - start, size = left < groups.size ? left : groups.size;
             for (int64_t i = 0; i < size; ++i) {
-                const uint8_t* word = codes + i / (32 / Grouped::kBits) * kPanelBytes;
-                int code = word[i % 4];
-                if constexpr (Grouped::kBits == 4)
-                    code = (i % 8 < 4 ? code & 15 : code >> 4) - Grouped::kZero;
-                else
-                    code = int8_t(code ^ 128);
-                row[start + i] = scale * float(code) + minimum;
+                const uint8_t* unit = lines + i / kUnit * Grouped::kBits * kPanelBytes;
+                row[start + i] = scale * float(get_code<Grouped>(unit, i % kUnit)) + minimum;
             }
         }
     });
@@ -137,24 +153,22 @@ void round_row(
 template void round_row(const float*, int64_t, int64_t, int, uint32_t*, GroupFactors*, int64_t);
 template void round_row(const bf16*, int64_t, int64_t, int, uint32_t*, GroupFactors*, int64_t);
 
-template <class Arithmetic>
-void multiply_codes(const TileProduct& tile, int rows) {
-    switch (rows) {
-        case 1: return multiply_rows<Arithmetic, 1>(tile);
-        case 2: return multiply_rows<Arithmetic, 2>(tile);
-        case 3: return multiply_rows<Arithmetic, 3>(tile);
+void multiply_codes(int32_t kind, const TileProduct& tile, int rows) {
+    with_grouped(kind, [&](auto grouped) {
+        using Arithmetic = decltype(grouped);
+        switch (rows) {
+            case 1: return multiply_rows<Arithmetic, 1>(tile);
+            case 2: return multiply_rows<Arithmetic, 2>(tile);
+            case 3: return multiply_rows<Arithmetic, 3>(tile);
 #ifdef TROUPE_AVX512
-        case 4: return multiply_rows<Arithmetic, 4>(tile);
-        case 5: return multiply_rows<Arithmetic, 5>(tile);
-        case 6: return multiply_rows<Arithmetic, 6>(tile);
+            case 4: return multiply_rows<Arithmetic, 4>(tile);
+            case 5: return multiply_rows<Arithmetic, 5>(tile);
+            case 6: return multiply_rows<Arithmetic, 6>(tile);
 #endif
-        default: __builtin_unreachable();
-    }
+            default: __builtin_unreachable();
+        }
+    });
 }
-template void multiply_codes<Grouped<4, false>>(const TileProduct&, int);
-template void multiply_codes<Grouped<8, false>>(const TileProduct&, int);
-template void multiply_codes<Grouped<4, true>>(const TileProduct&, int);
-template void multiply_codes<Grouped<8, true>>(const TileProduct&, int);
 
 int64_t grouped_bytes(const Linear& linear) {
     return ceil_div(linear.out_features, kPanelWidth) * Groups(linear).panel_bytes();
@@ -168,7 +182,7 @@ void pack_grouped(
         parallel(pool, ceil_div(linear.out_features, kPanelWidth), [&](int64_t panel, int thread) {
             uint8_t* target = panels + panel * groups.panel_bytes();
             std::memset(target, 0, groups.panel_bytes());
-            auto* line = static_cast<uint32_t*>(pool_scratch(pool, thread, kTileScratch, groups.size));
+            auto* line = static_cast<int8_t*>(pool_scratch(pool, thread, kTileScratch, groups.size));
             for (int64_t lane = 0; lane < kPanelWidth && panel * kPanelWidth + lane < linear.out_features; ++lane) {
                 int64_t output = panel * kPanelWidth + lane;
                 for (int64_t group = 0; group < groups.count; ++group) {
@@ -180,11 +194,8 @@ void pack_grouped(
                     std::memset(line, 0, groups.size);
                     std::memcpy(line, codes + output * linear.in_features + group * groups.size, left < groups.size ? left : groups.size);
                     to += groups.factor_bytes + lane * 4;
-                    for (int64_t at = 0; at < groups.size / 4; ++at, to += kPanelBytes) {
-                        uint32_t word = encode<Grouped>(line[at]);
-                        if (Grouped::kBits == 4) word |= encode<Grouped>(line[++at]) << 4;
-                        std::memcpy(to, &word, 4);
-                    }
+                    for (int64_t unit = 0; unit < groups.size; unit += kUnit, to += Grouped::kBits * kPanelBytes)
+                        put_unit<Grouped>(line + unit, to);
                 }
             }
         });

@@ -1,4 +1,4 @@
-// Products with weights of 4 or 8 bits: weight = scale * code + minimum, one scale and one minimum per group of inputs.
+// Products with weights of 4, 6 or 8 bits: weight = scale * code + minimum, one scale and one minimum per group of inputs.
 //
 // Activations are rounded to int8 with one scale per row and group, so the sum of a group is exact in int32. A group adds
 //
@@ -8,9 +8,13 @@
 // no minimums.
 //
 // A matrix is stored as panels of 32 outputs. A group of a panel holds 32 scales, and 32 minimums, in float16, then
-// 128 bytes for each eight or four inputs, one 32-bit word per output. With 4 bits the inputs 0 to 3 are in the low
-// halves of its bytes, 4 to 7 in the high ones. Codes below 0 are stored around `kZero`. Inputs beyond the last one of the
-// matrix meet activations of 0.
+// lines of 128 bytes, one 32-bit word per output, for each 32 inputs:
+//
+//     8 bits   eight lines of four inputs
+//     4 bits   four lines: the first four of eight inputs are in the low halves of the bytes, the others in the high ones
+//     6 bits   the same lines of the low 4 bits; then two lines of the high 2 bits, four times four inputs each
+//
+// Codes below 0 are stored around `kZero`. Inputs beyond the last one of the matrix meet activations of 0.
 
 #pragma once
 
@@ -22,6 +26,42 @@
 namespace troupe {
 
 constexpr int64_t kHalfBytes = 2;
+constexpr int kUnit = 32;  // inputs
+
+// Whether an instruction adds the products of unsigned and signed bytes in 32 bits.
+#if defined(__AVX512VNNI__) && defined(TROUPE_AVX512) || defined(__AVXVNNI__) && !defined(TROUPE_AVX512)
+#define TROUPE_DOT 1
+constexpr int kZero8 = 128;
+#else
+constexpr int kZero8 = 0;
+#endif
+
+template <int BITS, bool CENTRED>
+struct Grouped {
+    static constexpr int kBits = BITS;
+    static constexpr bool kIsCentred = CENTRED;
+    // What is added to a code, so that the stored one is unsigned; products without the instruction take signed bytes.
+    static constexpr int kZero = BITS == 8 ? kZero8 : CENTRED ? 1 << (BITS - 1) : 0;
+    static constexpr int64_t kFactorBytes = (CENTRED ? 1 : 2) * kPanelWidth * kHalfBytes;
+};
+
+template <class Body>
+void with_grouped(int32_t kind, const Body& body) {
+    switch (kind) {
+        case kWeightGrouped4: return body(Grouped<4, false>());
+        case kWeightGrouped6: return body(Grouped<6, false>());
+        case kWeightGrouped8: return body(Grouped<8, false>());
+        case kWeightCentred4: return body(Grouped<4, true>());
+        case kWeightCentred6: return body(Grouped<6, true>());
+        default: return body(Grouped<8, true>());
+    }
+}
+
+inline int zero_of(int32_t kind) {
+    int zero = 0;
+    with_grouped(kind, [&](auto grouped) { zero = grouped.kZero; });
+    return zero;
+}
 
 // The sizes of a packed matrix.
 struct Groups {
@@ -29,7 +69,7 @@ struct Groups {
 
     explicit Groups(const Linear& linear) : size(linear.group_size), count(ceil_div(linear.in_features, size)) {
         with_grouped(linear.kind, [&](auto grouped) {
-            factor_bytes = (grouped.kIsCentred ? 1 : 2) * kPanelWidth * kHalfBytes;
+            factor_bytes = grouped.kFactorBytes;
             bytes = factor_bytes + size * grouped.kBits / 32 * kPanelBytes;
         });
     }
@@ -39,7 +79,7 @@ struct Groups {
 // The bytes of a packed matrix; `linear` needs no panels.
 int64_t grouped_bytes(const Linear& linear);
 
-// Write the panels. codes: [out, in], from -128 or, with 4 bits, from 0 and centred ones from -8; scales, minimums: [out, groups].
+// Write the panels. codes: [out, in], signed, but from 0 with minimums and 4 or 6 bits; scales, minimums: [out, groups].
 void pack_grouped(Pool* pool, const Linear& linear, const int8_t* codes, const float* scales, const float* minimums, uint8_t* panels);
 
 // weight: [out, in], the products of the stored scales and codes plus the minimums.
@@ -54,7 +94,6 @@ void round_row(
     const From* x, int64_t count, int64_t group_size, int zero, uint32_t* words, GroupFactors* factors, int64_t stride);
 
 // One panel, as `multiply_tile`.
-template <class Arithmetic>
-void multiply_codes(const TileProduct& tile, int rows);
+void multiply_codes(int32_t kind, const TileProduct& tile, int rows);
 
 }  // namespace troupe

@@ -10,8 +10,9 @@ namespace troupe {
 
 // Mirrored by `kernels.cpu.weights`.
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1 };
-enum WeightKind : int32_t { kWeightFloat32 = 0, kWeightFloat32Half = 1, kWeightBFloat16 = 2, kWeightGrouped4 = 3,
-    kWeightGrouped8 = 4, kWeightCentred4 = 5, kWeightCentred8 = 6 };
+// The grouped kinds have 4, 6 and 8 bits; the last three have no minimums.
+enum WeightKind : int32_t { kWeightFloat32, kWeightFloat32Half, kWeightBFloat16, kWeightGrouped4, kWeightGrouped6,
+    kWeightGrouped8, kWeightCentred4, kWeightCentred6, kWeightCentred8 };
 
 struct Linear {
     const uint8_t* panels;

@@ -13,6 +13,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "simd.h"
 
 namespace troupe {
@@ -78,13 +80,9 @@ struct BFloat16 {
 #endif
 };
 
-// Codes of 4 or 8 bits with a scale per group of inputs, and a minimum unless they are centred; see `grouped.h`.
-template <int BITS, bool CENTRED>
-struct Grouped {
-    static constexpr int kBits = BITS, kGroup = 4, kWords = 1;
-    static constexpr bool kIsCentred = CENTRED;
-    // What is added to a code, so that the stored one is unsigned.
-    static constexpr int kZero = BITS == 8 ? 128 : CENTRED ? 8 : 0;
+// Codes in groups of inputs, see `grouped.h`.
+struct Codes {
+    static constexpr int kGroup = 4, kWords = 1;
 };
 
 // An arithmetic on the tile registers of AMX, see `tiles.cpp`. 16 words of a row lie together: block[group / 16][row][16].
@@ -95,11 +93,6 @@ constexpr bool kIsTiled = false;
 template <class Base>
 constexpr bool kIsTiled<Tiled<Base>> = true;
 
-template <class Arithmetic>
-constexpr bool kIsGrouped = false;
-template <int BITS, bool CENTRED>
-constexpr bool kIsGrouped<Grouped<BITS, CENTRED>> = true;
-
 constexpr int kTileRows = 16, kTileWords = 16;
 
 // How many rows are packed together at most, and panels multiplied at once; how many words of a row lie together, and the inputs in them; how many
@@ -107,7 +100,7 @@ constexpr int kTileRows = 16, kTileWords = 16;
 template <class Arithmetic>
 constexpr int kBlockRows = kIsTiled<Arithmetic> ? 2 * kTileRows : kMaxRows;
 template <class Arithmetic>
-constexpr int kPanels = kIsGrouped<Arithmetic> ? 1 : kMaxPanels;
+constexpr int kPanels = std::is_same_v<Arithmetic, Codes> ? 1 : kMaxPanels;
 template <class Arithmetic>
 constexpr int kRowWords = kIsTiled<Arithmetic> ? kTileWords : Arithmetic::kWords;
 template <class Arithmetic>
@@ -131,7 +124,7 @@ struct TileProduct {
     float* c;
     int64_t c_stride;  // words from row to row
     bool adds;
-    const GroupFactors* factors = nullptr;  // [group][row], for Grouped only
+    const GroupFactors* factors = nullptr;  // [group][row], for Codes only
     int64_t group_size = 0;
 };
 

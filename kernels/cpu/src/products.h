@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <type_traits>
-
 #include "grouped.h"
 
 namespace troupe {
@@ -16,7 +14,7 @@ struct Operands {
     int64_t row_factors;  // groups of a row that have factors
 
     explicit Operands(const Linear& linear) {
-        if constexpr (kIsGrouped<Arithmetic>) {
+        if constexpr (std::is_same_v<Arithmetic, Codes>) {
             Groups groups(linear);
             num_groups = row_factors = groups.count;
             panel_bytes = groups.panel_bytes();
@@ -73,8 +71,8 @@ void pack_block(
     uint32_t* words = packed.words + start * operands.row_words;
     GroupFactors* factors = packed.factors + start * operands.row_factors;
     for (int i = 0; i < size; ++i) {
-        if constexpr (kIsGrouped<Arithmetic>) {
-            round_row(row(i), linear.in_features, linear.group_size, Arithmetic::kZero, line, factors + i, size);
+        if constexpr (std::is_same_v<Arithmetic, Codes>) {
+            round_row(row(i), linear.in_features, linear.group_size, zero_of(linear.kind), line, factors + i, size);
             place(line, operands.row_words, 1, words + i, size);
         } else {
             constexpr int WORDS = kRowWords<Arithmetic>, INPUTS = kRowInputs<Arithmetic>;
@@ -93,8 +91,8 @@ void multiply_block(
     const uint8_t* weights, int64_t panel_stride, int panels, float* sums, int64_t width) {
     TileProduct product{packed.words + start * operands.row_words, weights, panel_stride, operands.num_groups, sums, width, false,
         packed.factors + start * operands.row_factors, linear.group_size};
-    if constexpr (kIsGrouped<Arithmetic>)
-        multiply_codes<Arithmetic>(product, size);
+    if constexpr (std::is_same_v<Arithmetic, Codes>)
+        multiply_codes(linear.kind, product, size);
     else
         multiply_tile<Arithmetic>(product, size, panels);
 }

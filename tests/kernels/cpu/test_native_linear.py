@@ -14,7 +14,7 @@ from tests.kernels.cpu.conftest import require_library
 
 SHAPES = [(1, 1), (33, 2), (64, 64), (100, 63), (300, 131), (96, 1000)]  # (out, in)
 ROWS = [1, 2, 5, 6, 7, 13, 64, 100]
-KINDS = ["float32", "half", "bfloat16", "int8", "int8-bfloat16", "int4", "int4-bfloat16"]
+KINDS = ["float32", "half", "bfloat16", "int8", "int8-bfloat16", "int6", "int4", "int4-bfloat16"]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def make_operands(kind: str, rows: int, shape: tuple[int, int]) -> tuple[torch.T
 
 
 def pack(ops: NativeOps, kind: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeWeight:
-    quantizations: dict[str, Quantization] = {"int8": "int8", "int4": "int4"}
+    quantizations: dict[str, Quantization] = {"int8": "int8", "int6": "int6", "int4": "int4"}
     return ops.pack_linear(weight, bias, quantizations.get(kind[:4]))
 
 
@@ -54,7 +54,7 @@ def test_equals_the_exact_product(ops: NativeOps, kind: str, shape: tuple[int, i
         torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize(("kind", "most"), [("int8", 0.008), ("int8-bfloat16", 0.009), ("int4", 0.08)])
+@pytest.mark.parametrize(("kind", "most"), [("int8", 0.008), ("int8-bfloat16", 0.009), ("int6", 0.03), ("int4", 0.08)])
 def test_quantized_products_are_close_to_the_exact_one(ops: NativeOps, kind: str, most: float) -> None:
     x, weight = make_operands(kind, 64, (300, 1000))
     expected = x.double() @ weight.double().T
@@ -70,7 +70,7 @@ def make_grouped(shape: tuple[int, int], bits: Bits, group_size: int, is_centred
 
 
 @pytest.mark.parametrize("is_centred", [False, True])
-@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 64), (4, 128), (8, 32), (8, 128)])
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 64), (4, 128), (6, 32), (6, 64), (8, 32), (8, 128)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_grouped_codes_give_the_product_of_rounded_operands(
     ops: NativeOps, shape: tuple[int, int], bits: Bits, group_size: int, is_centred: bool
@@ -85,18 +85,18 @@ def test_grouped_codes_give_the_product_of_rounded_operands(
         torch.testing.assert_close(ops.linear(x, packed, bias), twin.multiply(x, bias), atol=3e-5, rtol=3e-5)
 
 
-@pytest.mark.parametrize(("bits", "code"), [(4, 15), (4, -8), (8, 127), (8, -128)])
+@pytest.mark.parametrize(("bits", "code"), [(4, 15), (4, -8), (6, 63), (6, -32), (8, 127), (8, -128)])
 def test_sums_of_the_largest_codes_and_activations_are_exact(ops: NativeOps, bits: Bits, code: int) -> None:
     """Products are summed in 16 bits where the machine has no wider instruction."""
     codes = torch.full((40, 256), code, dtype=torch.int8)
-    weight = GroupedInt(codes, torch.ones(40, 2), torch.zeros(40, 2) if code == 15 else None, 128, bits)
+    weight = GroupedInt(codes, torch.ones(40, 2), torch.zeros(40, 2) if code in (15, 63) else None, 128, bits)
     x = torch.tensor([[127.0], [-127.0]]).expand(2, 256).contiguous()
     out = ops.linear(x, ops.pack_linear(weight, None, None), None)
     assert torch.equal(out, 256 * code * torch.tensor([[127.0], [-127.0]]).expand(2, 40))
 
 
 @pytest.mark.parametrize("is_centred", [False, True])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_codes_and_scales_survive_packing(ops: NativeOps, bits: Bits, is_centred: bool) -> None:
     weight = make_grouped((100, 131), bits, 32, is_centred)
     packed = ops.pack_linear(weight, None, None)
@@ -107,8 +107,8 @@ def test_codes_and_scales_survive_packing(ops: NativeOps, bits: Bits, is_centred
 
 @pytest.mark.parametrize("is_centred", [False, True])
 def test_a_stack_of_other_forms_keeps_its_values(ops: NativeOps, is_centred: bool) -> None:
-    parts = [make_grouped((5, 70), bits, size, is_centred) for bits, size in ((4, 64), (8, 32))]
-    parts += [] if is_centred else [make_grouped((5, 70), 8, 32, True)]
+    parts = [make_grouped((5, 70), bits, size, is_centred) for bits, size in ((4, 64), (6, 32), (8, 32))]
+    parts += [] if is_centred else [make_grouped((5, 70), 6, 32, True)]
     stacked = StackedRows(parts)
     assert stacked.form == Form(8, 32, is_centred)
     expected = torch.cat([part.dequantize() for part in parts])
@@ -127,7 +127,7 @@ def test_int4_has_a_smaller_error_than_levels_between_the_least_and_the_greatest
     assert (rounded.dequantize() - weight).square().sum() < 0.9 * plain
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_codes_rounded_again_stay_as_they_are(bits: Bits) -> None:
     first = round_grouped(make(20, 96), bits).dequantize()
     torch.testing.assert_close(round_grouped(first, bits).dequantize(), first, atol=2e-3, rtol=0)

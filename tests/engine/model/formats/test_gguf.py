@@ -124,7 +124,7 @@ def test_a_stacked_matrix_is_rounded_to_the_groups_that_a_part_of_it_has(tmp_pat
     decoded = write_gguf(save(source, tmp_path), path, {"v_proj": Type.Q8_0, "": Type.Q4_K})
     model = load_model(path, ops=find_ops(), quantization="int4")
     packed = model.layers[0].attention.qkv_proj.packed
-    assert (packed.kind, packed.struct.group_size) == (WeightKind.GROUPED4, 32)
+    assert (packed.kind, packed.struct.group_size) == (WeightKind.GROUPED6, 32)
     queries = model.ops.unpack_linear(packed)[:256]
     torch.testing.assert_close(queries, decoded["model.layers.0.self_attn.q_proj.weight"], atol=1e-3, rtol=0)
 
