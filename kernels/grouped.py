@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Literal, Protocol
 
 import torch
@@ -223,33 +223,39 @@ def _round_centred(greatest: int, groups: Tensor) -> tuple[Tensor, Tensor, None]
 def _round_4(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Try several steps between the codes, and improve each in turns: codes of a line, then the line by least squares.
 
-    Source: `make_qkx2_quants` of ggml, which has one turn.
+    `round_lanes` of kernels/cpu/src/blocks.cpp does the same operations in the same order. An infinity spoils its
+    group as a NaN does. Source: `make_qkx2_quants` of ggml, which has one turn.
     """
-    greatest, size = 15, groups.shape[-1]
-    low, high = groups.aminmax(dim=-1)
-    total = groups.sum(dim=-1)
+    size = groups.shape[-1]
+    values = groups.movedim(-1, 0).contiguous()
+    total = _add_halves(values)
+    low, high = values.amin(0) + total * 0, values.amax(0)
     least, best = torch.full_like(low, torch.inf), (high - low, low)
     for levels in _LEVELS:
-        line = ((high - low) / levels, low)
+        scales, minimums = (high - low) / levels, low
         for _ in range(_TURNS):
-            codes = _find_codes(groups, *line, greatest)
-            ones, squares, products = codes.sum(-1), codes.square().sum(-1), (codes * groups).sum(-1)
+            codes = _find_codes(values, 1 / scales, minimums)
+            ones, squares, products = codes.sum(0), codes.square().sum(0), _add_halves(codes * values)
             determinant = size * squares - ones.square()
-            line = (
-                (size * products - total * ones) / determinant,
-                (squares * total - ones * products) / determinant,
-            )
-        errors = codes.mul_(line[0].unsqueeze(-1)).add_(line[1].unsqueeze(-1)).sub_(groups)
-        error = errors.square_().sum(-1)
+            scales = (size * products - total * ones) / determinant
+            minimums = (squares * total - ones * products) / determinant
+        error = _add_halves(codes.mul_(scales).add_(minimums).sub_(values).square_())
         is_better = error < least
         least = torch.where(is_better, error, least)
-        best = (torch.where(is_better, line[0], best[0]), torch.where(is_better, line[1], best[1]))
+        best = (torch.where(is_better, scales, best[0]), torch.where(is_better, minimums, best[1]))
     scales, minimums = best[0].half(), best[1].half()
-    return _find_codes(groups, scales.float(), minimums.float(), greatest), scales, minimums
+    inverse = (1 / scales.float()).where(scales != 0, 0.0)
+    return _find_codes(values, inverse, minimums.float()).movedim(0, -1), scales, minimums
 
 
-def _find_codes(groups: Tensor, scales: Tensor, minimums: Tensor, greatest: int) -> Tensor:
+def _add_halves(values: Tensor) -> Tensor:
+    """Add along the first dimension: in each 32 halves to halves, until one is left, and these in order."""
+    parts = values.unflatten(0, (-1, 32))
+    while (half := parts.shape[1] // 2) > 0:
+        parts = parts[:, :half] + parts[:, half:]
+    return reduce(torch.add, parts[:, 0])
+
+
+def _find_codes(values: Tensor, inverse: Tensor, minimums: Tensor) -> Tensor:
     """Return the nearest code of each number."""
-    scales = scales.where(scales != 0, 1.0)
-    levels = (groups - minimums.unsqueeze(-1)) / scales.unsqueeze(-1)
-    return levels.round_().clamp_(0, greatest)
+    return (values - minimums).mul_(inverse).round_().clamp_(0, 15)

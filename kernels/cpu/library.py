@@ -35,7 +35,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pack_grouped": (None, [c_void_p, POINTER(LinearStruct), *[c_void_p] * 4]),
     "grouped_bytes": (c_int64, [POINTER(LinearStruct)]),
     "split_blocks": (c_int, [c_void_p, c_int32, c_void_p, c_int64, *[c_void_p] * 3]),
-    "round_rows": (None, [c_void_p, c_void_p, *[c_int64] * 3, *[c_void_p] * 2]),
+    "round_rows": (None, [c_void_p, c_void_p, *[c_int64] * 3, c_int32, *[c_void_p] * 3]),
     "unpack_rows": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int64, c_void_p]),
     "unpack_weight": (None, [c_void_p, POINTER(LinearStruct), c_void_p]),
     "fits_bfloat16": (c_int, [c_void_p, c_void_p, c_int64]),

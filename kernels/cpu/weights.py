@@ -13,16 +13,7 @@ from torch import Tensor
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import LinearStruct
-from kernels.grouped import (
-    GROUP_SIZE,
-    Bits,
-    Convert,
-    Form,
-    GroupedInt,
-    GroupedRows,
-    RoundedRows,
-    round_grouped,
-)
+from kernels.grouped import GROUP_SIZE, Bits, Convert, Form, GroupedInt, GroupedRows, RoundedRows
 from kernels.ops import Quantization
 
 # The codes of `Dtype` in src/linear.h.
@@ -153,15 +144,14 @@ def make_convert(library: NativeLibrary, pool: ThreadPool) -> Convert:
 def _round_rows(
     library: NativeLibrary, pool: ThreadPool, weight: Tensor, bits: Bits, group_size: int = GROUP_SIZE
 ) -> GroupedInt:
-    """As `round_grouped`, which 4 and 6 bits leave to torch."""
-    if bits < 8:
-        return round_grouped(weight, bits, group_size)
+    """As `round_grouped`, to the same bits."""
     values = weight.float().contiguous()
     codes = torch.empty(values.shape, dtype=torch.int8)
     scales = torch.empty(len(values), -(-values.shape[1] // group_size))
-    sizes = (*values.shape, group_size)
-    library.round_rows(pool.handle, values.data_ptr(), *sizes, codes.data_ptr(), scales.data_ptr())
-    return GroupedInt(codes, scales, None, group_size, bits)
+    minimums = torch.empty_like(scales) if bits == 4 else None
+    pointers = (codes.data_ptr(), scales.data_ptr(), address(minimums))
+    library.round_rows(pool.handle, values.data_ptr(), *values.shape, group_size, bits, *pointers)
+    return GroupedInt(codes, scales, minimums, group_size, bits)
 
 
 def _split_blocks(

@@ -4,8 +4,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 
 #include "dispatch.h"
+#include "simd.h"
 
 namespace troupe {
 
@@ -23,9 +25,9 @@ float round_to_half(float value) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT)));
 }
 
-// Round a group of COUNT values, or `count` if that is 0, to bytes around 0. Returns the scale, NaN where the group has a NaN.
+// Round a group of COUNT values, or `count` if that is 0, to codes around 0. Returns the scale, NaN where the group has a NaN.
 template <int COUNT>
-float round_group(const float* values, int64_t count, int8_t* codes) {
+float round_group(const float* values, int64_t count, float greatest, int8_t* codes) {
     if (COUNT) count = COUNT;
     // The bits of magnitudes are in the order of their values, and those of NaN are above infinity's.
     uint32_t largest = 0;
@@ -37,14 +39,114 @@ float round_group(const float* values, int64_t count, int8_t* codes) {
     }
     float magnitude;
     std::memcpy(&magnitude, &largest, 4);
-    float scale = round_to_half(magnitude / 127.0f);
+    float scale = round_to_half(magnitude / greatest);
     float divisor = scale == 0.0f ? 1.0f : scale;
     for (int64_t i = 0; i < count; ++i) {
         float code = std::nearbyint(values[i] / divisor);
-        code = code < -127.0f ? -127.0f : code > 127.0f ? 127.0f : code;
+        code = code < -greatest ? -greatest : code > greatest ? greatest : code;
         codes[i] = code == code ? int8_t(code) : int8_t(0);
     }
     return scale;
+}
+
+// The product, hidden from the compiler, which could round it together with a sum: torch rounds twice.
+inline Vec multiply(Vec a, Vec b) {
+    Vec product = mul(a, b);
+    asm("" : "+v"(product));
+    return product;
+}
+
+// Add what `leaf` returns for 32 numbers: halves to halves, until one is left.
+template <int FIRST = 0, int STEP = 1, class Leaf>
+__attribute__((always_inline)) inline Vec add_halves(const Leaf& leaf) {
+    if constexpr (STEP == kGroup) return leaf(FIRST);
+    else return add(add_halves<FIRST, 2 * STEP>(leaf), add_halves<FIRST + STEP, 2 * STEP>(leaf));
+}
+
+template <class Leaf>
+__attribute__((always_inline)) inline Vec add_all(int64_t size, const Leaf& leaf) {
+    Vec total = zero();
+    for (int64_t start = 0; start < size; start += kGroup)
+        total = add(total, add_halves([&](int i) __attribute__((always_inline)) { return leaf(start + i); }));
+    return total;
+}
+
+inline Vec find_code(Vec value, Vec inverse, Vec minimum) {
+    return min(splat(15.0f), max(zero(), round(mul(sub(value, minimum), inverse))));  // NaN stays NaN
+}
+
+// Round a group in each lane, values and codes [size, kLanes], by the operations of `_round_4` in kernels/grouped.py, in its order.
+void round_lanes(const float* values, int64_t size, float* codes, float* scales, float* minimums) {
+    auto value = [&](int64_t i) __attribute__((always_inline)) { return load(values + i * kLanes); };
+    Vec low = value(0), high = low, total = add_all(size, value), count = splat(float(size));
+    for (int64_t i = 1; i < size; ++i) low = min(low, value(i)), high = max(high, value(i));
+    low = add(low, multiply(total, zero()));
+    alignas(64) float least[kLanes], errors[kLanes], scale_found[kLanes], minimum_found[kLanes];
+    store(least, splat(INFINITY));
+    store(scales, sub(high, low));
+    store(minimums, low);
+    for (float levels : {14.0f, 14.5f, 15.0f, 15.5f, 16.0f, 16.5f}) {
+        Vec scale = div(sub(high, low), splat(levels)), minimum = low;
+        for (int turn = 0; turn < 3; ++turn) {
+            Vec inverse = div(splat(1.0f), scale), ones = zero(), squares = zero();
+            Vec products = add_all(size, [&](int64_t i) __attribute__((always_inline)) {
+                Vec code = find_code(value(i), inverse, minimum);
+                store(codes + i * kLanes, code);
+                ones = add(ones, code);
+                squares = fma(code, code, squares);
+                return multiply(code, value(i));
+            });
+            Vec determinant = sub(multiply(count, squares), multiply(ones, ones));
+            scale = div(sub(multiply(count, products), multiply(total, ones)), determinant);
+            minimum = div(sub(multiply(squares, total), multiply(ones, products)), determinant);
+        }
+        store(errors, add_all(size, [&](int64_t i) __attribute__((always_inline)) {
+            Vec error = sub(add(multiply(load(codes + i * kLanes), scale), minimum), value(i));
+            return multiply(error, error);
+        }));
+        store(scale_found, scale);
+        store(minimum_found, minimum);
+        for (int lane = 0; lane < kLanes; ++lane) {
+            bool is_better = errors[lane] < least[lane];
+            least[lane] = is_better ? errors[lane] : least[lane];
+            scales[lane] = is_better ? scale_found[lane] : scales[lane];
+            minimums[lane] = is_better ? minimum_found[lane] : minimums[lane];
+        }
+    }
+    alignas(64) float inverses[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+        scales[lane] = round_to_half(scales[lane]);
+        minimums[lane] = round_to_half(minimums[lane]);
+        inverses[lane] = scales[lane] == 0.0f ? 0.0f : 1.0f / scales[lane];
+    }
+    Vec inverse = load(inverses), minimum = load(minimums);
+    for (int64_t i = 0; i < size; ++i)
+        store(codes + i * kLanes, max(find_code(value(i), inverse, minimum), zero()));  // NaN becomes 0
+}
+
+void round_rows_4(
+    Pool* pool, const float* values, int64_t rows, int64_t columns, int64_t group_size, int8_t* codes, float* scales,
+    float* minimums) {
+    int64_t groups = ceil_div(columns, group_size), count = rows * groups;
+    parallel(pool, ceil_div(count, kLanes), [&](int64_t tile, int thread) {
+        int64_t size = group_size * kLanes, first = tile * kLanes;
+        int num_lanes = int(count - first < kLanes ? count - first : kLanes);
+        float* lanes = static_cast<float*>(pool_scratch(pool, thread, kTileScratch, 2 * size * sizeof(float)));
+        alignas(64) float found[2][kLanes];
+        std::memset(lanes, 0, size * sizeof(float));
+        auto for_each_number = [&](auto body) {
+            for (int lane = 0; lane < num_lanes; ++lane) {
+                int64_t row = (first + lane) / groups, start = (first + lane) % groups * group_size;
+                int64_t left = columns - start, here = left < group_size ? left : group_size;
+                for (int64_t i = 0; i < here; ++i) body(row * columns + start + i, i * kLanes + lane);
+            }
+        };
+        for_each_number([&](int64_t at, int64_t place) { lanes[place] = values[at]; });
+        round_lanes(lanes, group_size, lanes + size, found[0], found[1]);
+        for_each_number([&](int64_t at, int64_t place) { codes[at] = int8_t(lanes[size + place]); });
+        std::memcpy(scales + first, found[0], num_lanes * sizeof(float));
+        std::memcpy(minimums + first, found[1], num_lanes * sizeof(float));
+    });
 }
 
 // Where the groups of a block go; `minimums` is null for kinds without.
@@ -119,7 +221,7 @@ struct Q6_K {
                 for (int i = part * 16; i < part * 16 + 16; ++i)
                     values[i] = own * float(((low[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4) - 32);
             }
-            to.scales[group] = round_group<kGroup>(values, kGroup, to.codes + group * kGroup);
+            to.scales[group] = round_group<kGroup>(values, kGroup, 127.0f, to.codes + group * kGroup);
         }
     }
 };
@@ -154,14 +256,18 @@ bool split_blocks(
     }
 }
 
-void round_rows(Pool* pool, const float* values, int64_t rows, int64_t columns, int64_t group_size, int8_t* codes, float* scales) {
+void round_rows(
+    Pool* pool, const float* values, int64_t rows, int64_t columns, int64_t group_size, int bits, int8_t* codes, float* scales,
+    float* minimums) {
+    if (bits == 4) return round_rows_4(pool, values, rows, columns, group_size, codes, scales, minimums);
     int64_t groups = ceil_div(columns, group_size);
+    float greatest = float((1 << (bits - 1)) - 1);
     parallel(pool, rows, [&](int64_t row, int) {
         for (int64_t group = 0; group < groups; ++group) {
             int64_t at = row * columns + group * group_size, left = columns - group * group_size;
             bool is_usual = group_size == kGroup && left >= kGroup;
-            scales[row * groups + group] = is_usual ? round_group<kGroup>(values + at, kGroup, codes + at)
-                : round_group<0>(values + at, left < group_size ? left : group_size, codes + at);
+            scales[row * groups + group] = is_usual ? round_group<kGroup>(values + at, kGroup, greatest, codes + at)
+                : round_group<0>(values + at, left < group_size ? left : group_size, greatest, codes + at);
         }
     });
 }

@@ -13,8 +13,10 @@ namespace troupe {
 bool split_blocks(
     Pool* pool, int32_t type, const uint8_t* blocks, int64_t num_values, int8_t* codes, float* scales, float* minimums);
 
-// Round a matrix [rows, columns] to bytes around 0; scales: [rows, groups], float16 numbers.
+// Round a matrix [rows, columns] as `round_grouped` of kernels/grouped.py does, to the same bits.
+// scales, minimums: [rows, groups], float16 numbers; minimums are null for 6 and 8 bits.
 void round_rows(
-    Pool* pool, const float* values, int64_t rows, int64_t columns, int64_t group_size, int8_t* codes, float* scales);
+    Pool* pool, const float* values, int64_t rows, int64_t columns, int64_t group_size, int bits, int8_t* codes, float* scales,
+    float* minimums);
 
 }  // namespace troupe

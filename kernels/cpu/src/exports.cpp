@@ -60,9 +60,10 @@ EXPORT int troupe_split_blocks(
 }
 
 EXPORT void troupe_round_rows(
-    Pool* pool, const float* values, int64_t rows, int64_t columns, int64_t group_size, int8_t* codes, float* scales) {
+    Pool* pool, const float* values, int64_t rows, int64_t columns, int64_t group_size, int32_t bits, int8_t* codes,
+    float* scales, float* minimums) {
     PoolLock lock(pool);
-    round_rows(pool, values, rows, columns, group_size, codes, scales);
+    round_rows(pool, values, rows, columns, group_size, bits, codes, scales, minimums);
 }
 
 EXPORT void troupe_unpack_rows(Pool* pool, const Linear* linear, const int64_t* ids, int64_t count, float* out) {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from engine.model import DecoderModel, load_model
+from engine.model import DecoderModel, load_model, weight_cache
 from engine.model.weight_cache import WeightCache
 from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
 from tests.engine.model.formats.gguf_files import write_gguf
@@ -111,6 +111,20 @@ def test_other_settings_and_small_models_have_no_file_in_common(tmp_path: Path) 
     start(folder, cache, quantization="int8")
     start(folder, cache, dtype=torch.bfloat16)
     assert len(list(cache.glob("*.bin"))) == 3
+
+
+@pytest.mark.parametrize("source", ["kernels/grouped.py", "engine/model/linear.py", "engine/model/mlp.py"])
+def test_another_rounding_has_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """How matrices are rounded, and to how many bits."""
+    root, ops = Path(weight_cache.__file__).parents[2], find_ops()
+    key = WeightCache(tmp_path).make_key([], ops, "")
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == root / source))
+    assert WeightCache(tmp_path).make_key([], ops, "") != key
+    monkeypatch.undo()
+    assert WeightCache(tmp_path).make_key([], ops, "") == key
 
 
 def test_the_file_that_was_used_longest_ago_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.cpu.native_ops import NativeOps
-from kernels.cpu.weights import NativeWeight, WeightKind
+from kernels.cpu.weights import NativeWeight, WeightKind, make_convert
 from kernels.grouped import Bits, Form, GroupedInt, StackedRows, round_grouped
 from kernels.ops import Quantization
 from kernels.torch.linear import GroupedIntWeight
@@ -131,6 +131,24 @@ def test_int4_has_a_smaller_error_than_levels_between_the_least_and_the_greatest
 def test_codes_rounded_again_stay_as_they_are(bits: Bits) -> None:
     first = round_grouped(make(20, 96), bits).dequantize()
     torch.testing.assert_close(round_grouped(first, bits).dequantize(), first, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 128), (6, 32), (8, 64)])
+@pytest.mark.parametrize("columns", [96, 131])
+def test_rounding_gives_the_bits_of_torch(ops: NativeOps, bits: Bits, group_size: int, columns: int) -> None:
+    weight = make(300, columns) * torch.logspace(-9, 5, 300).unsqueeze(1)
+    weight[100:140] += 1000.0
+    weight[140:180].clamp_(min=0.0)
+    weight[180:220, 5] *= 1e3
+    weight[:8] = torch.tensor([0.0, 1e-7, 3000.7, -1e6, 1e30, -1e-40, torch.inf, -0.0]).unsqueeze(1)
+    weight[8, 40], weight[9, 40], weight[10, 40], weight[11] = torch.nan, torch.inf, -torch.inf, 1e-42 * make(columns)
+    found = make_convert(ops.library, ops.pool).round(weight, bits, group_size)
+    wanted = round_grouped(weight, bits, group_size)
+    assert found.form == wanted.form and torch.equal(found.codes, wanted.codes)
+    for mine, other in ((found.scales, wanted.scales), (found.minimums, wanted.minimums)):
+        assert (mine is None) == (other is None)
+        if mine is not None and other is not None:
+            assert torch.equal(mine.nan_to_num(1.5, 1e5, -1e5), other.float().nan_to_num(1.5, 1e5, -1e5))
 
 
 @pytest.mark.parametrize("kind", KINDS)

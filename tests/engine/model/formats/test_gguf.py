@@ -51,15 +51,6 @@ def test_native_ops_split_blocks_as_gguf_decodes_them(number: int, isa: str) -> 
         assert np.array_equal(found.dequantize().numpy(), expected, equal_nan=True)
 
 
-def test_native_ops_round_to_8_bits_as_torch_does() -> None:
-    ops = NativeOps(require_library(), 2)
-    weight = torch.randn(20, 131, generator=torch.Generator().manual_seed(0))
-    weight[3, 40], weight[4, 40], weight[5] = torch.nan, torch.inf, 0.0
-    found, wanted = make_convert(ops.library, ops.pool).round(weight, 8), round_grouped(weight, 8)
-    assert torch.equal(found.codes, wanted.codes)
-    assert torch.equal(found.scales.nan_to_num(1.5), wanted.scales.float().nan_to_num(1.5))
-
-
 def test_q4_k_of_the_tests_is_close_to_the_weights() -> None:
     weight = np.random.default_rng(0).normal(size=(4, 512)).astype(np.float32)
     decoded = gguf.quants.dequantize(round_q4_k(weight), Type.Q4_K)
