@@ -17,7 +17,9 @@ def count() -> None:
     for each in gc.get_objects():
         kind = type(each)
         module = str(kind.__module__)  # some built-in classes have a descriptor there
-        if module.split(".")[0] in PACKAGES or kind.__name__ == "Task":
+        if kind.__name__ == "Task":
+            found[f"task of {each.get_coro().__qualname__}"] += 1
+        elif module.split(".")[0] in PACKAGES:
             found[f"{module}.{kind.__qualname__}"] += 1
     path = Path(os.environ["SOAK_PROBE"]) / f"{os.getpid()}.json"
     names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.current_thread())
