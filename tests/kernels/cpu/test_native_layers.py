@@ -28,7 +28,7 @@ def test_logits_of_a_bfloat16_model_are_not_rounded_to_it() -> None:
     hidden = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
     logits = model.compute_logits(hidden)
     assert logits.dtype == torch.float32
-    expected = hidden.double() @ model.embed_tokens.double().T
+    expected = hidden.double() @ model.unpack_embedding().double().T
     torch.testing.assert_close(logits.double(), expected, atol=3e-5, rtol=3e-5)
 
 
