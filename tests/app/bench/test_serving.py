@@ -104,7 +104,7 @@ def test_figures_follow_vllms_definitions() -> None:
     ("flags", "words"),
     [
         (["--base-url", "127.0.0.1:7860"], "'127.0.0.1:7860' needs http:// or https://"),
-        (["--base-url", "http://[nonsense"], "is no address of a server"),
+        (["--base-url", "http://[nonsense"], "is not the address of a server"),
         (["--base-url", "http://127.0.0.1:1", "--api-key", "a\nb"], "--api-key must be printable ASCII"),
         (["--vocab-size", "0"], "--vocab-size=0 must be from 1"),
         (["--metric-percentiles", "50,x"], "--metric-percentiles"),
