@@ -10,12 +10,13 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api import admin, chat, completions, embeddings, extract, models, ollama, tokens
+from app.api import admin, chat, completions, embeddings, extract, models, tokens
 from app.api.anthropic import routes as anthropic
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
 from app.api.json_body import check_body
+from app.api.ollama import routes as ollama
 from app.api.openapi import ERRORS, make_openapi
 from app.api.origins import AllowedOrigins
 from app.api.responses import routes as responses

@@ -10,7 +10,7 @@ from engine.model.formats.gguf_file import is_gguf
 from engine.sampling_params import SamplingParams
 
 _FILE = "generation_config.json"
-# field -> the value that transformers writes although nobody chose it; vLLM leaves it out, too
+# Each field with the default that transformers writes into every file. Such a value is ignored, as in vLLM.
 _UNCHOSEN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "repetition_penalty": 1.0}
 
 

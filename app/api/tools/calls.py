@@ -7,6 +7,7 @@ the beginning of valid JSON.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from app.api.tools.styled_calls import CALL_TEXTS, StyledCalls, form_of
@@ -33,6 +34,27 @@ class ToolParser(Protocol):
     def close(self, is_cut: bool = False) -> Json:
         """Return the delta of the withheld text, of which the beginning of a call is left out if it was cut."""
         ...
+
+
+class ConvertedCalls(ABC):
+    """A ToolParser that changes the deltas of another one."""
+
+    def __init__(self, inner: ToolParser) -> None:
+        self._inner = inner
+
+    @property
+    def num_calls(self) -> int:
+        return self._inner.num_calls
+
+    def feed(self, text: str) -> Json:
+        return self._convert(self._inner.feed(text))
+
+    def close(self, is_cut: bool = False) -> Json:
+        return self._convert(self._inner.close(is_cut))
+
+    @abstractmethod
+    def _convert(self, delta: Json) -> Json:
+        """Return a delta in another form."""
 
 
 def make_parser(tools: ToolUse) -> ToolParser:

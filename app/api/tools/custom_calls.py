@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from app.api.tools.calls import ToolParser
+from app.api.tools.calls import ConvertedCalls, ToolParser
 
 Json = dict[str, Any]
 
@@ -17,22 +17,13 @@ CHARACTERS = re.compile(
 )
 
 
-class CustomCalls:
+class CustomCalls(ConvertedCalls):
     """A ToolParser that turns calls of custom tools into their inputs."""
 
     def __init__(self, inner: ToolParser, names: frozenset[str]) -> None:
-        self._inner, self._names = inner, names
+        super().__init__(inner)
+        self._names = names
         self._readers: dict[int, InputReader] = {}  # by the number of the call
-
-    @property
-    def num_calls(self) -> int:
-        return self._inner.num_calls
-
-    def feed(self, text: str) -> Json:
-        return self._convert(self._inner.feed(text))
-
-    def close(self, is_cut: bool = False) -> Json:
-        return self._convert(self._inner.close(is_cut))
 
     def _convert(self, delta: Json) -> Json:
         parts = [part for part in map(self._convert_part, delta.pop("tool_calls", ())) if part]

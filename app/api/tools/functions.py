@@ -6,7 +6,7 @@ from typing import Any
 
 from app.api.errors import BadRequest
 from app.api.protocol import ChatRequest
-from app.api.tools.calls import ToolParser
+from app.api.tools.calls import ConvertedCalls
 
 Json = dict[str, Any]
 
@@ -27,21 +27,8 @@ def read_functions(body: ChatRequest) -> ChatRequest:
     return body.model_copy(update=update)
 
 
-class FunctionCalls:
+class FunctionCalls(ConvertedCalls):
     """A ToolParser whose deltas have the call as `function_call`."""
-
-    def __init__(self, inner: ToolParser) -> None:
-        self._inner = inner
-
-    @property
-    def num_calls(self) -> int:
-        return self._inner.num_calls
-
-    def feed(self, text: str) -> Json:
-        return self._convert(self._inner.feed(text))
-
-    def close(self, is_cut: bool = False) -> Json:
-        return self._convert(self._inner.close(is_cut))
 
     def _convert(self, delta: Json) -> Json:
         call: Json = {}

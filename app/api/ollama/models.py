@@ -1,0 +1,96 @@
+"""Ollama's lists of models: /api/tags, /api/ps, /api/show, and /api/version."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+
+from app import __version__
+from app.api.context import ApiContext, Context
+from app.api.errors import BadRequest
+from app.api.ollama.request import ModelName, own_model
+from app.api.ollama.writer import show_time
+from engine import ModelReport
+
+router = APIRouter()
+Json = dict[str, Any]
+
+FOREVER = "9999-12-31T23:59:59Z"  # the model is never unloaded
+
+
+@router.get("/tags")
+async def list_models(context: Context) -> Json:
+    """List the model under each of its names, and its adapters."""
+    context.require_ready()
+    report = await context.read_report()
+    return {"models": [describe_model(name, context, report) for name in context.model_names]}
+
+
+@router.get("/ps")
+async def list_running(context: Context) -> Json:
+    """List the models whose weights are loaded."""
+    if context.engine.state != "ready":
+        return {"models": []}
+    more: Json = {"expires_at": FOREVER, "context_length": context.engine.resolved.max_model_len}
+    report = await context.read_report()
+    more["size_vram"] = report.weight_bytes
+    return {"models": [describe_model(name, context, report) | more for name in context.served_names]}
+
+
+@router.post("/show")
+async def show_model(body: ModelName, context: Context) -> Json:
+    """Return what the model is and can do."""
+    name = body.model or body.name
+    if name is None:
+        raise BadRequest("model is required", "model", "missing_field")
+    context.check_model(own_model(name, context))
+    context.require_ready()
+    tokenizer, facts = context.engine.tokenizer, await context.read_template()
+    can = {
+        "completion": True, "tools": facts.knows_tools, "vision": context.engine.sees_images,
+        "thinking": facts.supports_reasoning,
+        "embedding": (Path(context.engine.config.model) / "modules.json").is_file(),
+    }  # fmt: skip
+    report = await context.read_report()
+    details = describe_details(context, report)
+    return {
+        "modelfile": "", "parameters": "", "license": "",
+        "template": "" if tokenizer is None else tokenizer.describe()["chat_template"] or "",
+        "details": details,
+        "model_info": {
+            "general.architecture": details["family"],
+            "general.parameter_count": report.num_parameters,
+            f"{details['family']}.context_length": context.engine.resolved.max_model_len,
+        },
+        "capabilities": [name for name, is_there in can.items() if is_there],
+        "modified_at": show_time(context.created),
+    }  # fmt: skip
+
+
+@router.get("/version")
+async def show_version() -> dict[str, str]:
+    """The version of this server."""
+    return {"version": __version__}
+
+
+def describe_model(name: str, context: ApiContext, report: ModelReport) -> Json:
+    """Return an entry of the lists of models."""
+    digest = hashlib.sha256(f"{name} {context.system_fingerprint}".encode()).hexdigest()
+    return {
+        "name": name, "model": name, "modified_at": show_time(context.created), "digest": digest,
+        "size": report.weight_bytes, "details": describe_details(context, report),
+    }  # fmt: skip
+
+
+def describe_details(context: ApiContext, report: ModelReport) -> Json:
+    """Return what a list of models says of each."""
+    config, num = context.engine.config, report.num_parameters
+    return {
+        "parent_model": "", "format": "gguf" if config.model.endswith(".gguf") else "safetensors",
+        "family": report.architecture, "families": [report.architecture],
+        "parameter_size": f"{num / 1e9:.1f}B" if num >= 1e9 else f"{num / 1e6:.1f}M",
+        "quantization_level": report.dtype if config.quantization == "none" else config.quantization,
+    }  # fmt: skip

@@ -1,0 +1,121 @@
+"""Ollama's API, over what chat and text completions do: /api/chat, /api/generate, /api/embed.
+
+Streams are lines of JSON. Fields that only concern the runner of a model, such as keep_alive, are left out and named
+in the header x-troupe-warning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from app.api import chat, completions
+from app.api.context import ApiContext, Context
+from app.api.embeddings import finish
+from app.api.errors import BadRequest
+from app.api.fields import warn
+from app.api.ollama import models
+from app.api.ollama.messages import make_content, read_messages
+from app.api.ollama.request import RENAMED, OllamaChat, OllamaEmbed, OllamaGenerate, own_model
+from app.api.ollama.writer import AnswerWriter, make_line, show_time
+from app.api.own_names import own_names
+from app.api.protocol import ChatRequest, CompletionRequest
+from app.api.sse import JsonLines, unless_gone
+from app.api.tokens import require_tokenizer
+from engine import Embedding
+
+router = APIRouter(prefix="/api")
+router.include_router(models.router)
+Json = dict[str, Any]
+
+MAX_SPECIAL = 8  # tokens kept free for those that a tokenizer adds to a text
+STREAMED: dict[int | str, Json] = {200: {"content": {"application/x-ndjson": {}}}}
+
+
+@router.post("/chat", responses=STREAMED)
+async def answer_chat(body: OllamaChat, request: Request, context: Context) -> Response:
+    """Answer a conversation, as lines of JSON or in one piece; without messages, say that the model is loaded."""
+    if not body.messages:
+        return describe_loaded(body.model, context, {"message": {"role": "assistant", "content": ""}})
+    fields = body.as_chat(context, read_messages(body.messages)) | {"tools": body.tools}
+    with own_names(RENAMED):
+        call, _ = await chat.prepare(ChatRequest.read(fields), request.state.info, context)
+    return await reply(AnswerWriter(call, is_chat=True), request)
+
+
+@router.post("/generate", responses=STREAMED)
+async def answer_prompt(body: OllamaGenerate, request: Request, context: Context) -> Response:
+    """Answer a prompt under the model's chat template, or continue it as it is: raw, or without a template."""
+    if not body.prompt and not body.images:
+        return describe_loaded(body.model, context, {"response": ""})
+    context.require_ready()
+    tokenizer = context.engine.tokenizer
+    is_raw = body.raw or tokenizer is None or not tokenizer.has_chat_template
+    if is_raw and (body.system or body.images):
+        name = "system" if body.system else "images"
+        raise BadRequest(f"{name} needs a chat template, and raw=true or this model has none", name)
+    info = request.state.info
+    with own_names(RENAMED | {"messages": "prompt"}):
+        if is_raw:
+            fields = body.as_completion(context) | {"prompt": body.prompt}
+            if body.logprobs:
+                fields["logprobs"] = body.top_logprobs or 0
+            call = await completions.prepare(CompletionRequest.read(fields), info, context)
+            if "max_tokens" not in fields:
+                call = replace(call, sampling=replace(call.sampling, max_tokens=None))
+        else:
+            messages = [{"role": "system", "content": body.system}] if body.system else []
+            messages.append({"role": "user", "content": make_content(body.prompt, body.images)})
+            call, _ = await chat.prepare(ChatRequest.read(body.as_chat(context, messages)), info, context)
+    return await reply(AnswerWriter(call, is_chat=False), request)
+
+
+async def reply(writer: AnswerWriter, request: Request) -> Response:
+    """Return the answer as the request wants it."""
+    call = writer.call
+    if not call.body.stream:
+        return JSONResponse(writer.whole(await unless_gone(request.receive, call.finish())))
+    return JsonLines(
+        writer.stream, b"", frame_error=lambda error: make_line(error.ollama_body),
+        keep_alive=lambda: make_line(writer.piece({"content": ""})),
+    )  # fmt: skip
+
+
+def describe_loaded(name: str, context: ApiContext, answer: Json) -> Response:
+    """Return the reply to a request that asks for nothing but the model."""
+    model = context.check_model(own_model(name, context))
+    context.require_ready()
+    head = {"model": model, "created_at": show_time(context.created)}
+    return JSONResponse(head | answer | {"done": True, "done_reason": "load"})
+
+
+@router.post("/embed")
+async def embed(body: OllamaEmbed, request: Request, context: Context) -> JSONResponse:
+    """Return one vector per text; texts are cut to the model's length unless truncate is false."""
+    model = context.check_model(own_model(body.model, context))
+    context.require_ready()
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    if body.truncate:
+        texts = [await cut(text, context) for text in texts]
+    adapter = context.select_adapter(model)
+    found: list[Embedding] = []
+    if texts:
+        work = context.embedder.embed(texts, body.dimensions, lora_request=adapter)
+        found = await finish(work, request, model)
+    vectors = [each.vector.tolist() for each in found]
+    num_tokens = sum(each.num_tokens for each in found)
+    return JSONResponse({"model": model, "embeddings": vectors, "prompt_eval_count": num_tokens})
+
+
+async def cut(text: str, context: ApiContext) -> str:
+    """Return as much of a text as the model reads."""
+    limit, tokenizer = context.engine.resolved.max_model_len, require_tokenizer(context)
+    ids = await context.engine.encode(text[: limit * tokenizer.max_token_chars], add_special_tokens=False)
+    room = limit - MAX_SPECIAL
+    if len(ids) <= room:
+        return text
+    warn(f"an input was cut to {room} tokens, which the model reads")
+    return tokenizer.decode(ids[:room]).rstrip("\ufffd")
