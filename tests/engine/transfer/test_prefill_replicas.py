@@ -61,7 +61,8 @@ async def test_texts_are_those_of_one_core(
 async def test_a_dead_or_silent_producer_is_not_waited_for(
     make_config: MakeConfig, tmp_path: Path, mixed_answers: list[list[Completion]]
 ) -> None:
-    async with Engine(make_pair(make_config, "SharedMemoryConnector", tmp_path)) as engine:
+    config = make_pair(make_config, "SharedMemoryConnector", tmp_path, heartbeat_timeout_s=3.0)
+    async with Engine(config) as engine:
         for sent in (signal.SIGKILL, signal.SIGSTOP):
             answers = asyncio.ensure_future(run_mixed(engine, REQUESTS))
             num_before = engine.stats().num_prefills
