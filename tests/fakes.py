@@ -170,7 +170,7 @@ class FakeEngine:
 
     def describe_model(self) -> ModelReport:
         return ModelReport(
-            "FakeForCausalLM", "troupe", 10**9, 1, 100, "float32", 4, 4, 4, 1, "none", "none"
+            "FakeForCausalLM", "troupe", 10**9, 1, 100, "float32", "float32", 4, 4, 4, 1, "none", "none"
         )
 
     def describe_runtime(self) -> dict[str, str | int]:

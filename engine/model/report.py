@@ -19,6 +19,7 @@ from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.model.checkpoint import weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from engine.model.formats.gguf_file import GGUFFile, is_gguf
 from engine.model.implementation import TransformersConfig, read_model_config
 from engine.model.pooling import read_embedding_spec
 from engine.model.registry import FAMILIES
@@ -39,7 +40,8 @@ class ModelReport:
     num_layers: int
     max_model_len: int
     dtype: str  # of the checkpoint
-    weight_bytes: int  # in that dtype
+    weight_format: str  # that dtype, or the type of a GGUF file such as Q4_K_M
+    weight_bytes: int  # in that format
     kv_bytes_per_token: int  # over all layers, in that dtype
     kv_bytes_outside: int  # of a token outside the windows
     num_groups: int  # of layers; each has a block for `block_size` tokens
@@ -59,7 +61,7 @@ class ModelReport:
         facts = [
             ("architecture", f"{self.architecture}, run by {code}"),
             ("parameters", f"{self.num_parameters:,} in {self.num_layers} layers with attention"),
-            ("weights", f"{_format(self.weight_bytes)} as {self.dtype}"),
+            ("weights", f"{_format(self.weight_bytes)} as {self.weight_format}"),
             ("KV cache", kv_cache),
             ("context", f"{self.max_model_len:,} tokens"),
             ("attention", self.windows),
@@ -109,6 +111,10 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
     itemsize = _ITEMSIZE[config.dtype]
     groups = group_layers(specs)
     kept = [layer for group in groups if group.window is None for layer in group.layers]
+    weight_format, weight_bytes = config.dtype, num_parameters * itemsize
+    if is_gguf(path_or_name):
+        file = GGUFFile(path_or_name)
+        weight_format, weight_bytes = file.file_type, file.num_bytes
     return ModelReport(
         architecture=config.architecture,
         implementation=implementation,
@@ -116,7 +122,8 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
         num_layers=len(specs),
         max_model_len=config.max_model_len,
         dtype=config.dtype,
-        weight_bytes=num_parameters * itemsize,
+        weight_format=weight_format,
+        weight_bytes=weight_bytes,
         kv_bytes_per_token=2 * sum(spec.num_elements for spec in specs) * itemsize,
         kv_bytes_outside=2 * sum(specs[layer].num_elements for layer in kept) * itemsize,
         num_groups=len(groups),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from engine import LLM, SamplingParams
+from engine import LLM, SamplingParams, inspect_model
 from engine.input.tokenizer import Tokenizer
 from engine.model import load_model
 from grammar import GrammarSpec
@@ -78,6 +78,11 @@ def test_tokens_and_texts_are_those_of_transformers(path: Path) -> None:
         ids = ours.encode(text)
         assert ids == theirs(text)["input_ids"], text
         assert ours.decode(ids).strip() == theirs.decode(ids, skip_special_tokens=True).strip(), text
+
+
+def test_a_report_has_the_size_and_the_type_of_the_file(smollm2: Path) -> None:
+    report = inspect_model(smollm2)
+    assert (report.weight_format, report.weight_bytes) == ("Q4_1", smollm2.stat().st_size)
 
 
 def test_chat_prompts_are_those_of_transformers(smollm2: Path) -> None:

@@ -92,5 +92,5 @@ def describe_details(context: ApiContext, report: ModelReport) -> Json:
         "parent_model": "", "format": "gguf" if config.model.endswith(".gguf") else "safetensors",
         "family": report.architecture, "families": [report.architecture],
         "parameter_size": f"{num / 1e9:.1f}B" if num >= 1e9 else f"{num / 1e6:.1f}M",
-        "quantization_level": report.dtype if config.quantization == "none" else config.quantization,
+        "quantization_level": report.weight_format if config.quantization == "none" else config.quantization,
     }  # fmt: skip

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import LlamaFileType
 from torch import Tensor
 
 from engine.errors import ConfigError
@@ -112,6 +113,19 @@ class GGUFFile:
             raise ConfigError(f"{self.path} is the first of {count} parts, and its name does not say so")
         for part in parts[1:]:
             self._entries |= _open(part)[2]
+
+    @property
+    def file_type(self) -> str:
+        """Name of the blocks that most of its weights have, such as Q4_K_M; GGUF if the file does not say."""
+        try:
+            return LlamaFileType(self.metadata.get("general.file_type", -1)).name.partition("_")[2]
+        except ValueError:
+            return "GGUF"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file with its other parts."""
+        return sum(part.stat().st_size for part in list_parts(self.path))
 
     @property
     def names(self) -> list[str]:
