@@ -10,16 +10,16 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config_reader import ConfigReader
-from engine.model.family import Family
+from engine.model.families import FAMILIES
+from engine.model.families.family import Family
+from engine.model.families.text_parts import TEXT_PARTS
 from engine.model.formats.gguf_file import is_gguf
 from engine.model.formats.gguf_model import GGUFModel
 from engine.model.formats.quant_config import WeightFormat, parse_format
 from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerStyle
+from engine.model.mixers.state_spec import StateSpec
 from engine.model.moe_spec import MoENames, MoESpec
-from engine.model.registry import FAMILIES
 from engine.model.rope_config import RopeConfig, parse_ropes
-from engine.model.state_spec import StateSpec
-from engine.model.text_parts import TEXT_PARTS
 from engine.model.vision.spec import VisionSpec
 
 # Fields that do not influence inference. ConfigReader also ignores "_*", "*_version" and "*_token_id".

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec, find_groups
 from engine.model.adapters import MatrixPart, StepAdapters
-from engine.model.attention import Attention, StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer, add_norm
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.linear import Linear, make_parameter
+from engine.model.mixers.attention import Attention, StepInputs, plan_groups
 from engine.model.mlp import MLP
 from engine.model.moe import Experts
 from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
-from engine.model.shard import Shard
-from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.vision.step_images import StepImages
 from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, WeightTargets, add_prefix
+from engine.parallel.shard import Shard
+from engine.parallel.sharding import ONE_RANK, Sharding
 from kernels import LayerWeights, Ops
 from kernels.lora import LoraLayers, PackedLora
 from kernels.ops import KVCache, PackedWeight, Quantization

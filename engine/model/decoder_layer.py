@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.model.attention import Attention, StepInputs
-from engine.model.gated_delta import GatedDeltaNet
 from engine.model.layer_spec import LayerSpec
-from engine.model.mamba import Mamba2
+from engine.model.mixers.attention import Attention, StepInputs
+from engine.model.mixers.conv import ShortConv
+from engine.model.mixers.delta import GatedDeltaNet
+from engine.model.mixers.mamba import Mamba2
 from engine.model.mlp import MLP
 from engine.model.moe import MoE
 from engine.model.norm import Norm
-from engine.model.sharding import Sharding
-from engine.model.short_conv import ShortConv
 from engine.model.weight_targets import Targets, add_prefix
+from engine.parallel.sharding import Sharding
 from kernels import LayerWeights, Ops
 from kernels.ops import KVCache
 

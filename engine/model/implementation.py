@@ -14,11 +14,11 @@ from engine.config_fields import ModelImpl
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config import ModelConfig
+from engine.model.families import FAMILIES
+from engine.model.families.text_parts import TEXT_PARTS
 from engine.model.formats.gguf_file import is_gguf
-from engine.model.registry import FAMILIES
-from engine.model.text_parts import TEXT_PARTS
 
-_BACKEND = "engine.model.transformers_loader"
+_BACKEND = "engine.model.transformers_backend.loader"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.kv_cache_spec import KVCacheSpec
+from engine.model.mixers.state_spec import StateSpec
 from engine.model.moe_spec import MoESpec
 from engine.model.rope_config import RopeConfig
-from engine.model.state_spec import StateSpec
 
 Activation = Literal["silu", "gelu_tanh"]
 

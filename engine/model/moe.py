@@ -14,8 +14,6 @@ from engine.model.linear import Linear, make_parameter
 from engine.model.mlp import MLP
 from engine.model.moe_spec import MoESpec
 from engine.model.mxfp4 import BLOCK_SIZE, Mxfp4Experts
-from engine.model.shard import Shard
-from engine.model.sharding import Sharding
 from engine.model.weight_targets import (
     ShardedTarget,
     SkippedTarget,
@@ -25,6 +23,8 @@ from engine.model.weight_targets import (
     own,
 )
 from engine.parallel.comm import Comm, fold
+from engine.parallel.shard import Shard
+from engine.parallel.sharding import Sharding
 from kernels import Ops
 from kernels.ops import ExpertWeights, PackedExperts, Quantization, RunExperts
 from kernels.torch.elementwise import compute_sigmoid

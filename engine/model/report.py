@@ -19,11 +19,11 @@ from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.model.checkpoint import weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from engine.model.families import FAMILIES
+from engine.model.families.text_parts import TEXT_PARTS
 from engine.model.formats.gguf_file import GGUFFile, is_gguf
 from engine.model.implementation import TransformersConfig, read_model_config
 from engine.model.pooling import read_embedding_spec
-from engine.model.registry import FAMILIES
-from engine.model.text_parts import TEXT_PARTS
 from engine.model.weight_memory import count_parameters
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}

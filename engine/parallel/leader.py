@@ -17,11 +17,11 @@ from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
-from engine.model.sharding import Sharding
 from engine.model.vision.step_images import StepImages
 from engine.parallel.adapters import list_segments
 from engine.parallel.commands import Forward, Logits
 from engine.parallel.ranks import Ranks
+from engine.parallel.sharding import Sharding
 from engine.parallel.stage_link import Arrival
 from engine.parallel.step import pack_step
 from kernels import Ops

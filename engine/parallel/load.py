@@ -9,7 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.model import ModelConfig, load_model
 from engine.model.decoder import DecoderModel
-from engine.model.sharding import Sharding
+from engine.parallel.sharding import Sharding
 from engine.resolved_config import WorkerConfig
 from engine.worker.kv_cache import DTYPES
 from engine.worker.ops_choice import start_ops

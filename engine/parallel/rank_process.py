@@ -14,7 +14,6 @@ import torch.distributed as dist
 from engine.errors import ConfigError
 from engine.model import read_model_config
 from engine.model.decoder import DecoderModel
-from engine.model.sharding import Sharding
 from engine.parallel.adapters import RankAdapters
 from engine.parallel.comm import Comm, RankLost, TorchComm
 from engine.parallel.commands import (
@@ -31,6 +30,7 @@ from engine.parallel.commands import (
     send,
 )
 from engine.parallel.load import load_shard
+from engine.parallel.sharding import Sharding
 from engine.parallel.shared_memory import SharedMemoryComm
 from engine.parallel.stage_link import SharedMemoryLink, StageLink, TorchLink
 from engine.parallel.step import count_rows, list_sizes, unpack_step

@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model import ModelConfig
-from engine.model.context_parts import estimate_exchange
+from engine.parallel.context_parts import estimate_exchange
 from engine.parallel.stages import compute_context_cost
 from engine.resolved_config import ResolvedConfig, WorkerConfig, resolve_config
 from engine.worker.device import DeviceMemory

@@ -14,13 +14,13 @@ from engine.lora.adapter_store import AdapterStore, estimate_adapter_bytes
 from engine.model import ModelConfig, load_model
 from engine.model.decoder import DecoderModel
 from engine.model.loader import BuildDecoder
-from engine.model.sharding import Sharding, check_context, check_shardable
 from engine.model.vision.encoder import ImageEncoder
 from engine.model.weight_cache import WeightCache
 from engine.parallel.adapters import PeerAdapters
 from engine.parallel.leader import LeaderDecoder
 from engine.parallel.load import limit_ops
 from engine.parallel.ranks import Ranks
+from engine.parallel.sharding import Sharding, check_context, check_shardable
 from engine.resolved_config import WorkerConfig
 from engine.spec.device.drafter import Drafter
 from engine.spec.device.load import load_drafter

@@ -21,7 +21,7 @@ from engine import (
     SamplingParams,
 )
 from engine.model import load_model
-from engine.model.sharding import Sharding
+from engine.parallel.sharding import Sharding
 from engine.worker.model_runner import ModelRunner
 from engine.worker.weight_moves import list_tensors, move_tensors
 from engine.worker.worker import Worker, WorkerState

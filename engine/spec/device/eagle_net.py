@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.model.attention import Attention, StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.decoder_layer import DecoderLayer
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter, pack_linears, repack_linears
+from engine.model.mixers.attention import Attention, StepInputs, plan_groups
 from engine.model.rope import RotaryEmbedding, Rotation
-from engine.model.sharding import ONE_RANK
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
+from engine.parallel.sharding import ONE_RANK
 from kernels import LayerWeights, Ops
 from kernels.ops import KVCache
 

@@ -16,9 +16,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.errors import ConfigError
 from engine.model import load_model, read_model_config
-from engine.model.leak_probe import compare_models, randomise
-from engine.model.tiny_config import shrink_config
-from engine.model.transformers_backend import TransformersModel, make_model
+from engine.model.transformers_backend.leak_probe import compare_models, randomise
+from engine.model.transformers_backend.model import TransformersModel, make_model
+from engine.model.transformers_backend.tiny_config import shrink_config
 
 TOLERANCE = 1e-4
 FAILURES = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError, AssertionError)

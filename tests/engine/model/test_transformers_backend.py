@@ -15,10 +15,10 @@ from transformers.models.mistral.modeling_mistral import MistralAttention
 from engine import LLM, SamplingParams
 from engine.errors import ConfigError
 from engine.model import DecoderModel, load_model, read_model_config
-from engine.model.leak_probe import TOLERANCE, compare, probe
-from engine.model.paged_interface import UnsupportedModel
-from engine.model.tiny_config import shrink_config
-from engine.model.transformers_backend import TransformersModel
+from engine.model.transformers_backend.leak_probe import TOLERANCE, compare, probe
+from engine.model.transformers_backend.model import TransformersModel
+from engine.model.transformers_backend.paged_interface import UnsupportedModel
+from engine.model.transformers_backend.tiny_config import shrink_config
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
 from tests.engine.model.fallback_families import make_config, measure, write_checkpoint
 

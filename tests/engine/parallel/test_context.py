@@ -14,9 +14,9 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.errors import ConfigError, InvalidRequest
 from engine.model import load_model, read_model_config
 from engine.model.attn_metadata import AttnMetadata
-from engine.model.context_parts import divide_context, merge_parts
-from engine.model.sharding import Sharding, check_context
+from engine.parallel.context_parts import divide_context, merge_parts
 from engine.parallel.load import limit_ops
+from engine.parallel.sharding import Sharding, check_context
 from engine.parallel.shared_memory import SharedMemoryComm
 from engine.worker import cache_sizer
 from engine.worker.kv_cache import allocate_kv_cache

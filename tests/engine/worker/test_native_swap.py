@@ -14,7 +14,7 @@ from engine import ConfigError, EngineConfig
 from engine.model import DecoderModel, ModelConfig, load_model
 from engine.model.linear import Linear
 from engine.model.moe import Experts
-from engine.model.sharding import Sharding
+from engine.parallel.sharding import Sharding
 from engine.worker import ops_choice
 from engine.worker.native_swap import NativeSwap
 from engine.worker.worker import Worker

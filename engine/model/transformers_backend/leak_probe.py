@@ -20,9 +20,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.kv_cache_spec import group_layers
 from engine.model.attn_metadata import AttnMetadata
-from engine.model.paged_interface import UnsupportedModel
-from engine.model.tiny_config import VOCAB_SIZE, shrink_config
-from engine.model.transformers_backend import Skeleton, TransformersModel, make_model
+from engine.model.transformers_backend.model import Skeleton, TransformersModel, make_model
+from engine.model.transformers_backend.paged_interface import UnsupportedModel
+from engine.model.transformers_backend.tiny_config import VOCAB_SIZE, shrink_config
 
 TOLERANCE = 1e-5  # largest difference, relative to the largest logit where that exceeds 1
 _LENGTHS = (25, 17)  # tokens of the two requests; the longest window of a tiny model is 8

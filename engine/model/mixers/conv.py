@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.model.attention import StepInputs
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
+from engine.model.mixers.attention import StepInputs
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from kernels.ops import StateCache
 

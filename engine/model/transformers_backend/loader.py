@@ -16,13 +16,13 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ConfigError
-from engine.model import packed_experts, paged_interface
 from engine.model.checkpoint import hash_weights, resolve_weights, weight_files
 from engine.model.implementation import TransformersConfig
-from engine.model.leak_probe import probe
-from engine.model.paged_interface import UnsupportedModel
 from engine.model.rope_config import RopeConfig
-from engine.model.transformers_backend import Skeleton, TransformersModel, find_auto_class, make_model
+from engine.model.transformers_backend import packed_experts, paged_interface
+from engine.model.transformers_backend.leak_probe import probe
+from engine.model.transformers_backend.model import Skeleton, TransformersModel, find_auto_class, make_model
+from engine.model.transformers_backend.paged_interface import UnsupportedModel
 from kernels import Ops
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})

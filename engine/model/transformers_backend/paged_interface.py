@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheSpec, find_groups
-from engine.model.attention import GroupInputs
 from engine.model.attn_metadata import AttnMetadata
+from engine.model.mixers.attention import GroupInputs
 from kernels import Ops
 from kernels.ops import KVCache
 

@@ -20,13 +20,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
-from engine.model import packed_experts, paged_interface
 from engine.model.adapters import MatrixPart, StepAdapters
-from engine.model.attention import plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.linear import Linear
+from engine.model.mixers.attention import plan_groups
 from engine.model.moe import Experts
-from engine.model.paged_interface import AttentionCall, UnsupportedModel
+from engine.model.transformers_backend import packed_experts, paged_interface
+from engine.model.transformers_backend.paged_interface import AttentionCall, UnsupportedModel
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets
 from kernels import Ops
 from kernels.lora import LoraLayers, PackedLora
