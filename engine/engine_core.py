@@ -28,6 +28,7 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
 from engine.errors import ConfigError
+from engine.host_memory import map_large_blocks
 from engine.input.tokenizer import Tokenizer
 from engine.messages import (
     AbortRequest,
@@ -90,6 +91,7 @@ class EngineCore:
             loaded: result of an earlier core's load; None: load now.
         """
         shorten_switch_interval()
+        map_large_blocks()
         # The scheduler needs the resolved config, which loading determines.
         self.executor = ExecutorActor(self._worker, lambda done: self.scheduler.tell(done), loaded)
         executor = tasks.create_task(self.executor.run(), name="executor")

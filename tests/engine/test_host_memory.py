@@ -1,6 +1,8 @@
 """Memory of the host: what the machine has, less what control groups keep from this process."""
 
 import os
+import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -113,3 +115,33 @@ def test_pages_of_files_that_are_read_once_are_given_back(tmp_path: Path) -> Non
 
 def count_file_pages() -> int:
     return int(Path("/proc/self/statm").read_text().split()[2])
+
+
+MIXED_BLOCKS = """
+import ctypes, sys
+from engine.host_memory import map_large_blocks
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+if sys.argv[1] == "mapped":
+    map_large_blocks()
+libc.free(libc.malloc(30 * 2**20))  # after this, glibc by itself maps no block up to 30 MiB
+large = []
+for _ in range(100):
+    large.append(libc.malloc(2**20))
+    ctypes.memset(large[-1], 1, 2**20)
+    ctypes.memset(libc.malloc(2000), 1, 2000)  # lives on
+for block in large[:-1]:
+    libc.free(block)
+print(int(open("/proc/self/statm").read().split()[1]) * 4 // 1024)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_small_blocks_between_large_ones_do_not_keep_their_memory() -> None:
+    kept, mapped = (
+        int(subprocess.run([sys.executable, "-c", MIXED_BLOCKS, how], capture_output=True, check=True).stdout)
+        for how in ("kept", "mapped")
+    )
+    assert kept > mapped + 80, (kept, mapped)
