@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -85,3 +85,30 @@ async def gather_bounded(works: Iterable[Coroutine[Any, Any, T]], limit: int) ->
     numbered = (number(index, work) for index, work in enumerate(works))
     results = [result async for result in run_bounded(numbered, limit)]
     return [result for _, result in sorted(results, key=lambda pair: pair[0])]
+
+
+async def merge_streams(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
+    """Yield what several generators yield, as it comes; each goes on once its last item was used. Closing ends all."""
+    waiting: asyncio.Queue[tuple[T, asyncio.Event] | None] = asyncio.Queue()
+
+    async def run(stream: AsyncGenerator[T]) -> None:
+        async with aclosing(stream):
+            async for item in stream:
+                used = asyncio.Event()
+                waiting.put_nowait((item, used))
+                await used.wait()
+
+    async def run_all() -> None:
+        try:
+            await gather_bounded(map(run, streams), len(streams))
+        finally:
+            waiting.put_nowait(None)
+
+    work = asyncio.ensure_future(run_all())
+    try:
+        while (found := await waiting.get()) is not None:
+            yield found[0]
+            found[1].set()
+        await work
+    finally:
+        await cancel_all([work])

@@ -65,13 +65,11 @@ async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
 
 
 async def _chat(context: ApiContext, body: Any, info: RequestInfo) -> Json:
-    call, echo = await chat.prepare(ChatRequest.read(body), info, context)
-    return chat.whole_reply(call, await call.finish(), echo)
+    return await chat.ChatWriter(await chat.prepare(ChatRequest.read(body), info, context)).finish()
 
 
 async def _complete(context: ApiContext, body: Any, info: RequestInfo) -> Json:
-    call = await completions.prepare(CompletionRequest.read(body), info, context)
-    return completions.whole_reply(call, await completions.finish_all(call))
+    return await completions.TextWriter(await completions.prepare(CompletionRequest.read(body), info, context)).finish()
 
 
 async def _respond(context: ApiContext, body: Any, info: RequestInfo) -> Json:

@@ -6,13 +6,11 @@ from abc import ABC, abstractmethod
 from contextlib import aclosing
 from typing import Any, ClassVar
 
-from app.api.call import Call
+from app.api.call import Call, Choice, Delta
 from app.api.errors import ApiError
 from app.api.own_names import own_names
-from app.api.replies import is_own_end
 from app.api.sse import Emit, frame_named
-from app.api.tools.styled_calls import CALL_TEXTS, form_of
-from engine import CompletionOutput, RequestOutput
+from engine import RequestOutput
 
 Json = dict[str, Any]
 
@@ -21,7 +19,7 @@ class BlockWriter(ABC):
     """Writes one reply of one choice; a dialect says what blocks and events look like.
 
     Attributes:
-        TYPES: field of a delta, or kind of a call -> the dialect's type of such a block; the calls are last.
+        TYPES: kind of a piece -> the dialect's type of such a block.
         RENAMED: name in a chat request -> the dialect's name, for errors.
     """
 
@@ -31,7 +29,6 @@ class BlockWriter(ABC):
     def __init__(self, call: Call) -> None:
         self.call = call
         self.blocks: list[Json] = []
-        self._parser = call.make_reader()
         self._pieces: list[str] = []  # text of the open block
         self._events: list[bytes] = []
         self._is_open = False
@@ -42,32 +39,25 @@ class BlockWriter(ABC):
         return any(block["type"] == self.TYPES["function"] for block in self.blocks)
 
     async def finish(self) -> Json:
-        """Run the request to its end and return the reply."""
-        with own_names(self.RENAMED):
-            output = await self.call.finish()
-        return self.whole(output)
+        """Run the request to its end and return the reply: that of a stream whose events nobody gets."""
 
-    def whole(self, output: RequestOutput) -> Json:
-        """Return the reply of a finished request."""
-        choice = output.outputs[0]
-        self._feed(choice)
-        return self._end(output, choice, len(choice.token_ids))
+        async def drop(data: bytes) -> None:
+            pass
+
+        return await self.stream(drop)
 
     async def stream(self, emit: Emit) -> Json:
         """Emit the events and return the reply."""
-        num_tokens = 0
         reply: Json = {}
         with own_names(self.RENAMED):
-            async with aclosing(self.call.generate()) as outputs:
-                async for output in outputs:
-                    choice = output.outputs[0]
-                    num_tokens += len(choice.token_ids)
+            async with aclosing(self.call.stream()) as steps:
+                async for (delta,) in steps:
                     if not self._is_begun:
                         self._is_begun = True
-                        self.begin(output)
-                    self._feed(choice)
-                    if choice.is_finished:
-                        reply = self._end(output, choice, num_tokens)
+                        self.begin(delta.choice.output)
+                    self.add_delta(delta)
+                    if delta.gained.is_finished:
+                        reply = self.end(delta.choice)
                     if data := self._take():
                         await emit(data)
         return reply
@@ -93,7 +83,7 @@ class BlockWriter(ABC):
         """Tell an event that says nothing new."""
 
     @abstractmethod
-    def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
+    def end(self, choice: Choice) -> Json:
         """Close the blocks, tell the last events, and return the reply."""
 
     @abstractmethod
@@ -131,34 +121,21 @@ class BlockWriter(ABC):
 
     def add_event(self, kind: str, **fields: Any) -> None:
         """Add an event, which is named after its type."""
-        self._events.append(frame_named(kind, fields))
+        if self.call.body.stream:
+            self._events.append(frame_named(kind, fields))
 
     def _take(self) -> bytes:
         events, self._events = self._events, []
         return b"".join(events)
 
-    def _feed(self, choice: CompletionOutput) -> None:
-        if text := choice.text:
-            self._add({"content": text} if self._parser is None else self._parser.feed(text))
-
-    def _end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
-        if self._parser is not None:
-            self._add(self._parser.close(not is_own_end(choice)))
-        return self.end(output, choice, num_tokens)
-
-    def _add(self, delta: Json) -> None:
-        for name, kind in self.TYPES.items():
-            if name not in CALL_TEXTS and delta.get(name):
-                if not self._is_open or self.blocks[-1]["type"] != kind:
-                    self.open(kind)
-                self._grow(kind, delta[name])
-        for part in delta.get("tool_calls", ()):
-            form = form_of(part)
-            kind, text = self.TYPES[form], part[form][CALL_TEXTS[form]]
-            if "id" in part:
-                self.open(kind, part["id"], part[form]["name"])
-            if text:
-                self._grow(kind, text)
+    def add_delta(self, delta: Delta) -> None:
+        """Add what the answer has gained."""
+        for piece in delta.pieces:
+            kind = self.TYPES[piece.kind]
+            if piece.call_id or (piece.call < 0 and not (self._is_open and self.blocks[-1]["type"] == kind)):
+                self.open(kind, piece.call_id, piece.name)
+            if piece.text:
+                self._grow(kind, piece.text)
 
     def _grow(self, kind: str, text: str) -> None:
         self._pieces.append(text)

@@ -1,30 +1,128 @@
-"""Call: a validated request, independent of the route that received it."""
+"""Call: a validated request, independent of the route that received it, and the stream of its answer.
+
+engine ─▶ outputs ─▶ AnswerParser (reasoning, content, calls) ─▶ deltas ─▶ the writer of a dialect
+                                                                     └▶ Choice, the fold of its deltas, validated
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from app.api.answer_validator import AnswerValidator
 from app.api.constraint import Constraint
 from app.api.context import ApiContext
 from app.api.errors import BadRequest, make_closing_error, make_failure, to_api_error
 from app.api.protocol import MAX_PROMPTS, GenerationFields
-from app.api.reasoning_parser import make_reader
 from app.api.request_info import RequestInfo
-from app.api.tools.calls import ToolParser, is_valid
+from app.api.tools.styled_calls import Piece, join_pieces
 from app.api.tools.use import ToolUse, explain
-from app.concurrency import take_last
-from app.reasoning import Thinking
-from engine import EngineDead, InvalidRequest, RequestOutput, SamplingParams
-from grammar import GrammarError
+from app.concurrency import merge_streams
+from app.reasoning import Thinking, make_splitter
+from engine import (
+    CompletionOutput,
+    EngineDead,
+    InvalidRequest,
+    Logprob,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+from grammar import GrammarError, GrammarSpec, OutputCheck
 
 Prompt = str | list[int]
+Json = dict[str, Any]
+
+# JSON has no -Infinity; vLLM writes the same number
+MIN_LOGPROB = -9999.0
+# above this many characters of text and schema, validate in a thread
+MAX_CHARS_ON_LOOP = 16_384
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer as far as it has come: the fold of its deltas.
+
+    Attributes:
+        index: its number through all prompts; `prompt` is that of its prompt.
+        output: the engine's last output.
+        is_valid: whether the answer satisfies its constraint; None if there is none, or no independent validator.
+        num_reasoning_tokens: how many of its tokens belong to the reasoning.
+    """
+
+    index: int
+    prompt: int
+    output: RequestOutput
+    pieces: list[Piece] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    is_valid: bool | None = None
+    num_reasoning_tokens: int = 0
+
+    def take(self, output: RequestOutput, gained: CompletionOutput) -> None:
+        """Add what an output has, except its text."""
+        self.output = output
+        self.token_ids += gained.token_ids
+        if gained.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += gained.logprobs
+        self.finish_reason, self.stop_reason = gained.finish_reason, gained.stop_reason
+
+    def read(self, kind: str) -> str:
+        """Return the text of one kind: "content" or "reasoning"."""
+        return "".join(piece.text for piece in self.pieces if piece.kind == kind)
+
+    @property
+    def calls(self) -> list[Piece]:
+        """The calls, each in one piece."""
+        return join_pieces([piece for piece in self.pieces if piece.call >= 0])
+
+    @property
+    def is_own_end(self) -> bool:
+        """Whether the model ended the choice: neither a limit nor a stop string cut it."""
+        return self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
+
+
+class Delta(NamedTuple):
+    """What a choice has gained: pieces of its text, and in `gained` its tokens and their log probabilities."""
+
+    choice: Choice
+    pieces: list[Piece]
+    gained: CompletionOutput
+
+
+class AnswerParser:
+    """Splits the text of one choice into pieces of reasoning, content and calls."""
+
+    def __init__(self, thinking: Thinking | None, tools: ToolUse | None) -> None:
+        self.splitter = None if thinking is None else make_splitter(thinking)
+        self._is_shown = thinking is not None and thinking.is_shown
+        self._calls = None if tools is None else tools.make_parser()
+
+    def feed(self, text: str) -> list[Piece]:
+        """Return the pieces of more text."""
+        return self._read(text) if self.splitter is None else self._split(*self.splitter.feed(text))
+
+    def close(self, is_cut: bool) -> list[Piece]:
+        """Return the withheld text, of which the beginning of a call is left out if it was cut."""
+        pieces = [] if self.splitter is None else self._split(*self.splitter.close())
+        return pieces if self._calls is None else [*pieces, *self._calls.close(is_cut)]
+
+    def _split(self, reasoning: str, content: str) -> list[Piece]:
+        shown = [Piece("reasoning", reasoning)] if reasoning and self._is_shown else []
+        return [*shown, *self._read(content)] if content else shown
+
+    def _read(self, text: str) -> list[Piece]:
+        if self._calls is not None:
+            return self._calls.feed(text)
+        return [Piece("content", text)] if text else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +133,9 @@ class Call:
         given: the prompts as the request has them, for a reply that repeats them.
         prompt_field: the field that holds the prompts, for errors.
         prediction: text that the answer probably contains.
-        validator: validator of finished choices; None if there is nothing to validate.
+        constraint: what is enforced, after the reasoning.
+        answer: what the content is validated against.
+        echo: the text that a chat reply begins with.
     """
 
     context: ApiContext
@@ -46,23 +146,68 @@ class Call:
     prompts: list[Prompt]
     sampling: SamplingParams
     constraint: Constraint | None = None
+    answer: GrammarSpec | None = None
     tools: ToolUse | None = None
     thinking: Thinking | None = None
-    validator: AnswerValidator | None = None
     given: Sequence[Prompt] = ()
     prediction: str | None = None
     prompt_field: str = "prompt"
+    echo: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
-    async def generate(self, index: int = 0) -> AsyncGenerator[RequestOutput]:
-        """Run one of the prompts; closing the generator aborts it in the engine.
+    @property
+    def is_scoring(self) -> bool:
+        """Whether a request only asks for the probabilities of its prompt: echo with max_tokens=0."""
+        return self.body.max_tokens == 0
+
+    async def stream(self) -> AsyncGenerator[list[Delta]]:
+        """Run the prompts side by side, and yield what the choices of one of them gain; closing aborts them.
 
         Raises:
             ApiError: the request's grammar turned out to be unusable, or the server closes.
             EngineError: as `Engine.generate` does.
         """
-        request_id = self.reply_id if len(self.prompts) == 1 else _number(self.reply_id, index)
-        prompt = self.prompts[index]
+        runs = [self._run(number) for number in range(len(self.prompts))]
+        async with aclosing(runs[0] if len(runs) == 1 else merge_streams(runs)) as steps:
+            async for deltas in steps:
+                yield deltas
+
+    async def finish(self) -> list[Choice]:
+        """Run the prompts to their ends and return all choices."""
+        found: dict[int, Choice] = {}
+        async with aclosing(self.stream()) as steps:
+            async for deltas in steps:
+                found |= {delta.choice.index: delta.choice for delta in deltas}
+        return [found[index] for index in sorted(found)]
+
+    async def _run(self, number: int) -> AsyncGenerator[list[Delta]]:
+        """Parse the outputs of one prompt."""
+        found: dict[int, tuple[Choice, AnswerParser]] = {}
+        async with aclosing(self._generate(number)) as outputs:
+            async for output in outputs:
+                deltas = []
+                for each in output.outputs:
+                    if each.index not in found:
+                        choice = Choice(number * self.sampling.n + each.index, number, output)
+                        found[each.index] = choice, AnswerParser(self.thinking, self.tools)
+                    choice, parser = found[each.index]
+                    gained = self._without_hidden(each) if self.is_scoring else each
+                    choice.take(output, gained)
+                    pieces = parser.feed(gained.text)
+                    if each.is_finished:
+                        pieces = join_pieces([*pieces, *parser.close(not choice.is_own_end)])
+                    choice.pieces += pieces
+                    if each.is_finished:
+                        await self._validate(choice, parser)
+                    deltas.append(Delta(choice, pieces, gained))
+                if output.finished:
+                    for choice, _ in found.values():
+                        choice.output = output
+                yield deltas
+
+    async def _generate(self, number: int) -> AsyncGenerator[RequestOutput]:
+        request_id = self.reply_id if len(self.prompts) == 1 else _number(self.reply_id, number)
+        prompt = self.prompts[number]
         if not isinstance(prompt, str):
             self.info.prompts[request_id] = (len(prompt), 0)
         is_finished = False
@@ -81,10 +226,9 @@ class Call:
             async with aclosing(outputs):
                 async for output in outputs:
                     self.info.note(output)
-                    _check(output)
-                    if self.validator is not None:
-                        for choice in output.outputs:
-                            await self.validator.take(index * self.sampling.n + choice.index, choice)
+                    for choice in output.outputs:
+                        if choice.finish_reason in ("error", "dead_end"):
+                            raise make_failure(choice)
                     is_finished = output.finished
                     yield output
         except (asyncio.CancelledError, GeneratorExit):
@@ -103,7 +247,7 @@ class Call:
             raise to_api_error(error, param) from error
         except InvalidRequest as error:
             if error.param == "prompt":
-                place = f"prompt[{index}]: " if len(self.prompts) > 1 else ""
+                place = f"prompt[{number}]: " if len(self.prompts) > 1 else ""
                 raise type(error)(f"{place}{error}", self.prompt_field) from error
             if error.param != "grammar" or self.constraint is None:
                 raise
@@ -112,39 +256,159 @@ class Call:
         finally:
             self.context.open_requests.discard(request_id)
 
-    async def finish(self, index: int = 0) -> RequestOutput:
-        """Run one of the prompts to its end and return the last output."""
-        return await take_last(self.generate(index))
+    def _without_hidden(self, given: CompletionOutput) -> CompletionOutput:
+        """Return an output without the token that a scored prompt must generate."""
+        reason = "length" if given.finish_reason == "stop" else given.finish_reason
+        logprobs: list[TokenLogprobs] | None = None if given.logprobs is None else []
+        return replace(given, text="", token_ids=[], logprobs=logprobs, finish_reason=reason, stop_reason=None)
 
-    def make_reader(self) -> ToolParser | None:
-        """Return the parser that separates reasoning, content and tool calls; None if all of a choice is content."""
-        return make_reader(self.tools, self.thinking)
+    async def _validate(self, choice: Choice, parser: AnswerParser) -> None:
+        """Validate a finished choice independently of the grammar, and count its reasoning tokens."""
+        tokenizer, splitter, token_ids = self.context.engine.tokenizer, parser.splitter, choice.token_ids
+        if tokenizer is None:
+            return
+        if self.thinking is not None and splitter is not None and splitter.has_reasoning:
+            mark, ends = self.thinking.end, range(len(token_ids) + 1)
+            choice.num_reasoning_tokens = len(token_ids) if not splitter.is_closed else bisect_left(
+                ends, True, key=lambda end: mark in tokenizer.decode(token_ids[:end], skip_special_tokens=False)
+            )  # fmt: skip
+        if self.answer is not None:
+            num_chars = len(self.answer.text) + sum(len(piece.text) for piece in choice.pieces)
+            is_long = num_chars > MAX_CHARS_ON_LOOP
+            is_valid = await asyncio.to_thread(self._check, choice) if is_long else self._check(choice)
+            # a truncated text is never valid
+            choice.is_valid = False if is_valid and choice.finish_reason != "stop" else is_valid
+
+    def _check(self, choice: Choice) -> bool | None:
+        """Return whether calls fit the tools' schemas, or an answer its own; None if neither can be validated."""
+        tools, spec = self.tools, self.answer
+        calls = choice.calls
+        try:
+            if tools is not None and (tools.spec or (tools.answer and calls)):
+                return bool(calls) and all(map(tools.is_valid_call, calls))
+            if tools is not None and tools.answer is not None:
+                spec = tools.answer.spec
+            return None if spec is None else OutputCheck(spec).is_valid(choice.read("content"))
+        except GrammarError:
+            return None  # a schema that the engines accept and the validator does not
+
+    def describe(self, kind: str) -> Json:
+        """Return the first fields of every reply and chunk."""
+        return {
+            "id": self.reply_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.context.system_fingerprint,
+        }
+
+    def count(self, choices: Iterable[Choice]) -> Json:
+        """Return the usage of finished choices."""
+        choices = list(choices)
+        outputs = {choice.prompt: choice.output for choice in choices}.values()
+        num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+        num_output = sum(len(choice.token_ids) for choice in choices)
+        found = usage(num_prompt, num_output, sum(output.num_cached_tokens for output in outputs))
+        details: Json = {}
+        if self.thinking is not None and self.context.engine.tokenizer is not None:
+            details["reasoning_tokens"] = sum(choice.num_reasoning_tokens for choice in choices)
+        if self.prediction is not None:
+            pairs = [output.metrics.drafts.get("prediction", (0, 0)) for output in outputs]
+            num_drafted, num_accepted = (sum(counts) for counts in zip(*pairs, strict=True))
+            details["accepted_prediction_tokens"] = num_accepted
+            details["rejected_prediction_tokens"] = num_drafted - num_accepted
+        return found | ({"completion_tokens_details": details} if details else {})
+
+    def describe_extras(self, choices: Sequence[Choice]) -> Json:
+        """Return the fields that a reply about these choices has only on request."""
+        found = self.describe_grammar(choices)
+        if self.sampling.saves_blocks:
+            prompts = {choice.prompt: len(choice.output.prompt_token_ids) for choice in choices}
+            found["kv_transfer_params"] = self._describe_saved(sum(prompts.values()))
+        return found
+
+    def describe_grammar(self, choices: Sequence[Choice]) -> Json:
+        """Return the field with the backend of the grammar, its plan if requested, and the check; empty without one."""
+        info = choices[0].output.grammar
+        if info is None:
+            return {}
+        described: Json = {"backend": info.backend, "compile_time_ms": round(info.compile_time_s * 1000, 3)}
+        if self.body.return_grammar_plan:
+            names = ("pointer", "keyword", "enforced_by")
+            described["plan"] = [dict(zip(names, entry, strict=True)) for entry in info.plan]
+        found = [choice.is_valid for choice in choices]
+        return {"structured": described | {"valid": False if False in found else None if None in found else True}}
+
+    def _describe_saved(self, num_tokens: int) -> Json:
+        """Return what a proxy passes to the decode server; that server needs only the prompt to find the blocks."""
+        transfer = self.context.engine.config.read_kv_transfer()
+        assert transfer is not None, "the engine has refused the request"
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": transfer.engine_id,
+            "remote_request_id": self.reply_id,
+            "remote_block_ids": [],
+            "remote_host": transfer.kv_ip,
+            "remote_port": transfer.kv_port,
+            "remote_num_tokens": num_tokens,
+            "tp_size": self.context.engine.config.tensor_parallel_size,
+        }
+
+    def describe_logprobs(self, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
+        """Return log probabilities in OpenAI's chat format: one entry a token with its alternatives."""
+        if self.sampling.logprobs is None or logprobs is None:
+            return None
+        content = []
+        for position in logprobs:
+            top = [self._describe_token(entry) for entry in position.top[: self.sampling.logprobs]]
+            content.append({**self._describe_token(position.token), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _describe_token(self, entry: Logprob) -> Json:
+        part = entry.decoded_token.encode("utf-8", "replace") if entry.part is None else entry.part
+        found: Json = {"token": self.name_token(entry), "logprob": floor(entry.logprob), "bytes": list(part)}
+        if entry.masked_logprob is not None:
+            found["masked_logprob"] = floor(entry.masked_logprob)
+        return found
+
+    def name_token(self, entry: Logprob) -> str:
+        """Return the name of a token as the request wants it."""
+        return f"token_id:{entry.token_id}" if self.body.return_tokens_as_token_ids else entry.decoded_token
+
+    def describe_prompt(self, output: RequestOutput) -> list[Json | None] | None:
+        """Return vLLM's prompt_logprobs: for each token, a map from token id to its probability; None if unwanted."""
+        if self.sampling.prompt_logprobs is None or output.prompt_logprobs is None:
+            return None
+        return [
+            None
+            if position is None
+            else {
+                str(entry.token_id): {
+                    "logprob": floor(entry.logprob),
+                    "rank": entry.rank,
+                    "decoded_token": entry.decoded_token,
+                }
+                for entry in (*position.top, position.token)
+            }
+            for position in output.prompt_logprobs
+        ]
 
 
-def make_validator(
-    context: ApiContext,
-    constraint: Constraint | None,
-    thinking: Thinking | None = None,
-    tools: ToolUse | None = None,
-) -> AnswerValidator | None:
-    """Return the validator of a request's choices, None if there is nothing to validate.
-
-    Args:
-        constraint: constraint of the content, without reasoning.
-    """
-    tokenizer = context.engine.tokenizer
-    if tokenizer is None or (constraint is None and thinking is None):
-        return None
-    spec = None if constraint is None else constraint.spec
-    check = None if tools is None or not (tools.spec or tools.answer) else partial(is_valid, tools)
-    return AnswerValidator(spec, thinking, lambda ids: tokenizer.decode(ids, skip_special_tokens=False), check)
+def usage(num_prompt: int, num_output: int, num_cached: int) -> Json:
+    """Return OpenAI's usage object without the details of a finished request."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
 
 
-def _check(output: RequestOutput) -> None:
-    """Raise the error of a completion that failed in the engine: its text is not an answer."""
-    for completion in output.outputs:
-        if completion.finish_reason in ("error", "dead_end"):
-            raise make_failure(completion)
+def floor(value: float) -> float:
+    """Return a log probability that JSON can represent."""
+    # written so that NaN becomes the floor too
+    return value if value > MIN_LOGPROB else MIN_LOGPROB
 
 
 def make_reply_id(prefix: str, info: RequestInfo, body: GenerationFields) -> str:

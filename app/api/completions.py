@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from app.api import replies
-from app.api.call import Call, make_reply_id, make_validator
-from app.api.chunks import Chunks, is_scoring, stream, without_hidden
+from app.api.call import Call, Choice, Delta, floor, make_reply_id
+from app.api.chat import ReplyWriter
 from app.api.constraint import read_constraint
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
@@ -18,9 +17,12 @@ from app.api.protocol import CompletionRequest
 from app.api.request_info import RequestInfo
 from app.api.sampling import completion_sampling, read_prompts
 from app.api.sse import STREAMED, EventStream, unless_gone
+from app.api.text_offsets import TextOffsets, find_prompt_offsets
 from app.api.tokens import encode, require_tokenizer
-from app.concurrency import gather_bounded
-from engine import CompletionOutput, RequestOutput
+from app.api.tools.styled_calls import Piece
+from engine import Logprob, RequestOutput, TokenLogprobs
+
+Json = dict[str, Any]
 
 router = APIRouter()
 MAX_CHOICES = 1024
@@ -30,12 +32,10 @@ SEPARATOR = "<|endoftext|>"  # GPT-2's, Qwen's and SmolLM's name for it
 @router.post("/v1/completions", responses=STREAMED)
 async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
     """Continue one text or several, in one piece or as a stream."""
-    call = await prepare(body, request.state.info, context)
+    writer = TextWriter(await prepare(body, request.state.info, context))
     if body.stream:
-        chunks = Chunks(call, "text_completion", is_chat=False)
-        return EventStream(lambda emit: stream(chunks, partial(read_echo, call), emit))
-    outputs = await unless_gone(request.receive, finish_all(call))
-    return JSONResponse(whole_reply(call, outputs))
+        return EventStream(writer.stream)
+    return JSONResponse(await unless_gone(request.receive, writer.finish()))
 
 
 async def prepare(body: CompletionRequest, info: RequestInfo, context: ApiContext) -> Call:
@@ -59,10 +59,8 @@ async def prepare(body: CompletionRequest, info: RequestInfo, context: ApiContex
     if body.add_special_tokens is False:
         prompts = [p if isinstance(p, list) else await encode(p, context, False) for p in prompts]
     reply_id = make_reply_id("cmpl-", info, body)
-    validator = make_validator(context, constraint)
-    return Call(
-        context, info, body, reply_id, model, prompts, sampling, constraint, validator=validator, given=given
-    )
+    answer = None if constraint is None else constraint.spec
+    return Call(context, info, body, reply_id, model, prompts, sampling, constraint, answer, given=given)
 
 
 def _new_document(context: ApiContext) -> list[int]:
@@ -83,62 +81,111 @@ def _new_document(context: ApiContext) -> list[int]:
     raise BadRequest("prompt must not be null: this model has no token that begins a document", "prompt")
 
 
-async def finish_all(call: Call) -> list[RequestOutput]:
-    """Run every prompt to its end, side by side."""
-    num = len(call.prompts)
-    return await gather_bounded(map(call.finish, range(num)), num)
+class TextWriter(ReplyWriter):
+    """Writes a text completion; choices are numbered through all prompts."""
+
+    NAMES = ("text_completion", "text_completion", "text")
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._offsets: dict[int, TextOffsets] = {}
+
+    def write_content(self, pieces: Iterable[Piece], is_whole: bool = False) -> str:
+        return "".join(piece.text for piece in pieces)
+
+    def write_first(self, index: int, output: RequestOutput) -> Json | None:
+        echo = self._read_echo(index, output)
+        logprobs = self._begin_logprobs(index, output, echo)
+        return self._entry(index, echo) | {"logprobs": logprobs} if echo else None
+
+    def write_logprobs(self, delta: Delta) -> Json | None:
+        return self._write_logprobs(delta.choice.index, delta.gained.token_ids, delta.gained.logprobs)
+
+    def write_choice(self, choice: Choice) -> Json:
+        output, has_ids = choice.output, self.call.body.return_token_ids
+        echo = self._read_echo(choice.index, output)
+        before = self._begin_logprobs(choice.index, output, echo)
+        logprobs = self._write_logprobs(choice.index, choice.token_ids, choice.logprobs)
+        if before is not None and logprobs is not None:
+            logprobs = {name: before[name] + logprobs[name] for name in logprobs}
+        return {
+            "index": choice.index,
+            "text": echo + choice.read("content"),
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "prompt_logprobs": self.call.describe_prompt(output),
+            "token_ids": choice.token_ids if has_ids else None,
+            "prompt_token_ids": output.prompt_token_ids if has_ids else None,
+        }
+
+    def _read_echo(self, index: int, output: RequestOutput) -> str:
+        """Return the prompt of a choice if the reply repeats it, as it was written; of token ids, the full text."""
+        if not self.call.body.echo:
+            return ""
+        given = self.call.given[index // self.call.sampling.n]
+        if isinstance(given, str):
+            return given
+        tokenizer = self.call.context.engine.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+    def _begin_logprobs(self, index: int, output: RequestOutput, echo: str) -> Json | None:
+        """Begin to count offsets, and return the log probabilities of a prompt that the reply repeats."""
+        sampling, tokenizer = self.call.sampling, self.call.context.engine.tokenizer
+        if sampling.logprobs is None:
+            return None
+        ids = output.prompt_token_ids
+        self._offsets[index] = TextOffsets(tokenizer, ids, sampling.skip_special_tokens, len(echo))
+        if not self.call.body.echo or output.prompt_logprobs is None:
+            return None
+        return describe_positions(self.call, output.prompt_logprobs, ids, find_prompt_offsets(tokenizer, echo, ids))
+
+    def _write_logprobs(
+        self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None
+    ) -> Json | None:
+        if logprobs is None or index not in self._offsets:
+            return None
+        return describe_positions(self.call, logprobs, token_ids, self._offsets[index].take(token_ids))
 
 
-def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
-    """The text_completion object; choices are numbered through all prompts."""
-    choices = [
-        _choice(call, number, output, choice)
-        for number, output in enumerate(outputs)
-        for choice in output.outputs
-    ]
-    usage = replies.usage_of(call, outputs, 0 if is_scoring(call) else replies.count_output(outputs))
-    reply = {**replies.header(call, "text_completion"), "choices": choices, "usage": usage}
-    reply["kv_transfer_params"] = None
-    return reply | replies.extras(call, outputs, range(len(choices)))
+def describe_positions(
+    call: Call, positions: Sequence[TokenLogprobs | None], ids: Sequence[int], offsets: Sequence[int]
+) -> Json:
+    """Return log probabilities in the older format: four lists. The first token of a prompt has no probability.
 
-
-def read_echo(call: Call, number: int, output: RequestOutput) -> str:
-    """Return the prompt of that number if the reply repeats it, as it was written; of token ids, the full text."""
-    if not call.body.echo:
-        return ""
-    given = call.given[number]
-    if isinstance(given, str):
-        return given
-    tokenizer = call.context.engine.tokenizer
-    return "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
-
-
-def _choice(call: Call, number: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-    choice = without_hidden(call, choice)
-    echo = read_echo(call, number, output)
-    has_ids = call.body.return_token_ids
+    Args:
+        offsets: where each token begins in the choice's text (`text_offsets.py`).
+    """
+    places = zip(positions, ids, offsets, strict=False)
+    known = [(_first(call, token_id) if p is None else p.token, offset) for p, token_id, offset in places]
     return {
-        "index": number * call.sampling.n + choice.index,
-        "text": echo + choice.text,
-        "logprobs": _logprobs(call, output, choice, echo),
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-        "prompt_logprobs": replies.prompt_logprobs(call, output),
-        "token_ids": list(choice.token_ids) if has_ids else None,
-        "prompt_token_ids": output.prompt_token_ids if has_ids else None,
+        "tokens": [_name_token(call, token) for token, _ in known],
+        "token_logprobs": [None if p is None else floor(p.token.logprob) for p in positions],
+        "top_logprobs": [None if p is None else _top(call, p) for p in positions],
+        "text_offset": [offset for _, offset in known],
     }
 
 
-def _logprobs(
-    call: Call, output: RequestOutput, choice: CompletionOutput, echo: str
-) -> dict[str, Any] | None:
-    if call.sampling.logprobs is None or choice.logprobs is None:
-        return None
-    if is_scoring(call):
-        return replies.echo_logprobs(call, output, echo)
-    offsets = replies.output_offsets(call, output, len(echo)).take(choice.token_ids)
-    found = replies.completion_logprobs(call, choice.logprobs, choice.token_ids, offsets)
-    if not call.body.echo:
-        return found
-    before = replies.echo_logprobs(call, output, echo)
-    return {name: before[name] + found[name] for name in found}
+def _top(call: Call, position: TokenLogprobs) -> dict[str, float]:
+    """Return the token and its alternatives by name; one whose name is taken is named by its id."""
+    found: dict[str, float] = {}
+    for entry in {entry.token_id: entry for entry in (position.token, *position.top)}.values():
+        name = _name_token(call, entry)
+        found[f"token_id:{entry.token_id}" if name in found else name] = floor(entry.logprob)
+    return found
+
+
+def _name_token(call: Call, entry: Logprob) -> str:
+    r"""Return a token in the older format, which has no list of bytes: a part of a character is bytes:\xf0\x9f."""
+    if entry.part is None or entry.decoded_token.isascii() or call.body.return_tokens_as_token_ids:
+        return call.name_token(entry)
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry.part)
+
+
+def _first(call: Call, token_id: int) -> Logprob:
+    """Return the first token of a prompt, of which only the text is known."""
+    tokenizer = call.context.engine.tokenizer
+    piece = "" if tokenizer is None else tokenizer.token_piece(token_id)
+    if isinstance(piece, str):
+        return Logprob(token_id, 0.0, 0, piece)
+    return Logprob(token_id, 0.0, 0, piece.decode(errors="replace"), part=piece)

@@ -21,11 +21,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field, ValidationError, model_validator
 from starlette.datastructures import UploadFile
 
+from app.api.call import usage
 from app.api.context import ApiContext, context_of
 from app.api.errors import BadRequest, describe_fields
 from app.api.json_body import parse_body, parse_part
 from app.api.protocol import Fields
-from app.api.replies import usage
 from app.api.request_info import RequestInfo
 from app.api.sse import STREAMED, Emit, EventStream, JsonLines, frame, unless_gone
 from app.extraction import (

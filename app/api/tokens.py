@@ -27,7 +27,7 @@ async def tokenize(body: TokenizeRequest, request: Request, context: Context) ->
     tokenizer = require_tokenizer(context)
     fields = body.model_dump(exclude_unset=True, exclude={"return_token_strs"})
     if body.messages is not None:
-        call, _ = await prepare(ChatRequest.read(fields), request.state.info, context)
+        call = await prepare(ChatRequest.read(fields), request.state.info, context)
         assert isinstance(call.prompts[0], list), "the prompt of a chat is rendered to ids"
         tokens = call.prompts[0]
     else:

@@ -43,5 +43,4 @@ async def prepare(body: MessagesRequest, request: Request, context: ApiContext) 
     with own_names(RENAMED):
         asked, places = make_chat_request(body)
     with own_names(RENAMED | places):
-        call, _ = await chat.prepare(asked, request.state.info, context, "msg_")
-    return call
+        return await chat.prepare(asked, request.state.info, context, "msg_")

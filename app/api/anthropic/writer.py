@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from app.api import replies
 from app.api.anthropic.request import RENAMED
 from app.api.blocks import BlockWriter
+from app.api.call import Choice
 from app.api.errors import ApiError
 from app.json_text import check_values
-from engine import CompletionOutput, RequestOutput
+from engine import RequestOutput
 
 Json = dict[str, Any]
 # type of a block -> its delta and the field that grows
@@ -42,11 +42,11 @@ class MessageWriter(BlockWriter):
     def ping(self) -> None:
         self.add_event("ping")
 
-    def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
+    def end(self, choice: Choice) -> Json:
         self.close()
-        stop = stop_of(choice, self.has_calls)
-        usage = usage_of(len(output.prompt_token_ids), output.num_cached_tokens, num_tokens)
-        extras = replies.structured_of(self.call, output)
+        stop, output = stop_of(choice, self.has_calls), choice.output
+        usage = usage_of(len(output.prompt_token_ids), output.num_cached_tokens, len(choice.token_ids))
+        extras = self.call.describe_grammar([choice])
         self.add_event("message_delta", delta=stop, usage=usage, **extras)
         self.add_event("message_stop")
         return self._describe(usage) | {"content": self.blocks} | stop | extras
@@ -93,7 +93,7 @@ class MessageWriter(BlockWriter):
         }
 
 
-def stop_of(choice: CompletionOutput, has_calls: bool) -> Json:
+def stop_of(choice: Choice, has_calls: bool) -> Json:
     """Return why a message ended, in this API's terms."""
     sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
     if choice.finish_reason == "length":

@@ -42,7 +42,7 @@ async def answer_chat(body: OllamaChat, request: Request, context: Context) -> R
         return describe_loaded(body.model, context, {"message": {"role": "assistant", "content": ""}})
     fields = body.as_chat(context, read_messages(body.messages)) | {"tools": body.tools}
     with own_names(RENAMED):
-        call, _ = await chat.prepare(ChatRequest.read(fields), request.state.info, context)
+        call = await chat.prepare(ChatRequest.read(fields), request.state.info, context)
     return await reply(AnswerWriter(call, is_chat=True), request)
 
 
@@ -69,7 +69,7 @@ async def answer_prompt(body: OllamaGenerate, request: Request, context: Context
         else:
             messages = [{"role": "system", "content": body.system}] if body.system else []
             messages.append({"role": "user", "content": make_content(body.prompt, body.images)})
-            call, _ = await chat.prepare(ChatRequest.read(body.as_chat(context, messages)), info, context)
+            call = await chat.prepare(ChatRequest.read(body.as_chat(context, messages)), info, context)
     return await reply(AnswerWriter(call, is_chat=False), request)
 
 
@@ -77,10 +77,10 @@ async def reply(writer: AnswerWriter, request: Request) -> Response:
     """Return the answer as the request wants it."""
     call = writer.call
     if not call.body.stream:
-        return JSONResponse(writer.whole(await unless_gone(request.receive, call.finish())))
+        return JSONResponse(await unless_gone(request.receive, writer.finish()))
     return JsonLines(
         writer.stream, b"", frame_error=lambda error: make_line(error.ollama_body),
-        keep_alive=lambda: make_line(writer.piece({"content": ""})),
+        keep_alive=lambda: make_line(writer.piece("")),
     )  # fmt: skip
 
 

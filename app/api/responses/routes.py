@@ -130,8 +130,8 @@ async def make_writer(
     with own_names(RENAMED):
         asked, places = make_chat_request(body, tools, before)
     with own_names(RENAMED | places):
-        call, _ = await chat.prepare(asked, info, context, "resp_")
-    if asked.logprobs and call.make_reader() is not None:
+        call = await chat.prepare(asked, info, context, "resp_")
+    if asked.logprobs and (call.tools or call.thinking):
         message = (
             "logprobs beside tools or reasoning are on /v1/chat/completions only: they cover the whole output"
         )

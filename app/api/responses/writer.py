@@ -10,15 +10,14 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-from app.api import replies
 from app.api.blocks import BlockWriter
-from app.api.call import Call
+from app.api.call import Call, Choice, Delta
 from app.api.errors import ApiError
 from app.api.responses import events
 from app.api.responses.conversation import seal
 from app.api.responses.request import RENAMED, ResponsesRequest
 from app.api.responses.tools import describe_tool
-from engine import CompletionOutput, RequestOutput
+from engine import RequestOutput
 
 Json = dict[str, Any]
 ECHOED = (
@@ -62,15 +61,15 @@ class ResponseWriter(BlockWriter):
     def ping(self) -> None:
         self.add_event("response.in_progress", response=self._describe("in_progress", [], None))
 
-    def end(self, output: RequestOutput, choice: CompletionOutput, num_tokens: int) -> Json:
+    def end(self, choice: Choice) -> Json:
         if not self.blocks:
             self.open("message")
         status = status_of(choice)
         # items and events have two of the states of a response
         kind = "completed" if status == "completed" else "incomplete"
         self.close(kind)
-        extras = replies.structured_of(self.call, output)
-        reply = self._describe(status, self.blocks, self._count(output, num_tokens)) | extras
+        extras = self.call.describe_grammar([choice])
+        reply = self._describe(status, self.blocks, self._count(choice)) | extras
         self._keep(reply)
         self.add_event(f"response.{kind}", response=reply)
         return reply
@@ -128,20 +127,20 @@ class ResponseWriter(BlockWriter):
         super().add_event(kind, sequence_number=self._sequence_number, **fields)
         self._sequence_number += 1
 
-    def _feed(self, choice: CompletionOutput) -> None:
-        if found := replies.chat_logprobs(self.call, choice):
+    def add_delta(self, delta: Delta) -> None:
+        if found := self.call.describe_logprobs(delta.gained.logprobs):
             self._logprobs += found["content"]
-        super()._feed(choice)
+        super().add_delta(delta)
 
-    def _count(self, output: RequestOutput, num_output: int) -> Json:
+    def _count(self, choice: Choice) -> Json:
         """Return the usage under this route's names."""
-        num_input = len(output.prompt_token_ids)
+        num_input, num_output = len(choice.output.prompt_token_ids), len(choice.token_ids)
         return {
             "input_tokens": num_input,
             # cached tokens are billed separately elsewhere; here they are free
-            "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": choice.output.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": replies.num_reasoning_tokens(self.call) or 0},
+            "output_tokens_details": {"reasoning_tokens": choice.num_reasoning_tokens},
             "total_tokens": num_input + num_output,
         }
 
@@ -179,7 +178,7 @@ class ResponseWriter(BlockWriter):
         }
 
 
-def status_of(choice: CompletionOutput) -> str:
+def status_of(choice: Choice) -> str:
     """Return how a response ended: by itself, at a limit, or aborted."""
     if choice.finish_reason == "abort":
         return "cancelled"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
-from app.api.tools.calls import ConvertedCalls, ToolParser
-
-Json = dict[str, Any]
+from app.api.tools.styled_calls import Piece, StyledCalls
 
 INPUT_START = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # characters of a JSON string that are complete; two escapes are one character if the first is half of a pair
@@ -17,28 +14,30 @@ CHARACTERS = re.compile(
 )
 
 
-class CustomCalls(ConvertedCalls):
-    """A ToolParser that turns calls of custom tools into their inputs."""
+class CustomCalls:
+    """Turns calls of custom tools into their inputs, in what StyledCalls reads."""
 
-    def __init__(self, inner: ToolParser, names: frozenset[str]) -> None:
-        super().__init__(inner)
+    def __init__(self, inner: StyledCalls, names: frozenset[str]) -> None:
+        self._inner = inner
         self._names = names
         self._readers: dict[int, InputReader] = {}  # by the number of the call
 
-    def _convert(self, delta: Json) -> Json:
-        parts = [part for part in map(self._convert_part, delta.pop("tool_calls", ())) if part]
-        return delta | ({"tool_calls": parts} if parts else {})
+    def feed(self, text: str) -> list[Piece]:
+        return self._convert(self._inner.feed(text))
 
-    def _convert_part(self, part: Json) -> Json:
-        index, function = part["index"], part["function"]
-        if "id" in part and function["name"] in self._names:
-            self._readers[index] = InputReader()
-            name, text = function["name"], self._readers[index].feed(function["arguments"])
-            return {"index": index, "id": part["id"], "type": "custom", "custom": {"name": name, "input": text}}
-        if index not in self._readers:
-            return part
-        text = self._readers[index].feed(function["arguments"])
-        return {"index": index, "custom": {"input": text}} if text else {}
+    def close(self, is_cut: bool = False) -> list[Piece]:
+        return self._convert(self._inner.close(is_cut))
+
+    def _convert(self, pieces: list[Piece]) -> list[Piece]:
+        found = []
+        for piece in pieces:
+            if piece.name in self._names:
+                self._readers[piece.call] = InputReader()
+            if (reader := self._readers.get(piece.call)) is not None:
+                piece = piece._replace(kind="custom", text=reader.feed(piece.text))
+            if piece.text or piece.call_id:
+                found.append(piece)
+        return found
 
 
 class InputReader:

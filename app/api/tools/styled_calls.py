@@ -5,23 +5,46 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
 
 from app.reasoning import overlap
 from grammar import ToolStyle
 
-Json = dict[str, Any]
-
 # longer than any name with its delimiters
 MAX_HEAD_CHARS = 256
 SCALAR = re.compile(r"[-+.\w]+")
-# kind of a call -> the field of its text
-CALL_TEXTS = {"function": "arguments", "custom": "input"}
 PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+class Piece(NamedTuple):
+    """A piece of an answer.
+
+    Attributes:
+        kind: "reasoning" or "content"; of a call "function" or "custom", whose text is its arguments or its input.
+        call: the number of the call.
+        call_id, name: of the call, in its first piece only.
+    """
+
+    kind: str
+    text: str
+    call: int = -1
+    call_id: str = ""
+    name: str = ""
+
+
+def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join neighbours of one kind and call: some clients read only the first piece in an event."""
+    joined = []
+    for _, group in groupby(pieces, attrgetter("kind", "call")):
+        first, *rest = group
+        joined.append(first._replace(text="".join((first.text, *(each.text for each in rest)))) if rest else first)
+    return joined
 
 
 class JsonEnd:
@@ -151,8 +174,7 @@ class StyledCalls:
         self._num_arguments = 0
         self._is_reasoning, self._shows_reasoning = False, shows_reasoning
         self._is_after_call = False
-        self._said: dict[str, list[str]] = {}
-        self._calls: list[Json] = []
+        self._pieces: list[Piece] = []
         self._steps: dict[Part, Callable[[], bool]] = {
             Part.START: self._take_start,
             Part.CONTENT: self._take_content,
@@ -166,8 +188,8 @@ class StyledCalls:
             Part.REST: self._take_rest,
         }
 
-    def feed(self, text: str) -> Json:
-        """Return the content and the parts of calls in more text."""
+    def feed(self, text: str) -> list[Piece]:
+        """Return the pieces of more text."""
         self._text += text
         # by position, because cutting the text at every part would copy the rest each time
         while self._at < len(self._text) and self._steps[self._part]():
@@ -175,7 +197,7 @@ class StyledCalls:
         self._text, self._at = self._text[self._at :], 0
         return self._flush()
 
-    def close(self, is_cut: bool = False) -> Json:
+    def close(self, is_cut: bool = False) -> list[Piece]:
         """Return the withheld text.
 
         Args:
@@ -232,7 +254,7 @@ class StyledCalls:
             self._part = Part.CONTENT
             return True
         self._name = next(filter(None, found.groups()))
-        self._calls.append(open_call(self.num_calls, self._name, ""))
+        self._pieces.append(Piece("function", "", self.num_calls, f"call_{uuid.uuid4().hex[:24]}", self._name))
         self.num_calls += 1
         self._num_arguments = 0
         self._at = found.end()
@@ -326,56 +348,18 @@ class StyledCalls:
             # line breaks between and after calls are part of the format
             text = text.lstrip()
             self._is_after_call = not text
-        # newer clients read the second name
-        for name in ("reasoning_content", "reasoning") if self._is_reasoning else ("content",):
-            if text and (self._shows_reasoning or not self._is_reasoning):
-                self._said.setdefault(name, []).append(text)
+        if text and (self._shows_reasoning or not self._is_reasoning):
+            self._pieces.append(Piece("reasoning" if self._is_reasoning else "content", text))
 
     def _add(self, text: str) -> None:
         if text:
-            self._calls.append(more_arguments(self.num_calls - 1, text))
+            self._pieces.append(Piece("function", text, self.num_calls - 1))
 
-    def _flush(self) -> Json:
-        said: Json = {name: "".join(texts) for name, texts in self._said.items()}
-        calls, self._said, self._calls = self._calls, {}, []
-        return said | ({"tool_calls": calls} if calls else {})
+    def _flush(self) -> list[Piece]:
+        pieces, self._pieces = self._pieces, []
+        return join_pieces(pieces) if len(pieces) > 1 else pieces
 
 
 def escape(text: str) -> str:
     """Return a text as the content of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def open_call(index: int, name: str, arguments: str) -> Json:
-    """Return the first delta of a call."""
-    return {
-        "index": index,
-        "id": f"call_{uuid.uuid4().hex[:24]}",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
-
-
-def more_arguments(index: int, text: str) -> Json:
-    """Return a further delta of a call."""
-    return {"index": index, "function": {"arguments": text}}
-
-
-def form_of(part: Json) -> str:
-    """Return the kind of a call, or of a part of one."""
-    return "custom" if "custom" in part else "function"
-
-
-def join_parts(delta: Json) -> Json:
-    """Return the delta with one part per call, because some clients read only the first part of a chunk."""
-    if "tool_calls" not in delta:
-        return delta
-    joined: list[Json] = []
-    for part in delta["tool_calls"]:
-        if joined and joined[-1]["index"] == part["index"]:
-            form = form_of(part)
-            begun, name = joined[-1][form], CALL_TEXTS[form]
-            joined[-1] = joined[-1] | {form: begun | {name: begun[name] + part[form][name]}}
-        else:
-            joined.append(part)
-    return delta | {"tool_calls": joined}

@@ -26,11 +26,16 @@ from app.api.errors import ApiError, BadRequest, to_api_error
 from app.api.fields import check_unknown
 from app.api.protocol import ChatRequest
 from app.api.tools.custom import read_custom_tool
+from app.api.tools.custom_calls import CustomCalls
+from app.api.tools.styled_calls import Piece, StyledCalls
 from grammar import (
     GrammarError,
     GrammarSpec,
     InvalidGrammar,
+    SchemaValidator,
+    ToolStyle,
     UnsupportedGrammar,
+    list_raw,
     list_tool_styles,
     make_forced_tags,
     make_tool_tags,
@@ -57,6 +62,8 @@ FUNCTION_FIELDS = (
     *("name", "description", "parameters", "strict"),
     *("output_schema", "defer_loading", "allowed_callers", "async"),
 )
+# one call, or an array of them, as `make_forced_tags` describes it
+FORCED = ToolStyle(("[", ""), separator=", ", end="]", is_whole=True)
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -105,10 +112,30 @@ class ToolUse:
     def definitions(self) -> list[Json]:
         return [tool.definition for tool in self.tools]
 
-    @property
-    def customs(self) -> frozenset[str]:
-        """The names of the custom tools."""
-        return frozenset(tool.name for tool in self.tools if tool.is_custom)
+    def make_parser(self) -> StyledCalls | CustomCalls:
+        """Return the parser of calls in one output."""
+        if self.spec is not None:
+            parser = StyledCalls(FORCED, {})
+        else:
+            assert self.style is not None, "tools that are not forced are called in a style"
+            style = list_tool_styles()[self.style]
+            raw = {tool.name: list_raw(tool.parameters, style.parameter or "") for tool in self.tools}
+            parser = StyledCalls(style, raw, self.answer is not None, self.shows_reasoning)
+        customs = frozenset(tool.name for tool in self.tools if tool.is_custom)
+        return CustomCalls(parser, customs) if customs else parser
+
+    def is_valid_call(self, call: Piece) -> bool:
+        """Return whether a call is one of a tool, with arguments that fit.
+
+        Raises:
+            GrammarError: the validator cannot read the tool's schema.
+        """
+        schema = next((tool.parameters for tool in self.tools if tool.name == call.name), None)
+        try:
+            arguments = {"input": call.text} if call.kind == "custom" else json.loads(call.text)
+        except (ValueError, RecursionError):
+            return False
+        return schema is not None and SchemaValidator(schema).is_valid(arguments)
 
     def in_style(self, style: str | None, answer: Constraint | None) -> ToolUse:
         """Return the same tools, called in the model's style.
@@ -162,6 +189,21 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
         return ToolUse(tuple(tools), _make_spec(tools, MAX_PARALLEL_CALLS if is_array else None), is_array)
     chosen = [tool for tool in tools if tool.name == choice.removeprefix("function:")]
     return ToolUse(tuple(chosen), _make_spec(chosen, None), is_parallel=False)
+
+
+def read_functions(body: ChatRequest) -> ChatRequest:
+    """Return a request with OpenAI's older `functions` and `function_call` as one with tools, called one at a time.
+
+    Raises:
+        ApiError: 400 for functions beside tools.
+    """
+    if body.tools is not None or body.tool_choice is not None:
+        raise BadRequest("functions is the older name of tools: give one of them", "functions")
+    choice: Any = body.function_call
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": choice}
+    tools = [{"type": "function", "function": function} for function in body.functions or ()]
+    return body.model_copy(update={"tools": tools, "tool_choice": choice, "parallel_tool_calls": False})
 
 
 def combine(tools: ToolUse | None, answer: Constraint | None) -> Constraint | None:

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
-from app.api.replies import chat_logprobs, completion_logprobs
+from app.api.call import Call
+from app.api.completions import describe_positions
+from app.api.protocol import CompletionRequest
+from app.api.request_info import RequestInfo
 from app.api.text_offsets import TextOffsets, find_prompt_offsets
-from engine import CompletionOutput, Logprob, SamplingParams, Tokenizer, TokenLogprobs
+from engine import Logprob, SamplingParams, Tokenizer, TokenLogprobs
 from tests.app.api.harness import Server, Start, events
 from tests.engine.tokenizer_folders import make_byte_level_folder
 from tests.fakes import EOS, FakeEngine
@@ -155,10 +158,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(make_byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
-def make_call(tokenizer: Tokenizer) -> Any:
-    body = SimpleNamespace(return_tokens_as_token_ids=None)
-    context = SimpleNamespace(engine=SimpleNamespace(tokenizer=tokenizer))
-    return SimpleNamespace(body=body, context=context, sampling=SamplingParams(logprobs=2))
+def make_call(tokenizer: Tokenizer) -> Call:
+    body, info = CompletionRequest(model="m", prompt="x"), RequestInfo("1")
+    context: Any = SimpleNamespace(engine=SimpleNamespace(tokenizer=tokenizer))
+    return Call(context, info, body, "1", "m", ["x"], SamplingParams(logprobs=2))
 
 
 def split(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -199,8 +202,7 @@ def test_special_tokens_of_a_prompt_count_where_they_are_written(
 
 def test_the_bytes_in_chat_are_the_tokens_own(tokenizer: Tokenizer) -> None:
     positions = [TokenLogprobs(part_of(i, SMILE[i : i + 1])) for i in range(4)]
-    choice = CompletionOutput(0, "🙂", [0, 1, 2, 3], positions)
-    found = chat_logprobs(make_call(tokenizer), choice)
+    found = make_call(tokenizer).describe_logprobs(positions)
     assert found is not None
     assert bytes(byte for entry in found["content"] for byte in entry["bytes"]) == SMILE
 
@@ -209,7 +211,7 @@ def test_no_rival_hides_another(tokenizer: Tokenizer) -> None:
     plain = Logprob(9, -2.0, 3, "a"), Logprob(10, -3.0, 4, "a")
     rivals = (part_of(7, b"\xf0\x9f"), part_of(8, b"\xf0"), *plain)
     call, position = make_call(tokenizer), TokenLogprobs(rivals[0], rivals)
-    found = completion_logprobs(call, [None, position], [split(tokenizer, "🙂")[0], 7], [0, 0])
+    found = describe_positions(call, [None, position], [split(tokenizer, "🙂")[0], 7], [0, 0])
     assert found["tokens"] == ["bytes:\\xf0", "bytes:\\xf0\\x9f"]
     expected = {"bytes:\\xf0\\x9f": -1.0, "bytes:\\xf0": -1.0, "a": -2.0, "token_id:10": -3.0}
     assert found["top_logprobs"] == [None, expected]

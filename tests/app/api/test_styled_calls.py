@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from app.api.tools.calls import FORCED
-from app.api.tools.styled_calls import StyledCalls, join_parts, more_arguments, open_call
+from app.api.tools.styled_calls import Piece, StyledCalls, join_pieces
 from app.api.tools.styles import find_style
+from app.api.tools.use import FORCED
 from engine import InvalidRequest
 from grammar import (
     GrammarCompiler,
@@ -121,15 +121,15 @@ def test_the_grammar_takes_valid_calls_of_known_tools_only(compiler: GrammarComp
 
 def read(parser: StyledCalls, text: str, size: int = 1, is_cut: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
     """Content, reasoning and calls of a text that comes in pieces."""
-    deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
-    deltas.append(parser.close(is_cut))
+    pieces = [piece for at in range(0, len(text), size) for piece in parser.feed(text[at : at + size])]
+    pieces += parser.close(is_cut)
     calls: list[tuple[str, str]] = []
-    for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
-        function = part["function"]
-        name, arguments = (function["name"], "") if "id" in part else calls.pop()
-        calls.append((name, arguments + function["arguments"]))
+    for piece in pieces:
+        if piece.call >= 0:
+            name, arguments = (piece.name, "") if piece.call_id else calls.pop()
+            calls.append((name, arguments + piece.text))
     content, reasoning = (
-        "".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning")
+        "".join(piece.text for piece in pieces if piece.kind == kind) for kind in ("content", "reasoning")
     )
     return content, reasoning, calls
 
@@ -140,7 +140,7 @@ def test_content_and_calls_are_separated_whatever_the_pieces(style: str) -> None
         expected = ("So < it.\n", "", [("weather", ARGUMENTS), ("clock", "{}")])
         assert read(make_parser(style), TEXTS[style], size) == expected
     parser = make_parser(style)
-    parts = [part for char in TEXTS[style] for part in parser.feed(char).get("tool_calls", ())]
+    parts = [piece for char in TEXTS[style] for piece in parser.feed(char) if piece.call >= 0]
     assert len(parts) >= len(ARGUMENTS if TOOL_STYLES[style].parameter is None else CITY_TEXT)
 
 
@@ -423,11 +423,30 @@ async def test_responses_and_messages_separate_content_and_calls_too(start: Star
     assert [item.get("arguments") for item in reply["output"][1:]] == [ARGUMENTS, "{}"]
 
 
-def test_parts_of_one_call_are_joined_and_others_are_not() -> None:
-    more = more_arguments(0, '{"a"'), more_arguments(0, ": 1}")
-    parts = [open_call(0, "f", ""), *more, open_call(1, "g", "")]
-    joined = join_parts({"content": "x", "tool_calls": parts})
-    assert joined["content"] == "x"
-    told = [(part["index"], part["function"]["arguments"]) for part in joined["tool_calls"]]
-    assert told == [(0, '{"a": 1}'), (1, "")]
-    assert parts[0]["function"]["arguments"] == ""
+def test_pieces_of_one_call_are_joined_and_others_are_not() -> None:
+    more = Piece("function", '{"a"', 0), Piece("function", ": 1}", 0)
+    said = Piece("content", "x"), Piece("content", "y")
+    pieces = [*said, Piece("function", "", 0, "id", "f"), *more, Piece("function", "", 1, "id", "g"), *said]
+    assert join_pieces(pieces) == [
+        Piece("content", "xy"), Piece("function", '{"a": 1}', 0, "id", "f"), Piece("function", "", 1, "id", "g"),
+        Piece("content", "xy"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/messages", "content"), ("/v1/responses", "output")])
+async def test_text_between_calls_is_in_its_place_whole_and_as_a_stream(start: Start, path: str, field: str) -> None:
+    text = f"{TEXTS['hermes']}\nDone."
+    server = await start(FakeEngine(record=text, tokenizer=StyledTokenizer()))
+    tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS]
+    body: dict[str, Any] = {"model": "fake", "input": "hi", "tools": tools}
+    if path == "/v1/messages":
+        shown = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS]
+        body = {"model": "fake", "max_tokens": 999, "messages": [{"role": "user", "content": "hi"}], "tools": shown}
+    _, reply = await server.post(path, body)
+    kinds = [block["type"] for block in reply[field]]
+    assert len(kinds) == 4 and kinds[0] == kinds[3] and kinds[1] == kinds[2]
+    raw = (await server.stream(path, body)).decode()
+    opened = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+    names = ("content_block_start", "response.output_item.added")
+    started = [event.get("content_block") or event["item"] for event in opened if event["type"] in names]
+    assert [block["type"] for block in started] == kinds

@@ -10,12 +10,9 @@ import pytest
 
 from app.api.messages import read_messages, write_as_text
 from app.api.protocol import ChatRequest
-from app.api.replies import finish_reason
-from app.api.tools.calls import is_valid
 from app.api.tools.custom import read_custom_tool
 from app.api.tools.lark_regex import NotRegular, to_regex
 from app.api.tools.use import Tool, ToolUse, explain, read_tools
-from engine import CompletionOutput
 from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar
 from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import FakeEngine, FakeTokenizer
@@ -467,16 +464,16 @@ def test_each_tool_keeps_to_its_own_draft_and_names(parameters: Any, right: Any,
         ('"weather"', False),
     ],
 )
-def test_forced_calls_are_validated_by_each_tool_s_own_schema(text: str, expected: bool) -> None:
-    assert is_valid(require(TOOLS), text) is expected
+async def test_forced_calls_are_validated_by_each_tool_s_own_schema(start: Start, text: str, expected: bool) -> None:
+    server = await start(FakeEngine(record=text))
+    _, reply = await server.chat(tools=TOOLS, tool_choice="required")
+    assert reply["structured"]["valid"] is expected
 
 
-def test_a_call_cut_by_a_stop_string_is_not_to_be_carried_out() -> None:
-    def stopped(stop_reason: str | None) -> CompletionOutput:
-        return CompletionOutput(0, "", [], finish_reason="stop", stop_reason=stop_reason)
-
-    assert finish_reason(stopped(None), "tool_calls") == "tool_calls"
-    assert finish_reason(stopped("Paris"), "tool_calls") == "stop"
+async def test_a_call_cut_by_a_stop_string_is_not_to_be_carried_out(forced: Server) -> None:
+    for stop, reason in ((None, "tool_calls"), ("city", "stop")):
+        _, reply = await forced.chat(tools=TOOLS, tool_choice="required", stop=stop)
+        assert reply["choices"][0]["finish_reason"] == reason
 
 
 def allow(mode: str, *names: str) -> dict[str, Any]:
