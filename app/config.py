@@ -75,6 +75,11 @@ class AppConfig:
     generation_config: Annotated[str,
         "sampling of requests that name none: auto, as the model's generation_config.json says; vllm, temperature 1; "
         "or a folder with such a file"] = "auto"
+    data_dir: Annotated[str | None,
+        "folder of chats, jobs, files and stored responses; none: keep them in memory; default: the user's data "
+        "folder, ~/.local/share/troupe"] = None
+    max_data_bytes: Annotated[int, "what is kept there at most; one browser or key may take a quarter"] = 4 * 2**30
+    max_data_days: Annotated[float, "days after which what was not changed is deleted"] = 90.0
     headless: Annotated[bool,
         "serve no page and no API: run one replica for the front at --data-parallel-address"] = False
     ui: Annotated[bool, "serve the web page beside the API"] = True
@@ -83,6 +88,10 @@ class AppConfig:
         check_range(self, "port", 0, 65535)
         check_range(self, "max_body_bytes", 1024, 2**31)
         check_range(self, "shutdown_grace_s", 0.0, 3600.0)
+        check_range(self, "max_data_bytes", 2**20, 2**50)
+        check_range(self, "max_data_days", 0.01, 36500.0)
+        if self.data_dir == "":
+            raise UsageError("data_dir must be a folder, or none to keep everything in memory")
         if self.tool_call_parser not in (None, *list_tool_styles()):
             raise UsageError(
                 f"tool_call_parser {self.tool_call_parser!r} is none of {', '.join(list_tool_styles())}"

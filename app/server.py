@@ -14,16 +14,17 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from fastapi import FastAPI
 from starlette.routing import Mount
 
 from app.api.application import make_api
 from app.api.context import ApiContext
-from app.config import AppConfig
+from app.config import AppConfig, UsageError
 from app.listening import bind, describe_address, finish_unless, run_uvicorn, stop_on_signals
 from app.startup_app import StartupApp
+from app.store import Limits, Store, StoreError, objects, open_store
 from app.timeline import Timeline
 from engine import Engine, EngineConfig
 
@@ -36,6 +37,7 @@ QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "
 LOOK_S = 1.0
 # Collections of the middle generation before a full one. Python's default, 10, would be reached during answers.
 DUE, OVERDUE = 10, 100
+DAY_S = 86400.0
 
 
 async def serve(
@@ -50,14 +52,14 @@ async def serve(
         on_stop: called in the signal's handler.
 
     Raises:
-        UsageError: the address cannot be bound.
+        UsageError: the address cannot be bound, or the data folder cannot be used.
         ConfigError: the engine cannot start as configured.
     """
-    engine = Engine(engine_config)
-    startup_app = StartupApp(engine, is_private=bool(app_config.api_key))
-    app = make_api(ApiContext(engine, app_config))
     num_cut = 0
-    with bind(app_config) as listener, stop_on_signals(on_stop) as stop:
+    with closing(open_data(app_config)) as store, bind(app_config) as listener, stop_on_signals(on_stop) as stop:
+        engine = Engine(engine_config)
+        startup_app = StartupApp(engine, is_private=bool(app_config.api_key))
+        app = make_api(ApiContext(engine, app_config, store=store))
         async with run_uvicorn(startup_app, listener, stop, app_config):
             try:
                 if await finish_unless(stop, prepare(app, engine, app_config, timeline)):
@@ -65,7 +67,7 @@ async def serve(
                     async with app.router.lifespan_context(app):
                         startup_app.open(app)
                         announce(engine, app_config, listener, timeline)
-                        await finish_unless(stop, collect_when_idle(engine))
+                        await finish_unless(stop, tend(engine, store))
                         num_cut = await drain(startup_app, engine, app_config.shutdown_grace_s)
                 else:
                     logger.info("closing: startup cancelled")
@@ -73,6 +75,32 @@ async def serve(
                 startup_app.close()
                 await engine.close()
     logger.info("closed%s", f": {describe_requests(num_cut, 'was', 'were')} cut off" if num_cut else "")
+
+
+def open_data(app_config: AppConfig) -> Store:
+    """Open the store of the data folder.
+
+    Raises:
+        UsageError: the folder cannot be used.
+    """
+    try:
+        return open_store(app_config.data_dir, Limits(app_config.max_data_bytes, app_config.max_data_days * DAY_S))
+    except StoreError as error:
+        raise UsageError(f"--data-dir: {error}") from error
+
+
+async def tend(engine: Engine, store: Store) -> None:
+    """Do what is to be done beside the requests."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(collect_when_idle(engine))
+        tasks.create_task(drop_old(store))
+
+
+async def drop_old(store: Store) -> None:
+    """Delete once an hour what is too old."""
+    while True:
+        await store.run(objects.drop_old)
+        await asyncio.sleep(3600)
 
 
 async def prepare(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Timeline) -> None:

@@ -30,6 +30,8 @@ def make_arguments(environ: Mapping[str, str]) -> list[str]:
         arguments += ["--host", "0.0.0.0", "--port", "7860"]
         # Hugging Face shows a Space in a frame of its own pages.
         arguments += ["--frame-ancestor", "https://huggingface.co", "--frame-ancestor", "https://*.hf.space"]
+        # the disk of a Space, if it has one; the rest of its files is lost at every restart
+        arguments += ["--data-dir", "/data/troupe" if os.access("/data", os.W_OK) else "none"]
     if is_zero_gpu(environ):
         arguments += ["--device", "cpu"]
     return arguments

@@ -24,6 +24,8 @@ settings.load_profile("any machine")
 
 # The workers share the cores. Set before torch is imported; servers that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Servers of tests must leave the user's data alone, and do not share it.
+os.environ.setdefault("TROUPE_DATA_DIR", "none")
 
 LONGEST = ("tests/browser/", "tests/kernels/triton/", "tests/engine/worker/test_decode_graphs.py")
 

@@ -19,6 +19,7 @@ from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
 from app.api.tools.styles import TemplateFacts, read_template
 from app.config import AppConfig
+from app.store import Store
 from engine import Embedder, Engine, LoRARequest, ModelReport, read_sampling_defaults
 
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
@@ -35,14 +36,14 @@ class ApiContext:
 
     Attributes:
         open_requests: ids of the engine's requests that a reply of this API waits for.
-        responses: what POST /v1/responses made lately.
+        store: what survives a restart; in memory if none is given.
     """
 
     engine: Engine
     config: AppConfig
     created: int = field(default_factory=lambda: int(time.time()))
     open_requests: set[str] = field(default_factory=set, compare=False)
-    responses: ResponseStore = field(default_factory=ResponseStore, compare=False)
+    store: Store = field(default_factory=Store, compare=False)
 
     @cached_property
     def system_fingerprint(self) -> str:
@@ -55,6 +56,11 @@ class ApiContext:
     def served_names(self) -> tuple[str, ...]:
         """The names of the model, the first of which replies carry unless the request has another."""
         return (self.engine.model_name, *self.engine.config.served_names[1:])
+
+    @cached_property
+    def responses(self) -> ResponseStore:
+        """What POST /v1/responses made."""
+        return ResponseStore(self.store)
 
     @cached_property
     def embedder(self) -> Embedder:

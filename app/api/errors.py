@@ -11,6 +11,7 @@ body in an unknown Content-Encoding                 415 invalid_request_error
 EngineOverloaded, EngineSleeping, a starting or     503 service_unavailable (to Anthropic's clients
 dead engine, a server that closes                       overloaded_error), Retry-After
 RequestTimeout                                      504 timeout_error
+StoreFull                                           507 server_error, code store_full
 EngineDead in mid-request, a bug                    500 server_error
 """
 
@@ -30,6 +31,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from app.api.wording import KINDS, say_place, say_rule, say_value
+from app.store import StoreError, StoreFull
 from engine import (
     CompletionOutput,
     EngineDead,
@@ -197,6 +199,11 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
             return ApiError(
                 500, "the engine stopped while the request was in it; try again", code="engine_dead"
             )
+        case StoreFull():
+            return ApiError(507, str(error), code="store_full")
+        case StoreError():
+            logger.error("%s", error)
+            return ApiError(500, "what this server keeps cannot be read or written now", code="store_failed")
         case EngineError():
             return ApiError(500, "the engine could not serve the request", code="engine_error")
     return ApiError(500, "internal error", code="internal_error")
@@ -281,7 +288,7 @@ def add_error_handlers(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    for kind in (ApiError, EngineError, GrammarError, Exception):
+    for kind in (ApiError, EngineError, GrammarError, StoreError, Exception):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(RequestValidationError, answer_fields)
     app.add_exception_handler(HTTPException, answer_http)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
 import logging
 import re
 import secrets
@@ -40,6 +41,10 @@ WORK_PATHS = frozenset((
     "/api/generate", "/api/embed",
 ))  # fmt: skip
 VALID_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+# a browser's name for its objects in the store
+COOKIE = re.compile(rb"(?:^|;\s*)troupe=([\w-]{20,128})(?:;|$)")
+COOKIE_AGE_S = 365 * 86400
+CLIENT_HEADER = b"x-troupe-client"
 MAX_LOGGED_PATH = 200
 MAX_WARNING_BYTES = 2000
 # Parsers disagree about which of two duplicate headers counts: some use the first, some the last.
@@ -91,7 +96,8 @@ class Gate:
         WARNINGS.set(info.warnings)
         REQUEST_ID.set(info.request_id)
         is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
-        send = _watched(send, info, self.origins.make_cors_headers(headers) if is_api else {})
+        more = self.origins.make_cors_headers(headers) if is_api else {"set-cookie": _make_cookie(scope, headers)}
+        send = _watched(send, info, more)
         is_work = scope["method"] == "POST" and scope["path"].startswith(("/v1/", "/v2/", "/rerank", "/score", "/api/"))
         try:
             _check_single(scope["headers"])
@@ -102,6 +108,7 @@ class Gate:
                 self.origins.check(scope["method"], headers, scope["scheme"])
                 takes_basic = scope["method"] in SAFE_METHODS or not scope["path"].startswith(API_PREFIXES)
                 info.key_number = self._find_key(headers, takes_basic)
+                info.owner = make_owner(self.keys[info.key_number - 1] if info.key_number else b"", headers)
             self._check_length(headers)
             if is_work and scope["path"] in WORK_PATHS:
                 self.check_room()
@@ -260,6 +267,27 @@ def _read_key(authorization: bytes, takes_basic: bool) -> bytes:
         except binascii.Error:
             return b""
     return b""
+
+
+def make_owner(key: bytes, headers: Mapping[bytes, bytes]) -> str:
+    """Return whose objects of the store a request sees: those of its key, or else of its browser's cookie.
+
+    The store has digests only, which open nothing. A router names its client, whose key the server does not know.
+    """
+    cookie = COOKIE.search(headers.get(b"cookie", b""))
+    secret = b"key " + key if key else b"browser " + cookie[1] if cookie is not None else b""
+    if client := headers.get(CLIENT_HEADER):
+        secret += b" of " + client
+    return hashlib.sha256(secret).hexdigest()[:32] if secret else ""
+
+
+def _make_cookie(scope: Scope, headers: Headers) -> str:
+    """Return the header that gives a browser its cookie with the page; empty if it has one."""
+    is_page = scope["path"] == "/" and b"text/html" in headers.get(b"accept", b"")
+    if not is_page or COOKIE.search(headers.get(b"cookie", b"")):
+        return ""
+    secure = "; Secure" if scope["scheme"] == "https" else ""
+    return f"troupe={secrets.token_urlsafe(32)}; Path=/; Max-Age={COOKIE_AGE_S}; HttpOnly; SameSite=Lax{secure}"
 
 
 def _describe(info: RequestInfo, scope: Scope) -> str:

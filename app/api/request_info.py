@@ -14,6 +14,7 @@ class RequestInfo:
 
     Attributes:
         key_number: which of the configured keys it came with, counted from 1; 0 without keys.
+        owner: whose objects of the store it sees.
         counts_output: whether what is drawn is in the reply; a prompt that is only scored draws one token for nothing.
         prompts: id of a request of the engine -> tokens of its prompt, and how many of them were found in the cache.
         warnings: the parts of the request that the answer leaves out, for a header of the response.
@@ -22,6 +23,7 @@ class RequestInfo:
 
     request_id: str
     key_number: int = 0
+    owner: str = ""
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     model: str = ""

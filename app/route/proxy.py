@@ -42,9 +42,10 @@ PASSED_PATHS = ("/v1/", "/v2/", "/rerank", "/score", "/tokenize", "/detokenize",
 # Headers of a single connection, or set again.
 OWN_HEADERS = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade", "host",
-    "transfer-encoding", "content-length", "accept-encoding", "x-request-id", "date", "server",
+    "transfer-encoding", "content-length", "accept-encoding", "x-request-id", "date", "server", "x-troupe-client",
 ))  # fmt: skip
 RESPONSE_PATH = re.compile(r"/v1/responses/([^/]+)")
+NOT_STORED = b'"response_not_found"'
 RESPONSE_ID = re.compile(rb'"id": ?"(resp_[^"]{1,300})"')
 MAX_HOLDERS = 100_000  # of a worker's latest responses; of an older one every worker is asked
 Headers = list[tuple[bytes, bytes]]
@@ -232,9 +233,9 @@ class Proxy:
                 if status in FAILURES:
                     content = await response.read()
                     raise WorkerFailed(f"status {status}", _make_response(status, given, content))
-                if status == 404 and names_response:
-                    raise ResponseElsewhere(_make_response(status, given, await response.read()))
                 chunk = await response.content.readany()
+                if status in (400, 404) and names_response and (status == 404 or NOT_STORED in chunk):
+                    raise ResponseElsewhere(_make_response(status, given, chunk + await response.read()))
                 note_first_byte()
                 if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(chunk)) is not None:
                     self._note_holder(found[1].decode(), worker)
@@ -271,7 +272,10 @@ class Proxy:
         dropped = OWN_HEADERS if self._forwards_keys else OWN_HEADERS | {"authorization", "x-api-key"}
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         headers = CIMultiDict((name, value) for name, value in pairs if name not in dropped)
-        headers["x-request-id"] = scope["state"]["info"].request_id
+        info = scope["state"]["info"]
+        headers["x-request-id"] = info.request_id
+        if info.owner and not self._forwards_keys:
+            headers["x-troupe-client"] = info.owner
         headers["accept-encoding"] = "identity"
         return headers
 

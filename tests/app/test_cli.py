@@ -210,7 +210,7 @@ def test_a_space_serves_every_interface() -> None:
     assert make_arguments({}) == ["serve"]
     assert make_arguments({"SYSTEM": "spaces"}) == [
         "serve", "--host", "0.0.0.0", "--port", "7860",
-        "--frame-ancestor", "https://huggingface.co", "--frame-ancestor", "https://*.hf.space",
+        "--frame-ancestor", "https://huggingface.co", "--frame-ancestor", "https://*.hf.space", "--data-dir", "none",
     ]  # fmt: skip
     assert make_arguments({"SYSTEM": "spaces", "SPACES_ZERO_GPU": "true"})[-2:] == ["--device", "cpu"]
 

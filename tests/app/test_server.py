@@ -95,7 +95,7 @@ def open_house(monkeypatch: pytest.MonkeyPatch) -> Any:
                 yield listener
 
         monkeypatch.setattr(app.server, "bind", bind_and_note)
-        config = AppConfig(port=0, ui=False, **settings)
+        config = AppConfig(port=0, ui=False, **{"data_dir": "none", **settings})
         task = asyncio.create_task(serve(engine.config, config, Timeline(time.perf_counter())))
         async with aiohttp.ClientSession() as client:
             await wait_until(lambda: task.done() or (ports and is_listening(ports[0])))
@@ -204,7 +204,7 @@ async def test_a_signal_during_the_start_cancels_it(open_house: Any) -> None:
 
 async def test_a_taken_port_is_a_usage_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = AppConfig(port=taken.getsockname()[1], ui=False)
+        config = AppConfig(port=taken.getsockname()[1], ui=False, data_dir="none")
         with pytest.raises(UsageError, match=r"cannot listen on .* in use"):
             await serve(EngineConfig(), config, Timeline(0.0))
 
@@ -242,7 +242,7 @@ async def test_a_config_error_of_the_engine_reaches_the_caller_as_itself(monkeyp
 
     monkeypatch.setattr(app.server, "Engine", lambda config: Broken())
     with pytest.raises(ConfigError, match="no such model"):
-        await serve(EngineConfig(), AppConfig(port=0, ui=False), Timeline(0.0))
+        await serve(EngineConfig(), AppConfig(port=0, ui=False, data_dir="none"), Timeline(0.0))
 
 
 def test_every_line_of_the_log_begins_with_its_time(

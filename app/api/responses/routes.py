@@ -30,22 +30,24 @@ router = APIRouter()
 async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
     """Answer an input, in one reply or as a stream."""
     info = request.state.info
-    responses, key_number = context.responses, info.key_number
-    before = _read_stored(body, info, context)
+    responses, owner = context.responses, info.owner
+    before = await _read_stored(body, info, context)
+    if body.store is not False:
+        await responses.make_room(owner)
 
     def keep(reply: Json) -> None:
         if body.store is not False:
-            responses.put(reply, before, body.input, key_number)
+            responses.put(reply, before, body.input, owner)
 
     writer = await make_writer(body, info, context, before, keep)
     response_id = writer.call.reply_id
 
     async def stream(emit: Emit) -> Json:
-        return await responses.run(response_id, key_number, writer.stream(emit))
+        return await responses.run(response_id, owner, writer.stream(emit))
 
     if body.stream:
         return EventStream(stream, b"", writer.frame_error, writer.keep_alive)
-    work = responses.run(response_id, key_number, writer.finish())
+    work = responses.run(response_id, owner, writer.finish())
     return JSONResponse(await unless_gone(request.receive, work))
 
 
@@ -53,7 +55,7 @@ async def create_response(body: ResponsesRequest, request: Request, context: Con
 async def count_input_tokens(body: CountRequest, request: Request, context: Context) -> Json:
     """Return the length of the prompt of a request."""
     info = request.state.info
-    writer = await make_writer(body, info, context, _read_stored(body, info, context))
+    writer = await make_writer(body, info, context, await _read_stored(body, info, context))
     return {"object": "response.input_tokens", "input_tokens": len(writer.call.prompts[0])}
 
 
@@ -62,7 +64,7 @@ async def retrieve_response(
     response_id: str, request: Request, context: Context, stream: bool = False, starting_after: int = -1
 ) -> Json | Response:
     """Return a stored response, or its events after a number."""
-    reply = context.responses.get(response_id, request.state.info.key_number).reply
+    reply = (await context.responses.get(response_id, request.state.info.owner)).reply
     if not stream:
         return reply
     frames = [frame_event(*event, number) for number, event in enumerate(list_events(reply))]
@@ -83,20 +85,20 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
 ) -> Json:
     """List the input of a stored response."""
-    items = context.responses.get(response_id, request.state.info.key_number).input_items
+    items = (await context.responses.get(response_id, request.state.info.owner)).input_items
     return pick_page(items, limit, after, order)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, request: Request, context: Context) -> Json:
     """End a response that is being written, and return it."""
-    running = context.responses.find_running(response_id, request.state.info.key_number)
+    running = context.responses.find_running(response_id, request.state.info.owner)
     if running is not None:
         await context.engine.abort(response_id)
         await running.ended.wait()
         if running.reply is not None:
             return running.reply
-    reply = context.responses.get(response_id, request.state.info.key_number).reply
+    reply = (await context.responses.get(response_id, request.state.info.owner)).reply
     if reply["status"] == "cancelled":
         return reply
     message = f"the response {response_id[:80]!r} is {reply['status']}: only one that is being written can be cancelled"
@@ -106,7 +108,7 @@ async def cancel_response(response_id: str, request: Request, context: Context) 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request, context: Context) -> Json:
     """Delete a stored response."""
-    context.responses.drop(response_id, request.state.info.key_number)
+    await context.responses.drop(response_id, request.state.info.owner)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -139,10 +141,10 @@ async def make_writer(
     return ResponseWriter(replace(call, prompt_field="input"), body, tools.names, keep)
 
 
-def _read_stored(body: ResponsesRequest, info: RequestInfo, context: ApiContext) -> list[Json]:
+async def _read_stored(body: ResponsesRequest, info: RequestInfo, context: ApiContext) -> list[Json]:
     """Put stored items in place of references to them, and return the items of the response before."""
     if isinstance(body.input, list):
-        body.input = context.responses.resolve(body.input, info.key_number)
+        body.input = await context.responses.resolve(body.input, info.owner)
     if (last := body.previous_response_id) is None:
         return []
-    return context.responses.get(last, info.key_number, "previous_response_id").items
+    return await context.responses.read_items(last, info.owner)

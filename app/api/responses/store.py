@@ -1,66 +1,63 @@
-"""ResponseStore: recent responses, in memory, for previous_response_id and GET /v1/responses/ID, and those that run."""
+"""ResponseStore: the latest responses of each owner, and those that are being written."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 import uuid
-from collections import OrderedDict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from app.api.errors import ApiError, BadRequest
+from app.store import Connection, Store, objects
+
+logger = logging.getLogger("troupe.api")
 
 Json = dict[str, Any]
 
+# Of each owner; responses that were not read for the longest time go first.
 MAX_RESPONSES = 1000
-MAX_CHARS = 64 * 2**20
+MAX_BYTES = 64 * 2**20
+PAGE = 50  # responses that are read at a time to find an item
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response.
-
-    Attributes:
-        items: the whole conversation as input items, the output included.
-        num_before: how many of them came from the response before; the request's own input follows.
-        num_chars: size as JSON.
-    """
+    """One response, the items of its request's own input, and the id of the response that it continues."""
 
     reply: Json
-    items: list[Json]
-    num_before: int
-    key_number: int
-    num_chars: int
+    input_items: list[Json]
+    previous: str | None
 
     @property
-    def input_items(self) -> list[Json]:
-        """Return the items of the request's own input."""
-        return self.items[self.num_before : len(self.items) - len(self.reply["output"])]
+    def items(self) -> list[Json]:
+        """Return its part of the conversation as input items."""
+        return [*self.input_items, *self.reply["output"]]
 
 
 @dataclass(slots=True)
 class RunningResponse:
     """A response that is being written; `reply` is set at its end, unless it fails."""
 
-    key_number: int
+    owner: str
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     reply: Json | None = None
 
 
 class ResponseStore:
-    """The latest responses; the oldest are dropped. A response is visible only under the key that created it."""
+    """The responses in the store. A response is visible only to the owner that created it."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._running: dict[str, RunningResponse] = {}
-        self._num_chars = 0
 
-    async def run(self, response_id: str, key_number: int, work: Awaitable[Json]) -> Json:
+    async def run(self, response_id: str, owner: str, work: Awaitable[Json]) -> Json:
         """Await a response, which others may wait for meanwhile."""
-        running = self._running[response_id] = RunningResponse(key_number)
+        running = self._running[response_id] = RunningResponse(owner)
         try:
             running.reply = await work
         finally:
@@ -68,59 +65,123 @@ class ResponseStore:
             running.ended.set()
         return running.reply
 
-    def find_running(self, response_id: str, key_number: int) -> RunningResponse | None:
+    def find_running(self, response_id: str, owner: str) -> RunningResponse | None:
         """Return a response that is being written."""
         running = self._running.get(response_id)
-        return running if running is not None and running.key_number == key_number else None
+        return running if running is not None and running.owner == owner else None
 
-    def put(self, reply: Json, before: list[Json], given: str | list[Json], key_number: int) -> None:
-        """Store a response with the items before it and its own input."""
+    async def make_room(self, owner: str) -> None:
+        """Drop old responses, and check that there is room for another one.
+
+        Raises:
+            StoreFull: other objects take the room.
+        """
+        await self._store.run(_make_room, owner)
+
+    def put(self, reply: Json, before: list[Json], given: str | list[Json], owner: str) -> None:
+        """Store a response with its own input, given the items before it; who reads it later waits for that."""
         own = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        items = [*before, *_complete(own, before), *reply["output"]]
-        stored = StoredResponse(reply, items, len(before), key_number, len(json.dumps([reply, items])))
-        self._kept[reply["id"]] = stored
-        self._num_chars += stored.num_chars
-        while len(self._kept) > MAX_RESPONSES or self._num_chars > MAX_CHARS:
-            self._num_chars -= self._kept.popitem(last=False)[1].num_chars
+        body = {"reply": reply, "input": _complete(own, before), "previous": reply["previous_response_id"]}
+        put = partial(objects.put, owner=owner, kind="response", item_id=reply["id"], body=body)
+        self._store.start(put).add_done_callback(_report)
 
-    def get(self, response_id: str, key_number: int, param: str | None = None) -> StoredResponse:
+    async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response by id.
 
         Raises:
-            ApiError: 404, the response is not stored; 400 if a request's `param` refers to it.
+            ApiError: 404, the response is not stored.
         """
-        stored = self._kept.get(response_id)
-        if stored is None or stored.key_number != key_number:
-            kept = f"this server keeps the latest {MAX_RESPONSES} in memory"
-            message = f"there is no response {response_id[:80]!r}; {kept}"
-            raise ApiError(400 if param else 404, message, param, "response_not_found")
-        return stored
+        return (await self._read_chain(response_id, owner, 1))[0]
 
-    def resolve(self, items: Sequence[Json], key_number: int) -> list[Json]:
+    async def read_items(self, response_id: str, owner: str) -> list[Json]:
+        """Return the whole conversation that ends with a response, as input items.
+
+        Raises:
+            ApiError: 400, it, or one that it continues, is not stored.
+        """
+        chain = await self._read_chain(response_id, owner, MAX_RESPONSES, "previous_response_id")
+        return [item for response in reversed(chain) for item in response.items]
+
+    async def resolve(self, items: Sequence[Json], owner: str) -> list[Json]:
         """Return items with the stored ones in place of references to them.
 
         Raises:
             ApiError: 404, an item is not stored.
         """
         wanted = {str(item.get("id")) for item in items if item.get("type") == "item_reference"}
-        if not wanted:
-            return list(items)
-        stored = (each for each in reversed(self._kept.values()) if each.key_number == key_number)
-        known = {item.get("id"): item for each in stored for item in each.items[each.num_before :]}
+        known = await self._store.run(_find_items, owner, wanted) if wanted else {}
         for i, item in enumerate(items):
             if item.get("type") == "item_reference" and item.get("id") not in known:
                 message = f"input[{i}]: there is no item {str(item.get('id'))[:80]!r} in the responses kept here"
                 raise ApiError(404, message, "input", "item_not_found")
         return [known[item["id"]] if item.get("type") == "item_reference" else item for item in items]
 
-    def drop(self, response_id: str, key_number: int) -> None:
+    async def drop(self, response_id: str, owner: str) -> None:
         """Delete a response.
 
         Raises:
             ApiError: 404, the response is not stored.
         """
-        self._num_chars -= self.get(response_id, key_number).num_chars
-        del self._kept[response_id]
+        if not await self._store.run(objects.delete, owner, "response", response_id):
+            raise _make_missing(response_id)
+
+    async def _read_chain(
+        self, response_id: str, owner: str, limit: int, param: str | None = None
+    ) -> list[StoredResponse]:
+        """Return a response and those that it continues, the latest first."""
+        chain, missing = await self._store.run(_read_chain, owner, response_id, limit)
+        if missing is not None:
+            raise _make_missing(missing, param)
+        return chain
+
+
+def _report(written: Future[bool]) -> None:
+    if (error := written.exception()) is not None:
+        logger.error("a response was not stored: %s", error)
+
+
+def _make_missing(response_id: str, param: str | None = None) -> ApiError:
+    kept = f"this server keeps the latest {MAX_RESPONSES}, unless they are deleted"
+    message = f"there is no response {response_id[:80]!r}; {kept}"
+    return ApiError(400 if param else 404, message, param, "response_not_found")
+
+
+def _make_room(db: Connection, owner: str) -> None:
+    share = db.limits.max_bytes // 4
+    objects.keep_latest(db, owner, "response", MAX_RESPONSES - 1, min(MAX_BYTES, share // 2))
+    objects.check_room(db, owner, spare=share // 16)
+
+
+def _read_chain(
+    db: Connection, owner: str, response_id: str, limit: int
+) -> tuple[list[StoredResponse], str | None]:
+    """Return the responses, and the id of one that is missing. What is read is kept longer."""
+    chain: list[StoredResponse] = []
+    ids: list[str] = []
+    last: str | None = response_id
+    while last is not None and len(chain) < limit:
+        if (item := objects.get(db, owner, "response", last)) is None:
+            return chain, last
+        chain.append(StoredResponse(item.body["reply"], item.body["input"], item.body["previous"]))
+        ids.append(last)
+        last = chain[-1].previous
+    objects.touch(db, owner, ids)
+    return chain, None
+
+
+def _find_items(db: Connection, owner: str, wanted: set[str]) -> dict[str, Json]:
+    """Return the items with these ids, of the latest responses first."""
+    found: dict[str, Json] = {}
+    after = None
+    while not wanted <= found.keys():
+        page = objects.find(db, owner, "response", after=after, limit=PAGE)
+        for each in page:
+            items = [*each.body["input"], *each.body["reply"]["output"]]
+            found = {item["id"]: item for item in items if item["id"] in wanted} | found
+        if len(page) < PAGE:
+            break
+        after = page[-1].id
+    return found
 
 
 def pick_page(items: Sequence[Json], limit: int, after: str | None, order: str) -> Json:

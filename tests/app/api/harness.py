@@ -16,6 +16,7 @@ from app.api.application import make_api
 from app.api.context import ApiContext
 from app.api.http_limits import BoundedHttp
 from app.config import AppConfig
+from app.store import Store
 from engine import EngineConfig
 
 HAS_MODEL = (Path(EngineConfig().model) / "model.safetensors").exists()
@@ -83,8 +84,8 @@ def events(raw: bytes) -> list[Any]:
 
 
 @asynccontextmanager
-async def run_server(engine: Any, config: AppConfig) -> AsyncIterator[Server]:
-    app = make_api(ApiContext(engine, config))
+async def run_server(engine: Any, config: AppConfig, store: Store | None = None) -> AsyncIterator[Server]:
+    app = make_api(ApiContext(engine, config, store=store or Store()))
     settings = uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none", http=BoundedHttp)
     # on a slow machine the usual seconds pass between two tests, and a pooled connection would be closed as it is taken
     settings.timeout_keep_alive = 600

@@ -8,6 +8,7 @@ import pytest
 
 from app.api.admin import router
 from app.api.errors import ApiError
+from app.api.gate import make_owner
 from app.api.origins import AllowedOrigins
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine
@@ -233,3 +234,24 @@ async def test_a_refused_origin_gets_the_flag_that_allows_it(start: Start) -> No
     for path, is_shared in (("/v1/models", True), ("/", False)):
         _, headers, _ = await anyone.ask(path, headers={"Origin": "https://app.example"})
         assert ("Access-Control-Allow-Origin" in headers) == is_shared
+
+
+async def test_a_key_and_a_browser_each_see_their_own_objects_only() -> None:
+    """The digest of a key stays the same when keys are added; a cookie counts where no key is needed."""
+    one, other = b"troupe=" + b"a" * 43, b"troupe=" + b"b" * 43
+    asked: list[tuple[bytes, dict[bytes, bytes]]] = [
+        (b"k", {}), (b"k", {b"cookie": one}), (b"l", {}), (b"", {b"cookie": b"x=1; " + one}), (b"", {b"cookie": other}),
+        (b"", {}), (b"", {b"cookie": b"troupe=short"}), (b"k", {b"x-troupe-client": b"c"}),
+    ]  # fmt: skip
+    seen = [make_owner(*each) for each in asked]
+    assert seen[0] == seen[1] and seen[5] == seen[6] == "" and len(set(seen)) == 6
+
+
+async def test_only_the_page_gives_a_browser_a_cookie(start: Start) -> None:
+    server = await start()
+    html = {"accept": "text/html,*/*"}
+    _, headers, _ = await server.ask("/", headers=html)
+    cookie = headers["set-cookie"]
+    assert cookie.startswith("troupe=") and cookie.endswith("; HttpOnly; SameSite=Lax")
+    for path, asked in (("/", {}), ("/v1/models", html), ("/", html | {"cookie": cookie.split(";")[0]})):
+        assert "set-cookie" not in (await server.ask(path, headers=asked))[1]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,8 +13,9 @@ from pydantic import BaseModel
 from app.api.batch import answer_row
 from app.api.context import ApiContext
 from app.config import AppConfig
+from app.store import Limits, Store, objects
 from engine import EngineDead, EngineOverloaded, InvalidRequest
-from tests.app.api.harness import Server, Start, list_cases
+from tests.app.api.harness import Server, Start, list_cases, run_server
 from tests.fakes import FakeEngine, FakeTokenizer
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
@@ -250,6 +252,31 @@ async def test_a_response_is_kept_and_another_goes_on_with_it(server: Server, is
     assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "and?"}]]
     assert (await server.ask(f"/v1/responses/{first['id']}", "DELETE"))[2]["deleted"] is True
     assert (await server.get(f"/v1/responses/{first['id']}"))[0] == 404
+
+
+async def test_a_chain_survives_a_restart_and_ends_where_a_response_was_deleted(tmp_path: Path) -> None:
+    last = None
+    ids = []
+    for number in range(3):
+        store = Store(tmp_path)
+        async with run_server(FakeEngine(), AppConfig(), store) as server:
+            status, reply = await respond(server, input=f"q{number}", previous_response_id=last)
+            assert status == 200 and server.engine.requests[-1].prompt.count("<user>") == number + 1 + number
+            ids.append(last := reply["id"])
+            if number == 2:
+                assert (await server.ask(f"/v1/responses/{ids[0]}", "DELETE"))[0] == 200
+                status, reply = await respond(server, input="x", previous_response_id=last)
+                assert status == 400 and ids[0] in reply["error"]["message"]
+        store.close()
+
+
+async def test_a_full_store_refuses_before_it_answers() -> None:
+    store = Store(limits=Limits(max_bytes=400_000))
+    await store.run(objects.put, "", "file", "f", {}, data=b"x" * 95_000)
+    async with run_server(FakeEngine(), AppConfig(), store) as server:
+        status, reply = await respond(server, input="hello")
+        assert (status, reply["error"]["code"]) == (507, "store_full") and server.engine.requests == []
+        assert (await respond(server, input="hello", store=False))[0] == 200
 
 
 async def test_only_what_may_be_kept_is_found_and_only_with_its_key(start: Start) -> None:

@@ -175,7 +175,8 @@ async def test_a_stored_response_is_found_at_the_server_that_holds_it(knows_hold
             body = await request.json() if request.can_read_body else {}
             last = body.get("previous_response_id") or request.path.removeprefix("/v1/responses").strip("/")
             if last and stored.get(last) is not server:
-                return web.json_response({"error": {"message": "no such response"}}, status=404)
+                missing = {"message": "no such response", "code": "response_not_found"}
+                return web.json_response({"error": missing}, status=400 if request.method == "POST" else 404)
             stored[found := f"resp_{len(stored)}"] = server
             return web.json_response({"id": found})
 
@@ -197,7 +198,7 @@ async def test_a_stored_response_is_found_at_the_server_that_holds_it(knows_hold
             assert (await route.get(f"/v1/responses/{first}"))[0] == 200
             if knows_holder:
                 assert sum(len(server.seen) for server in servers) == before + 2
-        assert await route.get("/v1/responses/resp_none") == (404, '{"error": {"message": "no such response"}}')
+        assert (await route.get("/v1/responses/resp_none"))[0] == 404
 
 
 async def test_the_last_failure_is_reported_when_no_server_answers() -> None:

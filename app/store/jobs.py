@@ -1,0 +1,131 @@
+"""Jobs: objects whose rows are worked on one by one. A row is claimed, and its result written, in a transaction each.
+
+row     waiting ──claim──▶ running ──end_row──▶ done | failed
+                   ▲──────────┘ release: the process ended, or the job was cancelled
+job     its body has "status": queued, running, completed, cancelled
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from app.store.database import Connection
+from app.store.objects import COLUMNS, Item, _make_item, check_room, get, put
+
+Json = dict[str, Any]
+
+UNFINISHED = ("queued", "running")
+STATES = ("waiting", "running", "done", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A row that has ended; `ended` counts the rows of the job as they end."""
+
+    number: int
+    state: str
+    ended: int
+    result: str
+
+
+def add_job(db: Connection, owner: str, job_id: str, body: Json, rows: Iterable[str]) -> Item:
+    """Add a job with its rows.
+
+    Raises:
+        StoreFull: there is no room.
+    """
+    put(db, owner, "job", job_id, body | {"status": "queued"})
+    job = get(db, owner, "job", job_id)
+    assert job is not None, "the job was just put"
+    db.executemany(
+        "INSERT INTO rows (job, number, given) VALUES (?, ?, ?)",
+        ((job.number, number, given) for number, given in enumerate(rows)),
+    )
+    db.execute(
+        "UPDATE objects SET size = size + (SELECT coalesce(sum(length(given)), 0) FROM rows WHERE job = number) "
+        "WHERE number = ?",
+        (job.number,),
+    )
+    check_room(db, owner)
+    return job
+
+
+def find_unfinished(db: Connection) -> list[tuple[str, Item]]:
+    """Return the jobs of all owners that are to be worked on, each with its owner, the oldest first."""
+    rows = db.execute(
+        f"SELECT owner, {COLUMNS} FROM objects WHERE kind = 'job' AND json_extract(body, '$.status') IN (?, ?) "
+        "ORDER BY number",
+        UNFINISHED,
+    )
+    return [(owner, _make_item(row)) for owner, *row in rows]
+
+
+def set_status(db: Connection, number: int, status: str) -> None:
+    """Change the status of a job, and note when it began and ended."""
+    moment = {"running": "$.started", "queued": "$.queued"}.get(status, "$.ended")
+    db.execute(
+        "UPDATE objects SET body = json_set(body, '$.status', ?, ?, ?), changed = ? WHERE number = ?",
+        (status, moment, db.clock(), db.clock(), number),
+    )
+
+
+def claim(db: Connection, job: int) -> tuple[int, str] | None:
+    """Take the next row, as its number and its input; None if no row waits."""
+    rows = db.execute(
+        "UPDATE rows SET state = 'running' WHERE job = :job AND number = (SELECT number FROM rows WHERE job = :job "
+        "AND state = 'waiting' ORDER BY number LIMIT 1) RETURNING number, given",
+        {"job": job},
+    ).fetchall()
+    return rows[0] if rows else None
+
+
+def end_row(db: Connection, job: int, number: int, result: str, is_failed: bool) -> None:
+    """Write the result of a row that was claimed. A job that was deleted or cancelled meanwhile gets none."""
+    changed = db.execute(
+        "UPDATE rows SET state = :state, result = :result, ended = 1 + (SELECT coalesce(max(ended), 0) FROM rows "
+        "WHERE job = :job) WHERE job = :job AND number = :number AND state = 'running'",
+        {"state": "failed" if is_failed else "done", "result": result, "job": job, "number": number},
+    ).rowcount
+    if changed:
+        db.execute(
+            "UPDATE objects SET size = size + ?, changed = ? WHERE number = ?", (len(result), db.clock(), job)
+        )
+
+
+def release(db: Connection, job: int | None = None) -> None:
+    """Let claimed rows of a job, or of all jobs, wait again."""
+    db.execute("UPDATE rows SET state = 'waiting' WHERE state = 'running' AND job = coalesce(?, job)", (job,))
+
+
+def retry_failed(db: Connection, job: int) -> int:
+    """Let failed rows wait again, and the job be worked on. Returns how many rows wait."""
+    values = {"job": job}
+    size = "SELECT coalesce(sum(length(result)), 0) FROM rows WHERE job = :job AND state = 'failed'"
+    db.execute(f"UPDATE objects SET size = size - ({size}) WHERE number = :job", values)
+    db.execute(
+        "UPDATE rows SET state = 'waiting', result = NULL, ended = NULL WHERE job = :job AND state = 'failed'", values
+    )
+    num_waiting = count(db, job)["waiting"]
+    if num_waiting:
+        set_status(db, job, "queued")
+    return num_waiting
+
+
+def count(db: Connection, job: int) -> dict[str, int]:
+    """Return the number of rows in each state."""
+    found = Counter(dict(db.execute("SELECT state, count(*) FROM rows WHERE job = ? GROUP BY state", (job,))))
+    return {state: found[state] for state in STATES}
+
+
+def read_ended(db: Connection, job: int, after: int = 0, limit: int = -1) -> list[JobRow]:
+    """Return the rows that ended after a number of them, in the order in which they ended."""
+    return [
+        JobRow(*row)
+        for row in db.execute(
+            "SELECT number, state, ended, result FROM rows WHERE job = ? AND ended > ? ORDER BY ended LIMIT ?",
+            (job, after, limit),
+        )
+    ]
