@@ -11,6 +11,7 @@ The parser rejects unknown flags, app/cli/variables.py unknown TROUPE_ variables
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import types
@@ -72,9 +73,6 @@ class AppConfig:
     tool_call_parser: Annotated[str | None,
         "how the model writes tool calls, e.g. hermes or qwen3_coder; default: as its chat template "
         "does"] = None
-    generation_config: Annotated[str,
-        "sampling of requests that name none: auto, as the model's generation_config.json says; vllm, temperature 1; "
-        "or a folder with such a file"] = "auto"
     data_dir: Annotated[str | None,
         "folder of chats, jobs, files and stored responses; none: keep them in memory; default: the user's data "
         "folder, ~/.local/share/troupe"] = None
@@ -215,6 +213,19 @@ def add_flags(
             group.add_argument(*flags, metavar="TEXT", **several, **options)
         else:
             group.add_argument(*flags, type=_argument_type(kind), metavar=_metavar(kind), **options)
+    for name in getattr(config_class, "other_names", ()):
+        hidden: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        flag = name.replace("_", "-")
+        group.add_argument(f"--{flag}", nargs="?", const=True, type=_read_json, **hidden)
+        group.add_argument(f"--no-{flag}", action="store_const", const=False, **hidden)
+
+
+def _read_json(text: str) -> Any:
+    """Return the value of a text in JSON, or any other text as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def make_config(
@@ -226,7 +237,8 @@ def make_config(
         UsageError: a variable's text is not a valid value of its field.
     """
     hints = typing.get_type_hints(config_class)
-    values: dict[str, Any] = {}
+    names = getattr(config_class, "other_names", ())
+    values: dict[str, Any] = {name: given[name] for name in names if name in given}
     for item in fields(config_class):  # type: ignore[arg-type]
         variable = ENV_PREFIX + item.name.upper()
         kind = _plain_type(hints[item.name])

@@ -57,11 +57,11 @@ class Loading:
 
     def _is_on_hub(self) -> bool:
         model = self.engine.config.model
-        return model.count("/") == 1 and not Path(model).exists()
+        return model.partition("@")[0].count("/") == 1 and not Path(model).exists()
 
     def _count_bytes(self) -> tuple[int, int | None]:
         """Bytes of this model in the cache, unfinished files too, and those of its weights, once its index is here."""
-        folder = self.cache / f"models--{self.engine.config.model.replace('/', '--')}"
+        folder = self.cache / f"models--{self.engine.config.model.partition('@')[0].replace('/', '--')}"
         sizes = [_size(path) for path in folder.glob("blobs/*")]
         total = None
         for index in folder.glob(f"snapshots/*/{INDEX}"):

@@ -7,28 +7,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from engine.config_fields import EngineFields
+from engine.config_fields import DEMO_MODEL, EngineFields
 from engine.errors import ConfigError
 from engine.spec.config import SpeculativeConfig, parse_speculative_config
 from engine.transfer.config import TCP, KVTransferConfig, parse_kv_transfer_config
 from engine.transfer.units import UNIT_TOKENS
+from engine.vllm_words import EXTRA_NAMES, read_settings
 
 # Defaults by device: requests and tokens in one step.
 STEP_LIMITS = {"cpu": (64, 1024), "cuda": (256, 8192)}
 MIN_KEY_LENGTH = 16
+MAX_IMAGES = 32  # of a request
 TRANSFER_GB = (
     0.5  # default of kv_offload_gb with a kv_transfer_config: all transfers pass through host memory
 )
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class EngineConfig(EngineFields):
     """All settings of one engine. Every field is a flag of `python -m app` and an argument of `LLM(...)`.
 
+    Args:
+        settings: fields by their own names or by those of vLLM, see `engine.vllm_words`.
+
     Raises:
-        ConfigError: a value outside its range.
+        ConfigError: an unknown setting, or a value outside its range.
     """
+
+    other_names: ClassVar[tuple[str, ...]] = EXTRA_NAMES  # of vLLM: keywords and flags without a field
+
+    def __init__(self, model: str = DEMO_MODEL, **settings: Any) -> None:
+        hints = _find_hints()
+        EngineFields.__init__(self, str(model), **read_settings(settings, hints, list_aliases()))
+        for name, (kind, *_) in hints.items():
+            if get_origin(kind) is tuple:
+                object.__setattr__(self, name, _split(getattr(self, name)))
+        if self.revision is not None:
+            object.__setattr__(self, "model", pin_revision(self.model, self.revision))
+            object.__setattr__(self, "revision", None)
+        self.__post_init__()
 
     def __post_init__(self) -> None:
         for name, (kind, *notes) in _find_hints().items():
@@ -43,12 +61,16 @@ class EngineConfig(EngineFields):
         _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
         self._check_stages()
         self._check_nodes()
-        for name in ("speculative_config", "kv_transfer_config"):
+        for name in ("speculative_config", "kv_transfer_config", "hf_overrides", "limit_mm_per_prompt"):
             given: object = getattr(self, name)
             if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it
                 object.__setattr__(self, name, json.dumps(dict(given)))
+        self.read_hf_overrides()
+        self.read_image_limit()
         self._check_context()
         self._check_kv_transfer()
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise ConfigError("long_prefill_token_threshold needs enable_chunked_prefill")
         self.find_step_limits("cpu")
 
     def _check_stages(self) -> None:
@@ -180,6 +202,30 @@ class EngineConfig(EngineFields):
             raise ConfigError(f"kv_transfer_config={given!r} must be a JSON object")
         return parse_kv_transfer_config(given)
 
+    def read_hf_overrides(self) -> dict[str, Any]:
+        """Return the keys that replace those of config.json.
+
+        Raises:
+            ConfigError: it is not a JSON object.
+        """
+        return _read_object("hf_overrides", self.hf_overrides)
+
+    def read_image_limit(self) -> int:
+        """Return the largest number of images in a prompt.
+
+        Raises:
+            ConfigError: `limit_mm_per_prompt` has another form than {"image": number}.
+        """
+        limits = _read_object("limit_mm_per_prompt", self.limit_mm_per_prompt)
+        for key, each in limits.items():
+            count = each.get("count") if isinstance(each, dict) else each
+            if key not in ("image", "video", "audio") or type(count) is not int or count < 0:
+                raise ConfigError(
+                    f"limit_mm_per_prompt: {key}={each!r} must be image, video or audio, each with a number"
+                )
+            limits[key] = count
+        return min(MAX_IMAGES, limits.get("image", MAX_IMAGES))
+
     @property
     def num_ranks(self) -> int:
         """Number of processes that compute one model."""
@@ -223,15 +269,40 @@ class EngineConfig(EngineFields):
     @property
     def served_names(self) -> tuple[str, ...]:
         """All model names in the API."""
-        given = [name.strip() for name in (self.served_model_name or "").split(",") if name.strip()]
-        return tuple(given) or (Path(self.model).name or self.model,)
+        return self.served_model_name or (Path(self.model).name.partition("@")[0] or self.model,)
+
+
+def pin_revision(model: str, revision: str) -> str:
+    """Return the name of a repository with its revision, as name@revision. A folder has one version only."""
+    if Path(model).expanduser().exists() or "@" in model:
+        return model
+    repository, colon, file = model.partition(":")
+    return f"{repository}@{revision}{colon}{file}"
+
+
+def _split(given: Any) -> tuple[str, ...]:
+    """Return a text with commas, or several texts, as a tuple."""
+    if not isinstance(given, str):
+        return tuple(given)
+    return tuple(part.strip() for part in given.split(",") if part.strip())
+
+
+def _read_object(name: str, given: object) -> dict[str, Any]:
+    """Return the object in a JSON text; empty for None."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else {} if given is None else given
+    except ValueError as error:
+        raise ConfigError(f"{name}={given!r} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name}={given!r} must be a JSON object")
+    return found
 
 
 @cache
 def _find_hints() -> dict[str, tuple[Any, ...]]:
     """Return the type and the notes of each field, by name."""
     return {
-        name: get_args(hint) for name, hint in get_type_hints(EngineConfig, include_extras=True).items()
+        name: get_args(hint) for name, hint in get_type_hints(EngineFields, include_extras=True).items()
     }
 
 

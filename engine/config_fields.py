@@ -33,8 +33,15 @@ class EngineFields:
 
     model: Annotated[str, "folder or hub name of a Hugging Face checkpoint"] = DEMO_MODEL
     tokenizer: Annotated[str | None, "folder or hub name of the tokenizer; default: the model's"] = None
-    served_model_name: Annotated[str | None,
-        "model name in the API, or several with commas; default: the last part of its path"] = None
+    revision: Annotated[str | None,
+        "branch, tag or commit of a hub name; the same as model=NAME@REVISION"] = None
+    served_model_name: Annotated[tuple[str, ...], "+",
+        "model name in the API, or several; default: the last part of its path"] = ()
+    hf_overrides: Annotated[str | None,
+        'JSON object whose keys replace those of config.json, such as {"rope_theta": 1000000}'] = None
+    generation_config: Annotated[str,
+        "sampling of requests that name none: auto, as the model's generation_config.json says; vllm, temperature 1; "
+        "or a folder with such a file"] = "auto"
     load_format: Annotated[LoadFormat,
         "dummy: random weights in the shapes of config.json, no checkpoint read"] = "auto"
     model_impl: Annotated[ModelImpl,
@@ -71,6 +78,8 @@ class EngineFields:
         "blocks"] = None
     num_blocks: Annotated[int | None, (2, 2**31 - 1), "--num-gpu-blocks-override",
         "number of KV cache blocks, each for one group of layers, instead of memory_share"] = None
+    kv_cache_memory_bytes: Annotated[int | None, (1, 2**50),
+        "bytes of the KV cache on each device, instead of memory_share"] = None
     enable_prefix_caching: Annotated[bool, "reuse the KV cache blocks of shared prefixes"] = True
     kv_offload_gb: Annotated[float, (0.0, 2**20),
         "GiB of host memory for blocks evicted from the KV cache; a later hit copies them back"] = 0.0
@@ -84,6 +93,12 @@ class EngineFields:
         "maximum number of tokens in one step, prefill and decode together; default: 1,024 on CPU, 8,192 on "
         "CUDA, and at least max_num_seqs"] = None
     enable_chunked_prefill: Annotated[bool, "compute long prompts in chunks over several steps"] = True
+    long_prefill_token_threshold: Annotated[int, (0, 2**24),
+        "most tokens of one prompt in a step; 0: as many as fit"] = 0
+    max_logprobs: Annotated[int, (-1, 2**24),
+        "most log-probabilities that a request may ask for at a token; -1: the whole vocabulary"] = 20
+    limit_mm_per_prompt: Annotated[str | None,
+        'JSON object with the largest number of images in a prompt, such as {"image": 4}; default: 32'] = None
     mm_encoder_cache_gb: Annotated[float, (0.0, 2**20),
         "GiB of host memory for encoded images, so that a repeated image is encoded once"] = 0.5
     allowed_media_domains: Annotated[tuple[str, ...], "+",
@@ -92,7 +107,7 @@ class EngineFields:
         "fcfs: first come, first served; priority: lower values first"] = "fcfs"
     max_num_waiting: Annotated[int, (1, 2**20),
         "maximum number of waiting requests; further ones are rejected with 503"] = 512
-    enable_overlap: Annotated[bool, "schedule step N+1 while step N runs"] = True
+    enable_overlap: Annotated[bool, "--async-scheduling", "schedule step N+1 while step N runs"] = True
     grammar_timeout_s: Annotated[float, (0.01, 3600.0), "time limit of one grammar compile"] = 10.0
     max_restarts: Annotated[int, (0, 1000), "maximum number of restarts after crashes within ten minutes"] = 3
     step_timeout_s: Annotated[float, (0.0, 86400.0),
@@ -163,6 +178,10 @@ class EngineFields:
         "max_loras"] = None
     lora_root: Annotated[tuple[str, ...],
         "folder from which adapters may be loaded while the server runs; default: none"] = ()
+    disable_log_stats: Annotated[bool, "log no line about load and speed every 10 s"] = False
+    otlp_traces_endpoint: Annotated[str | None,
+        "URL of an OpenTelemetry collector that gets a span of each request, such as http://localhost:4317; needs "
+        "the package opentelemetry-exporter-otlp"] = None
     mock_step_ms: Annotated[float | None, (0.0, 10000.0),
         "load no model: answer every step after this many milliseconds, to measure the rest of the "
         "engine"] = None

@@ -54,6 +54,7 @@ class SchedulerConfig:
     max_steps_in_flight: int  # 1 without overlap; else as many as there are stages, at least 2
     max_loras: int = 0  # adapters in one step
     num_stages: int = 1  # of a pipeline, each of which computes another step
+    max_chunk_tokens: int = 0  # of one prompt in a step; 0: as many as fit
     context_cost: float = 0.0  # time of attending to one token, relative to a token's time without attention
 
 
@@ -133,7 +134,7 @@ def resolve_config(
             )
         free_bytes -= (max_num_seqs + num_snapshots + num_draft_states) * state_bytes
     num_blocks = config.num_blocks or free_bytes // bytes_per_block
-    if config.num_blocks is None and config.memory_share is None:
+    if config.num_blocks is None is config.memory_share is config.kv_cache_memory_bytes:
         # A GPU holds millions of blocks of a tiny model, and creating them takes seconds at every start.
         longest = config.max_model_len or model_max_len
         largest_batch = len(groups) * max_num_seqs * longest // config.block_size
@@ -169,6 +170,7 @@ def resolve_config(
         max_steps_in_flight=max(2, config.pipeline_parallel_size) if config.enable_overlap else 1,
         max_loras=config.max_loras if config.enable_lora else 0,
         num_stages=config.pipeline_parallel_size,
+        max_chunk_tokens=config.long_prefill_token_threshold,
         context_cost=context_cost if config.enable_chunked_prefill else 0.0,
     )
     num_state_units = -(-state_bytes * count_units(config.block_size) // bytes_per_block)

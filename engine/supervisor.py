@@ -318,7 +318,9 @@ class Supervisor:
 
     def _read_model(self) -> None:
         self.tokenizer, self.eos_token_ids = self._load_tokenizer()
-        self._model_config = read_model_config(self._config.model, self._config.model_impl)
+        self._model_config = read_model_config(
+            self._config.model, self._config.model_impl, self._config.read_hf_overrides()
+        )
         self.images = make_intake(self._config, self._model_config, self.tokenizer)
 
     async def _run_front(self) -> None:
@@ -401,6 +403,7 @@ class Supervisor:
                 self._model_config.vocab_size,
                 self.eos_token_ids,
                 self.images,
+                self._config.max_logprobs,
             )
             for notice in self._resolved.notices:
                 logger.warning("%s", notice)

@@ -90,10 +90,8 @@ class ApiContext:
 
     @cached_property
     def _sampling_defaults(self) -> dict[str, float]:
-        source = self.config.generation_config
-        if source == "vllm":
-            return {}
-        return read_sampling_defaults(self.engine.config.model if source == "auto" else source)
+        config = self.engine.config
+        return read_sampling_defaults(config.model, config.generation_config)
 
     async def read_template(self) -> TemplateFacts:
         """Return what the model's chat template supports."""

@@ -76,8 +76,9 @@ def _make(
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs needs stream=false", "prompt_logprobs", "unsupported_field")
     values = {name: getattr(body, name) for name in COPIED if getattr(body, name) is not None}
+    given = {name: value for name, value in changes.items() if value is not None}
     return SamplingParams(
-        **(dict(defaults) | values | changes),
+        **({"max_tokens": None} | dict(defaults) | values | given),
         logit_bias=read_logit_bias(body.logit_bias),
         include_stop_str_in_output=body.include_stop_str_in_output,
         ignore_eos=body.ignore_eos,

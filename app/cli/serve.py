@@ -24,6 +24,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags from the fields of both configs."""
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the same as --model")
     add_flags(parser, EngineConfig)
     add_flags(parser, AppConfig)
 

@@ -40,8 +40,8 @@ class TalkConfig:
     def sampling(self) -> dict[str, Any]:
         """The sampling fields that were given, under their names in the API."""
         values = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.sampling_seed}
-        given = {name: value for name, value in values.items() if value is not None}
-        return given | {"max_tokens": self.max_tokens}
+        values["max_tokens"] = self.max_tokens
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,11 @@ async def open_talker(given: Mapping[str, Any]) -> AsyncIterator[Talker]:
     """
     talk = make_config(TalkConfig, given)
     with plain_errors():
-        SamplingParams(**talk.sampling)  # refused before the model loads
+        SamplingParams(**({"max_tokens": None} | talk.sampling))  # refused before the model loads
         async with local_engine(given) as engine:
-            defaults = await asyncio.to_thread(read_sampling_defaults, engine.config.model)
-            params = SamplingParams(**(defaults | talk.sampling), output_kind="delta")
+            config = engine.config
+            defaults = await asyncio.to_thread(read_sampling_defaults, config.model, config.generation_config)
+            params = SamplingParams(**({"max_tokens": None} | defaults | talk.sampling), output_kind="delta")
             yield Talker(engine, params, await asyncio.to_thread(read_template, engine.tokenizer, None))
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 import gradio as gr
 
 from app.config import AppConfig
 from app.ui.api_hint import build_api_tab
 from app.ui.batch.tab import BatchTab
-from app.ui.chat.settings import Settings
+from app.ui.chat.settings import Settings, recommend_settings
 from app.ui.chat.tab import ChatTab
 from app.ui.examples import is_demo_model, load_examples
 from app.ui.extract.tab import ExtractTab
 from app.ui.header import build_header
 from app.ui.lean import make_lean
 from app.ui.observatory.tab import build_observatory_tab
-from engine import Engine
+from engine import ConfigError, Engine, read_sampling_defaults
 
 # Uploads and downloads: checked every hour, deleted after a day.
 KEEP_FILES_S = (3600, 86400)
@@ -82,5 +85,14 @@ def choose_examples(engine: Engine) -> list[str]:
 
 
 def choose_settings(engine: Engine) -> Settings:
-    """Choose settings that fit the demo model: greedy, and without a system prompt, as it was mostly trained."""
-    return Settings(system_prompt="", temperature=0.0) if is_demo_model(engine) else Settings()
+    """Choose settings that fit the model. The demo model was mostly trained without a system prompt."""
+    if is_demo_model(engine):
+        return Settings(system_prompt="", temperature=0.0)
+    return recommend_settings(read_defaults(engine))
+
+
+def read_defaults(engine: Engine) -> dict[str, Any]:
+    """Return the sampling that the model recommends; nothing if its files cannot be read, which the start reports."""
+    with suppress(ConfigError):
+        return read_sampling_defaults(engine.config.model, engine.config.generation_config)
+    return {}

@@ -209,11 +209,14 @@ class Scheduler:
         return budget - int(table.num_scheduled[self.state.batch.slots].sum())
 
     def _limit_chunk(self, start: int, count: int) -> int:
-        """Return how many tokens from `start` on take as long as the first `count` of a prompt.
+        """Return how many of at most `count` tokens from `start` on a step computes.
 
-        Later tokens attend to more. Chunks of equal times keep all stages of a pipeline busy.
+        In a pipeline, they take as long as the first `count` of a prompt: later tokens attend to more. Chunks of equal
+        times keep all stages busy.
         """
         cost = self.config.context_cost
+        if self.config.max_chunk_tokens:
+            count = min(count, self.config.max_chunk_tokens)
         if not cost or count <= 0:
             return count
         linear = 1 + cost * start

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from glob import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from huggingface_hub import snapshot_download
@@ -20,13 +21,14 @@ _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _MAX_DEPTH = 64  # of JSON; printing and comparing recurse to the same depth
 _SAMPLE_BYTES = 4096
+NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 _FIRST_FILES = ("config.json", _INDEX_FILE, _SINGLE_FILE)
 
 
 def resolve_checkpoint(
     path_or_name: str | Path, allow_patterns: tuple[str, ...], field: str = "model"
 ) -> Path:
-    """Return the folder of a checkpoint, after downloading matching files if it is a hub name.
+    """Return the folder of a checkpoint, after downloading matching files if it is a hub name, maybe name@revision.
 
     Args:
         field: name of the setting, for errors.
@@ -38,10 +40,12 @@ def resolve_checkpoint(
     if path.is_dir():
         return path
     name = str(path_or_name)
-    if path.is_absolute() or path.exists() or name.startswith((".", "~")) or name.count("/") > 1:
+    repository, _, revision = name.partition("@")
+    if path.is_absolute() or path.exists() or name.startswith((".", "~")) or repository.count("/") > 1:
         raise ConfigError(f"{field} {name!r} is not a folder")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(allow_patterns)))
+        found = snapshot_download(repository, revision=revision or None, allow_patterns=list(allow_patterns))
+        return Path(found)
     except HFValidationError as error:
         raise ConfigError(f"{field} {name!r} is neither a folder nor a hub name: {error}") from error
     except LocalEntryNotFoundError as error:
@@ -85,6 +89,16 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must contain an object")
     return data
+
+
+def override(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object with other values of some keys; those of a config within it are changed one by one."""
+    inner = {
+        key: override(data[key], value)
+        for key, value in changes.items()
+        if key.endswith("_config") and isinstance(value, Mapping) and isinstance(data.get(key), dict)
+    }
+    return data | dict(changes) | inner
 
 
 def _is_deeper(data: Any, depth: int) -> bool:

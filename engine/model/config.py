@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.model.checkpoint import read_json_object, resolve_checkpoint
+from engine.model.checkpoint import NO_OVERRIDES, override, read_json_object, resolve_checkpoint
 from engine.model.config_reader import ConfigReader
 from engine.model.families import FAMILIES
 from engine.model.families.family import Family
@@ -107,19 +108,24 @@ class ModelConfig:
                 _check_rope(rope, self.head_dim)
 
     @classmethod
-    def from_pretrained(cls, path_or_name: str | Path) -> ModelConfig:
+    def from_pretrained(
+        cls, path_or_name: str | Path, overrides: Mapping[str, Any] = NO_OVERRIDES
+    ) -> ModelConfig:
         """Read the config.json of a local folder or of a repository on the hub, or the header of a GGUF file.
+
+        Args:
+            overrides: keys that replace those of the file.
 
         Raises:
             ConfigError: the checkpoint does not exist, or its architecture or a field is not supported.
         """
         if is_gguf(path_or_name):
-            config = cls.from_dict(GGUFModel(path_or_name).make_config(), str(path_or_name))
+            config = cls.from_dict(override(GGUFModel(path_or_name).make_config(), overrides), str(path_or_name))
             return config.with_plain_tensors()
         path = resolve_checkpoint(path_or_name, ("config.json",)) / "config.json"
         if not path.is_file():
             raise ConfigError(f"{path.parent} is not a checkpoint: it has no config.json")
-        return cls.from_dict(read_json_object(path), str(path))
+        return cls.from_dict(override(read_json_object(path), overrides), str(path))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> ModelConfig:

@@ -6,13 +6,14 @@ The modules of the transformers backend are imported by name, because importing 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.config_fields import ModelImpl
 from engine.errors import ConfigError
-from engine.model.checkpoint import read_json_object, resolve_checkpoint
+from engine.model.checkpoint import NO_OVERRIDES, override, read_json_object, resolve_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.families import FAMILIES
 from engine.model.families.text_parts import TEXT_PARTS
@@ -36,11 +37,14 @@ class TransformersConfig(ModelConfig):
     notices: tuple[str, ...] = ()  # log messages about limits of the backend
 
 
-def read_model_config(path_or_name: str | Path, model_impl: ModelImpl = "auto") -> ModelConfig:
+def read_model_config(
+    path_or_name: str | Path, model_impl: ModelImpl = "auto", overrides: Mapping[str, Any] = NO_OVERRIDES
+) -> ModelConfig:
     """Read the config of a checkpoint for the implementation that will run it.
 
     Args:
         model_impl: auto: our decoder if it knows the architecture, else transformers.
+        overrides: keys that replace those of config.json.
 
     Raises:
         ConfigError: the checkpoint does not exist, or the implementation does not support it; says why.
@@ -48,18 +52,18 @@ def read_model_config(path_or_name: str | Path, model_impl: ModelImpl = "auto") 
     if is_gguf(path_or_name):
         if model_impl == "transformers":
             raise ConfigError("model_impl='transformers' does not read GGUF files; use auto")
-        return ModelConfig.from_pretrained(path_or_name)
+        return ModelConfig.from_pretrained(path_or_name, overrides)
     folder = resolve_checkpoint(path_or_name, ("config.json",))
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is not a checkpoint: it has no config.json")
-    if model_impl == "troupe" or (model_impl == "auto" and _is_native(folder / "config.json")):
-        return ModelConfig.from_pretrained(folder)
-    return import_backend().read_config(folder)  # type: ignore[no-any-return]
+    data = override(read_json_object(folder / "config.json"), overrides)
+    if model_impl == "troupe" or (model_impl == "auto" and _is_native(data)):
+        return ModelConfig.from_dict(data, str(folder / "config.json"))
+    return import_backend().read_config(folder, data if overrides else None)  # type: ignore[no-any-return]
 
 
-def _is_native(path: Path) -> bool:
+def _is_native(data: dict[str, Any]) -> bool:
     """Whether our decoder knows the architecture in a config.json, or the model type if there is none."""
-    data = read_json_object(path)
     if (part := TEXT_PARTS.get(str(data.get("model_type")))) is not None:
         text = data.get("text_config")
         if part.architecture:

@@ -52,7 +52,9 @@ class Follower:
         self._comm = connect(start, self._device, address)
         self._before, self._after = link_stages(start)
         self._is_last = start.stage == start.config.pipeline_parallel_size - 1
-        config = read_model_config(start.config.model, start.config.model_impl)
+        config = read_model_config(
+            start.config.model, start.config.model_impl, start.config.read_hf_overrides()
+        )
         size = start.config.tensor_parallel_size
         sharding = Sharding(
             start.rank,

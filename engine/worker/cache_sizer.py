@@ -96,7 +96,7 @@ class CacheSizer:
         """
         # Upper bound of the row length; the measured memory of the largest steps may reduce it.
         resolved = self._resolve(self._share_device(memory, 0))
-        if self.config.num_blocks is not None:
+        if self.config.num_blocks is not None or self.config.kv_cache_memory_bytes is not None:
             return resolved
         scheduler = resolved.scheduler
         try:
@@ -113,11 +113,15 @@ class CacheSizer:
     def _share_host(self, step_bytes: int) -> int:
         """Return the cache's bytes: the configured share, at most 80 % of what the largest step leaves free."""
         total, free = measure_host_memory()
+        if self.config.kv_cache_memory_bytes is not None:
+            return self.config.kv_cache_memory_bytes
         share = self.config.memory_share or HOST_SHARE
         return min(int(total * share), int(max(0, free - step_bytes) * 0.8))
 
     def _share_device(self, memory: DeviceMemory, step_bytes: int) -> int:
         """Return the cache's bytes: the configured share less used memory, at most what the largest step leaves."""
+        if self.config.kv_cache_memory_bytes is not None:
+            return self.config.kv_cache_memory_bytes
         total, free = memory.measure()
         step_bytes += self.adapter_bytes
         share = self.config.memory_share or DEVICE_SHARE

@@ -38,7 +38,9 @@ class MockWorker:
         self._seeds = np.zeros(config.find_step_limits("cpu")[0], dtype=np.int64)  # by row
 
     def load(self) -> Loaded:
-        model_config = read_model_config(self._config.model, self._config.model_impl)
+        model_config = read_model_config(
+            self._config.model, self._config.model_impl, self._config.read_hf_overrides()
+        )
         worker = WorkerConfig(self._config.model, "dummy", "float32", "cpu", 1, 0)
         resolved = resolve_config(
             self._config,

@@ -119,7 +119,9 @@ class Worker:
 
     def load(self) -> Loaded:
         """Read the checkpoint, size and allocate the KV cache, and warm up."""
-        self.model_config = read_model_config(self.config.model, self.config.model_impl)
+        self.model_config = read_model_config(
+            self.config.model, self.config.model_impl, self.config.read_hf_overrides()
+        )
         check_states(self.config, self.model_config)
         facts = probe_device(self.config.device)
         self._worker_config, notices = choose_worker_config(self.config, self.model_config, facts)

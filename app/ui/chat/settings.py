@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -55,6 +55,15 @@ class Settings:
     priority: float = 0
     with_tokens: bool = True
     models: list[str] = field(default_factory=list)  # model and adapters that answer; empty: the model
+    repetition_penalty: float = 1.0
+
+
+def recommend_settings(recommended: Mapping[str, Any]) -> Settings:
+    """Return the defaults with the sampling that a model recommends, if it recommends any."""
+    if not recommended:
+        return Settings()
+    max_tokens = min(recommended.get("max_tokens", DEFAULT_MAX_TOKENS), MAX_TOKENS_LIMIT)
+    return Settings(**{"temperature": 1.0, "top_p": 1.0, **recommended, "max_tokens": max_tokens})
 
 
 def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
@@ -76,6 +85,7 @@ def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_l
         top_p=settings.top_p,
         top_k=int(settings.top_k),
         min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty,
         seed=parse_seed(settings.seed),
         stop=tuple(line for line in settings.stop.split("\n") if line),
         grammar=make_grammar(settings.grammar_kind, settings.grammar_text),
@@ -134,6 +144,7 @@ def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.co
         top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p")
         top_k = gr.Slider(0, 200, defaults.top_k, step=1, label="Top-k (0 = off)")
         min_p = gr.Slider(0, 1, defaults.min_p, step=0.01, label="Min-p")
+        penalty = gr.Slider(0.5, 2, defaults.repetition_penalty, step=0.01, label="Repetition penalty (1 = off)")
         # Not gr.Number, which shows an empty field as 0, a valid seed.
         seed = gr.Textbox("", label="Seed (same seed, same text)", placeholder="random", max_lines=1)
         stop = gr.Textbox("", label="Stop strings, one per line", lines=1, max_lines=4)
@@ -148,7 +159,7 @@ def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.co
     by_name: dict[str, Any] = {
         "system_prompt": system, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
         "max_tokens": max_tokens, "seed": seed, "stop": stop, "grammar_kind": kind, "grammar_text": text,
-        "priority": priority, "with_tokens": with_tokens, "models": answering,
+        "priority": priority, "with_tokens": with_tokens, "models": answering, "repetition_penalty": penalty,
     }  # fmt: skip
     components: list[gr.components.Component] = [by_name[each.name] for each in fields(Settings)]
     changes = [each.change for each in by_name.values()]

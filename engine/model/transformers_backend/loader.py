@@ -6,7 +6,10 @@ checkpoint is run.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -32,16 +35,24 @@ _BATCH_ROPE = ("dynamic", "longrope")
 _MAX_NAMES = 8
 
 
-def read_config(folder: Path) -> TransformersConfig:
+def read_config(folder: Path, data: Mapping[str, Any] | None = None) -> TransformersConfig:
     """Read config.json, trace the model on the meta device and probe a tiny model of its kind.
+
+    Args:
+        data: read instead of the file; None: the file.
 
     Raises:
         ConfigError: transformers does not know the model, or the paged backend would compute it wrongly.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        with TemporaryDirectory() as made:
+            source = folder
+            if data is not None:
+                source = Path(made)
+                (source / "config.json").write_text(json.dumps(data), encoding="utf-8")
+            config = transformers.AutoConfig.from_pretrained(
+                source, local_files_only=True, trust_remote_code=False
+            )
     except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
         raise ConfigError(f"{folder / 'config.json'}: transformers cannot read it: {error}") from error
     try:

@@ -12,7 +12,14 @@ import aiohttp
 import pytest
 
 from app.api import sse
-from engine import ConfigError, EngineDead, EngineOverloaded, InvalidRequest, read_sampling_defaults
+from engine import (
+    ConfigError,
+    EngineConfig,
+    EngineDead,
+    EngineOverloaded,
+    InvalidRequest,
+    read_sampling_defaults,
+)
 from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import RECORD, FakeEngine
 from tests.waiting import wait_until
@@ -287,16 +294,16 @@ async def test_a_prompt_that_is_only_scored_has_no_output_in_the_log(
 
 
 async def test_requests_are_sampled_as_the_model_recommends_unless_they_say(start: Start, tmp_path: Path) -> None:
-    values = {"temperature": 0.6, "top_k": 20, "top_p": 1.0, "do_sample": True, "eos_token_id": 2}
+    values = {"max_new_tokens": 5, "temperature": 0.6, "top_k": 20, "top_p": 1.0, "do_sample": True, "eos_token_id": 2}
     (tmp_path / "generation_config.json").write_text(json.dumps(values))
-    server = await start(generation_config=str(tmp_path))
+    server = await start(FakeEngine(config=EngineConfig(generation_config=str(tmp_path), served_model_name="fake")))
     for body, temperature in ((CHAT, 0.6), (CHAT | {"temperature": 0.0}, 0.0)):
         assert (await server.post("/v1/chat/completions", body))[0] == 200
         params = server.engine.requests[-1].params
-        assert (params.temperature, params.top_k) == (temperature, 20)
+        assert (params.temperature, params.top_k, params.max_tokens) == (temperature, 20, 5)
     assert (await server.post("/v1/completions", {"prompt": "x"}))[0] == 200
     assert server.engine.requests[-1].params.temperature == 0.6
-    plain = await start(generation_config="vllm")
+    plain = await start(FakeEngine(config=EngineConfig(generation_config="vllm", served_model_name="fake")))
     assert (await plain.chat())[0] == 200 and plain.engine.requests[-1].params.temperature == 1.0
 
 

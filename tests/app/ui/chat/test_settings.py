@@ -15,6 +15,7 @@ from app.ui.chat.settings import (
     make_sampling_params,
     pick_grammar,
     pick_preset,
+    recommend_settings,
     restore_settings,
 )
 from engine import InvalidRequest
@@ -111,3 +112,21 @@ async def test_the_preset_on_the_page_is_the_one_of_the_default_prompt() -> None
             block for block in page.blocks.values() if getattr(block, "label", "") == "System prompt preset"
         ]
         assert [block.value for block in presets] == [preset]
+
+
+@pytest.mark.parametrize(
+    ("found", "changes"),
+    [
+        ({}, {}),
+        ({"top_k": 20}, {"temperature": 1.0, "top_p": 1.0, "top_k": 20}),
+        (
+            {"temperature": 0.6, "top_p": 0.8, "repetition_penalty": 1.05, "max_tokens": 10**6},
+            {"temperature": 0.6, "top_p": 0.8, "repetition_penalty": 1.05, "max_tokens": 4096},
+        ),
+    ],
+)
+def test_the_page_begins_with_the_models_own_sampling(found: dict[str, Any], changes: dict[str, Any]) -> None:
+    settings = recommend_settings(found)
+    assert settings == dataclasses.replace(Settings(), **changes)
+    params = make_sampling_params(settings, 1, 10**6)
+    assert params.repetition_penalty == changes.get("repetition_penalty", 1.0)

@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM
 
-from engine import LLM, SamplingParams
+from engine import LLM, SamplingParams, read_sampling_defaults
 from engine.config_fields import DEMO_MODEL
 from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
@@ -255,3 +255,16 @@ def test_a_file_that_is_missing_or_something_else_is_named(tmp_path: Path) -> No
     (tmp_path / "text.gguf").write_text("hello, I am no model")
     with pytest.raises(ConfigError, match=r"text\.gguf is not a GGUF file"):
         ModelConfig.from_pretrained(tmp_path / "text.gguf")
+
+
+def test_the_recommended_sampling_comes_from_the_file(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_float32("general.sampling.temp", 0.6)
+    writer.add_int32("general.sampling.top_k", 20)
+    writer.add_float32("general.sampling.penalty_repeat", 1.05)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    expected = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+    assert read_sampling_defaults(tmp_path / "model.gguf") == expected
+    assert read_sampling_defaults(tmp_path / "model.gguf", "vllm") == {}
