@@ -21,13 +21,14 @@ from engine.resolved_config import ResolvedConfig
 
 if TYPE_CHECKING:
     from engine.adapter_catalog import LoRARequest
+    from engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine.cluster.journal_file import RecordedRequest, read_journal
     from engine.cluster.measure_steps import measure_steps
     from engine.cluster.ray_placement import connect_ray, import_ray, serve_headless
     from engine.cluster.simulator import Crashes, PrefillReplicas, SimulatedRequest, SimulatedRun, Simulator
     from engine.cluster.step_table import StepTable
     from engine.cluster.text_router import TextRouter
-    from engine.embedder import Embedder, Embedding, Score
+    from engine.embedder import Classification, Embedder, Embedding, Score
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
@@ -45,14 +46,17 @@ if TYPE_CHECKING:
         TokenLogprobs,
     )
     from engine.sampling_params import SamplingParams, is_unicode
+    from engine.structured_outputs import StructuredOutputsParams
 else:
     MODULES = {
-        "embedder": ("Embedder", "Embedding", "Score"),
+        "embedder": ("Classification", "Embedder", "Embedding", "Score"),
         "engine": ("Engine",),
         "llm": ("LLM",),
         "cluster.measure_steps": ("measure_steps",),
         "cluster.ray_placement": ("connect_ray", "import_ray", "serve_headless"),
         "adapter_catalog": ("LoRARequest",),
+        "beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
+        "structured_outputs": ("StructuredOutputsParams",),
         "cluster.journal_file": ("RecordedRequest", "read_journal"),
         "cluster.simulator": ("Crashes", "PrefillReplicas", "SimulatedRequest", "SimulatedRun", "Simulator"),
         "cluster.step_table": ("StepTable",),
@@ -78,6 +82,10 @@ else:
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "Classification",
     "CompletionOutput",
     "ConfigError",
     "Crashes",
@@ -112,6 +120,7 @@ __all__ = [
     "SimulatedRun",
     "Simulator",
     "StepTable",
+    "StructuredOutputsParams",
     "TextRouter",
     "TokenLogprobs",
     "Tokenizer",

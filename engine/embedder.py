@@ -37,6 +37,36 @@ class Embedding:
     num_tokens: int
     num_cached_tokens: int = 0
 
+    @property
+    def outputs(self) -> Embedding:
+        """Itself: vLLM's output has its values one level deeper, as `outputs.embedding` or `outputs.data`."""
+        return self
+
+    @property
+    def data(self) -> np.ndarray:
+        return self.vector
+
+    @property
+    def embedding(self) -> list[float]:
+        return self.vector.tolist()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The probabilities of a reranker's answers "no" and "yes"."""
+
+    probs: list[float]
+    num_tokens: int
+
+    @property
+    def outputs(self) -> Classification:
+        """Itself, as in vLLM."""
+        return self
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -44,6 +74,11 @@ class Score:
 
     score: float
     num_tokens: int
+
+    @property
+    def outputs(self) -> Score:
+        """Itself, as in vLLM."""
+        return self
 
 
 class Embedder:
@@ -155,7 +190,6 @@ class Embedder:
             raise InvalidRequest(
                 "this engine was started without a tokenizer: it cannot write the template", "query"
             )
-        answers = Pooling("logits", (_find_token(tokenizer, "no"), _find_token(tokenizer, "yes")))
         texts = [
             f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
             for query, document in zip(queries, documents, strict=True)
@@ -163,12 +197,30 @@ class Embedder:
         prompts = await asyncio.to_thread(
             lambda: [tokenizer.encode_framed(_BEFORE, text, _AFTER) for text in texts]
         )
-        outputs = await self._pool(prompts, answers, None, name, options)
-        scores = []
-        for output in outputs:
+        found = await self._compare(prompts, tokenizer, name, options)
+        return [Score(each.probs[1], each.num_tokens) for each in found]
+
+    async def classify(self, prompts: Sequence[Prompt], **options: Any) -> list[Classification]:
+        """Return the probabilities of "no" and "yes" after each prompt, which must be in the reranker's template.
+
+        Raises:
+            InvalidRequest: the model is not a reranker.
+        """
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None or not self.is_reranker:
+            raise InvalidRequest("this model does not classify: it is not a reranker with a tokenizer", "model")
+        return await self._compare(prompts, tokenizer, "prompt", options)
+
+    async def _compare(
+        self, prompts: Sequence[Prompt], tokenizer: Tokenizer, name: str, options: Mapping[str, Any]
+    ) -> list[Classification]:
+        answers = Pooling("logits", (_find_token(tokenizer, "no"), _find_token(tokenizer, "yes")))
+        found = []
+        for output in await self._pool(prompts, answers, None, name, options):
             no, yes = _vector_of(output).astype(np.float64)
-            scores.append(Score(float(1 / (1 + np.exp(no - yes))), len(output.prompt_token_ids)))
-        return scores
+            share = float(1 / (1 + np.exp(no - yes)))
+            found.append(Classification([1 - share, share], len(output.prompt_token_ids)))
+        return found
 
     async def _pool(
         self,

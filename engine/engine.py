@@ -342,7 +342,7 @@ class Engine:
         adapter: AdapterRef | None,
     ) -> OutputStream:
         input_processor, request_id = self._input_processor, arrival.request_id
-        text, token_ids = await input_processor.encode(prompt)
+        text, token_ids = await input_processor.encode(prompt, params)
         input_processor.check(token_ids, params)
         if params.saves_blocks and not self._saves_blocks:
             raise InvalidRequest(

@@ -12,27 +12,28 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
 from engine.adapter_catalog import LoRARequest
+from engine.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from engine.config import EngineConfig
 from engine.config_fields import DEMO_MODEL
-from engine.embedder import Embedder, Embedding, Score
+from engine.embedder import Classification, Embedder, Embedding, Score
 from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.input.input_processor import Prompt
 from engine.input.tokenizer import Tokenizer
 from engine.llm_inputs import (
     Messages,
-    list_adapters,
     list_conversations,
+    list_each,
     list_params,
     list_prompts,
-    read_settings,
 )
 from engine.metrics import EngineStats
+from engine.model.sampling_defaults import read_sampling_defaults
 from engine.outputs import RequestOutput
 from engine.resolved_config import ResolvedConfig
 from engine.sampling_params import SamplingParams
@@ -40,6 +41,9 @@ from engine.sampling_params import SamplingParams
 Result = TypeVar("Result")
 Work = Callable[[], Coroutine[Any, Any, Result]]
 Render = Callable[[], Coroutine[Any, Any, list[int]]]
+# Prompt, parameters, prediction, adapter and priority.
+Row = tuple[Prompt | Render, SamplingParams, str | Sequence[int] | None, LoRARequest | None, int]
+Item = TypeVar("Item")
 
 
 class LLM:
@@ -54,11 +58,11 @@ class LLM:
     """
 
     def __init__(self, model: str = DEMO_MODEL, **settings: Any) -> None:
-        settings = read_settings(settings)
         # Offline prompts are submitted all at once, so the waiting queue must hold them.
-        settings.setdefault("max_num_waiting", 2**20)
+        settings = {"max_num_waiting": 2**20, "disable_log_stats": True} | settings
         self._engine = Engine(EngineConfig(model=str(model), **settings))
         self._embedder = Embedder(self._engine)
+        self._default_params: SamplingParams | None = None
         self._loop = LoopThread()
         # Runs once: at close, when the object is collected, or at the interpreter's exit.
         # Created before the thread starts, because a Ctrl-C may arrive between any two lines.
@@ -85,7 +89,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: int = 0,
+        priority: int | Sequence[int] = 0,
         cache_salt: str | None = None,
         predictions: Sequence[str | Sequence[int] | None] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
@@ -93,6 +97,8 @@ class LLM:
         """Complete prompts: text, token ids, or {"prompt_token_ids": ids}. Returns one output per prompt, in order.
 
         Args:
+            sampling_params: of all prompts, or of each; default: `get_default_sampling_params`.
+            priority: of all prompts, or of each; lower runs first.
             predictions: for each prompt, text or token ids that the output probably contains; see `Engine.generate`.
             lora_request: the adapter of all prompts, or that of each; None: the base model.
 
@@ -100,16 +106,17 @@ class LLM:
             InvalidRequest, GrammarError: a prompt or its parameters cannot be served; all others are aborted.
         """
         listed = list_prompts(prompts)
-        params = list_params(sampling_params, len(listed))
+        params = self._list_params(sampling_params, len(listed))
         expected = [None] * len(listed) if predictions is None else list(predictions)
         if len(expected) != len(listed):
             raise InvalidRequest(
                 f"predictions has {len(expected)} entries for {len(listed)} prompts", "predictions"
             )
-        adapters = list_adapters(lora_request, len(listed))
-        return self._run(
-            partial(self._generate_all, listed, params, use_tqdm, priority, cache_salt, expected, adapters)
-        )
+        rows = zip(
+            listed, params, expected, list_each("lora_request", lora_request, len(listed)),
+            list_each("priority", priority, len(listed)), strict=True,
+        )  # fmt: skip
+        return self._run(partial(self._generate_all, list(rows), use_tqdm, cache_salt))
 
     def chat(
         self,
@@ -117,39 +124,70 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: int = 0,
+        priority: int | Sequence[int] = 0,
         cache_salt: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, with the model's chat template.
 
         Args:
-            messages: as for Tokenizer.apply_chat_template.
-            chat_template_kwargs: template variables, and options of Tokenizer.apply_chat_template.
-            lora_request: as for `generate`.
+            messages, add_generation_prompt, continue_final_message, tools: as for Tokenizer.apply_chat_template.
+            chat_template_kwargs: template variables.
+            sampling_params, priority, lora_request: as for `generate`.
 
         Raises:
             InvalidRequest, GrammarError: as for `generate`, or the template rejects the messages.
         """
-        options = {} if chat_template_kwargs is None else chat_template_kwargs
-        if not isinstance(options, Mapping):
+        given = {} if chat_template_kwargs is None else chat_template_kwargs
+        if not isinstance(given, Mapping):
             raise InvalidRequest(
-                f"chat_template_kwargs must be a mapping, not {type(options).__name__}",
-                "chat_template_kwargs",
+                f"chat_template_kwargs must be a mapping, not {type(given).__name__}", "chat_template_kwargs"
             )
+        options = {
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **given,
+        }
         # Rendered with the requests: images of all conversations would not fit into memory together.
         prompts: list[Prompt | Render] = [
             partial(self._engine.render_chat, each, **options) for each in list_conversations(messages)
         ]
-        params, adapters = (
-            list_params(sampling_params, len(prompts)),
-            list_adapters(lora_request, len(prompts)),
-        )
-        expected = [None] * len(prompts)
-        return self._run(
-            partial(self._generate_all, prompts, params, use_tqdm, priority, cache_salt, expected, adapters)
-        )
+        count = len(prompts)
+        rows = zip(
+            prompts, self._list_params(sampling_params, count), [None] * count,
+            list_each("lora_request", lora_request, count),
+            list_each("priority", priority, count), strict=True,
+        )  # fmt: skip
+        return self._run(partial(self._generate_all, list(rows), use_tqdm, cache_salt))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling that the model recommends, see the setting `generation_config`."""
+        if self._default_params is None:
+            config = self._engine.config
+            found = read_sampling_defaults(config.model, config.generation_config)
+            self._default_params = SamplingParams(**found)
+        return self._default_params
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer of transformers.
+
+        Raises:
+            InvalidRequest: the engine was started without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequest("this engine was started without a tokenizer", "tokenizer")
+        return self.tokenizer.source
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """Return the most likely continuations of each prompt, as far as `beam_width` beams find them."""
+        return self._run(partial(self._search_all, list_prompts(prompts), params, use_tqdm))
 
     def embed(self, inputs: Prompt | Sequence[Prompt], *, dimensions: int | None = None) -> list[Embedding]:
         """Return the embedding of each text; see `Embedder.embed`."""
@@ -161,6 +199,40 @@ class LLM:
         """Return how well each document answers the query; see `Embedder.score`."""
         queries, listed = ([each] if isinstance(each, str) else list(each) for each in (query, documents))
         return self._run(partial(self._embedder.score, queries, listed, instruction))
+
+    def encode(
+        self, prompts: Prompt | Sequence[Prompt], *, pooling_task: Literal["embed", "classify"] = "embed"
+    ) -> list[Embedding] | list[Classification]:
+        """Return vectors: the same as `embed`, or as `classify`.
+
+        Raises:
+            InvalidRequest: there is no such task, or as for `embed` and `classify`.
+        """
+        if pooling_task not in ("embed", "classify"):
+            raise InvalidRequest(f"pooling_task={pooling_task!r} must be one of embed, classify", "pooling_task")
+        return self.embed(prompts) if pooling_task == "embed" else self.classify(prompts)
+
+    def classify(self, prompts: Prompt | Sequence[Prompt]) -> list[Classification]:
+        """Return the probabilities of a reranker's answers for each prompt; see `Embedder.classify`."""
+        return self._run(partial(self._embedder.classify, list_prompts(prompts)))
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the memory of cache and weights until `wake_up`; see `Engine.sleep`."""
+        self._run(partial(self._engine.sleep, level))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """End a sleep.
+
+        Args:
+            tags: both of weights and kv_cache, if any: they wake up together.
+        """
+        if tags is not None and set(tags) != {"weights", "kv_cache"}:
+            raise InvalidRequest(f"tags={tags!r} must be None or both of weights and kv_cache", "tags")
+        self._run(self._engine.wake_up)
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop all cached prefixes; see `Engine.reset_prefix_cache`."""
+        return self._run(self._engine.reset_prefix_cache)
 
     def run(self, work: Callable[[Engine], Coroutine[Any, Any, Result]]) -> Result:
         """Run a coroutine function on the engine, in the engine's own event loop, and return its result."""
@@ -184,43 +256,30 @@ class LLM:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _list_params(self, given: Any, count: int) -> list[SamplingParams]:
+        return list_params(self.get_default_sampling_params() if given is None else given, count)
+
     async def _generate_all(
-        self,
-        prompts: Sequence[Prompt | Render],
-        params: list[SamplingParams],
-        use_tqdm: bool,
-        priority: int,
-        cache_salt: str | None,
-        predictions: Sequence[str | Sequence[int] | None],
-        adapters: Sequence[LoRARequest | None],
+        self, rows: Sequence[Row], use_tqdm: bool, cache_salt: str | None
     ) -> list[RequestOutput]:
-        with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        async def run_one(row: Row) -> RequestOutput:
+            prompt, params, prediction, adapter, priority = row
+            outputs = self._engine.generate(
+                await prompt() if callable(prompt) else prompt,
+                replace(params, output_kind="final"),
+                priority=priority,
+                cache_salt=cache_salt,
+                prediction=prediction,
+                lora_request=adapter,
+            )
+            return [output async for output in outputs][-1]
 
-            async def run_one(
-                prompt: Prompt | Render,
-                each: SamplingParams,
-                prediction: str | Sequence[int] | None,
-                adapter: LoRARequest | None,
-            ) -> RequestOutput:
-                final = replace(each, output_kind="final")
-                outputs = self._engine.generate(
-                    await prompt() if callable(prompt) else prompt,
-                    final,
-                    priority=priority,
-                    cache_salt=cache_salt,
-                    prediction=prediction,
-                    lora_request=adapter,
-                )
-                last = [output async for output in outputs][-1]
-                bar.update()
-                return last
+        return await _run_all(run_one, rows, use_tqdm)
 
-            async with asyncio.TaskGroup() as tasks:
-                jobs = [
-                    tasks.create_task(run_one(*pair))
-                    for pair in zip(prompts, params, predictions, adapters, strict=True)
-                ]
-        return [job.result() for job in jobs]
+    async def _search_all(
+        self, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool
+    ) -> list[BeamSearchOutput]:
+        return await _run_all(lambda prompt: search_beams(self._engine, prompt, params), prompts, use_tqdm)
 
     def _run(self, work: Work[Result]) -> Result:
         if not self._finalizer.alive:
@@ -233,6 +292,18 @@ class LLM:
         except BaseException:
             future.cancel()  # on Ctrl-C: abort the requests, keep the engine
             raise
+
+
+async def _run_all(
+    work: Callable[[Item], Coroutine[Any, Any, Result]], items: Sequence[Item], use_tqdm: bool
+) -> list[Result]:
+    """Run the work for all items at a time; the first error ends all."""
+    with tqdm(total=len(items), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        async with asyncio.TaskGroup() as tasks:
+            jobs = [tasks.create_task(work(item)) for item in items]
+            for job in jobs:
+                job.add_done_callback(lambda _: bar.update())
+    return [job.result() for job in jobs]
 
 
 def _first_error(group: ExceptionGroup) -> Exception:
@@ -249,7 +320,7 @@ class LoopThread:
     """
 
     def __init__(self) -> None:
-        self._loop: Future[asyncio.AbstractEventLoop] = Future()
+        self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._live, name="troupe-llm", daemon=True)
         self._is_started = False
 
@@ -258,40 +329,18 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, work: Work[Result]) -> Future[Result]:
-        """Run a coroutine on the loop. It is created there too, so it is always awaited."""
-        outer: Future[Result] = Future()
-        loop = self._loop.result()
-        loop.call_soon_threadsafe(_start, loop, work, outer)
-        return outer
+        """Run a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(work(), self._loop)
 
     def stop(self, last_work: Work[None]) -> None:
-        """Run one last coroutine and end the thread; do nothing if the thread was never started."""
-        if self._is_started:
-            self.submit(last_work).result()
-            loop = self._loop.result()
-            loop.call_soon_threadsafe(loop.stop)
-            self._thread.join()
+        """Run one last coroutine and end the thread. If it was never started, there is only the loop to close."""
+        if not self._is_started:
+            self._loop.close()
+            return
+        self.submit(last_work).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
     def _live(self) -> None:
-        with asyncio.Runner() as runner:
-            self._loop.set_result(runner.get_loop())
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
-
-
-def _start(loop: asyncio.AbstractEventLoop, work: Work[Result], outer: Future[Result]) -> None:
-    task = loop.create_task(work())
-    outer.add_done_callback(lambda _: loop.call_soon_threadsafe(task.cancel) if outer.cancelled() else None)
-    task.add_done_callback(lambda _: _hand_over(task, outer))
-
-
-def _hand_over(task: asyncio.Task[Result], outer: Future[Result]) -> None:
-    if task.cancelled():
-        outer.cancel()
-        return
-    error = task.exception()
-    if not outer.set_running_or_notify_cancel():
-        return  # the caller cancelled
-    if error is None:
-        outer.set_result(task.result())
-    else:
-        outer.set_exception(error)

@@ -1,42 +1,19 @@
-"""Normalises the arguments of LLM: settings, prompts, conversations and sampling parameters."""
+"""Normalises the arguments of LLM: prompts, conversations and sampling parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
-from engine.adapter_catalog import LoRARequest
-from engine.config import EngineConfig, list_aliases
-from engine.errors import ConfigError, InvalidRequest
+from engine.errors import InvalidRequest
 from engine.input.input_processor import Prompt
 from engine.sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
 # Iterables that are never meant as a list of prompts: their items are integers or have no order.
 _NO_LISTS = (bytes, bytearray, memoryview, set, frozenset)
-
-
-def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings under the names of EngineConfig's fields; those of vLLM are known, too.
-
-    Raises:
-        ConfigError: a name is unknown, or a setting is given under two names.
-    """
-    known = {field.name: field.name for field in fields(EngineConfig)} | list_aliases()
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known:
-            near = ["enable_cuda_graphs"] if name == "enforce_eager" else get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{name} is not a setting of this engine{hint}")
-        if known[name] in found:
-            raise ConfigError(f"{name} and {known[name]} are the same setting; give one of them")
-        found[known[name]] = value
-    return found
 
 
 def list_prompts(prompts: Any) -> list[Prompt]:
@@ -99,16 +76,14 @@ def list_params(params: Any, count: int) -> list[SamplingParams]:
     return listed
 
 
-def list_adapters(
-    given: LoRARequest | Sequence[LoRARequest | None] | None, count: int
-) -> list[LoRARequest | None]:
-    """Return the adapter of each prompt.
+def list_each(name: str, given: Any, count: int) -> list[Any]:
+    """Return the value of each prompt, given one for all prompts or a list with one for each.
 
     Raises:
-        InvalidRequest: the numbers of adapters and prompts differ.
+        InvalidRequest: the list has another length.
     """
-    if given is None or isinstance(given, LoRARequest):
+    if isinstance(given, str) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:
-        raise InvalidRequest(f"lora_request has {len(given)} entries for {count} prompts", "lora_request")
+        raise InvalidRequest(f"{name} has {len(given)} entries for {count} prompts", name)
     return list(given)

@@ -6,17 +6,18 @@ times as much.
 
 from __future__ import annotations
 
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 # dead_end: the request's grammar and sampling parameters allow no token; error: the engine failed.
 FinishReason = Literal["stop", "length", "abort", "error", "dead_end"]
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, array_like=True, gc=False):
     """Log-probability of one token at one position.
 
     `logprob` and `rank` refer to the model's distribution, before penalties, mask and temperature.
@@ -32,14 +33,50 @@ class Logprob:
     part: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """One position: the sampled token (or prompt token) and the most likely alternatives, best first."""
+class TokenLogprobs(msgspec.Struct, array_like=True, eq=False):
+    """One position: the sampled token (or prompt token) and the most likely alternatives, best first.
+
+    It is also a mapping from token id to Logprob, as in vLLM.
+    """
 
     token: Logprob
-    top: tuple[Logprob, ...] = ()
+    top: list[Logprob] = []
     # Speculative decoding: the source of the accepted draft; None for a token that no draft contained.
-    draft_source: str | None = field(default=None, compare=False)
+    draft_source: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenLogprobs) and (self.token, self.top) == (other.token, other.top)
+
+    def _make_dict(self) -> dict[int, Logprob]:
+        return {self.token.token_id: self.token} | {entry.token_id: entry for entry in self.top}
+
+    def __getitem__(self, token_id: int) -> Logprob:
+        return self._make_dict()[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._make_dict())
+
+    def __len__(self) -> int:
+        return len(self._make_dict())
+
+    def get(self, token_id: int, default: Any = None) -> Any:
+        """Return the entry of a token, if it is the sampled one or among the most likely."""
+        return self._make_dict().get(token_id, default)
+
+    def keys(self) -> KeysView[int]:
+        """Return the token ids: the sampled one, then the most likely, best first."""
+        return self._make_dict().keys()
+
+    def values(self) -> ValuesView[Logprob]:
+        """Return the entries in the order of `keys`."""
+        return self._make_dict().values()
+
+    def items(self) -> ItemsView[int, Logprob]:
+        """Return the pairs of token id and entry."""
+        return self._make_dict().items()
+
+
+Mapping.register(TokenLogprobs)
 
 
 @dataclass(slots=True)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from engine.errors import InvalidRequest
 from engine.pooling_params import Pooling
+from engine.structured_outputs import read_structured_outputs
 from grammar import GrammarSpec
 
 OutputKind = Literal["cumulative", "delta", "final"]
 
-MAX_N = 64
+MAX_N = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_ID_LIST = 1024
 MAX_BAD_WORDS = 128
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 2**24  # max_logprobs of the engine is the limit in force
 MAX_SEED = 2**63 - 1
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by it; values below 1e-38 would make them infinite
 _PLAIN_TYPES = (int, float, str, bool, type(None))
@@ -38,10 +40,10 @@ class SamplingParams:
         InvalidRequest: a value is outside its range; the message names field, value and range.
     """
 
-    n: int = 1  # number of completions, 1..64
+    n: int = 1  # number of completions, 1..256
     max_tokens: int | None = 16  # None: up to max_model_len
     min_tokens: int = 0  # EOS and stop tokens are masked before this many
-    temperature: float = 1.0  # 0 = greedy; 0..2
+    temperature: float = 1.0  # 0 = greedy; any finite number
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 or -1 = off
     min_p: float = 0.0  # [0, 1], relative to the most likely token
@@ -58,12 +60,14 @@ class SamplingParams:
     )  # token id -> added to the logit, [-100, 100]
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()  # at most 128 words, with 2048 tokens in total
-    logprobs: int | None = None  # top alternatives beside the sampled token, 0..20
-    prompt_logprobs: int | None = (
-        None  # 0..20; the prompt is computed without the prefix cache, 64 tokens a step
-    )
+    logprobs: int | None = None  # top alternatives beside the sampled token, to max_logprobs; -1: all tokens
+    # As logprobs. The prompt is computed without the prefix cache, 64 tokens a step.
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    detokenize: bool = True  # False: only token ids, the text is empty
+    truncate_prompt_tokens: int | None = None  # only this many last tokens of the prompt; -1: as many as fit
     grammar: GrammarSpec | None = None
+    structured_outputs: Any = None  # a StructuredOutputsParams; it becomes `grammar`
     output_kind: OutputKind = "cumulative"
     pooling: Pooling | None = None  # also return a vector computed from the prompt
     saves_blocks: bool = False  # end only when the prompt's KV blocks are saved, see `kv_transfer_config`
@@ -81,6 +85,11 @@ class SamplingParams:
                 set_field(self, name, (value,))
             elif isinstance(value, list):
                 set_field(self, name, tuple(value))
+        if self.structured_outputs is not None:
+            if self.grammar is not None:
+                raise InvalidRequest("grammar and structured_outputs are two constraints; give one", "grammar")
+            set_field(self, "grammar", read_structured_outputs(self.structured_outputs))
+            set_field(self, "structured_outputs", None)
         if self.top_k == -1:
             set_field(self, "top_k", 0)
         bias: object = self.logit_bias
@@ -96,6 +105,10 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    def clone(self) -> SamplingParams:
+        """Return a copy."""
+        return replace(self)
+
     def _check_numbers(self) -> None:
         _check_int("n", self.n, 1, MAX_N)
         if self.max_tokens is not None:
@@ -105,7 +118,7 @@ class SamplingParams:
             raise InvalidRequest(
                 f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}", "min_tokens"
             )
-        _check_float("temperature", self.temperature, 0.0, 2.0)
+        _check_float("temperature", self.temperature, 0.0, sys.float_info.max)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_int("top_k", self.top_k, 0, 2**31 - 1, note="0 or -1 disables it")
         _check_float("min_p", self.min_p, 0.0, 1.0)
@@ -117,7 +130,14 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _check_int(name, value, 0, MAX_LOGPROBS)
+                _check_int(name, value, -1, MAX_LOGPROBS, note="-1: all tokens")
+        if self.truncate_prompt_tokens is not None:
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
+            if self.truncate_prompt_tokens == 0:
+                message = "truncate_prompt_tokens=0 leaves no prompt; give at least 1, or -1"
+                raise InvalidRequest(message, "truncate_prompt_tokens")
+        if self.stop and not self.detokenize:
+            raise InvalidRequest("stop needs detokenize: stop strings are found in the text", "stop")
 
     def _check_lists(self) -> None:
         _check_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS)
@@ -137,7 +157,9 @@ class SamplingParams:
         _check_ids("logit_bias", tuple(self.logit_bias))
         for value in self.logit_bias.values():
             _check_float("logit_bias", value, -100.0, 100.0)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "saves_blocks"):
+        for name in (
+            *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize", "saves_blocks"),
+        ):
             if not isinstance(flag := getattr(self, name), bool):
                 raise InvalidRequest(f"{name}={flag!r} must be true or false", name)
         if self.output_kind not in ("cumulative", "delta", "final"):

@@ -21,7 +21,7 @@ ALLOWED = {
 }
 ASYNC_FILES = {
     "engine/engine.py", "engine/engine_core.py", "engine/core_client.py", "engine/supervisor.py", "engine/llm.py",
-    "engine/adapter_catalog.py", "engine/embedder.py", "engine/output_stream.py",
+    "engine/adapter_catalog.py", "engine/beam_search.py", "engine/embedder.py", "engine/output_stream.py",
     "engine/input/input_processor.py", "engine/input/images/intake.py", "engine/input/images/source.py",
 }  # fmt: skip
 ASYNC_FOLDERS = ("engine/actors/", "engine/cluster/", "app/")

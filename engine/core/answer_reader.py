@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import compress
 
 import numpy as np
@@ -110,8 +109,8 @@ class AnswerReader:
             logprobs = done.logprobs.get(int(done.indices[at]))
             if logprobs is not None and (draft := step.drafts.get(request.slot)) is not None:
                 num_accepted = int(done.counts[at]) - 1
-                accepted = [replace(each, draft_source=draft.source) for each in logprobs[:num_accepted]]
-                logprobs = accepted + logprobs[num_accepted:]
+                for each in logprobs[:num_accepted]:
+                    each.draft_source = draft.source
             kept[at], detail = self._take_each(request, token_ids, logprobs)
             details.append(detail)
         return kept

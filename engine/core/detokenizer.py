@@ -7,14 +7,14 @@ tokens ──▶ IncrementalText ──▶ StopStrings ──▶ TextDelta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from engine.core.incremental_text import NO_PIECES
 from engine.core.stop_strings import StopStrings
 from engine.core.text_group import TextStream
 from engine.messages import Detail
-from engine.outputs import FinishReason, Logprob, TokenLogprobs
+from engine.outputs import FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 
@@ -100,7 +100,7 @@ class Detokenizer:
         """
         text: TextStream = NoText()
         stops = None
-        if self._tokenizer is not None:
+        if self._tokenizer is not None and params.detokenize:
             text = self._tokenizer.make_text(prompt_token_ids, params.skip_special_tokens)
             if params.stop:
                 stops = StopStrings(params.stop, params.include_stop_str_in_output, params.min_tokens)
@@ -145,7 +145,7 @@ class Detokenizer:
             text,
             token_ids if num_kept == len(token_ids) else token_ids[:num_kept],
             None if detail.logprobs is None else self._name_tokens(detail.logprobs[:num_kept]),
-            None if detail.prompt_logprobs is None else self._name_prompt(detail.prompt_logprobs),
+            None if detail.prompt_logprobs is None else self._name_tokens(detail.prompt_logprobs),
             finish_reason,
             end,
             detail.error,
@@ -183,24 +183,15 @@ class Detokenizer:
         token_id, ends = token_ids[-1], (stop_reason, *params.stop_token_ids)
         return token_id in ends or token_id in self._eos_token_ids
 
-    def _name_tokens(self, positions: Sequence[TokenLogprobs]) -> list[TokenLogprobs]:
-        """Return the positions with the text of each token."""
-        if self._tokenizer is None:
-            return list(positions)
-        return [
-            replace(
-                position,
-                token=self._name(position.token),
-                top=tuple(self._name(top) for top in position.top),
-            )
-            for position in positions
-        ]
-
-    def _name_prompt(self, positions: Sequence[TokenLogprobs | None]) -> list[TokenLogprobs | None]:
-        return [None if position is None else self._name_tokens([position])[0] for position in positions]
-
-    def _name(self, entry: Logprob) -> Logprob:
-        assert self._tokenizer is not None, "an engine without a tokenizer names no tokens"
-        piece = self._tokenizer.token_piece(entry.token_id)
-        text, part = (piece, None) if isinstance(piece, str) else (piece.decode(errors="replace"), piece)
-        return Logprob(entry.token_id, entry.logprob, entry.rank, text, entry.masked_logprob, part)
+    def _name_tokens(self, positions: list[Any]) -> list[Any]:
+        """Write the text of each token into the positions, of which the first of a prompt is None."""
+        if self._tokenizer is not None:
+            name = self._tokenizer.token_piece
+            for position in positions:
+                for entry in () if position is None else (position.token, *position.top):
+                    piece = name(entry.token_id)
+                    if isinstance(piece, str):
+                        entry.decoded_token = piece
+                    else:
+                        entry.decoded_token, entry.part = piece.decode(errors="replace"), piece
+        return positions

@@ -37,6 +37,7 @@ _CALL_CHARS = 10  # one call of the tokenizer costs as much as this many charact
 MAX_BAD_WORD_TOKENS = 2048
 Result = TypeVar("Result")
 
+_PLAIN = SamplingParams()
 _long_lane = ThreadPoolExecutor(1, "troupe-long-texts")
 # A handle names one completion for the lifetime of the process.
 _handles = itertools.count()
@@ -53,20 +54,31 @@ class InputProcessor:
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
         images: ImageIntake | None = None,
+        max_logprobs: int = 20,
     ) -> None:
+        self._max_logprobs = max_logprobs
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._images = images
 
-    async def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    async def encode(self, prompt: Prompt, params: SamplingParams = _PLAIN) -> tuple[str | None, list[int]]:
         """Return (text, token ids) of a prompt given as text, as ids, or as {"prompt_token_ids": ids}.
 
         With images the ids are an ImagePrompt.
         """
+        count = params.truncate_prompt_tokens
+        text, ids = await self._encode(prompt, count is not None)
+        if count is None:
+            return text, ids
+        if isinstance(ids, ImagePrompt):
+            raise InvalidRequest("truncate_prompt_tokens does not work with images", "truncate_prompt_tokens")
+        return text, ids[-(count if count > 0 else self._max_model_len - (params.pooling is None)) :]
+
+    async def _encode(self, prompt: Prompt, is_cut: bool) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
-            return prompt, await self._encode_prompt(prompt)
+            return prompt, await (self.encode_text(prompt) if is_cut else self._encode_prompt(prompt))
         unknown: list[object] = []
         content: object = prompt
         if isinstance(prompt, Mapping):
@@ -143,6 +155,14 @@ class InputProcessor:
                 _say_too_long(num_tokens, self._max_model_len) + ", of which at least one is for the output",
                 "prompt",
             )
+        for name in ("logprobs", "prompt_logprobs"):
+            count, limit = getattr(params, name), self._max_logprobs
+            if count is not None and limit >= 0 and not 0 <= count <= limit:
+                raise InvalidRequest(
+                    f"{name}={count} must be an integer from 0 to {limit}; the setting max_logprobs raises it, and -1 "
+                    "is the whole vocabulary",
+                    name,
+                )
         self._check_ids("prompt", prompt_token_ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
@@ -245,7 +265,7 @@ class InputProcessor:
         return AddRequest(
             request_id,
             prompt_token_ids,
-            replace(params),  # copies logit_bias, so the caller cannot change it
+            self._count_logprobs(params),
             [
                 NewCompletion(next(_handles), (seed + index * _SEED_STEP) % 2**63, list(generated[index]))
                 for index in range(params.n)
@@ -258,6 +278,12 @@ class InputProcessor:
             adapter,
             [salt_image(image, cache_salt) for image in images],
         )
+
+    def _count_logprobs(self, params: SamplingParams) -> SamplingParams:
+        """Return a copy, so that the caller cannot change logit_bias, with -1 as the number of all tokens."""
+        counts = (self._vocab_size if each == -1 else each for each in (params.logprobs, params.prompt_logprobs))
+        logprobs, prompt_logprobs = counts
+        return replace(params, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     async def _encode_prompt(self, text: str) -> list[int]:
         self._check_length(len(text), "prompt")

@@ -109,6 +109,11 @@ class Tokenizer:
         return {"tokenizer_class": type(one).__name__} | {name: getattr(one, name, None) for name in names}
 
     @property
+    def source(self) -> Any:
+        """The tokenizer of transformers."""
+        return self._tokenizer
+
+    @property
     def bos_token_id(self) -> int | None:
         return self._tokenizer.bos_token_id
 

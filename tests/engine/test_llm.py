@@ -1,18 +1,25 @@
 """LLM: what its two calls take, hand on and refuse. Chat messages: parts become one text."""
 
+import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine import LLM, ConfigError, InvalidRequest, SamplingParams
+from engine import LLM, BeamSearchParams, EngineSleeping, InvalidRequest, SamplingParams
 from engine.input.chat_messages import read_messages
-from engine.llm_inputs import list_conversations, list_prompts, read_settings
+from engine.llm_inputs import list_conversations, list_prompts
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]
+TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}. {% endfor %}{{ mood }}"
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% if add_generation_prompt %}go{% endif %}"
+)
 CHAT = [{"role": "user", "content": "hello " * 40}]
 
 
@@ -20,7 +27,7 @@ CHAT = [{"role": "user", "content": "hello " * 40}]
 def llm(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("chat") / "model"
     shutil.copytree(checkpoint, folder)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ mood }}")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     with LLM(str(folder), num_blocks=400, max_num_seqs=32, num_threads=1, max_num_waiting=10) as llm:
         yield llm
 
@@ -98,28 +105,6 @@ def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
         list_conversations(wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("enforce_eager", "; did you mean enable_cuda_graphs?"),
-        ("max_num_sequences", "; did you mean max_num_seqs?"),
-        ("swap_space", ""),
-    ],
-)
-def test_an_unknown_setting_is_reported_with_the_nearest(name: str, hint: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        LLM(**{name: 0.5})
-    assert str(caught.value) == f"{name} is not a setting of this engine{hint}"
-
-
-def test_names_of_vllm_are_settings() -> None:
-    assert read_settings({"gpu_memory_utilization": 0.5, "num_gpu_blocks_override": 64}) == {
-        "memory_share": 0.5, "num_blocks": 64,
-    }  # fmt: skip
-    with pytest.raises(ConfigError, match="gpu_memory_utilization and memory_share are the same setting"):
-        LLM(memory_share=0.4, gpu_memory_utilization=0.5)
-
-
 def user(content: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": content}]
 
@@ -173,3 +158,77 @@ def test_what_cannot_be_read_is_refused_by_its_place(messages: Any, told: str) -
         read_messages(messages)
     assert str(caught.value).startswith(told)
     assert caught.value.param == "messages"
+
+
+def test_logprobs_are_a_mapping_by_token_id(llm: LLM) -> None:
+    (output,) = llm.generate("a", replace(GREEDY, logprobs=2, prompt_logprobs=0), use_tqdm=False)
+    (choice,) = output.outputs
+    assert choice.logprobs is not None
+    for token_id, found in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert list(found) == [token_id, found.top[1].token_id] and len(found) == 2
+        assert found[token_id] is found.get(token_id) and found[token_id].rank == 1
+        assert dict(found.items()) == dict(found) and token_id in found and -1 not in found
+
+
+def test_logprobs_of_all_tokens_need_the_setting(checkpoint: Path, llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match=r"logprobs=-1 must be an integer from 0 to 20; .*max_logprobs"):
+        llm.generate("a", replace(GREEDY, logprobs=-1))
+    with LLM(str(checkpoint), num_blocks=40, num_threads=1, max_logprobs=-1) as open_llm:
+        (output,) = open_llm.generate("a", replace(GREEDY, logprobs=-1, temperature=1e300), use_tqdm=False)
+        (found, *_) = output.outputs[0].logprobs or ()
+        vocab_size = open_llm.tokenizer.vocab_size if open_llm.tokenizer else 0
+        assert len(found) == vocab_size
+        assert sum(math.exp(each.logprob) for each in found.values()) == pytest.approx(1)
+
+
+def test_a_prompt_is_cut_to_its_last_tokens(llm: LLM) -> None:
+    (whole, cut, fitted) = llm.generate(
+        ["one two three", "one two three", "a" * 3000],
+        [GREEDY, replace(GREEDY, truncate_prompt_tokens=2), replace(GREEDY, truncate_prompt_tokens=-1)],
+        use_tqdm=False,
+    )
+    assert cut.prompt_token_ids == whole.prompt_token_ids[-2:]
+    assert len(fitted.prompt_token_ids) == llm.resolved.max_model_len - 1
+    (output,) = llm.generate("one", replace(GREEDY, detokenize=False), use_tqdm=False)
+    assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 3)
+
+
+def test_a_beam_of_one_is_greedy_and_more_find_what_is_likelier(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=0)
+    (greedy,) = llm.generate("one two", params, use_tqdm=False)
+    one, four = (
+        llm.beam_search("one two", BeamSearchParams(width, 4, ignore_eos=True))[0].sequences for width in (1, 4)
+    )
+    assert one[0].tokens == [*greedy.prompt_token_ids, *greedy.outputs[0].token_ids]
+    assert one[0].cum_logprob == pytest.approx(greedy.outputs[0].cumulative_logprob)
+    scores = [beam.cum_logprob for beam in four]
+    assert len(four) == 4 and scores == sorted(scores, reverse=True) and scores[0] >= one[0].cum_logprob - 1e-6
+    assert four[0].text.startswith("one two") and four[0].finish_reason == "length"
+
+
+def test_the_calls_of_vllm_are_there(llm: LLM) -> None:
+    assert llm.get_default_sampling_params() == SamplingParams()
+    assert llm.get_tokenizer().encode("one") == llm.tokenizer.encode("one")  # type: ignore[union-attr]
+    outputs = llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1, -1])
+    assert len(outputs) == 2
+    with pytest.raises(InvalidRequest, match="priority has 1 entries for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[1])
+    with pytest.raises(InvalidRequest, match="does not classify"):
+        llm.classify("a")
+    llm.sleep()
+    with pytest.raises(EngineSleeping):
+        llm.generate("a", GREEDY)
+    with pytest.raises(InvalidRequest, match="must be None or both of"):
+        llm.wake_up(["weights"])
+    llm.wake_up()
+    assert llm.generate("a", GREEDY, use_tqdm=False)[0].outputs == outputs[0].outputs
+    assert llm.reset_prefix_cache()
+
+
+def test_a_chat_has_tools_and_may_go_on_with_its_last_message(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "find", "parameters": {}}}
+    plain, tools, open_end = (
+        llm.chat(TALK, GREEDY, use_tqdm=False, **options)[0].prompt_token_ids
+        for options in ({}, {"tools": [tool]}, {"continue_final_message": True})
+    )
+    assert len(tools) > len(plain) > len(open_end)

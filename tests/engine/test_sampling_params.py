@@ -6,18 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import InvalidRequest, SamplingParams
+from engine import InvalidRequest, SamplingParams, StructuredOutputsParams
 from grammar import GrammarSpec
 
 HUGE = 10**400  # an integer that no float can hold
 
 WRONG: dict[str, dict[str, list[Any]]] = {
-    "n": {"must be an integer from 1 to 64": [0, 65, True, 2.0], r"n=\[1, 2\] must be": [np.array([1, 2])]},
+    "n": {"must be an integer from 1 to 256": [0, 257, True, 2.0], r"n=\[1, 2\] must be": [np.array([1, 2])]},
     "max_tokens": {"must be an integer from 1": [0, HUGE, 1.5]},
     "min_tokens": {"must be an integer from 0": [-1], "min_tokens=17 must not exceed max_tokens=16": [17]},
-    "temperature": {
-        "must be a number from 0 up to 2": [-0.1, 2.1, math.nan, True, None, np.bool_(True), HUGE]
-    },
+    "temperature": {"must be a number from 0": [-0.1, math.inf, math.nan, True, None, np.bool_(True), HUGE]},
     "top_p": {"must be a number above 0 up to 1": [0, 1.01]},
     "top_k": {"must be an integer from 0 .*0 or -1 disables it": [-2, HUGE]},
     "min_p": {"must be a number from 0 up to 1": [-0.01, 1.01]},
@@ -46,8 +44,16 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "1025 entries; at most 1024": [dict.fromkeys(range(1025), 1.0)],
         "logit_bias must map token ids to numbers": [[5, 6], 5],
     },
-    "logprobs": {"must be an integer from 0 to 20": [21, True]},
-    "prompt_logprobs": {"must be an integer from 0 to 20": [21]},
+    "logprobs": {"must be an integer from -1 to": [-2, True]},
+    "prompt_logprobs": {"must be an integer from -1 to": [-2]},
+    "truncate_prompt_tokens": {"must be an integer from -1": [-2, 1.5], "leaves no prompt": [0]},
+    "structured_outputs": {
+        "must be a StructuredOutputsParams, not str": ["a+"],
+        "has no field 'pattern'": [{"pattern": "a"}],
+        "needs one constraint, not none": [{}],
+        "needs one constraint, not regex and choice": [StructuredOutputsParams(regex="a", choice=["a"])],
+        "whitespace_pattern is not supported": [StructuredOutputsParams(regex="a", whitespace_pattern=" ")],
+    },
     "include_stop_str_in_output": {"must be true or false": ["no"]},
     "ignore_eos": {"must be true or false": [1]},
     "skip_special_tokens": {"must be true or false": [None]},
@@ -73,8 +79,9 @@ def test_a_value_outside_its_range_is_refused_by_name(field: str, message: str, 
 
 
 GOOD = [
-    ("n", 64), ("max_tokens", None), ("max_tokens", 2**31 - 1), ("min_tokens", 16), ("temperature", 0),
-    ("temperature", 2), ("top_p", 1e-9), ("top_p", 1), ("top_k", 1), ("top_k", 2**31 - 1), ("min_p", 0), ("min_p", 1),
+    ("n", 256), ("max_tokens", None), ("max_tokens", 2**31 - 1), ("min_tokens", 16), ("temperature", 0),
+    ("temperature", 1e308), ("logprobs", -1),
+    ("top_p", 1e-9), ("top_p", 1), ("top_k", 1), ("top_k", 2**31 - 1), ("min_p", 0), ("min_p", 1),
     ("stop", ("x" * 1024,) * 16), ("bad_words", ("word",) * 128),
     ("presence_penalty", -2), ("frequency_penalty", 2), ("repetition_penalty", 10), ("seed", -(2**63)),
     ("seed", 2**63 - 1), ("logprobs", 0), ("prompt_logprobs", 20), ("logit_bias", {0: -100, 7: 100.0}),
@@ -103,6 +110,24 @@ def test_other_forms_are_brought_into_one(field: str, value: Any, kept: Any) -> 
     found = getattr(SamplingParams(**{field: value}), field)
     assert found == kept
     assert repr(found) == repr(kept), "of Python's own types"
+
+
+@pytest.mark.parametrize(
+    ("given", "spec"),
+    [
+        ({"regex": "a+"}, GrammarSpec.regex("a+")),
+        (StructuredOutputsParams(json={"type": "object"}), GrammarSpec.json_schema({"type": "object"})),
+        (StructuredOutputsParams(json_object=True), GrammarSpec.json_object()),
+        (StructuredOutputsParams(choice=["a", "b"]), GrammarSpec.choice(["a", "b"])),
+        (StructuredOutputsParams(grammar='root ::= "a"'), GrammarSpec.ebnf('root ::= "a"')),
+        ({"json": {}, "disable_any_whitespace": True}, GrammarSpec.json_schema({}, "compact")),
+    ],
+)
+def test_a_constraint_under_vllms_names_becomes_a_grammar(given: Any, spec: GrammarSpec) -> None:
+    params = SamplingParams(structured_outputs=given)
+    assert params.grammar == spec and params.clone() == params
+    with pytest.raises(InvalidRequest, match="two constraints"):
+        SamplingParams(structured_outputs=given, grammar=spec)
 
 
 def test_an_unknown_field_is_an_error() -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from PIL import Image
 
-from engine.config import EngineConfig
+from engine.config import MAX_IMAGES, EngineConfig
 from engine.errors import ConfigError
 from engine.input.images.decode import check_size, decode_image, flatten, refuse
 from engine.input.images.source import MediaReader, Source
@@ -28,7 +28,6 @@ from engine.model.vision.encoder import PROCESSOR_FILE
 from engine.model.vision.spec import VisionSpec
 from engine.thread_priority import lower_priority
 
-MAX_IMAGES = 32  # of a request
 # Prepared pixels of a request; with the rest of it they must fit into one message to the core, see MAX_FRAME_BYTES.
 MAX_PIXEL_BYTES = 192 * 2**20
 POOL_THREADS = 2
@@ -70,8 +69,14 @@ class ImageIntake:
     """
 
     def __init__(
-        self, path_or_name: str | Path, spec: VisionSpec, tokenizer: Tokenizer, reader: MediaReader
+        self,
+        path_or_name: str | Path,
+        spec: VisionSpec,
+        tokenizer: Tokenizer,
+        reader: MediaReader,
+        max_images: int = MAX_IMAGES,
     ) -> None:
+        self._max_images = max_images
         folder = resolve_checkpoint(path_or_name, (PROCESSOR_FILE,))
         self._reader = reader
         self._tokenizer = tokenizer
@@ -98,8 +103,8 @@ class ImageIntake:
         Raises:
             InvalidRequest: an image cannot be used, or the prompt has another number of slots.
         """
-        if len(sources) > MAX_IMAGES:
-            raise refuse(f"there are {len(sources)} images; a request may have at most {MAX_IMAGES}")
+        if len(sources) > self._max_images:
+            raise refuse(f"there are {len(sources)} images; a request may have at most {self._max_images}")
         slots = [place for place, token_id in enumerate(token_ids) if token_id == self._token_id]
         if len(slots) != len(sources):
             raise refuse(
@@ -165,4 +170,5 @@ def make_intake(config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer |
     """Return the intake of a model that sees images; None if it does not, or cannot with this config."""
     if model.vision is None or tokenizer is None or config.num_ranks > 1:
         return None
-    return ImageIntake(config.model, model.vision, tokenizer, MediaReader(config.allowed_media_domains))
+    reader = MediaReader(config.allowed_media_domains)
+    return ImageIntake(config.model, model.vision, tokenizer, reader, config.read_image_limit())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import count, repeat
 
 import numpy as np
 import torch
@@ -37,19 +38,20 @@ class SampledLogprobs:
         Args:
             words: `packed` on the host.
         """
-        ids, logprobs, masked = _unpack(words)
-        ranks = words[:, 0].tolist()
+        width = (words.shape[1] - 1) // 3
+        ids = words[:, 1 : 1 + width]
+        values = words[:, 1 + width :].view(np.float32)
+        kept = np.flatnonzero(ids[:, 0] >= 0)
+        parts = (self.places, words[:, 0], ids, values[:, :width], values[:, width:], self.num_top, self.has_mask)
         found = {}
-        for at, place in enumerate(self.places.tolist()):
-            if ids[at][0] < 0:
-                continue
-            row_masked = masked[at] if self.has_mask[at] else [None] * len(ids[at])
-            entries = list(zip(ids[at], logprobs[at], row_masked, strict=True))
-            top = entries[1 : 1 + int(self.num_top[at])]
-            found[place] = TokenLogprobs(
-                _make_logprob(entries[0], ranks[at]),
-                tuple(_make_logprob(entry, 1 + better) for better, entry in enumerate(top)),
-            )
+        for place, rank, row_ids, logprobs, masked, num_top, has_mask in zip(
+            *(part[kept].tolist() for part in parts), strict=True
+        ):
+            end = 1 + num_top
+            others = masked[1:end] if has_mask else repeat(None)
+            top = [*map(Logprob, row_ids[1:end], logprobs[1:end], count(1), repeat(""), others)]
+            own = Logprob(row_ids[0], logprobs[0], rank, "", masked[0] if has_mask else None)
+            found[place] = TokenLogprobs(own, top)
         return found
 
 
@@ -86,9 +88,9 @@ def compute_prompt_logprobs(logits: Tensor, next_token_ids: Tensor, num_top: int
         next_token_ids: [T] int64, the prompt token that follows each position.
         num_top: alternatives per position, 0..20.
     """
-    count = logits.shape[0]
+    length = logits.shape[0]
     packed = compute_logprobs(logits, next_token_ids, num_top)
-    return SampledLogprobs(np.arange(count), np.full(count, num_top), np.zeros(count, bool), packed)
+    return SampledLogprobs(np.arange(length), np.full(length, num_top), np.zeros(length, bool), packed)
 
 
 def _compute_chunk(
@@ -106,16 +108,3 @@ def _compute_chunk(
     ids = torch.cat([token_ids.unsqueeze(-1), ids[:, 1:]], dim=1)
     words = [rank.to(torch.int32), ids.to(torch.int32), logprobs.view(torch.int32), masked.view(torch.int32)]
     return torch.cat(words, dim=1)
-
-
-def _unpack(words: np.ndarray) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
-    """Return ids, log-probabilities and masked log-probabilities of packed rows."""
-    width = (words.shape[1] - 1) // 3
-    parts = np.split(words[:, 1:], (width, 2 * width), axis=1)
-    ids, logprobs, masked = (np.ascontiguousarray(part) for part in parts)
-    return ids.tolist(), logprobs.view(np.float32).tolist(), masked.view(np.float32).tolist()
-
-
-def _make_logprob(entry: tuple[int, float, float | None], rank: int) -> Logprob:
-    token_id, logprob, masked_logprob = entry
-    return Logprob(token_id, logprob, rank, masked_logprob=masked_logprob)

@@ -129,7 +129,7 @@ class SamplingState:
 
     def _set_draw(self, row: int, params: SamplingParams) -> None:
         top_k = min(params.top_k or self.vocab_size, self.vocab_size)
-        self.temperature[row] = params.temperature
+        self.temperature[row] = min(params.temperature, 1e30)  # uniform, and finite in float32
         self.top_k[row] = top_k
         # At exactly 1, tokens whose fixed-point probability rounds to 0 would be dropped; 2 keeps all.
         self.top_p[row] = params.top_p if params.top_p < 1.0 else 2.0
