@@ -15,12 +15,14 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.routing import Mount
 
 from app.api.application import make_api
 from app.api.context import ApiContext
+from app.api.job_kinds import make_answer
 from app.config import AppConfig, UsageError
 from app.listening import bind, describe_address, finish_unless, run_uvicorn, stop_on_signals
 from app.startup_app import StartupApp
@@ -59,7 +61,7 @@ async def serve(
     with closing(open_data(app_config)) as store, bind(app_config) as listener, stop_on_signals(on_stop) as stop:
         engine = Engine(engine_config)
         startup_app = StartupApp(engine, is_private=bool(app_config.api_key))
-        app = make_api(ApiContext(engine, app_config, store=store))
+        app = make_api(context := ApiContext(engine, app_config, store=store))
         async with run_uvicorn(startup_app, listener, stop, app_config):
             try:
                 if await finish_unless(stop, prepare(app, engine, app_config, timeline)):
@@ -67,7 +69,7 @@ async def serve(
                     async with app.router.lifespan_context(app):
                         startup_app.open(app)
                         announce(engine, app_config, listener, timeline)
-                        await finish_unless(stop, tend(engine, store))
+                        await finish_unless(stop, tend(context))
                         num_cut = await drain(startup_app, engine, app_config.shutdown_grace_s)
                 else:
                     logger.info("closing: startup cancelled")
@@ -89,11 +91,12 @@ def open_data(app_config: AppConfig) -> Store:
         raise UsageError(f"--data-dir: {error}") from error
 
 
-async def tend(engine: Engine, store: Store) -> None:
+async def tend(context: ApiContext) -> None:
     """Do what is to be done beside the requests."""
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(collect_when_idle(engine))
-        tasks.create_task(drop_old(store))
+        tasks.create_task(collect_when_idle(context.engine))
+        tasks.create_task(drop_old(context.store))
+        tasks.create_task(context.jobs.run(partial(make_answer, context)))
 
 
 async def drop_old(store: Store) -> None:

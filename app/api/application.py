@@ -10,7 +10,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api import admin, chat, completions, embeddings, extract, models, tokens
+from app.api import admin, chat, completions, embeddings, extract, files, jobs, models, tokens
 from app.api.anthropic import routes as anthropic
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
@@ -27,8 +27,6 @@ MISSING = {
     "/v1/moderations": "it has no moderation model",
     "/v1/audio": "it has no model for speech",
     "/v1/images": "it has no model for images",
-    "/v1/files": "it keeps no files; python -m app run-batch answers a batch file",
-    "/v1/batches": "it keeps no files; python -m app run-batch answers a batch file",
 }
 ALL_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -46,7 +44,7 @@ def make_api(context: ApiContext) -> FastAPI:
     )
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
-    routers = (admin, anthropic, chat, completions, embeddings, extract, models, ollama, responses, tokens)
+    routers = (admin, anthropic, chat, completions, embeddings, extract, files, jobs, models, ollama, responses, tokens)
     for module in routers:
         app.include_router(module.router)
         known += [route for route in module.router.routes if isinstance(route, Route)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from app.api import chat, completions
 from app.api.context import ApiContext
 from app.api.errors import ApiError, BadRequest, to_api_error
 from app.api.fields import WARNINGS
-from app.api.json_body import check_json
+from app.api.json_body import check_json, parse_body
 from app.api.protocol import ChatRequest, CompletionRequest
 from app.api.request_info import RequestInfo
 from app.api.responses import routes as responses
@@ -19,6 +20,48 @@ from engine import EngineDead, EngineError
 from grammar import GrammarError
 
 Json = dict[str, Any]
+
+
+def read_line(line: bytes) -> Json:
+    """Return the row of a line.
+
+    Raises:
+        BadRequest: it is not one.
+    """
+    try:
+        row = parse_body(line)
+    except BadRequest as error:
+        raise BadRequest(f"has the {error}") from error
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("custom_id"), str):
+        raise BadRequest("is not a JSON object with a custom_id")
+    return row
+
+
+def check_lines(lines: Iterable[bytes], name: str, endpoint: str | None = None) -> Iterator[Json | str]:
+    """Yield the row of each line that is not blank, or what is wrong with the line.
+
+    Args:
+        name: how the number of a line is introduced.
+        endpoint: the url that every row must have.
+    """
+    seen: set[str] = set()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = read_line(line)
+        except ApiError as error:
+            yield f"{name}{number} {error}"
+            continue
+        if row["custom_id"] in seen:
+            yield f"{name}{number} has the custom_id {row['custom_id'][:80]!r} of an earlier line"
+        elif endpoint is not None and row.get("url") != endpoint:
+            yield f"{name}{number} has the url {str(row.get('url'))[:80]!r}, not the batch's endpoint {endpoint}"
+        else:
+            yield row
+        seen.add(row["custom_id"])
 
 
 async def answer_row(context: ApiContext, row: Json) -> Json:

@@ -19,6 +19,7 @@ from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
 from app.api.tools.styles import TemplateFacts, read_template
 from app.config import AppConfig
+from app.job_runner import JobRunner
 from app.store import Store
 from engine import Embedder, Engine, LoRARequest, ModelReport, read_sampling_defaults
 
@@ -61,6 +62,11 @@ class ApiContext:
     def responses(self) -> ResponseStore:
         """What POST /v1/responses made."""
         return ResponseStore(self.store)
+
+    @cached_property
+    def jobs(self) -> JobRunner:
+        """Works on the jobs of the store."""
+        return JobRunner(self.store, self.engine)
 
     @cached_property
     def embedder(self) -> Embedder:

@@ -7,6 +7,7 @@ the order of the rows, with the progress so far.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -24,6 +25,7 @@ from starlette.datastructures import UploadFile
 from app.api.call import usage
 from app.api.context import ApiContext, context_of
 from app.api.errors import BadRequest, describe_fields
+from app.api.jobs import add_job, describe
 from app.api.json_body import parse_body, parse_part
 from app.api.protocol import Fields
 from app.api.request_info import RequestInfo
@@ -43,6 +45,7 @@ from app.extraction.cases import SCHEMAS
 from app.extraction.chunks import stream_whole
 from app.extraction.pdf import MAX_IMAGES
 from app.extraction.reading import read_apart
+from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import (
     LIMITS,
     TABLE_TYPES,
@@ -50,6 +53,7 @@ from app.extraction.sources import (
     Row,
     UnreadableSource,
     decode,
+    dump_source,
     make_table,
     parse_rows,
     spell,
@@ -146,13 +150,15 @@ BODY = {
 
 
 @router.post("/v1/extract", openapi_extra=BODY, response_model=None, responses=STREAMED)
-async def extract(request: Request, context: Context) -> Response:
+async def extract(request: Request, context: Context, background: bool = False) -> Response:
     """Extract a record, with the confidence and the evidence of each value, the values to check, and the checks."""
     body, sources, is_table = await read_request(request, context.engine.sees_images)
     info: RequestInfo = request.state.info
     model = info.model = context.check_model(body.model)
     context.require_ready()
     schema = read_schema(body.schema_)
+    if background:
+        return await extract_later(context, body, schema, model, sources, info.owner)
     extractor = make_extractor(context, body, model)
     if is_table:
         return JsonLines(
@@ -173,6 +179,20 @@ async def extract(request: Request, context: Context) -> Response:
     work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
     done = await unless_gone(request.receive, work)
     return JSONResponse(show(extractor, *done, info))
+
+
+async def extract_later(
+    context: ApiContext, body: ExtractRequest, schema: Schema, model: str, sources: Sequence[Source], owner: str
+) -> Response:
+    """Make a job of the documents, for /v1/jobs."""
+    # A schema that cannot be used is the fault of the request, not of each row.
+    await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
+    if body.stream:
+        raise BadRequest("stream is not possible with background=true; /v1/jobs/ID has the rows as they end", "stream")
+    asked = body.model_dump(by_alias=True, exclude={"text", "images", "rows", "column", "stream"})
+    request = {**asked, "model": model, "schema": schema}
+    job = await add_job(context, owner, "extract", {"model": model, "request": request}, map(dump_source, sources))
+    return JSONResponse(await context.store.run(describe, job), 202)
 
 
 async def send_rows(

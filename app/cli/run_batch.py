@@ -17,10 +17,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from app.api.batch import answer_row
+from app.api.batch import answer_row, check_lines
 from app.api.context import ApiContext
-from app.api.errors import ApiError
-from app.api.json_body import parse_body
 from app.cli.imports import import_large
 from app.cli.talk import local_engine
 from app.concurrency import run_bounded
@@ -85,8 +83,8 @@ async def run_batch(
 ) -> int:
     """Answer the remaining rows, several at once, and write each when it is done."""
     num_failed = 0
-    rows = (row for _, row in iterate_rows(source) if row["custom_id"] not in done)
-    num_left = sum(row["custom_id"] not in done for _, row in iterate_rows(source))
+    rows = (row for row in iterate_rows(source) if row["custom_id"] not in done)
+    num_left = sum(row["custom_id"] not in done for row in iterate_rows(source))
     async with local_engine(vars(arguments)) as engine:
         context = ApiContext(engine, AppConfig())
         answers = run_bounded((answer_row(context, row) for row in rows), arguments.max_in_flight)
@@ -101,67 +99,33 @@ async def run_batch(
     return EXIT_SOME_FAILED if num_failed else 0
 
 
-def iterate_rows(source: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of a batch file with their line numbers.
-
-    Raises:
-        UsageError: a line is not a row.
-    """
-    for number, line in iterate_lines(source):
-        yield number, read_row(line, f"{source}:{number}")
-
-
-def iterate_lines(source: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with their numbers."""
-    with source.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield number, line
-
-
-def read_row(line: bytes, where: str) -> Row:
-    """Parse the row of a line.
-
-    Raises:
-        UsageError: it is not one.
-    """
-    try:
-        row = parse_body(line)
-    except ApiError as error:
-        raise UsageError(f"{where}: {error}") from error
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict) or not isinstance(row.get("custom_id"), str):
-        raise UsageError(f"{where} is not a JSON object with a custom_id")
-    return row
-
-
 def check_rows(source: Path) -> int:
     """Count the rows; if several lines are bad, list them on stderr.
 
     Raises:
         UsageError: lines that are not rows, or duplicate custom_ids, which could not be resumed.
     """
-    seen: set[str] = set()
+    num_rows = num_bad = 0
     problems: list[str] = []  # the first bad lines
-    num_bad = 0
-    for number, line in iterate_lines(source):
-        try:
-            custom_id = read_row(line, where := f"{source}:{number}")["custom_id"]
-            if custom_id in seen:
-                raise UsageError(f"{where} has the custom_id {custom_id!r} of an earlier line")
-            seen.add(custom_id)
-        except UsageError as error:
-            num_bad += 1
-            if num_bad <= MAX_SHOWN:
-                problems.append(str(error))
+    with source.open("rb") as file:
+        for checked in check_lines(file, f"{source}:"):
+            num_rows += 1
+            if isinstance(checked, str):
+                num_bad += 1
+                problems += [checked] if num_bad <= MAX_SHOWN else []
     if num_bad == 1:
         raise UsageError(problems[0])
     if num_bad:
         more = [f"and {num_bad - MAX_SHOWN} more"] if num_bad > MAX_SHOWN else []
         print("\n".join(problems + more), file=sys.stderr)
         raise UsageError(f"{source} has {num_bad} bad lines; nothing was answered")
-    return len(seen)
+    return num_rows
+
+
+def iterate_rows(source: Path) -> Iterator[Row]:
+    """Yield the rows of a file that was checked."""
+    with source.open("rb") as file:
+        yield from (row for row in check_lines(file, "") if isinstance(row, dict))
 
 
 def read_done(target: Path) -> frozenset[str]:

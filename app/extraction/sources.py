@@ -6,10 +6,11 @@ import json
 import math
 import re
 import sys
+from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path, PurePath
@@ -65,6 +66,19 @@ class Source:
                 found["page"] = self.find_page(found["start"])
         notes = [*self.notes, *record.get("notes", ())]
         return record | ({"notes": notes} if notes else {})
+
+
+def dump_source(source: Source) -> str:
+    """Return a document as JSON text."""
+    return json.dumps(asdict(source), ensure_ascii=False, default=lambda data: {"base64": b64encode(data).decode()})
+
+
+def load_source(text: str) -> Source:
+    """Return the document of `dump_source`."""
+    given = json.loads(text)
+    images = tuple(b64decode(each["base64"]) if isinstance(each, dict) else each for each in given.pop("images"))
+    page_starts, notes = tuple(given.pop("page_starts")), tuple(given.pop("notes"))
+    return Source(**given, page_starts=page_starts, images=images, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,11 @@ OWN_HEADERS = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade", "host",
     "transfer-encoding", "content-length", "accept-encoding", "x-request-id", "date", "server", "x-troupe-client",
 ))  # fmt: skip
-RESPONSE_PATH = re.compile(r"/v1/responses/([^/]+)")
-NOT_STORED = b'"response_not_found"'
-RESPONSE_ID = re.compile(rb'"id": ?"(resp_[^"]{1,300})"')
+# what one worker stores: responses, files, batches, jobs
+STORED_PATH = re.compile(r"/v1/(?:responses|files|batches|jobs)/([^/]+)")
+CREATING = ("/v1/responses", "/v1/files", "/v1/batches", "/v1/extract")
+NOT_STORED = re.compile(rb'"(?:response|file)_not_found"')
+STORED_ID = re.compile(rb'"id": ?"((?:resp_|file-|batch_|job_)[^"]{1,300})"')
 MAX_HOLDERS = 100_000  # of a worker's latest responses; of an older one every worker is asked
 Headers = list[tuple[bytes, bytes]]
 
@@ -59,7 +61,7 @@ class WorkerFailed(Exception):
         self.response = response
 
 
-class ResponseElsewhere(Exception):
+class StoredElsewhere(Exception):
     """A worker does not hold the stored response that a request names; `answer` is its 404."""
 
     def __init__(self, answer: Response) -> None:
@@ -105,7 +107,7 @@ class Proxy:
         self._router = router
         self._session = session
         self._forwards_keys = forwards_keys
-        self._holders: OrderedDict[str, Worker] = OrderedDict()  # id of a stored response -> the worker that has it
+        self._holders: OrderedDict[str, Worker] = OrderedDict()  # stored id -> the worker that has it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -158,10 +160,10 @@ class Proxy:
         Raises:
             ApiError: none did.
         """
-        prompt, model, salt, session, response_id = read_prompt(body)
-        if (named := RESPONSE_PATH.match(scope["path"])) is not None:
-            response_id = named[1]
-        holder = self._holders.get(response_id or "")
+        prompt, model, salt, session, stored_id = read_prompt(body)
+        if (named := STORED_PATH.match(scope["path"])) is not None:
+            stored_id = named[1]
+        holder = self._holders.get(stored_id or "")
         given = dict(scope["headers"]).get(b"x-session-id")
         session = session if given is None else given.decode("latin-1")
         ready = [worker for worker in self._workers if worker.is_ready]
@@ -172,7 +174,7 @@ class Proxy:
         # A model that no worker lists goes to any: its 404 names the models that it has.
         candidates = [worker for worker in ready if worker.serves(model)] or ready
         problems: list[str] = []
-        failure: WorkerFailed | ResponseElsewhere | None = None
+        failure: WorkerFailed | StoredElsewhere | None = None
         while candidates and len(problems) < MAX_TRIES:
             preferred = [holder] if holder is not None and holder in candidates else candidates
             ticket = self._router.choose(prompt, [worker.index for worker in preferred], salt, session)
@@ -181,9 +183,9 @@ class Proxy:
             running.inc()
             try:
                 note = partial(self._router.note_first_token, ticket)
-                await self._pass(scope, body, send, worker, note, response_id is not None)
+                await self._pass(scope, body, send, worker, note, stored_id is not None)
                 return
-            except ResponseElsewhere as error:
+            except StoredElsewhere as error:
                 failure = error
                 candidates.remove(worker)
             except WorkerFailed as error:
@@ -197,7 +199,7 @@ class Proxy:
                 self._router.end(ticket)
                 running.dec()
         assert failure is not None
-        answer = failure.answer if isinstance(failure, ResponseElsewhere) else failure.response
+        answer = failure.answer if isinstance(failure, StoredElsewhere) else failure.response
         if answer is not None:
             await answer(scope, _no_body, send)
             return
@@ -210,16 +212,16 @@ class Proxy:
         send: Send,
         worker: Worker,
         note_first_byte: Callable[[], None],
-        names_response: bool,
+        names_stored: bool,
     ) -> None:
         """Send the request to a worker and its answer to the client, as it comes.
 
         Args:
-            names_response: whether the request is about a stored response, which one worker holds.
+            names_stored: whether the request names what one worker stores.
 
         Raises:
             WorkerFailed: the answer has not begun, so that another worker may be tried.
-            ResponseElsewhere: the worker does not hold the response.
+            StoredElsewhere: the worker does not hold the response.
         """
         url = URL(worker.url + scope["raw_path"].decode("latin-1"), encoded=True)
         query = scope["query_string"].decode("latin-1")
@@ -234,10 +236,10 @@ class Proxy:
                     content = await response.read()
                     raise WorkerFailed(f"status {status}", _make_response(status, given, content))
                 chunk = await response.content.readany()
-                if status in (400, 404) and names_response and (status == 404 or NOT_STORED in chunk):
-                    raise ResponseElsewhere(_make_response(status, given, chunk + await response.read()))
+                if status in (400, 404) and names_stored and (status == 404 or NOT_STORED.search(chunk)):
+                    raise StoredElsewhere(_make_response(status, given, chunk + await response.read()))
                 note_first_byte()
-                if scope["path"] == "/v1/responses" and (found := RESPONSE_ID.search(chunk)) is not None:
+                if scope["path"] in CREATING and (found := STORED_ID.search(chunk)) is not None:
                     self._note_holder(found[1].decode(), worker)
                 self.metrics.requests.labels(worker.url, status).inc()
                 start = {"type": "http.response.start", "status": status, "headers": _pass_on(given)}
@@ -253,8 +255,8 @@ class Proxy:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise WorkerFailed(type(error).__name__) from error
 
-    def _note_holder(self, response_id: str, worker: Worker) -> None:
-        self._holders[response_id] = worker
+    def _note_holder(self, stored_id: str, worker: Worker) -> None:
+        self._holders[stored_id] = worker
         if len(self._holders) > MAX_HOLDERS:
             self._holders.popitem(last=False)
 
@@ -281,7 +283,7 @@ class Proxy:
 
 
 def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None, str | None]:
-    """Return the prompt as bytes, the model, the salt, the session and the response before of a JSON request.
+    """Return the prompt as bytes, the model, the salt, the session and the response or file that a JSON request names.
 
     Other bodies, such as forms, count as the prompt themselves. The worker reports errors in a body.
     """
@@ -293,9 +295,9 @@ def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None, str
         return body, None, None, None, None
     parts = [found[name] for name in PROMPT_FIELDS if found.get(name)]
     prompt = "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
-    names = ("cache_salt", "prompt_cache_key", "previous_response_id")
-    salt, key, last = (found[name] if isinstance(found.get(name), str) else None for name in names)
-    return prompt.encode("utf-8", "surrogatepass"), found.get("model"), salt, key or salt, last
+    names = ("cache_salt", "prompt_cache_key", "previous_stored_id", "input_file_id")
+    salt, key, last, file = (found[name] if isinstance(found.get(name), str) else None for name in names)
+    return prompt.encode("utf-8", "surrogatepass"), found.get("model"), salt, key or salt, last or file
 
 
 async def read_body(receive: Receive) -> bytes:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.store.database import Connection
-from app.store.objects import COLUMNS, Item, _make_item, check_room, get, put
+from app.store.objects import COLUMNS, Item, check_room, get, make_item, put
 
 Json = dict[str, Any]
 
 UNFINISHED = ("queued", "running")
 STATES = ("waiting", "running", "done", "failed")
+FILE_NAMES = {"done": "output", "failed": "errors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +46,22 @@ def add_job(db: Connection, owner: str, job_id: str, body: Json, rows: Iterable[
         ((job.number, number, given) for number, given in enumerate(rows)),
     )
     db.execute(
-        "UPDATE objects SET size = size + (SELECT coalesce(sum(length(given)), 0) FROM rows WHERE job = number) "
-        "WHERE number = ?",
-        (job.number,),
+        "UPDATE objects SET size = size + (SELECT coalesce(sum(length(given)), 0) FROM rows WHERE job = :job) "
+        "WHERE number = :job",
+        {"job": job.number},
     )
     check_room(db, owner)
     return job
 
 
-def find_unfinished(db: Connection) -> list[tuple[str, Item]]:
-    """Return the jobs of all owners that are to be worked on, each with its owner, the oldest first."""
+def find_unfinished(db: Connection) -> list[Item]:
+    """Return the jobs of all owners that are to be worked on, the oldest first."""
     rows = db.execute(
-        f"SELECT owner, {COLUMNS} FROM objects WHERE kind = 'job' AND json_extract(body, '$.status') IN (?, ?) "
+        f"SELECT {COLUMNS} FROM objects WHERE kind = 'job' AND json_extract(body, '$.status') IN (?, ?) "
         "ORDER BY number",
         UNFINISHED,
     )
-    return [(owner, _make_item(row)) for owner, *row in rows]
+    return list(map(make_item, rows))
 
 
 def set_status(db: Connection, number: int, status: str) -> None:
@@ -70,6 +71,21 @@ def set_status(db: Connection, number: int, status: str) -> None:
         "UPDATE objects SET body = json_set(body, '$.status', ?, ?, ?), changed = ? WHERE number = ?",
         (status, moment, db.clock(), db.clock(), number),
     )
+
+
+def end_job(db: Connection, number: int, status: str, error: str | None = None) -> None:
+    """Note that a job has ended: completed, or cancelled, perhaps by an error. A batch gets files of its results."""
+    set_status(db, number, status)
+    db.execute("UPDATE objects SET body = json_set(body, '$.error', ?) WHERE number = ?", (error, number))
+    row = db.execute(f"SELECT owner, {COLUMNS} FROM objects WHERE number = ?", (number,)).fetchone()
+    if row is None or make_item(row[1:]).body["kind"] != "batch":
+        return
+    owner, _, job_id, *_ = row
+    for state, num_rows in count(db, number).items():
+        if num_rows and state in FILE_NAMES:
+            name = f"{job_id}_{FILE_NAMES[state]}.jsonl"
+            body = {"filename": name, "purpose": "batch_output", "job": number, "state": state}
+            put(db, owner, "file", f"file-{job_id}-{state}", body, parent=job_id)
 
 
 def claim(db: Connection, job: int) -> tuple[int, str] | None:
@@ -83,7 +99,11 @@ def claim(db: Connection, job: int) -> tuple[int, str] | None:
 
 
 def end_row(db: Connection, job: int, number: int, result: str, is_failed: bool) -> None:
-    """Write the result of a row that was claimed. A job that was deleted or cancelled meanwhile gets none."""
+    """Write the result of a row that was claimed. A job that was deleted or cancelled meanwhile gets none.
+
+    Raises:
+        StoreFull: there is no room.
+    """
     changed = db.execute(
         "UPDATE rows SET state = :state, result = :result, ended = 1 + (SELECT coalesce(max(ended), 0) FROM rows "
         "WHERE job = :job) WHERE job = :job AND number = :number AND state = 'running'",
@@ -93,6 +113,7 @@ def end_row(db: Connection, job: int, number: int, result: str, is_failed: bool)
         db.execute(
             "UPDATE objects SET size = size + ?, changed = ? WHERE number = ?", (len(result), db.clock(), job)
         )
+        check_room(db, db.execute("SELECT owner FROM objects WHERE number = ?", (job,)).fetchone()[0])
 
 
 def release(db: Connection, job: int | None = None) -> None:
@@ -103,8 +124,7 @@ def release(db: Connection, job: int | None = None) -> None:
 def retry_failed(db: Connection, job: int) -> int:
     """Let failed rows wait again, and the job be worked on. Returns how many rows wait."""
     values = {"job": job}
-    size = "SELECT coalesce(sum(length(result)), 0) FROM rows WHERE job = :job AND state = 'failed'"
-    db.execute(f"UPDATE objects SET size = size - ({size}) WHERE number = :job", values)
+    forget_results(db, job, "failed")
     db.execute(
         "UPDATE rows SET state = 'waiting', result = NULL, ended = NULL WHERE job = :job AND state = 'failed'", values
     )
@@ -129,3 +149,19 @@ def read_ended(db: Connection, job: int, after: int = 0, limit: int = -1) -> lis
             (job, after, limit),
         )
     ]
+
+
+def count_result_bytes(db: Connection, job: int, state: str) -> int:
+    """Return the size of the results in a state, as lines."""
+    lengths = "length(CAST(result AS BLOB)) + 1"
+    values = (job, state)
+    found = db.execute(f"SELECT total({lengths}) FROM rows WHERE job = ? AND state = ? AND result != ''", values)
+    return int(found.fetchone()[0])
+
+
+def forget_results(db: Connection, job: int, state: str) -> None:
+    """Delete the results of the rows in a state; how many there were stays known."""
+    size = "SELECT coalesce(sum(length(result)), 0) FROM rows WHERE job = :job AND state = :state"
+    values = {"job": job, "state": state}
+    db.execute(f"UPDATE objects SET size = size - ({size}) WHERE number = :job", values)
+    db.execute("UPDATE rows SET result = '' WHERE job = :job AND state = :state", values)

@@ -95,7 +95,7 @@ def get(db: Connection, owner: str, kind: str, item_id: str) -> Item | None:
     row = db.execute(
         f"SELECT {COLUMNS} FROM objects WHERE owner = ? AND id = ? AND kind = ?", (owner, item_id, kind)
     ).fetchone()
-    return None if row is None else _make_item(row)
+    return None if row is None else make_item(row)
 
 
 def get_data(db: Connection, owner: str, kind: str, item_id: str) -> bytes | None:
@@ -121,17 +121,15 @@ def find(
         "id = :after)) ORDER BY changed DESC, number DESC LIMIT :limit",
         {"owner": owner, "kind": kind, "text": text, "after": after, "limit": limit},
     )
-    return [_make_item(row) for row in rows]
+    return [make_item(row) for row in rows]
 
 
-def find_parts(db: Connection, owner: str, parent: str, kind: str) -> list[Item]:
+def find_parts(db: Connection, parent: Item, kind: str) -> list[Item]:
     """Return the objects of a kind that belong to another one, in the order in which they were added."""
     rows = db.execute(
-        f"SELECT {', '.join(f'part.{name}' for name in COLUMNS.split(', '))} FROM objects whole JOIN objects part ON "
-        "part.parent = whole.number WHERE whole.owner = ? AND whole.id = ? AND part.kind = ? ORDER BY part.number",
-        (owner, parent, kind),
+        f"SELECT {COLUMNS} FROM objects WHERE parent = ? AND kind = ? ORDER BY number", (parent.number, kind)
     )
-    return [_make_item(row) for row in rows]
+    return [make_item(row) for row in rows]
 
 
 def touch(db: Connection, owner: str, item_ids: Sequence[str]) -> None:
@@ -166,6 +164,6 @@ def drop_old(db: Connection) -> None:
     )
 
 
-def _make_item(row: sqlite3.Row | tuple[Any, ...]) -> Item:
+def make_item(row: sqlite3.Row | tuple[Any, ...]) -> Item:
     number, item_id, kind, body, *rest = row
     return Item(number, item_id, kind, json.loads(body), *rest)

@@ -24,6 +24,7 @@ STEPS = (
     );
     CREATE INDEX by_kind ON objects (owner, kind, changed);
     CREATE INDEX by_parent ON objects (parent) WHERE parent IS NOT NULL;
+    CREATE INDEX jobs ON objects (number) WHERE kind = 'job';
     CREATE INDEX by_age ON objects (changed) WHERE parent IS NULL;
     CREATE TRIGGER added AFTER INSERT ON objects BEGIN
         INSERT INTO owners VALUES (new.owner, new.size) ON CONFLICT DO UPDATE SET bytes = bytes + new.size;

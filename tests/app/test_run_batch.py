@@ -162,7 +162,7 @@ def test_a_dead_engine_ends_the_run_and_leaves_its_rows_to_the_next(
         (
             '{"custom_id": "1", "custom_id": "2"}\n',
             None,
-            "in.jsonl:1: duplicate key 'custom_id'",
+            "in.jsonl:1 has the duplicate key 'custom_id'",
         ),
         ("", "my diary\n", "out.jsonl:1 is not a row"),
         ("", "my diary", "out.jsonl ends with something"),

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Server:
     engine: Any
     url: str
     client: aiohttp.ClientSession
+    context: Any = field(default=None, kw_only=True)
 
     async def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
         status, _, reply = await self.ask(path, "POST", json=body, **options)
@@ -85,7 +86,7 @@ def events(raw: bytes) -> list[Any]:
 
 @asynccontextmanager
 async def run_server(engine: Any, config: AppConfig, store: Store | None = None) -> AsyncIterator[Server]:
-    app = make_api(ApiContext(engine, config, store=store or Store()))
+    app = make_api(context := ApiContext(engine, config, store=store or Store()))
     settings = uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none", http=BoundedHttp)
     # on a slow machine the usual seconds pass between two tests, and a pooled connection would be closed as it is taken
     settings.timeout_keep_alive = 600
@@ -96,7 +97,7 @@ async def run_server(engine: Any, config: AppConfig, store: Store | None = None)
     await server.startup()
     port = server.servers[0].sockets[0].getsockname()[1]
     async with aiohttp.ClientSession() as client:
-        yield Server(engine, f"http://127.0.0.1:{port}", client)
+        yield Server(engine, f"http://127.0.0.1:{port}", client, context=context)
     for listener in server.servers:
         listener.close()
     tasks = list(server.server_state.tasks)

@@ -10,7 +10,7 @@ import pytest
 
 from app.extraction import sources
 from app.extraction.decoding import UnreadableSource
-from app.extraction.sources import Table, make_table, read_file, read_rows
+from app.extraction.sources import Source, Table, dump_source, load_source, make_table, read_file, read_rows
 from tests.app.extraction.pdf_files import make_pdf
 
 
@@ -164,3 +164,8 @@ def test_of_two_delimiters_the_one_that_makes_even_rows_is_taken(
     ]
     rows = read_rows(write(tmp_path, "t.csv", "\n".join(mark.join(line) for line in lines)))
     assert [list(row.cells.values()) for row in rows] == lines[1:]
+
+
+def test_a_document_is_the_same_after_it_was_stored() -> None:
+    source = Source("a", "é\n\nb", {"x": "y"}, None, (0, 3), (b"\x89PNG", "data:image/png;base64,AA"), ("a note",))
+    assert load_source(dump_source(source)) == source

@@ -164,8 +164,12 @@ async def test_a_4xx_is_the_clients_and_no_other_server_is_asked() -> None:
         assert len(server.seen) + len(other.seen) == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "prefix", "field"),
+    [("/v1/responses", "resp_", "previous_response_id"), ("/v1/files", "file-", "input_file_id")],
+)
 @pytest.mark.parametrize("knows_holder", [True, False])
-async def test_a_stored_response_is_found_at_the_server_that_holds_it(knows_holder: bool) -> None:
+async def test_what_one_server_stores_is_found_there(knows_holder: bool, path: str, prefix: str, field: str) -> None:
     """Also by a router that has started since: it asks one server after the other."""
     stored: dict[str, FakeServer] = {}
     servers = [FakeServer() for _ in range(4)]
@@ -173,11 +177,11 @@ async def test_a_stored_response_is_found_at_the_server_that_holds_it(knows_hold
     def answer_for(server: FakeServer) -> Callable[[web.Request], Any]:
         async def answer(request: web.Request) -> web.Response:
             body = await request.json() if request.can_read_body else {}
-            last = body.get("previous_response_id") or request.path.removeprefix("/v1/responses").strip("/")
+            last = body.get(field) or request.path.removeprefix(path).strip("/")
             if last and stored.get(last) is not server:
-                missing = {"message": "no such response", "code": "response_not_found"}
+                missing = {"message": "no such response", "code": "file_not_found"}
                 return web.json_response({"error": missing}, status=400 if request.method == "POST" else 404)
-            stored[found := f"resp_{len(stored)}"] = server
+            stored[found := f"{prefix}{len(stored)}"] = server
             return web.json_response({"id": found})
 
         return answer
@@ -186,19 +190,19 @@ async def test_a_stored_response_is_found_at_the_server_that_holds_it(knows_hold
         server.answer = answer_for(server)
     async with routed(*servers) as route:
         for number in range(8):
-            async with route.client.post("/v1/responses", json={"input": f"{number} " * 99}) as reply:
+            async with route.client.post(path, json={"input": f"{number} " * 99}) as reply:
                 first = (await reply.json())["id"]
             if not knows_holder:
-                stored[f"resp_of_old_{number}"] = stored.pop(first)
-                first = f"resp_of_old_{number}"
+                stored[f"{prefix}of_old_{number}"] = stored.pop(first)
+                first = f"{prefix}of_old_{number}"
             before = sum(len(server.seen) for server in servers)
-            body = {"input": "so?", "previous_response_id": first}
-            async with route.client.post("/v1/responses", json=body) as reply:
+            body = {"input": "so?", field: first}
+            async with route.client.post(path, json=body) as reply:
                 assert reply.status == 200
-            assert (await route.get(f"/v1/responses/{first}"))[0] == 200
+            assert (await route.get(f"{path}/{first}"))[0] == 200
             if knows_holder:
                 assert sum(len(server.seen) for server in servers) == before + 2
-        assert (await route.get("/v1/responses/resp_none"))[0] == 404
+        assert (await route.get(f"{path}/none"))[0] == 404
 
 
 async def test_the_last_failure_is_reported_when_no_server_answers() -> None:

@@ -148,7 +148,7 @@ async def test_a_row_is_ended_once_whatever_stops_its_job(tmp_path: Path) -> Non
     assert [(row.number, row.state, row.result) for row in ended] == [(1, "failed", "failed"), (0, "done", "first")]
     assert await store.run(jobs.retry_failed, job.number) == 2
     assert await store.run(jobs.count, job.number) == {"waiting": 2, "running": 0, "done": 1, "failed": 0}
-    assert [found.id for _, found in await store.run(jobs.find_unfinished)] == ["j"]
+    assert [found.id for found in await store.run(jobs.find_unfinished)] == ["j"]
     store.close()
 
 
