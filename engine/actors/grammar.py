@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import assert_never
 
 from engine.actors.actor import ThreadActor
@@ -33,6 +34,8 @@ from engine.thread_priority import lower_priority
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher, StoppableMatcher
 
 COMPILE_THREADS = 2
+# Building the compiler of so many tokens holds the GIL for half a second: better at the start than amid streams.
+LARGE_VOCABULARY = 32_000
 # Longer specs and those for xgrammar may take seconds to compile, so they use a separate thread.
 LONG_SPEC = 8192  # characters
 # Niceness of the threads that fill slow masks and compile long grammars. A thread of the forward pass on the same core
@@ -53,8 +56,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
     """Owns the compiler and the matchers.
 
     Args:
-        make_compiler: builds the compiler on first use, which takes a second for the vocabulary of a large model. Its
-            argument: a pool for long compiles without the GIL.
+        make_compiler: builds the compiler, at once for a large vocabulary, else on first use. Its argument: a pool for
+            long compiles without the GIL.
         vocab_size: width of the model's logits.
         encode: text -> token ids, for drafts of forced text; None: there are no drafts.
     """
@@ -88,6 +91,9 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         self._lanes = tuple(ThreadPoolExecutor(1, f"troupe-masks-{i}", lower) for i in range(2))
         # Keys are the handles of the requests' first completions.
         self._compiling: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
+        self._building = Lock()
+        if vocab_size >= LARGE_VOCABULARY:
+            self._pool.submit(self._build_compiler)
 
     def add(self, message: AddRequest, spec: GrammarSpec) -> None:
         """Compile a request's grammar, then pass the request on to the scheduler; or refuse it."""
@@ -222,13 +228,17 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         mask.fill()
         self.tell(mask)
 
+    def _build_compiler(self) -> GrammarCompiler:
+        with self._building:
+            if self._compiler is None:
+                self._compiler = self._make_compiler(self._native_pool)
+            return self._compiler
+
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
-        if self._compiler is None:
-            # Two threads may build it at the same time; either result is right.
-            self._compiler = self._make_compiler(self._native_pool)
+        compiler = self._build_compiler()
         # The compiler of a large vocabulary takes seconds on a busy machine, which the grammar's time does not include.
         self.post(_tell_begun, begun)
-        compiled = self._compiler.compile(spec)
+        compiled = compiler.compile(spec)
         _ = compiled.plan  # takes milliseconds, so not on the event loop
         return compiled
 

@@ -47,6 +47,30 @@ async def answer(engine: Engine, params: SamplingParams, **options: float) -> st
     return str(last.outputs[0].finish_reason)
 
 
+@pytest.mark.parametrize("is_large", [True, False])
+async def test_the_compiler_of_a_large_vocabulary_is_built_at_the_start(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    """It holds the GIL for half a second, which would stop the streams of others at the first grammar."""
+    built: list[float] = []
+    build = GrammarCompiler.__init__
+
+    def build_slowly(compiler: GrammarCompiler, *args: Any, **options: Any) -> None:
+        time.sleep(0.2)
+        build(compiler, *args, **options)
+        built.append(time.monotonic())
+
+    monkeypatch.setattr(GrammarCompiler, "__init__", build_slowly)
+    monkeypatch.setattr("engine.actors.grammar.LARGE_VOCABULARY", 2 if is_large else 10**9)
+    async with Engine(make_config()) as engine:
+        if is_large:
+            await wait_until(lambda: bool(built))
+        else:
+            assert not await asyncio.sleep(0.3, built)
+        await asyncio.gather(answer(engine, GOOD), answer(engine, make_held(1)))
+    assert len(built) == 1
+
+
 @pytest.mark.parametrize("is_compiled", [True, False])
 async def test_neither_a_compiled_grammar_nor_one_beside_slow_ones_queues(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
