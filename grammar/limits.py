@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class GrammarLimits:
     """Limits of one compiler; what exceeds them is refused with the limit's name."""
 
-    cache_bytes: int = 1024 * 1024 * 1024  # compiled grammars kept, least recently used out first
+    cache_bytes: int = 256 * 1024 * 1024  # compiled grammars kept, least recently used out first
     max_num_programs: int = 128
     # llguidance's own limit. A state takes about 1 kB; a string of 8,000 characters of bounded length takes 48,000.
     # The matchers of one grammar share a lexer, which keeps its states; a full one is replaced (`Matcher.renew`).

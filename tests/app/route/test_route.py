@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from app.config import AppConfig, RouteConfig, UsageError
 from app.listening import bind
 from app.route import server as route_server
+from app.route.proxy import read_prompt
 from app.route.server import run_router
 
 Answer = Callable[[web.Request], Any]
@@ -197,6 +198,7 @@ async def test_what_one_server_stores_is_found_there(knows_holder: bool, path: s
                 first = f"{prefix}of_old_{number}"
             before = sum(len(server.seen) for server in servers)
             body = {"input": "so?", field: first}
+            assert read_prompt(json.dumps(body).encode())[4] == first
             async with route.client.post(path, json=body) as reply:
                 assert reply.status == 200
             assert (await route.get(f"{path}/{first}"))[0] == 200
