@@ -20,16 +20,16 @@ from engine.errors import (
 from engine.resolved_config import ResolvedConfig
 
 if TYPE_CHECKING:
-    from engine.adapter_catalog import LoRARequest
     from engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from engine.cluster.journal_file import RecordedRequest, read_journal
     from engine.cluster.measure_steps import measure_steps
     from engine.cluster.ray_placement import connect_ray, import_ray, serve_headless
     from engine.cluster.simulator import Crashes, PrefillReplicas, SimulatedRequest, SimulatedRun, Simulator
     from engine.cluster.step_table import StepTable
-    from engine.cluster.text_router import TextRouter
     from engine.embedder import Classification, Embedder, Embedding, Score
     from engine.engine import Engine
+    from engine.front.adapter_catalog import LoRARequest
+    from engine.front.journal_file import RecordedRequest, read_journal
+    from engine.front.text_router import TextRouter
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram, ReplicaStats, list_metrics
@@ -54,13 +54,13 @@ else:
         "llm": ("LLM",),
         "cluster.measure_steps": ("measure_steps",),
         "cluster.ray_placement": ("connect_ray", "import_ray", "serve_headless"),
-        "adapter_catalog": ("LoRARequest",),
+        "front.adapter_catalog": ("LoRARequest",),
         "beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
         "structured_outputs": ("StructuredOutputsParams",),
-        "cluster.journal_file": ("RecordedRequest", "read_journal"),
+        "front.journal_file": ("RecordedRequest", "read_journal"),
         "cluster.simulator": ("Crashes", "PrefillReplicas", "SimulatedRequest", "SimulatedRun", "Simulator"),
         "cluster.step_table": ("StepTable",),
-        "cluster.text_router": ("TextRouter",),
+        "front.text_router": ("TextRouter",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats", "list_metrics"),
         "model.report": ("ModelReport", "inspect_model", "list_families", "list_image_models"),
         "model.sampling_defaults": ("read_sampling_defaults",),

@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeVar
 
 from tqdm import tqdm
 
-from engine.adapter_catalog import LoRARequest
 from engine.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from engine.config import EngineConfig
 from engine.config_fields import DEMO_MODEL
 from engine.embedder import Classification, Embedder, Embedding, Score
 from engine.engine import Engine
 from engine.errors import InvalidRequest
+from engine.front.adapter_catalog import LoRARequest
 from engine.input.input_processor import Prompt
 from engine.input.tokenizer import Tokenizer
 from engine.llm_inputs import (

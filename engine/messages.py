@@ -487,4 +487,3 @@ AdapterInbox = LoadAdapter | DropAdapter | PinAdapter | UnpinAdapter
 EncoderInbox = AddRequest
 ExecutorInbox = StepPlan | StepMasks | Sleep
 GrammarInbox = FillMasks | FindDrafts | DropMatchers
-DetokenizerInbox = AddRequest | NewTokens

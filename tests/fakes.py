@@ -24,8 +24,8 @@ from engine import (
     SamplingParams,
     TokenLogprobs,
 )
-from engine.adapter_catalog import AdapterCatalog, LoRARequest
-from engine.core.incremental_text import WindowedText
+from engine.front.adapter_catalog import AdapterCatalog, LoRARequest
+from engine.input.incremental_text import WindowedText
 
 EOS = 0
 RECORD = '{"name": "Ada", "age": 36}'

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engine.cluster.messages import MESSAGE_TYPES
+from engine.cluster.link_messages import MESSAGE_TYPES
 from engine.codec import decode, encode
 
 MAX_FRAME_BYTES = 2**28

@@ -7,9 +7,9 @@ import time
 from statistics import median
 from typing import Any
 
-from engine.cluster.core_host import first_cause
 from engine.cluster.step_table import StepSize, StepTable
 from engine.config import EngineConfig
+from engine.core_host import first_cause
 from engine.engine_core import EngineCore
 from engine.messages import AddRequest, CoreOutput, NewCompletion, NewTokens, Sleep, StepDone, StepPlan
 from engine.resolved_config import ResolvedConfig

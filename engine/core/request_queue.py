@@ -77,7 +77,10 @@ class RequestQueue:
         return self._members.get(request.handle) is request
 
     def _make_key(self, request: Request) -> tuple[float, float, int]:
-        number = next(self._counter) + 1
-        if self._policy == "fcfs":
-            return (0.0, request.arrival_time, number)
-        return (request.priority + request.arrival_time / AGEING_S, request.arrival_time, number)
+        rank = find_rank(self._policy, request.priority, request.arrival_time)
+        return (rank, request.arrival_time, next(self._counter) + 1)
+
+
+def find_rank(policy: SchedulingPolicy, priority: int, arrival_time: float) -> float:
+    """Return a number by which waiting requests are ordered, smallest first."""
+    return arrival_time if policy == "fcfs" else priority + arrival_time / AGEING_S

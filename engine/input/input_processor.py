@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import itertools
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from typing import Any, TypeVar
@@ -44,6 +45,43 @@ _handles = itertools.count()
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd and large: the completions of one request get unrelated seeds
 
 
+@dataclass(slots=True)
+class Options:
+    """Options of a request beside its sampling parameters, see `Engine.generate`."""
+
+    priority: int = 0
+    cache_salt: str | None = None
+    deadline_s: float | None = None
+    generated_token_ids: Sequence[Sequence[int]] = ()
+    prediction: str | Sequence[int] | None = None
+    adapter: AdapterRef | None = None
+
+    def check(self, params: object) -> None:
+        """Check what does not depend on the model.
+
+        Raises:
+            InvalidRequest: an option has a wrong type or value; the message names field, value and range.
+        """
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params"
+            )
+        priority: object = self.priority
+        deadline_s: Any = self.deadline_s
+        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+            raise InvalidRequest(
+                f"priority={priority!r} must be an integer from {-(2**31)} to {2**31 - 1}", "priority"
+            )
+        if self.cache_salt is not None:
+            _check_salt(self.cache_salt)
+        if deadline_s is not None:
+            is_number = isinstance(deadline_s, Real) and not isinstance(deadline_s, bool)
+            if not is_number or not 0 < deadline_s <= 86400:
+                raise InvalidRequest(
+                    f"deadline_s={deadline_s!r} must be a number above 0 and at most 86400 seconds", "deadline_s"
+                )
+
+
 class InputProcessor:
     """Turns prompts into AddRequest messages; raises InvalidRequest for what the model cannot serve."""
 
@@ -55,9 +93,13 @@ class InputProcessor:
         eos_token_ids: tuple[int, ...] = (),
         images: ImageIntake | None = None,
         max_logprobs: int = 20,
+        uses_predictions: bool = False,
+        saves_blocks: bool = False,
     ) -> None:
         self._max_logprobs = max_logprobs
         self._tokenizer = tokenizer
+        self._uses_predictions = uses_predictions
+        self._saves_blocks = saves_blocks
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -163,6 +205,11 @@ class InputProcessor:
                     "is the whole vocabulary",
                     name,
                 )
+        if params.saves_blocks and not self._saves_blocks:
+            raise InvalidRequest(
+                "kv_transfer_params.do_remote_decode needs a server whose kv_transfer_config saves blocks",
+                "kv_transfer_params",
+            )
         self._check_ids("prompt", prompt_token_ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
@@ -241,43 +288,43 @@ class InputProcessor:
                     "generated_token_ids",
                 )
 
-    def make_request(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        age_s: float = 0.0,
-        bad_word_ids: Sequence[list[int]] = (),
-        generated_token_ids: Sequence[Sequence[int]] = (),
-        prediction_token_ids: Sequence[int] = (),
-        adapter: AdapterRef | None = None,
-    ) -> AddRequest:
-        """Return the request with its n completions, which share the prompt's blocks through the prefix cache.
+    async def read(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, options: Options, arrival_time: float
+    ) -> tuple[str | None, AddRequest]:
+        """Return the text of a prompt, if it has one, and the request.
 
-        Args:
-            generated_token_ids: tokens that each completion generated before; empty for a new request.
+        Its n completions share the prompt's blocks through the prefix cache.
+
+        Raises:
+            InvalidRequest: the request cannot be served.
         """
-        images = prompt_token_ids.images if isinstance(prompt_token_ids, ImagePrompt) else []
+        text, token_ids = await self.encode(prompt, params)
+        self.check(token_ids, params)
+        self.check_generated(options.generated_token_ids, token_ids, params)
+        bad_word_ids = await self.encode_bad_words(params)
+        self.check_choice(params, bad_word_ids)
+        prediction_ids = []
+        if options.prediction is not None and self._uses_predictions:
+            prediction_ids = await self.encode_prediction(options.prediction)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        generated = generated_token_ids or [[]] * params.n
-        return AddRequest(
+        generated = options.generated_token_ids or [[]] * params.n
+        request = AddRequest(
             request_id,
-            prompt_token_ids,
+            token_ids,
             self._count_logprobs(params),
             [
                 NewCompletion(next(_handles), (seed + index * _SEED_STEP) % 2**63, list(generated[index]))
                 for index in range(params.n)
             ],
-            age_s,
-            priority,
-            cache_salt,
-            list(bad_word_ids),
-            list(prediction_token_ids),
-            adapter,
-            [salt_image(image, cache_salt) for image in images],
+            time.monotonic() - arrival_time,
+            options.priority,
+            options.cache_salt,
+            bad_word_ids,
+            prediction_ids,
+            options.adapter,
+            [salt_image(each, options.cache_salt) for each in getattr(token_ids, "images", ())],
         )
+        return text, request
 
     def _count_logprobs(self, params: SamplingParams) -> SamplingParams:
         """Return a copy, so that the caller cannot change logit_bias, with -1 as the number of all tokens."""
@@ -364,30 +411,6 @@ def count_chars(messages: Sequence[Mapping[str, Any]]) -> int:
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
         num_chars += sum(len(text) for text in texts if isinstance(text, str))
     return num_chars
-
-
-def check_options(params: object, priority: object, cache_salt: object, deadline_s: object) -> None:
-    """Check the options of a request that do not depend on the model.
-
-    Raises:
-        InvalidRequest: an option has a wrong type or value; the message names field, value and range.
-    """
-    if not isinstance(params, SamplingParams):
-        raise InvalidRequest(
-            f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params"
-        )
-    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise InvalidRequest(
-            f"priority={priority!r} must be an integer from {-(2**31)} to {2**31 - 1}", "priority"
-        )
-    if cache_salt is not None:
-        _check_salt(cache_salt)
-    if deadline_s is not None:
-        is_number = isinstance(deadline_s, Real) and not isinstance(deadline_s, bool)
-        if not is_number or not 0 < deadline_s <= 86400:  # type: ignore[operator]
-            raise InvalidRequest(
-                f"deadline_s={deadline_s!r} must be a number above 0 and at most 86400 seconds", "deadline_s"
-            )
 
 
 def _check_salt(salt: object) -> None:

@@ -14,7 +14,14 @@ from contextlib import suppress
 from threading import Lock, Thread
 
 from engine.cluster.frames import NONCE_BYTES, make_proof
-from engine.cluster.messages import PROTOCOL_VERSION, Challenge, Greeting, UnitReply, UnitRequest, Welcome
+from engine.cluster.link_messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    Greeting,
+    UnitReply,
+    UnitRequest,
+    Welcome,
+)
 from engine.errors import ConfigError
 from engine.transfer.tcp_store import TIMEOUT_S, Channel
 

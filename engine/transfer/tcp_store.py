@@ -22,7 +22,14 @@ from engine.cluster.frames import (
     read_header,
     unpack_body,
 )
-from engine.cluster.messages import PROTOCOL_VERSION, Challenge, Greeting, UnitReply, UnitRequest, Welcome
+from engine.cluster.link_messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    Greeting,
+    UnitReply,
+    UnitRequest,
+    Welcome,
+)
 from engine.transfer.units import UNIT_TOKENS, Unit, UnitLayout, compute_checksum
 
 TIMEOUT_S = 2.0  # for every read and write; then the tokens are computed instead

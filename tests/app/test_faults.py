@@ -79,7 +79,7 @@ async def test_a_thread_that_dies_changes_no_text(
 async def test_logits_that_are_no_numbers_are_an_error_of_their_request_alone(monkeypatch: Any) -> None:
     async with serve() as server:
         _, before = await server.post("/v1/completions", ASKED)
-        worker = server.engine._supervisor.replicas[0].connector.host.worker  # type: ignore[attr-defined]
+        worker = server.engine.replicas[0].connector.host.worker  # type: ignore[attr-defined]
         assert isinstance(worker, Worker)
         compute = worker.model.compute_logits
 

@@ -32,7 +32,7 @@ from app.json_text import ValueCounter, load_json
 from app.reasoning import ReasoningSplitter, Thinking
 from app.ui.chat.attachments import fence
 from engine import EngineConfig
-from engine.core.stop_strings import StopStrings
+from engine.front.stop_strings import StopStrings
 from engine.input.tokenizer import Tokenizer
 from grammar import GrammarError, GrammarSpec
 from grammar.spec_reader import read_spec

@@ -1,7 +1,4 @@
-"""Actor and ThreadActor: order, batches, crashes and ends.
-
-ReaderPacing: nobody waits without need, nobody is forgotten, and a round that takes long is followed by a rest.
-"""
+"""Actor and ThreadActor: order, batches, crashes and ends."""
 
 import asyncio
 import signal
@@ -10,19 +7,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from queue import Empty
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from engine import SamplingParams
 from engine.actors.actor import Actor, ThreadActor
-from engine.actors.detokenizer import DetokenizerActor
-from engine.actors.reader_pacing import ReaderPacing
-from engine.core.detokenizer import Detokenizer, NoText
-from engine.messages import AddRequest, Detail, NewCompletion, NewTokens
-from engine.metrics import Metrics
-from engine.output_stream import OutputStream
 from tests.waiting import wait_until
 
 
@@ -196,109 +184,3 @@ def test_a_post_to_a_closed_loop_is_dropped() -> None:
 
     actor = asyncio.run(make())
     actor.post(print, "never")
-
-
-class Reader:
-    """Is woken in rounds; `works_s` is how long it then keeps the loop."""
-
-    def __init__(self, works_s: float = 0.0) -> None:
-        self.wake_times: list[float] = []
-        self._works_s = works_s
-
-    def wake(self) -> None:
-        self.wake_times.append(time.monotonic())
-        if self._works_s:
-            asyncio.get_running_loop().call_soon(time.sleep, self._works_s)
-
-
-async def test_news_during_a_round_come_with_the_next_one_and_once() -> None:
-    pacing, reader = ReaderPacing(), Reader()
-    group = [reader]
-    for _ in range(5):
-        pacing.wake(group)
-    assert len(reader.wake_times) == 1
-    await wait_until(lambda: len(reader.wake_times) == 2)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert len(reader.wake_times) == 2
-
-
-async def test_no_group_is_forgotten() -> None:
-    pacing, readers = ReaderPacing(), [Reader() for _ in range(4)]
-    for reader in readers:
-        pacing.wake([reader])
-    await wait_until(lambda: all(len(reader.wake_times) == 1 for reader in readers))
-
-
-async def test_a_long_round_is_followed_by_a_rest_as_long() -> None:
-    pacing, reader = ReaderPacing(), Reader(works_s=0.03)
-    pacing.wake([reader])
-    pacing.wake([reader])
-    await wait_until(lambda: len(reader.wake_times) == 2)
-    first, second = reader.wake_times
-    assert second - first >= 0.055
-
-
-async def test_after_a_rest_without_news_the_loop_is_quiet_again() -> None:
-    pacing, reader = ReaderPacing(), Reader()
-    group = [reader]
-    for count in (1, 2, 3):
-        await wait_until(lambda: not pacing._is_busy)
-        pacing.wake(group)
-        assert len(reader.wake_times) == count
-
-
-def make_detokenizer_actor(params: SamplingParams) -> tuple[DetokenizerActor, OutputStream]:
-    """One with a request of one completion, whose handle is 9, and the request's stream."""
-    tokenizer: Any = SimpleNamespace(
-        eos_token_ids=(0,), make_text=lambda *_: NoText(), token_piece=lambda token_id: ""
-    )
-    metrics = Metrics()
-    stream = OutputStream("r", None, [1], params, 0.0, metrics)
-    actor = DetokenizerActor(Detokenizer(tokenizer), {9: (stream, 0)}, metrics, lambda abort: None)
-    actor.handle(AddRequest("r", [1], params, [NewCompletion(9, seed=0)]))
-    return actor, stream
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, NewTokens([9], [], [5])),
-        ({"stop": ("x",)}, NewTokens([9], [], [5])),
-        ({"stop_token_ids": (7,)}, NewTokens([9], [], [5], [Detail(9)])),
-        ({}, NewTokens([9], [2], [5, 5])),
-    ],
-    ids=["plain", "stop string", "stop token", "draft"],
-)
-async def test_every_kind_of_row_wakes_its_reader_in_rounds(options: Any, message: NewTokens) -> None:
-    """The tokenizer is silent, so that no stop string ever comes."""
-    actor, stream = make_detokenizer_actor(SamplingParams(output_kind="delta", **options))
-    actor.handle(message)
-    await stream.get()
-    actor.handle(message)
-    reader = asyncio.create_task(stream.get())
-    await asyncio.sleep(0)
-    assert not reader.done(), "the first round is not over"
-    assert (await reader).outputs[0].token_ids == message.token_ids
-
-
-@pytest.mark.parametrize("has_logprobs", [False, True])
-async def test_rows_go_the_general_way_only_as_long_as_there_is_more_to_tell_of_them(
-    monkeypatch: pytest.MonkeyPatch, has_logprobs: bool
-) -> None:
-    """The first token of each request comes with its times; the batch may stay the same for long after it."""
-    process, processed = Detokenizer.process, []
-
-    def note(detokenizer: Detokenizer, handle: int, *more: Any) -> Any:
-        processed.append(handle)
-        return process(detokenizer, handle, *more)
-
-    monkeypatch.setattr(Detokenizer, "process", note)
-    actor, stream = make_detokenizer_actor(SamplingParams(output_kind="delta"))
-    handles = [9]
-    for token_id in range(5):
-        details = [Detail(9)] if token_id == 0 or has_logprobs else []
-        actor.handle(NewTokens(handles, [], [token_id], details))
-    assert len(processed) == (5 if has_logprobs else 1)
-    stream.wake()
-    assert (await stream.get()).outputs[0].token_ids == list(range(5))

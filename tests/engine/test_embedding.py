@@ -116,7 +116,7 @@ async def test_closing_the_engine_ends_open_streams(make_config: MakeConfig) -> 
 
 async def test_a_close_waits_for_a_busy_grammar_thread(make_config: MakeConfig) -> None:
     async with Engine(make_config(mock_step_ms=1.0)) as engine:
-        core = engine._supervisor.replicas[0].connector.host.core
+        core = engine.replicas[0].connector.host.core
         core.grammar._manager.drop = lambda handles: time.sleep(0.3)  # type: ignore[method-assign]
         core.grammar.tell(DropMatchers([1]))
 

@@ -23,7 +23,6 @@ from engine import (
     RequestOutput,
     SamplingParams,
 )
-from engine.messages import AbortRequest
 from engine.worker.model_runner import ModelRunner
 from grammar import GrammarError, GrammarSpec
 from tests.engine.failing_step import fail_next_step
@@ -216,22 +215,6 @@ async def test_an_engine_that_keeps_crashing_stays_down(
             await complete(engine)
 
 
-async def test_a_detokenizer_that_crashes_fails_its_requests_and_the_core_goes_on(
-    make_config: MakeConfig,
-) -> None:
-    async with Engine(make_config()) as engine:
-        stream = engine.generate("hello", LONG)
-        await anext(stream)
-        client = engine._supervisor.client
-        assert client is not None
-        client.detokenizer.tell("no message")  # type: ignore[arg-type]
-        with pytest.raises(EngineDead, match="the engine crashed: Expected code"):
-            async for _ in stream:
-                pass
-        assert (await complete(engine)).finished
-        await wait_until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
-
-
 async def test_a_start_that_cannot_work_raises_a_config_error(make_config: MakeConfig) -> None:
     engine = Engine(make_config(max_model_len=10**6))
     with pytest.raises(ConfigError, match="max_model_len=1000000 exceeds the checkpoint's 1024"):
@@ -304,23 +287,3 @@ async def test_a_start_that_a_close_overtakes_is_not_a_cancellation() -> None:
     with pytest.raises(EngineDead, match="the engine was closed while it started"):
         await start
     assert engine.state == "closed"
-
-
-async def test_the_number_of_waiting_requests_is_never_negative() -> None:
-    """A stop string ends a text before the scheduler is informed, which still counts the request as running."""
-    async with Engine(EngineConfig(mock_step_ms=1.0)) as engine:
-        async for output in engine.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True, seed=1)):
-            text = output.outputs[0].text
-        client = engine._supervisor.client
-        assert client is not None
-        send, seen = client.send, []
-
-        def send_and_look(abort: AbortRequest) -> None:
-            asyncio.get_running_loop().call_soon(lambda: seen.append(engine.stats().num_waiting))
-            send(abort)
-
-        client.detokenizer._send_abort = send_and_look
-        params = SamplingParams(max_tokens=50, ignore_eos=True, seed=1, stop=[text[-3:]])
-        outputs = [output async for output in engine.generate("Hello", params)]
-        assert outputs[-1].outputs[0].finish_reason == "stop"
-    assert seen == [0]

@@ -178,7 +178,7 @@ async def test_a_grammar_that_waits_when_the_engine_closes_gets_an_error(
 
 async def test_min_tokens_holds_where_a_grammar_overrules_ignore_eos(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
-        eos = engine._supervisor.eos_token_ids[0]
+        eos = engine.eos_token_ids[0]
         params = SamplingParams(
             max_tokens=30, min_tokens=20, temperature=0, ignore_eos=True, logit_bias={eos: 100.0},
             grammar=GrammarSpec.regex("[ab]*"),

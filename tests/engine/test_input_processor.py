@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+import time
 from typing import Any, cast
 
 import numpy as np
@@ -14,8 +15,9 @@ from engine.input.input_processor import (
     LONG_CHARS,
     MAX_BAD_WORD_TOKENS,
     InputProcessor,
-    check_options,
+    Options,
 )
+from engine.messages import AddRequest
 from grammar import GrammarSpec
 
 VOCAB = 200
@@ -39,8 +41,12 @@ def make_processor(max_model_len: int = 100, has_tokenizer: bool = True) -> Inpu
     return InputProcessor(tokenizer, max_model_len, VOCAB)
 
 
-def make_seeds(params: SamplingParams) -> list[int]:
-    message = make_processor().make_request("r", [1, 2], params)
+async def make_request(params: SamplingParams, **options: Any) -> AddRequest:
+    return (await make_processor().read("r", [1, 2], params, Options(**options), time.monotonic() - 4.5))[1]
+
+
+async def make_seeds(params: SamplingParams) -> list[int]:
+    message = await make_request(params)
     return [completion.seed for completion in message.completions]
 
 
@@ -160,30 +166,26 @@ async def test_words_and_texts_need_a_tokenizer() -> None:
             make_processor(has_tokenizer=False).check([1], params)
 
 
-def test_one_completion_keeps_what_its_request_was_checked_with() -> None:
+async def test_one_completion_keeps_what_its_request_was_checked_with() -> None:
     params = SamplingParams(seed=9, logit_bias={3: 1.0})
-    message = make_processor().make_request("r", [1, 2], params, 3, "salt", 4.5)
+    message = await make_request(params, priority=3, cache_salt="salt")
     params.logit_bias[10**6] = 1.0  # type: ignore[index]
     assert (message.request_id, message.priority, message.cache_salt) == ("r", 3, "salt")
-    assert (message.age_s, message.prompt_token_ids) == (4.5, [1, 2])
+    assert (round(message.age_s, 1), message.prompt_token_ids) == (4.5, [1, 2])
     assert [(each.seed, each.generated_token_ids) for each in message.completions] == [(9, [])]
     assert message.params.logit_bias == {3: 1.0}
 
 
-def test_every_completion_of_every_request_has_a_handle_of_its_own() -> None:
+async def test_every_completion_of_every_request_has_a_handle_of_its_own() -> None:
     """Also of requests of the same name, and of other engines in the process."""
-    requests = [
-        processor.make_request("r", [1, 2], SamplingParams(n=3))
-        for processor in (make_processor(), make_processor())
-        for _ in range(2)
-    ]
+    requests = [await make_request(SamplingParams(n=3)) for _ in range(4)]
     handles = [completion.handle for message in requests for completion in message.completions]
     assert len(set(handles)) == len(handles) == 12
 
 
-def test_each_completion_goes_on_behind_what_it_has_generated() -> None:
+async def test_each_completion_goes_on_behind_what_it_has_generated() -> None:
     generated = [[5, 6], []]
-    message = make_processor().make_request("r", [1, 2], SamplingParams(n=2), generated_token_ids=generated)
+    message = await make_request(SamplingParams(n=2), generated_token_ids=generated)
     assert [each.generated_token_ids for each in message.completions] == generated
 
 
@@ -206,20 +208,19 @@ def test_generated_tokens_that_do_not_fit_their_request_are_refused(
     processor.check_generated([], [1, 2], params)
 
 
-def test_the_seeds_of_all_completions_differ_and_are_deterministic() -> None:
+async def test_the_seeds_of_all_completions_differ_and_are_deterministic() -> None:
     """Also those of neighbouring seeds, and those of no seed; each is one of 63 bits."""
-    seeds = [seed for start in range(-1, 20) for seed in make_seeds(SamplingParams(n=64, seed=start))]
+    seeds = [seed for start in range(-1, 20) for seed in await make_seeds(SamplingParams(n=64, seed=start))]
     assert seeds[8 * 64] == 7 and len(set(seeds)) == len(seeds)
-    seeds += [seed for start in (-(2**63), 2**63 - 1) for seed in make_seeds(SamplingParams(n=3, seed=start))]
+    for start in (-(2**63), 2**63 - 1):
+        seeds += await make_seeds(SamplingParams(n=3, seed=start))
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert seeds[8 * 64 : 9 * 64] == make_seeds(SamplingParams(n=64, seed=7))
-    assert make_seeds(SamplingParams()) != make_seeds(SamplingParams())
+    assert seeds[8 * 64 : 9 * 64] == await make_seeds(SamplingParams(n=64, seed=7))
+    assert await make_seeds(SamplingParams()) != await make_seeds(SamplingParams())
 
 
 async def test_a_bad_word_is_banned_at_the_start_and_inside_a_text_once_each() -> None:
-    input_processor, params = make_processor(), SamplingParams(bad_words=("ab", " ab", "ab"))
-    bad_word_ids = await input_processor.encode_bad_words(params)
-    message = input_processor.make_request("r", [1], params, bad_word_ids=bad_word_ids)
+    message = await make_request(SamplingParams(bad_words=("ab", " ab", "ab")))
     assert message.bad_word_ids == [[97, 98], [32, 97, 98]]
 
 
@@ -305,11 +306,12 @@ async def test_all_bad_words_together_have_a_limit_of_tokens() -> None:
     ],
 )
 def test_an_option_of_a_wrong_type_or_value_is_refused_by_name(field: str, message: str, values: Any) -> None:
-    options = {"sampling_params": SamplingParams(), "priority": 0, "cache_salt": None, "deadline_s": None}
-    check_options(*options.values())
-    check_options(SamplingParams(), -(2**31), "x" * 1024, np.float32(0.5))
-    check_options(SamplingParams(), 2**31 - 1, "\N{DESERT}", 86400)
+    Options(-(2**31), "x" * 1024, cast(Any, np.float32(0.5))).check(SamplingParams())
+    Options(2**31 - 1, "\N{DESERT}", 86400).check(SamplingParams())
     for value in values:
+        params, options = SamplingParams(), {field: value}
+        if field == "sampling_params":
+            params, options = value, {}
         with pytest.raises(InvalidRequest, match=message) as caught:
-            check_options(*(options | {field: value}).values())
+            Options(**options).check(params)
         assert caught.value.param == field

@@ -57,7 +57,7 @@ async def begin_to_sleep(engine: Engine) -> tuple[AsyncGenerator[RequestOutput],
 
 
 def worker_of(engine: Engine) -> Worker:
-    worker = engine._supervisor.replicas[0].connector.host.worker  # type: ignore[attr-defined]
+    worker = engine.replicas[0].connector.host.worker  # type: ignore[attr-defined]
     assert isinstance(worker, Worker)
     return worker
 
@@ -210,13 +210,13 @@ async def test_calls_during_sleeps_and_restarts_are_all_answered(make_config: Ma
         for _ in range(12):
             await engine.sleep()
             await engine.wake_up()
-        engine._supervisor.replicas[0].restart()
-        await wait_until(lambda: engine._supervisor.replicas[0].num_restarts == 1 and engine.state == "ready")
+        engine.replicas[0].restart()
+        await wait_until(lambda: engine.replicas[0].num_restarts == 1 and engine.state == "ready")
         is_over = True
         async with asyncio.timeout(10):
             assert min(await asyncio.gather(*pollers)) > 0
             assert await engine.reset_prefix_cache()
-        assert not engine._supervisor.dispatcher._calls
+        assert not engine._client._calls
 
 
 async def test_sleeping_and_waking_twice_changes_nothing(make_config: MakeConfig) -> None:

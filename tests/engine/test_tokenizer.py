@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.incremental_text import WindowedText
 from engine.errors import ConfigError, InvalidRequest
+from engine.input.incremental_text import WindowedText
 from engine.input.tokenizer import Tokenizer
 from tests.engine.tokenizer_folders import (
     CHAT_TEMPLATE,

@@ -48,15 +48,15 @@ async def test_replicas_are_drained_and_restarted_by_admin_routes(server: Server
 
 async def test_the_server_stays_healthy_while_one_replica_is_gone(server: Server) -> None:
     engine = server.engine
-    connection = engine._supervisor.replicas[0].connection
+    connection = engine.replicas[0].connection
     os.kill(connection.process.pid, signal.SIGKILL)
-    await wait_until(lambda: engine._supervisor.replicas[0].state == "starting")
+    await wait_until(lambda: engine.replicas[0].state == "starting")
     assert (await server.get("/health"))[0] == 200
     assert (await server.post("/v1/completions", ASKED))[0] == 200
     _, metrics = await server.get("/metrics")
     assert 'troupe:replica_ready{engine="0",model_name="demo_model"} 0.0' in metrics
     assert 'troupe:replica_ready{engine="1",model_name="demo_model"} 1.0' in metrics
-    await wait_until(lambda: engine._supervisor.replicas[0].state == "ready")
+    await wait_until(lambda: engine.replicas[0].state == "ready")
 
 
 async def test_replicas_sleep_and_wake_up_together(server: Server) -> None:

@@ -21,7 +21,7 @@ import aiohttp
 
 from app.config import AppConfig
 from engine import Engine, EngineConfig
-from engine.cluster.connection import LinkConnection
+from engine.front.connection import LinkConnection
 from tests.app.api.harness import Server, events, run_server
 from tests.engine.mixed_requests import SCHEMA
 from tests.waiting import wait_until
@@ -101,7 +101,7 @@ async def run_all(server: Server, bodies: list[tuple[str, dict[str, Any]]]) -> l
 
 def find_pid(engine: Engine, index: int) -> int:
     """Return the process of a replica on this machine."""
-    connection = engine._supervisor.replicas[index].connection
+    connection = engine.replicas[index].connection
     assert isinstance(connection, LinkConnection) and connection.process is not None
     return connection.process.pid
 
@@ -119,7 +119,7 @@ async def stop(engine: Engine, index: int) -> None:
 
 
 async def cut(engine: Engine, index: int) -> None:
-    engine._supervisor.replicas[index].restart()
+    engine.replicas[index].restart()
 
 
 async def unplug(engine: Engine, index: int) -> None:
@@ -190,7 +190,7 @@ async def start_engine(config: EngineConfig) -> AsyncIterator[Engine]:
     """An engine, with headless processes for the replicas that connect by TCP."""
     engine = Engine(config)
     starting = asyncio.ensure_future(engine.start())
-    listener = engine._supervisor.listener
+    listener = engine.listener
     processes = []
     if listener is not None:
         await wait_until(lambda: listener.port != 0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from engine import Engine, EngineConfig, SamplingParams
-from engine.cluster.journal import Entry
+from engine.front.client import Entry
 from grammar import GrammarError, GrammarSpec
 from tests.app.api.harness import needs_model
 from tests.engine.cluster.fault_run import compare, find_pid, kill, make_bodies, make_demo_config, send_signal
@@ -20,7 +20,7 @@ MakeConfig = Callable[..., EngineConfig]
 
 
 def find_ready(engine: Engine) -> list[int]:
-    return [replica.index for replica in engine._supervisor.replicas if replica.state == "ready"]
+    return [replica.index for replica in engine.replicas if replica.state == "ready"]
 
 
 @pytest.fixture
@@ -77,7 +77,6 @@ async def test_a_request_that_crashes_two_cores_fails_alone(make_config: MakeCon
     """The core that holds it is ended by a segmentation fault, as by a kernel that it breaks."""
     params = SamplingParams(max_tokens=30, seed=5, ignore_eos=True)
     async with Engine(make_config(data_parallel_size=2, mock_step_ms=30.0)) as engine:
-        journal = engine._supervisor.dispatcher._journal
 
         async def complete(name: str) -> str | None:
             outputs = [output async for output in engine.generate("hello", params, name)]
@@ -86,15 +85,15 @@ async def test_a_request_that_crashes_two_cores_fails_alone(make_config: MakeCon
         async def crash_cores() -> None:
             for number in range(2):
                 await wait_until(
-                    lambda n=number: (entry := find_poison()).num_crashes == n and entry.replica >= 0
+                    lambda n=number: (entry := find_poison()).num_crashes == n and entry.replica is not None
                 )
-                send_signal(engine, find_poison().replica, signal.SIGSEGV)
+                send_signal(engine, find_poison().ticket.replica, signal.SIGSEGV)  # type: ignore[union-attr]
 
         def find_poison() -> Entry:
-            return next(e for e in journal._entries.values() if e.message.request_id == "poison")
+            return engine._client._requests["poison"]
 
         answers = asyncio.gather(*(complete(name) for name in ("a", "b", "c", "poison", "d", "e")))
-        await wait_until(lambda: len(journal._entries) == 6)
+        await wait_until(lambda: engine._client.num_unfinished == 6)
         await crash_cores()
         assert await answers == ["length", "length", "length", "error", "length", "length"]
 
@@ -135,4 +134,4 @@ async def test_refused_requests_and_slow_readers_disturb_no_replica(
         texts = [[*first, *rest[0].outputs[0].token_ids] for first, rest in zip(firsts, rests, strict=True)]
         assert all(len(rest) == 1 for rest in rests) and len(texts[0]) == 60 and texts == [texts[0]] * 8
         states = [(each.state, each.num_requests, each.num_restarts) for each in engine.describe_replicas()]
-        assert states == [("ready", 0, 0)] * 2 and not engine._supervisor.dispatcher._journal._entries
+        assert states == [("ready", 0, 0)] * 2 and not engine._client.num_unfinished

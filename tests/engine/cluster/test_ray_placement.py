@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from engine import ConfigError, Engine, EngineConfig
-from engine.cluster.placement import make_supervisor
 from engine.cluster.ray_placement import HeadlessActor, RayPlacement
-from engine.metrics import Metrics
+from engine.front.placement import place_cores
 
 KEY = "a key of all nodes"
 
@@ -52,7 +51,7 @@ class FakeRay:
 async def place(monkeypatch: pytest.MonkeyPatch, ray: FakeRay, **settings: Any) -> int:
     """Start and close what places the actors of a config. Returns the port on which the front listened."""
     monkeypatch.setitem(sys.modules, "ray", ray)
-    placement = make_supervisor(EngineConfig(**settings), Metrics()).listener
+    placement = place_cores(EngineConfig(**settings)).listener
     assert isinstance(placement, RayPlacement)
     await placement.start()
     port = 0 if placement._listener is None else placement._listener.port

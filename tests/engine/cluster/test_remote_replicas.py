@@ -10,9 +10,8 @@ import pytest
 
 from engine import ConfigError, Engine, EngineConfig
 from engine.cluster.frames import Link, make_proof
-from engine.cluster.messages import PROTOCOL_VERSION, Greeting
+from engine.cluster.link_messages import PROTOCOL_VERSION, Greeting
 from engine.cluster.remote import RemoteListener, serve_replica
-from engine.supervisor import Supervisor
 from tests.engine.mixed_requests import ROOMY, Completion, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 
@@ -23,7 +22,7 @@ KEY = "a key of the cluster"
 @asynccontextmanager
 async def serve_remotely(
     config: EngineConfig, num_replicas: int, key: str = KEY
-) -> AsyncIterator[tuple[Engine, Supervisor]]:
+) -> AsyncIterator[Engine]:
     """An engine of which every replica connects by TCP; the replicas run in this process, too."""
     front = replace(
         config,
@@ -33,11 +32,10 @@ async def serve_remotely(
         data_parallel_key=KEY,
     )
     engine = Engine(front)
-    cluster = engine._supervisor
     starting = asyncio.ensure_future(engine.start())
-    await wait_until(lambda: starting.done() or (cluster.listener is not None and cluster.listener.port != 0))
-    assert cluster.listener is not None
-    port = cluster.listener.port
+    await wait_until(lambda: starting.done() or (engine.listener is not None and engine.listener.port != 0))
+    assert engine.listener is not None
+    port = engine.listener.port
     headless = [
         asyncio.ensure_future(
             serve_replica(
@@ -51,7 +49,7 @@ async def serve_remotely(
         for task in headless:
             if task.done():
                 task.result()
-        yield engine, cluster
+        yield engine
     finally:
         for task in (starting, *headless):
             task.cancel()
@@ -63,11 +61,11 @@ async def test_a_cut_connection_changes_no_text(
     make_config: MakeConfig, mixed_answers: list[list[Completion]]
 ) -> None:
     requests = make_mixed_requests()[:52]
-    async with serve_remotely(make_config(**ROOMY), 2) as (engine, cluster):
+    async with serve_remotely(make_config(**ROOMY), 2) as engine:
         answers = asyncio.ensure_future(run_mixed(engine, requests))
         for num_tokens in (100, 500, 900):
             await wait_until(lambda n=num_tokens: answers.done() or engine.stats().generation_tokens > n)
-            cluster.replicas[num_tokens % 2].restart()
+            engine.replicas[num_tokens % 2].restart()
         assert await answers == mixed_answers[:52]
         assert engine.stats().num_resumed > 0
 

@@ -133,7 +133,7 @@ async def test_a_thousand_random_events_give_no_wrong_text_and_leak_nothing(tmp_
             await engine.adapters.unload(ref.name)
         stats = engine.stats()
         assert (stats.num_running, stats.num_waiting) == (0, 0)
-        core = engine._supervisor.replicas[0].connector.host.core  # type: ignore[attr-defined]
+        core = engine.replicas[0].connector.host.core  # type: ignore[attr-defined]
         await wait_until(lambda: not core._worker.adapters.num_bytes)
         slots = core.scheduler.scheduler.state.adapters
         assert not slots._slots and not slots._held and not slots._dropped

@@ -53,7 +53,7 @@ async def test_texts_are_those_of_one_core(
         assert stats.num_prefills > 5
         assert stats.kv_received_tokens > 500
         # The decode replica computes little of the prompts, and the prefill replica no answer.
-        prefill, decode = engine._supervisor.replicas
+        prefill, decode = engine.replicas
         assert prefill.stats.kv_saved_tokens > 500
         assert decode.stats.kv_saved_tokens == 0
 
@@ -70,6 +70,6 @@ async def test_a_dead_or_silent_producer_is_not_waited_for(
             assert not answers.done()
             send_signal(engine, 0, sent)
             assert await answers == mixed_answers[:26]
-            await wait_until(lambda: engine._supervisor.replicas[0].state == "ready")
+            await wait_until(lambda: engine.replicas[0].state == "ready")
             await engine.reset_prefix_cache()
-        assert not engine._supervisor.dispatcher._prefills.list_held()
+        assert not engine._client._prefills

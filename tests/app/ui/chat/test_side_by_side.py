@@ -30,4 +30,4 @@ async def test_two_answers_grow_side_by_side_and_closing_ends_both() -> None:
         async with aclosing(join_streams(start(200))) as outputs:  # type: ignore[arg-type]
             async for _ in outputs:
                 break
-        assert not engine._supervisor.client.streams  # type: ignore[union-attr]
+        assert not engine.stats().num_unfinished

@@ -15,8 +15,8 @@ from app.cli.main import main
 from app.cli.replay import compare, compute_again
 from app.config import Failure
 from engine import ConfigError, Engine, EngineConfig, SamplingParams, read_journal
-from engine.cluster import journal_file
-from engine.cluster.journal_file import JournalFile
+from engine.front import journal_file
+from engine.front.journal_file import JournalFile
 from engine.messages import AddRequest, NewCompletion
 from tests.engine.mixed_requests import make_mixed_requests, run_mixed
 from tests.waiting import wait_until
@@ -120,7 +120,7 @@ def test_a_torn_record_is_cut_off_at_the_next_start(tmp_path: Path) -> None:
             torn.write(b"\xff\x00\x00\x00 torn")
     assert [each.message.request_id for each in read_journal(str(path))] == ["r0", "r1"]
     path.write_bytes(path.read_bytes().replace(b"print", b"paint"))
-    with pytest.raises(ConfigError, match="is damaged at byte 0"):
+    with pytest.raises(ConfigError, match="is damaged in line 1"):
         read_journal(str(path))
 
 

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from engine import SamplingParams
-from engine.cluster.router import Router
 from engine.config_fields import RouterPolicy
 from engine.core.block_hash import extend_block_hashes
+from engine.front.router import Router
 from engine.messages import AddRequest, KVEvents, NewCompletion
 
 BLOCK_SIZE = 16

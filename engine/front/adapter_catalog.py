@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from engine.core_client import CoreClient
 from engine.errors import EngineError, InvalidRequest
+from engine.front.client import Client
 from engine.lora.adapter_files import AdapterFiles, find_adapter
-from engine.messages import AdapterRef, DropAdapter
+from engine.messages import AdapterRef
 
 MAX_NAME_LENGTH = 256
 
@@ -35,10 +35,10 @@ class AdapterCatalog:
 
     Args:
         base_name: the model's name, which no adapter may have.
-        require_client: returns the client of the running core, or raises.
+        require_client: returns the client if a core accepts requests, or raises.
     """
 
-    def __init__(self, is_enabled: bool, base_name: str, require_client: Callable[[], CoreClient]) -> None:
+    def __init__(self, is_enabled: bool, base_name: str, require_client: Callable[[], Client]) -> None:
         self._is_enabled = is_enabled
         self._base_name = base_name
         self._require_client = require_client
@@ -140,7 +140,7 @@ class AdapterCatalog:
         if self._num_users[digest] or any(ref.digest == digest for ref in self._refs.values()):
             return
         with suppress(EngineError):  # without a core there is nothing to free
-            self._require_client().send(DropAdapter(digest))
+            self._require_client().drop_adapter(digest)
 
     def _check_name(self, name: str, is_replaced: bool) -> None:
         if not self._is_enabled:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from engine.cluster.core_host import CoreHost, LoadTokenizer, describe_error
 from engine.cluster.frames import Link
-from engine.cluster.messages import Configure, CoreFailed, CoreReady, CoreSilent, StepHangs, WakeUp
+from engine.cluster.link_messages import Configure, CoreFailed, CoreReady, CoreSilent, StepHangs, WakeUp
 from engine.config import EngineConfig
+from engine.core_host import CoreHost, LoadTokenizer, describe_error
 from engine.errors import ConfigError, EngineDead
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,6 +1,5 @@
-"""IncrementalText, WindowedText, TextGroup: the deltas join to the full decode and never split a character."""
+"""IncrementalText, WindowedText: the deltas join to the full decode and never split a character."""
 
-import random
 from collections.abc import Sequence
 from itertools import chain
 
@@ -8,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.incremental_text import REPLACEMENT, IncrementalText, WindowedText
-from engine.core.text_group import TextGroup, TextStream
-from engine.core.token_pieces import TextRule, TokenPieces
+from engine.input.incremental_text import REPLACEMENT, WindowedText
 from engine.input.tokenizer import Tokenizer
 from tests.engine.tokenizer_folders import (
     make_byte_fallback_folder,
@@ -202,38 +199,3 @@ def test_a_window_gives_up_on_bytes_that_never_become_a_character() -> None:
     window = WindowedText(lambda ids: bytes(ids).decode(errors="replace"))
     deltas = [window.feed([0xFF]) for _ in range(100)]
     assert sum(map(len, deltas)) >= 90
-
-
-PIECES = ["a", " b", "é", "日本", ""]
-# Pieces of characters: two bytes of four, the other two, a byte that begins nothing.
-BYTES = [b"\xf0\x9f", b"\x98\x80", b"\xff", b"\xe6\x97"]
-
-
-class Table(TokenPieces):
-    """Whole pieces first, then broken ones."""
-
-    def __init__(self) -> None:
-        super().__init__(TextRule(is_byte_level=True), lambda token_id: "x")
-        self.update(enumerate([*PIECES, *BYTES]))
-
-
-def make_texts(count: int) -> list[TextStream]:
-    """The first continues a prompt that ends in the middle of a character; every fourth reads a window."""
-    table = Table()
-    texts: list[TextStream] = [IncrementalText(table, [0, 5]) for _ in range(count)]
-    texts[3::4] = [WindowedText(lambda ids: "".join(chr(97 + i) for i in ids)) for _ in texts[3::4]]
-    return texts
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_group_returns_what_its_texts_return_alone(seed: int) -> None:
-    chance = random.Random(seed)
-    count = chance.randrange(1, 9)
-    texts, alone = make_texts(count), make_texts(count)
-    group = TextGroup(texts)
-    num_kinds = len(PIECES) + (len(BYTES) if seed % 3 else 0)
-    for _ in range(60):
-        token_ids = [chance.randrange(num_kinds) for _ in range(count)]
-        expected = [text.feed_token(token) for text, token in zip(alone, token_ids, strict=True)]
-        assert group.feed(token_ids) == expected
-    assert [text.finish() for text in texts] == [text.finish() for text in alone]

@@ -1,4 +1,4 @@
-"""Detokenizer: tokens of many requests in, text deltas out, and StopStrings: no part of one is ever shown."""
+"""Completion: tokens in, text out, and StopStrings: no part of one is ever shown."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.detokenizer import Detokenizer, TextDelta
-from engine.core.stop_strings import StopStrings
+from engine.front.completion import Completion
+from engine.front.stop_strings import StopStrings
 from engine.input.tokenizer import Tokenizer
-from engine.messages import Detail
-from engine.outputs import Logprob, TokenLogprobs
+from engine.messages import Detail, NewCompletion
+from engine.outputs import CompletionOutput, Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from tests.engine.tokenizer_folders import make_byte_fallback_folder, make_byte_level_folder
 
 EOS = 1  # </s>
-R, OTHER = 7, 8  # handles
 
 
 @pytest.fixture(scope="module")
@@ -25,23 +24,25 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(make_byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
-def make_detokenizer(tokenizer: Tokenizer | None, *handles: int, **params: Any) -> Detokenizer:
-    detokenizer = Detokenizer(tokenizer)
-    for handle in handles or (R,):
-        detokenizer.add(handle, SamplingParams(**params), [])
-    return detokenizer
+def make_completion(
+    tokenizer: Tokenizer | None, prompt: Sequence[int] = (), earlier: Sequence[int] = (), **params: Any
+) -> Completion:
+    return Completion(0, NewCompletion(0, 0, list(earlier)), SamplingParams(**params), prompt, tokenizer)
 
 
-def send(detokenizer: Detokenizer, token_ids: list[int], handle: int = R, **fields: Any) -> TextDelta:
-    delta = detokenizer.process(handle, token_ids, Detail(handle, **fields) if fields else None)
-    assert delta is not None
-    return delta
+def send(completion: Completion, token_ids: list[int], **fields: Any) -> CompletionOutput:
+    """Give it the tokens of a step, and return its next delta."""
+    completion.token_ids += token_ids
+    if fields:
+        completion.take(Detail(0, **fields), len(token_ids))
+    elif (stop := completion.find_stop()) is not None:
+        completion.end("stop", stop)
+    return completion.make_output(is_delta=True)
 
 
-def send_each(detokenizer: Detokenizer, token_ids: list[int]) -> list[TextDelta]:
+def send_each(completion: Completion, token_ids: list[int]) -> list[CompletionOutput]:
     """One token at a time, as long as the request lives."""
-    deltas = (detokenizer.process(R, [token_id]) for token_id in token_ids)
-    return [delta for delta in deltas if delta is not None]
+    return [send(completion, [each]) for each in token_ids if completion.finish_reason is None]
 
 
 def make_position(*token_ids: int) -> TokenLogprobs:
@@ -49,37 +50,26 @@ def make_position(*token_ids: int) -> TokenLogprobs:
     return TokenLogprobs(entries[0], tuple(entries))
 
 
-def test_deltas_carry_text_and_tokens_and_requests_do_not_mix(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, R, OTHER)
+def spell(tokenizer: Tokenizer, text: str) -> list[int]:
+    """One token for each byte."""
     table = tokenizer.token_bytes(tokenizer.vocab_size)
-    ids = [*tokenizer.encode("hello wörld "), *(table.index(bytes([byte])) for byte in "🙂".encode())]
-    deltas = []
-    for token_id in ids:
-        deltas.append(send(detokenizer, [token_id]))
-        assert send(detokenizer, tokenizer.encode("x"), OTHER).text == "x"
+    return [table.index(bytes([byte])) for byte in text.encode()]
+
+
+def test_deltas_carry_text_and_tokens(tokenizer: Tokenizer) -> None:
+    ids = [*tokenizer.encode("hello wörld "), *spell(tokenizer, "🙂")]
+    deltas = send_each(make_completion(tokenizer), ids)
     assert "".join(delta.text for delta in deltas) == "hello wörld 🙂"
     assert [delta.token_ids for delta in deltas] == [[token_id] for token_id in ids]
     assert {delta.finish_reason for delta in deltas} == {None}
 
 
-def test_unknown_removed_and_finished_requests_are_ignored(tokenizer: Tokenizer) -> None:
-    removed, finished, never_seen = range(3)
-    detokenizer = make_detokenizer(tokenizer, removed, finished)
-    detokenizer.remove(removed)
-    detokenizer.remove(never_seen)
-    assert send(detokenizer, [5], finished, finish_reason="length").finish_reason == "length"
-    for handle in (removed, finished, never_seen):
-        assert detokenizer.process(handle, [5]) is None
-
-
 def test_a_stop_string_over_several_tokens_ends_the_request(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, stop="#END#")
-    ids = [tokenizer.encode(char)[0] for char in "ab#END#more"]
-    deltas = send_each(detokenizer, ids)
+    ids = spell(tokenizer, "ab#END#more")
+    deltas = send_each(make_completion(tokenizer, stop="#END#"), ids)
     assert [delta.text for delta in deltas] == ["a", "b", "", "", "", "", ""]
     last = deltas[-1]
-    assert (last.finish_reason, last.stop_reason, last.stopped_by_string) == ("stop", "#END#", True)
-    assert last.token_ids == [ids[6]]
+    assert (last.finish_reason, last.stop_reason, last.token_ids) == ("stop", "#END#", [ids[6]])
 
 
 @pytest.mark.parametrize("more", [{}, {"finish_reason": "length"}])
@@ -87,44 +77,49 @@ def test_a_stop_string_inside_a_run_of_tokens_keeps_the_tokens_up_to_it(
     tokenizer: Tokenizer, more: dict[str, Any]
 ) -> None:
     """Also in the last one, whose own reason it overrides."""
-    detokenizer = make_detokenizer(tokenizer, stop=["END"], logprobs=0)
-    ids = [tokenizer.encode(char)[0] for char in "abENDxyz"]
-    delta = send(detokenizer, ids, logprobs=[make_position(token_id) for token_id in ids], **more)
-    assert (delta.text, delta.token_ids, delta.finish_reason, delta.stop_reason) == (
-        "ab",
-        ids[:5],
-        "stop",
-        "END",
-    )
-    assert delta.logprobs is not None
+    completion, ids = make_completion(tokenizer, stop=["END"], logprobs=0), spell(tokenizer, "abENDxyz")
+    delta = send(completion, ids, logprobs=[make_position(token_id) for token_id in ids], **more)
+    assert (delta.text, delta.token_ids) == ("ab", ids[:5])
+    assert (delta.finish_reason, delta.stop_reason, completion.token_ids) == ("stop", "END", ids[:5])
+    assert delta.logprobs is not None and delta.cumulative_logprob == -2.5
     assert [position.token.token_id for position in delta.logprobs] == ids[:5]
 
 
 def test_a_stop_string_counts_only_from_min_tokens_and_is_shown_when_asked_for(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, stop=".", min_tokens=3, include_stop_str_in_output=True)
-    deltas = send_each(detokenizer, [tokenizer.encode(char)[0] for char in ".a.b"])
+    completion = make_completion(tokenizer, stop=".", min_tokens=3, include_stop_str_in_output=True)
+    deltas = send_each(completion, spell(tokenizer, ".a.b"))
     assert "".join(delta.text for delta in deltas) == ".a."
     assert deltas[-1].stop_reason == "."
 
 
+def test_a_stop_string_may_begin_in_tokens_that_were_returned_before(tokenizer: Tokenizer) -> None:
+    """An earlier one that is complete was ignored by whoever goes on."""
+    earlier = spell(tokenizer, "xENDyE")
+    completion = make_completion(tokenizer, earlier=earlier, stop="END")
+    delta = send(completion, spell(tokenizer, "ND"))
+    assert (delta.text, delta.token_ids, delta.stop_reason) == ("", spell(tokenizer, "ND"), "END")
+    assert completion.token_ids[: len(earlier)] == earlier
+
+
 def test_text_held_back_for_a_stop_string_is_released_at_the_end(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, stop="END")
-    assert send(detokenizer, tokenizer.encode("aEN")).text == "a"
-    delta = send(detokenizer, [EOS], finish_reason="stop")
+    completion = make_completion(tokenizer, stop="END")
+    assert send(completion, tokenizer.encode("aEN")).text == "a"
+    delta = send(completion, [EOS], finish_reason="stop")
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("EN", "stop", None)
 
 
 @pytest.mark.parametrize("stop", [(), ("zzz",)])
 def test_an_open_character_is_released_at_the_end(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-    detokenizer = make_detokenizer(tokenizer, stop=stop)
-    first_byte = tokenizer.token_bytes(tokenizer.vocab_size).index(b"\xf0")
-    assert send(detokenizer, [first_byte]).text == ""
-    assert send(detokenizer, [], finish_reason="abort").text == "\ufffd"
+    completion = make_completion(tokenizer, stop=stop)
+    assert send(completion, spell(tokenizer, "🙂")[:1]).text == ""
+    completion.end("abort")
+    assert completion.make_output(is_delta=True).text == "\ufffd"
 
 
 STOP = 40  # "F"
 
 
+@pytest.mark.parametrize("stop", [(), ("zzz",)])
 @pytest.mark.parametrize(
     ("params", "fields", "last", "text"),
     [
@@ -136,30 +131,25 @@ STOP = 40  # "F"
     ],
 )
 def test_a_token_that_ends_a_text_is_kept_out_of_it_unless_asked_for(
-    tokenizer: Tokenizer, params: dict[str, Any], fields: dict[str, Any], last: int, text: str
+    tokenizer: Tokenizer, params: dict[str, Any], fields: dict[str, Any], last: int, text: str, stop: Any
 ) -> None:
     """The last token of a grammar that is finished is text as any other."""
     ids = [*tokenizer.encode("bye"), last]
-    delta = send(make_detokenizer(tokenizer, **params), ids, finish_reason="stop", **fields)
+    delta = send(make_completion(tokenizer, stop=stop, **params), ids, finish_reason="stop", **fields)
     assert (delta.text, delta.token_ids, delta.stop_reason) == ("bye" + text, ids, fields.get("stop_reason"))
 
 
-def test_tokens_are_named_in_logprobs_and_prompt_logprobs(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, logprobs=2, prompt_logprobs=1)
-    a, b = tokenizer.encode("a")[0], tokenizer.encode("b")[0]
-    delta = send(detokenizer, [a], logprobs=[make_position(a, EOS)], prompt_logprobs=[None, make_position(b)])
-    assert delta.logprobs is not None and delta.prompt_logprobs is not None
+def test_tokens_are_named_in_logprobs(tokenizer: Tokenizer) -> None:
+    a = tokenizer.encode("a")[0]
+    delta = send(make_completion(tokenizer, logprobs=2), [a], logprobs=[make_position(a, EOS)])
+    assert delta.logprobs is not None
     assert [top.decoded_token for top in delta.logprobs[0].top] == ["a", "</s>"]
     assert delta.logprobs[0].token == Logprob(a, -0.5, 1, "a")
-    assert delta.prompt_logprobs[0] is None
-    assert delta.prompt_logprobs[1] is not None and delta.prompt_logprobs[1].token.decoded_token == "b"
 
 
 def test_a_part_of_a_character_is_named_with_its_bytes(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, logprobs=0)
-    table = tokenizer.token_bytes(tokenizer.vocab_size)
-    ids = [table.index(bytes([byte])) for byte in "🙂".encode()]
-    delta = send(detokenizer, ids, logprobs=[make_position(token_id) for token_id in ids])
+    ids = spell(tokenizer, "🙂")
+    delta = send(make_completion(tokenizer, logprobs=0), ids, logprobs=[make_position(each) for each in ids])
     assert delta.text == "🙂" and delta.logprobs is not None
     tokens = [position.token for position in delta.logprobs]
     assert b"".join(token.part or b"" for token in tokens) == "🙂".encode()
@@ -167,27 +157,24 @@ def test_a_part_of_a_character_is_named_with_its_bytes(tokenizer: Tokenizer) -> 
 
 
 def test_an_error_passes_through(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, stop="END")
-    delta = send(detokenizer, tokenizer.encode("aEND"), finish_reason="error", error="broke")
+    completion = make_completion(tokenizer, stop="END")
+    delta = send(completion, tokenizer.encode("aEND"), finish_reason="error", error="broke")
     assert (delta.text, delta.finish_reason, delta.error) == ("a", "error", "broke")
 
 
 def test_the_prompt_decides_about_the_first_space(tmp_path: Path) -> None:
     tokenizer = Tokenizer(make_byte_fallback_folder(tmp_path))
-    detokenizer = Detokenizer(tokenizer)
-    detokenizer.add(R, SamplingParams(), tokenizer.encode("hello"))
-    detokenizer.add(OTHER, SamplingParams(), [])
     hello = tokenizer.encode("hello", add_special_tokens=False)
-    assert send(detokenizer, hello).text == " hello"
-    assert send(detokenizer, hello, OTHER).text == "hello"
+    assert send(make_completion(tokenizer, tokenizer.encode("hello")), hello).text == " hello"
+    assert send(make_completion(tokenizer), hello).text == "hello"
 
 
 def test_without_a_tokenizer_tokens_pass_and_text_stays_empty() -> None:
-    detokenizer = make_detokenizer(None, stop="END", logprobs=0)
-    delta = send(detokenizer, [3, 4], logprobs=[make_position(3), make_position(4)])
+    completion = make_completion(None, stop="END", logprobs=0)
+    delta = send(completion, [3, 4], logprobs=[make_position(3), make_position(4)])
     assert (delta.text, delta.token_ids) == ("", [3, 4])
     assert delta.logprobs == [make_position(3), make_position(4)]
-    assert send(detokenizer, [5], finish_reason="length").finish_reason == "length"
+    assert send(completion, [5], finish_reason="length").finish_reason == "length"
 
 
 LETTERS = st.text(alphabet="abc", max_size=24)

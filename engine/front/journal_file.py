@@ -1,26 +1,29 @@
 """JournalFile: writes every request and its answer to a file, from which `python -m app replay` computes it again.
 
-A record is the length of its body and the CRC-32 of it (both uint32, little endian), then the body, see
-`engine/codec.py`. When FILE reaches half of its limit it is renamed to FILE.1, which replaces an older one; requests
-that are not finished then are written again. A torn record at the end, from a crash, is cut off at the next start.
+A record is a line of JSON. When FILE reaches half of its limit it is renamed to FILE.1, which replaces an older one;
+requests that are not finished then are written again.
 """
 
 from __future__ import annotations
 
+import base64
+import errno
 import logging
+import mmap
 import os
-import struct
 import time
-import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any
 
 import msgspec
+import numpy as np
 
-from engine.codec import decode, encode
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.input.images.intake import ImagePrompt
@@ -29,10 +32,10 @@ from engine.outputs import FinishReason
 
 logger = logging.getLogger("troupe.engine")
 
-VERSION = 1
+VERSION = 2
 RETRY_S = 5.0  # after a failed write
 MAX_BYTES = 2**30  # of the file and its predecessor FILE.1
-_HEADER = struct.Struct("<II")
+MAX_QUEUED = 2**16  # records that wait while the disk is full; later ones are lost
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
@@ -64,22 +67,24 @@ Record = Began | Ended | Opened
 class JournalFile:
     """Writes in a thread of its own. If a write fails, the engine serves on, and the records are written later.
 
+    Not a RotatingFileHandler: what its buffers hold when the disk is full is lost, or written twice.
+
     Raises:
         ConfigError: the file cannot be opened.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.journal is not None
-        self._path = Path(config.journal)
+        self._path = config.journal
         self._config = replace(config, data_parallel_key=None)
         self._opened = b""
-        self._unfinished: dict[int, bytes] = {}  # Began, by the handle of each unfinished completion
-        self._backlog: list[bytes] = []  # records that could not be written
+        self._preface = b""  # of a new part
+        self._unfinished: dict[int, Began] = {}  # by the handle of each unfinished completion
+        self._records: Queue[Record | None] = Queue(MAX_QUEUED)
         self._num_lost = 0
-        self._retry_time = 0.0
-        self._queue: SimpleQueue[Record | None] = SimpleQueue()
+        self._is_closing = Event()
         try:
-            self._file = self._open()
+            self._open()
         except OSError as error:
             raise ConfigError(f"journal={config.journal!r} cannot be opened: {error.strerror}") from error
         self._thread = Thread(target=self._run, name="troupe-journal", daemon=True)
@@ -87,90 +92,82 @@ class JournalFile:
 
     def begin(self, fingerprint: str) -> None:
         """Record which model answers."""
-        self._queue.put(Opened(VERSION, self._config, fingerprint))
+        self._put(Opened(VERSION, self._config, fingerprint))
 
     def add(self, message: AddRequest) -> None:
-        self._queue.put(Began(time.time(), message))
+        self._put(Began(time.time(), message))
 
     def end(self, handle: int, token_ids: list[int], finish_reason: FinishReason) -> None:
-        self._queue.put(Ended(handle, token_ids, finish_reason))
+        self._put(Ended(handle, token_ids, finish_reason))
 
     def close(self) -> None:
         """Write what is queued and close the file."""
-        self._queue.put(None)
+        self._is_closing.set()
+        self._records.put(None)
         self._thread.join()
         os.close(self._file)
 
-    def _open(self) -> int:
-        # Prompts and answers are private.
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._size = find_end(self._path)
-        os.ftruncate(file, self._size)
-        return file
-
-    def _run(self) -> None:
-        is_open = True
-        while is_open:
-            frames: list[bytes] = []
-            size = 0
-            while not frames or (not self._queue.empty() and size < MAX_BYTES // 16):
-                if (record := self._queue.get()) is None:
-                    is_open, self._retry_time = False, min(self._retry_time, time.monotonic())
-                    break
-                frames.append(self._frame(record))
-                size += len(frames[-1])
-            self._write(frames)
-
-    def _frame(self, record: Record) -> bytes:
-        """Return the bytes of a record, and note which requests are unfinished."""
-        body = encode(record)
-        frame = _HEADER.pack(len(body), zlib.crc32(body)) + body
-        match record:
-            case Opened():
-                self._opened = frame
-            case Began(message=message):
-                self._unfinished |= {each.handle: frame for each in message.completions}
-            case Ended(handle=handle):
-                self._unfinished.pop(handle, None)
-        return frame
-
-    def _write(self, frames: list[bytes]) -> None:
-        self._backlog += frames
-        if time.monotonic() < self._retry_time:
-            self._shorten_backlog()
-            return
+    def _put(self, record: Record) -> None:
         try:
-            if self._size and self._size + sum(map(len, self._backlog)) > MAX_BYTES // 2:
-                self._rotate()
-            data = b"".join(self._backlog)
-            written = os.pwrite(self._file, data, self._size)
-            if written < len(data):
-                os.pwrite(self._file, data[written:], self._size + written)  # raises the reason
-        except OSError as error:
-            if not self._retry_time:
-                logger.error("cannot write the journal %s: %s; requests go on", self._path, error.strerror)
-            self._retry_time = time.monotonic() + RETRY_S
-            self._shorten_backlog()
-            return
-        self._size += len(data)
-        self._backlog.clear()
-        if self._retry_time:
-            logger.warning("the journal is written again; %d records were lost", self._num_lost)
-            self._retry_time, self._num_lost = 0.0, 0
-
-    def _shorten_backlog(self) -> None:
-        """Keep at most an eighth of the limit in memory."""
-        size = sum(map(len, self._backlog))
-        while size > MAX_BYTES // 8:
-            size -= len(self._backlog.pop(0))
+            self._records.put_nowait(record)
+        except Full:
             self._num_lost += 1
 
+    def _open(self) -> None:
+        # Prompts and answers are private.
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._size = os.fstat(self._file).st_size
+        if self._size:  # a crash may have torn the last line
+            with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as view:
+                self._size = view.rfind(b"\n") + 1
+            os.ftruncate(self._file, self._size)
+
+    def _run(self) -> None:
+        has_failed = False
+        while (record := self._records.get()) is not None:
+            line = _encode(record)
+            match record:
+                case Opened():
+                    self._opened = line
+                case Began(message=message):
+                    self._unfinished |= dict.fromkeys((each.handle for each in message.completions), record)
+                case Ended(handle=handle):
+                    self._unfinished.pop(handle, None)
+            while (cause := self._write(line)) is not None:
+                if not has_failed:
+                    logger.error("cannot write the journal %s: %s; requests go on", self._path, cause)
+                has_failed = True
+                if self._is_closing.wait(RETRY_S):
+                    break
+            else:
+                if has_failed:
+                    logger.warning("the journal is written again; %d records were lost", self._num_lost)
+                    has_failed, self._num_lost = False, 0
+
+    def _write(self, line: bytes) -> str | None:
+        """Write a line. Returns the cause if nothing of it was written."""
+        try:
+            if self._size and self._size + len(line) > MAX_BYTES // 2:
+                self._rotate()
+            line = self._preface + line
+            if os.pwrite(self._file, line, self._size) == len(line):
+                self._size, self._preface = self._size + len(line), b""
+                return None
+            cause: str | None = os.strerror(errno.ENOSPC)
+        except OSError as error:
+            cause = error.strerror
+        os.ftruncate(self._file, self._size)
+        return cause
+
     def _rotate(self) -> None:
-        if self._path.exists():  # otherwise an earlier attempt ended here
+        """Begin a new part, with what is needed to read it."""
+        with suppress(FileNotFoundError):  # an earlier attempt ended after this line
             os.replace(self._path, f"{self._path}.1")
-        old, self._file = self._file, self._open()
+        old = self._file
+        self._open()
         os.close(old)
-        self._backlog = list(dict.fromkeys([self._opened, *self._unfinished.values(), *self._backlog]))
+        unfinished = {id(each): each for each in self._unfinished.values()}  # once for all its completions
+        self._preface = b"".join([self._opened, *map(_encode, unfinished.values())])
 
 
 @dataclass(slots=True)
@@ -228,32 +225,31 @@ def read_journal(path: str) -> list[RecordedRequest]:
 
 def _read_records(path: str) -> Iterator[Record]:
     try:
-        data = Path(path).read_bytes()
+        lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise ConfigError(f"the journal {path} cannot be read: {error.strerror}") from error
-    start = 0
-    while start + _HEADER.size <= len(data):
-        length, checksum = _HEADER.unpack_from(data, start)
-        body = data[start + _HEADER.size : start + _HEADER.size + length]
-        if len(body) < length:
-            return  # it is being written, or was when the engine ended
-        if zlib.crc32(body) != checksum:
-            raise ConfigError(f"the journal {path} is damaged at byte {start}")
+    for number, line in enumerate(lines[:-1], 1):  # the last one is empty, or not complete
         try:
-            yield decode(body, Record)  # type: ignore[arg-type]
+            yield _make_decoder().decode(line)
         except msgspec.MsgspecError as error:
-            raise ConfigError(f"the journal {path} has an unknown record at byte {start}: {error}") from error
-        start += _HEADER.size + length
+            raise ConfigError(f"the journal {path} is damaged in line {number}: {error}") from error
 
 
-def find_end(path: Path) -> int:
-    """Return where the last whole record ends."""
-    end, size = 0, path.stat().st_size
-    with path.open("rb") as file:
-        while len(header := file.read(_HEADER.size)) == _HEADER.size:
-            length = _HEADER.unpack(header)[0]
-            if end + _HEADER.size + length > size:
-                break
-            end += _HEADER.size + length
-            file.seek(end)
-    return end
+def _encode(record: Record) -> bytes:
+    return msgspec.json.encode(record, enc_hook=_encode_array) + b"\n"
+
+
+def _encode_array(array: Any) -> dict[str, Any]:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"no message holds a {type(array).__name__}")
+    data = base64.b64encode(np.ascontiguousarray(array).data).decode()
+    return {"dtype": array.dtype.str, "shape": array.shape, "data": data}
+
+
+@cache
+def _make_decoder() -> msgspec.json.Decoder[Record]:
+    return msgspec.json.Decoder(Record, dec_hook=_decode_array)  # type: ignore[arg-type]
+
+
+def _decode_array(_: type, values: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(values["data"]), values["dtype"]).reshape(values["shape"])

@@ -6,24 +6,39 @@ import os
 import secrets
 from dataclasses import replace
 from functools import cache, partial
+from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.cluster.connection import Connector, LocalConnector, ProcessConnector
-from engine.cluster.core_host import load_tokenizer
 from engine.cluster.ray_placement import RayPlacement
 from engine.cluster.remote import RemoteListener
 from engine.config import EngineConfig
+from engine.core_host import LoadTokenizer, load_tokenizer
 from engine.errors import ConfigError
+from engine.front.connection import Connector, LocalConnector, ProcessConnector
 from engine.host_memory import measure_host_memory
-from engine.metrics import Metrics
-from engine.supervisor import SharedStore, Supervisor
 from engine.transfer.block_server import BlockServer
 from engine.transfer.config import SHARED_MEMORY, TCP
 
 
-def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor:
-    """Return a Supervisor with its replicas: one core in this process, or core processes here and elsewhere."""
+class SharedStore(Protocol):
+    """A store of KV blocks that the front has opened for its cores."""
+
+    def close(self) -> None:
+        """Free it; called when the cores have ended."""
+
+
+class Placement(NamedTuple):
+    """Where the cores of an engine run."""
+
+    connectors: list[Connector]  # one for each replica
+    load_tokenizer: LoadTokenizer
+    listener: RemoteListener | RayPlacement | None  # accepts what runs on other machines, or starts it
+    store: SharedStore | None
+
+
+def place_cores(config: EngineConfig) -> Placement:
+    """Return the connectors of one core in this process, or of core processes here and elsewhere."""
     config, store = open_shared_store(config)
     # Read once, because a core in this process uses the same tokenizer.
     load = cache(partial(load_tokenizer, config))
@@ -49,7 +64,7 @@ def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor:
             listener = RayPlacement(config, remote)
     elif config.distributed_executor_backend == "ray":
         listener = RayPlacement(config, None)
-    return Supervisor(config, metrics, connectors, load, listener, store)
+    return Placement(connectors, load, listener, store)
 
 
 def open_shared_store(config: EngineConfig) -> tuple[EngineConfig, SharedStore | None]:

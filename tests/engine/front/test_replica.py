@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from engine.cluster.connection import Connection, End
-from engine.cluster.messages import CoreReady
-from engine.cluster.replica import Replica
+from engine.cluster.link_messages import CoreReady
+from engine.front.connection import Connection, End
+from engine.front.replica import Replica
 from tests.waiting import wait_until
 
 

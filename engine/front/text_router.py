@@ -11,8 +11,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from engine.cluster.router import Router, Ticket
 from engine.config_fields import RouterPolicy
+from engine.front.router import Router, Ticket
 from engine.messages import AddRequest, KVEvents, NewCompletion
 from engine.sampling_params import SamplingParams
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.actors.watchdog import watch_steps
-from engine.cluster.messages import Asleep, CoreFailed, CoreReady, Heartbeat, WakeUp
+from engine.cluster.link_messages import Asleep, CoreFailed, CoreReady, Heartbeat, WakeUp
 from engine.config import EngineConfig
 from engine.engine_core import EngineCore
 from engine.errors import ConfigError

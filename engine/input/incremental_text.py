@@ -8,31 +8,15 @@ the space at the start of a text keeps it if the prompt has visible text.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from engine.core.token_pieces import TokenPieces
+from engine.input.token_pieces import TokenPieces
 
 REPLACEMENT = "\ufffd"
 _MAX_CHARACTER_BYTES = 4
 _NUM_WINDOW_PROMPT_TOKENS = 6
 # A character has at most four bytes, so a longer run is invalid UTF-8; its text is released as it is.
 _MAX_HELD_TOKENS = 8
-
-
-class NoPieces(Mapping[int, str]):
-    """A mapping in which every token has the empty piece."""
-
-    def __getitem__(self, token_id: int) -> str:
-        return ""
-
-    def __len__(self) -> int:
-        return 0
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
-
-
-NO_PIECES = NoPieces()
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -51,17 +35,17 @@ class IncrementalText:
     valid characters and then becomes invalid, decode replaces the whole run, but the characters were already shown.
     """
 
-    __slots__ = ("_errors", "_is_at_start", "_num_stripped", "_pending", "is_settled", "pieces")
+    __slots__ = ("_errors", "_is_at_start", "_is_settled", "_num_stripped", "_pending", "_pieces")
 
     def __init__(self, pieces: TokenPieces, prompt_token_ids: Sequence[int] = ()) -> None:
         rule = pieces.rule
         is_at_start = not any(pieces[token_id] for token_id in reversed(prompt_token_ids))
-        self.pieces = pieces
+        self._pieces = pieces
         self._errors = "troupe.replace_each_byte" if rule.has_byte_tokens else "replace"
         self._pending = self._read_open_character(prompt_token_ids)
         self._is_at_start = is_at_start and rule.drops_first_marks
         self._num_stripped = rule.num_stripped if is_at_start else 0
-        self.is_settled = self._has_settled()
+        self._is_settled = self._has_settled()
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" while a character is incomplete."""
@@ -69,8 +53,8 @@ class IncrementalText:
 
     def feed_token(self, token_id: int) -> str:
         """Like `feed`, for one token. Called for every token of every request."""
-        piece = self.pieces[token_id]
-        if self.is_settled and piece.__class__ is str:
+        piece = self._pieces[token_id]
+        if self._is_settled and piece.__class__ is str:
             return piece  # type: ignore[return-value]
         return self._join(token_id, piece)
 
@@ -86,7 +70,7 @@ class IncrementalText:
         if not piece:
             return ""
         if self._is_at_start:
-            piece = self.pieces.make_first_piece(token_id)
+            piece = self._pieces.make_first_piece(token_id)
             self._is_at_start = False
         if isinstance(piece, str):
             text = self.finish() + piece
@@ -96,7 +80,7 @@ class IncrementalText:
             self._pending = data[num_used:]
         if self._num_stripped and text:
             text = self._strip(text)
-        self.is_settled = self._has_settled()
+        self._is_settled = self._has_settled()
         return text
 
     def _strip(self, text: str) -> str:
@@ -109,7 +93,7 @@ class IncrementalText:
         """Return the bytes of an incomplete character at the end of the prompt."""
         data = b""
         for token_id in reversed(prompt_token_ids):
-            piece = self.pieces[token_id]
+            piece = self._pieces[token_id]
             if (piece and isinstance(piece, str)) or len(data) >= _MAX_CHARACTER_BYTES:
                 break
             if isinstance(piece, bytes):
@@ -124,9 +108,6 @@ class WindowedText:
     """
 
     __slots__ = ("_decode", "_num_read", "_shown", "_window")
-
-    pieces = NO_PIECES
-    is_settled = False
 
     def __init__(self, decode: Callable[[list[int]], str], prompt_token_ids: Sequence[int] = ()) -> None:
         self._decode = decode

@@ -9,8 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from engine.cluster.connection import Connection, Connector, End
-from engine.cluster.messages import Asleep, CoreFailed, CoreReady, CoreSilent, Heartbeat, StepHangs, WakeUp
+from engine.cluster.link_messages import (
+    Asleep,
+    CoreFailed,
+    CoreReady,
+    CoreSilent,
+    Heartbeat,
+    StepHangs,
+    WakeUp,
+)
+from engine.front.connection import Connection, Connector, End
 from engine.messages import CoreStats
 
 logger = logging.getLogger("troupe.engine")

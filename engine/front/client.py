@@ -1,0 +1,719 @@
+"""Client: owns the requests in flight. It gives each to a replica, and moves it when the replica ends.
+
+    Engine ──open, abort, call──▶ Client ──Router──▶ Replica ──▶ core
+      ▲                             │ handle → Entry   │
+      └── OutputStream ◀────────────┴──── receive ─────┘
+
+An Entry has everything about a request: message, tokens so far, reader, replica. A request that makes cores crash would
+take one replica after another with it. So requests that may have been running in a core when it crashed run again one
+per replica until they produce a token; if the core crashes then, that request fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import msgspec
+
+from engine.cluster.frames import MessageTooLarge
+from engine.core.request_queue import find_rank
+from engine.errors import EngineDead, EngineError, InvalidRequest
+from engine.front.completion import Completion
+from engine.front.journal_file import JournalFile
+from engine.front.replica import Replica
+from engine.front.router import Router, Ticket
+from engine.front.streams import OutputStream, ReaderPacing
+from engine.messages import (
+    AbortRequest,
+    Accepted,
+    AdapterRef,
+    AddRequest,
+    Call,
+    CoreStats,
+    DropAdapter,
+    KVEvents,
+    LoadAdapter,
+    NewCompletion,
+    NewTokens,
+    Refused,
+    Reply,
+    ResetPrefixCache,
+    TakeSnapshot,
+)
+from engine.metrics import CORE_COUNTERS, CORE_GAUGES, EngineStats, Metrics, add_counts, add_fields
+from engine.outputs import EngineSnapshot, FinishReason, GrammarInfo, RequestView
+from engine.sampling_params import SamplingParams
+
+logger = logging.getLogger("troupe.engine")
+
+MAX_PLACED = 32  # requests that are placed in one turn of the event loop
+# Waiting requests of a core that it may have started in steps of which the front has not heard.
+NUM_UNHEARD = 16
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One request in flight. It is held by a replica, or by none while it waits for one."""
+
+    message: AddRequest
+    stream: OutputStream
+    accepted: asyncio.Future[GrammarInfo | None]
+    open: dict[int, Completion]  # the unfinished completions by handle
+    is_accepted: bool = False
+    replica: Replica | None = None
+    ticket: Ticket | None = None  # the router's record of the replica's load
+    fingerprint: str | None = None  # of the replica that computed the latest tokens
+    prefill: int | None = None  # handle under which the replica computes the prompt only
+    is_prefilled: bool = False  # a replica has been asked for that
+    is_queued: bool = False  # its replica has made a step since it added the request to its queue
+    has_started: bool = False  # its replica has computed something
+    num_crashes: int = 0  # cores that crashed while they may have run it, since its last new token
+
+    @property
+    def arrival_time(self) -> float:
+        return self.stream.times.arrival_time
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the longest unfinished completion."""
+        longest = max(len(each.token_ids) for each in self.open.values())
+        return len(self.message.prompt_token_ids) + longest
+
+    @property
+    def min_context(self) -> int:
+        """The context that it needs: its tokens, and room for one more unless it only makes a vector."""
+        return self.num_tokens + (self.message.params.pooling is None)
+
+    def make_message(self) -> AddRequest:
+        """Return the request as it must be sent to a replica: its unfinished completions with their tokens."""
+        completions = [
+            NewCompletion(each.handle, each.seed, self.open[each.handle].token_ids[:])
+            for each in self.message.completions
+            if each.handle in self.open
+        ]
+        age_s = time.monotonic() - self.arrival_time
+        return msgspec.structs.replace(self.message, completions=completions, age_s=age_s)
+
+    def make_prefill(self, message: AddRequest) -> AddRequest:
+        """Return the request that only computes the prompt. Its handle is negative, unlike those of completions."""
+        self.prefill, self.is_prefilled = -1 - message.completions[0].handle, True
+        return msgspec.structs.replace(
+            message,
+            params=SamplingParams(max_tokens=1, temperature=0.0, saves_blocks=True),
+            completions=[NewCompletion(self.prefill, 0)],
+            bad_word_ids=[],
+            prediction_token_ids=[],
+        )
+
+
+class Batch:
+    """The completions that got tokens in a replica's last step, looked up once while they stay the same."""
+
+    def __init__(self, handles: list[int], entries: dict[int, Entry], replica: Replica, version: int) -> None:
+        self.handles, self.version = handles, version
+        self.lists: list[MutableSequence[int]] = []  # tokens of each handle
+        self.completions: list[Completion] = []  # of those that the replica holds
+        self.streams: list[OutputStream] = []
+        self.with_stops: list[tuple[int, Completion]] = []
+        dropped: deque[int] = deque(maxlen=0)  # takes the tokens of all others
+        for handle in handles:
+            entry = entries.get(handle)
+            if entry is None or entry.replica is not replica:
+                self.lists.append(dropped)
+                continue
+            completion = entry.open[handle]
+            self.lists.append(completion.token_ids)
+            self.completions.append(completion)
+            self.streams.append(entry.stream)
+            if completion.has_stops:
+                self.with_stops.append((handle, completion))
+        self.appends = [each.append for each in self.lists]
+        self.readers = [each for each in self.streams if not each.is_final]
+        self._last_time: float | None = None
+
+    def add(self, message: NewTokens) -> int:
+        """Append the tokens of a step. Returns their number."""
+        if not message.counts:
+            for append, token_id in zip(self.appends, message.token_ids, strict=True):
+                append(token_id)
+            return len(self.completions)
+        start = num_new = 0
+        for token_ids, count in zip(self.lists, message.counts, strict=True):
+            token_ids.extend(message.token_ids[start : start + count])
+            start += count
+            num_new += count if token_ids.__class__ is list else 0
+        return num_new
+
+    def note_time(self, now: float, metrics: Metrics) -> None:
+        """Record the seconds since the previous tokens, as all streams of the batch got theirs at the same times."""
+        if self._last_time is None:
+            times = [stream.times.last_token_time for stream in self.streams]
+            metrics.itl.observe_many([now - each for each in times if each is not None])
+        else:
+            metrics.itl.observe(now - self._last_time, len(self.streams))
+        self._last_time = now
+        for stream in self.streams:
+            stream.times.last_token_time = now
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of the front to several replicas."""
+
+    waits_for: set[int]  # replicas that have neither replied nor ended
+    replies: list[Reply] = field(default_factory=list)
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def take(self, index: int, reply: Reply | None) -> None:
+        """Take the reply of a replica, or None if it has ended."""
+        if index not in self.waits_for:
+            return
+        self.waits_for.discard(index)
+        if reply is not None:
+            self.replies.append(reply)
+        if not self.waits_for and not self.done.done():
+            self.done.set_result(None)
+
+
+class Client:
+    """The front's side of the cores. Synchronous but for `open` and calls; runs on the event loop.
+
+    Args:
+        min_prefill: fewest uncached prompt tokens for which a replica that only computes prompts is used.
+    """
+
+    def __init__(
+        self, replicas: Sequence[Replica], router: Router, metrics: Metrics, min_prefill: int
+    ) -> None:
+        self.router = router
+        self.journal_file: JournalFile | None = None
+        self.stats = CoreStats()  # summed over the running cores
+        self._replicas = replicas
+        self._metrics = metrics
+        self._min_prefill = min_prefill
+        self._entries: dict[int, Entry] = {}  # by handle of each unfinished completion
+        self._prefills: dict[int, Entry] = {}  # by handle of each prefill
+        self._num_opening = 0  # completions that are not accepted yet
+        self._requests: dict[str, Entry] = {}  # by request_id, while it has a reader
+        self._waiting: deque[Entry] = deque()  # requests that no replica holds, without suspects
+        # Requests that may have crashed a core: those that wait, and by replica the one that runs again there.
+        self._suspects: deque[Entry] = deque()
+        self._tried: dict[int, Entry] = {}
+        self._num_to_place = 0
+        self._newly_accepted: dict[int, list[Entry]] = {}  # by replica, since its last step
+        self._inbox: deque[tuple[Replica, NewTokens]] = deque()
+        self._batches: dict[int, Batch] = {}  # by replica
+        self._version = 0  # changes when a completion ends or changes its replica
+        self._ended: list[OutputStream] = []  # their readers have not been woken
+        self._pacing = ReaderPacing()
+        self._calls: dict[int, _Call] = {}  # by id; those that replicas have not all answered
+        self._call_ids = itertools.count()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Completions that have not ended, including those whose grammar is being compiled."""
+        return len(self._entries)
+
+    async def open(self, message: AddRequest, stream: OutputStream) -> GrammarInfo | None:
+        """Send a request to a core. Once it is accepted, its stream ends exactly once.
+
+        Raises:
+            InvalidRequest, GrammarError: the grammar cannot be enforced, or the request_id is in use.
+            EngineDead: the core ended first.
+        """
+        known = self._requests.get(message.request_id)
+        if known is not None and not known.stream.is_finished:
+            raise InvalidRequest(
+                f"request_id {message.request_id!r} is in use by a running request", "request_id"
+            )
+        handles = [each.handle for each in message.completions]
+        accepted = asyncio.get_running_loop().create_future()
+        entry = Entry(message, stream, accepted, dict(zip(handles, stream.completions, strict=True)))
+        self._requests[message.request_id] = entry
+        self._entries |= dict.fromkeys(handles, entry)
+        self._num_opening += len(handles)
+        self._place(entry)
+        try:
+            return await accepted
+        except BaseException:
+            self.close_stream(stream)
+            raise
+
+    def close_stream(self, stream: OutputStream) -> None:
+        """Abort the unfinished completions of a stream without a reader, and free its request_id."""
+        entry = self._requests.get(stream.request_id)
+        if entry is not None and entry.stream is stream:
+            self._abort(entry)
+            del self._requests[stream.request_id]
+
+    def abort(self, request_id: str) -> None:
+        """End the completions of a request. Unknown ids are ignored."""
+        if (entry := self._requests.get(request_id)) is not None:
+            self._abort(entry)
+
+    def abort_all(self) -> None:
+        for entry in dict.fromkeys(self._entries.values()):
+            self._abort(entry)
+
+    def expire(self, stream: OutputStream, error: EngineError) -> None:
+        """End a stream with this error."""
+        stream.fail(error)
+        entry = self._requests.get(stream.request_id)
+        if entry is not None and entry.stream is stream:
+            self._abort(entry)
+
+    def fail_all(self, error: EngineError) -> None:
+        """End all requests and calls of the front with this error."""
+        for call in self._calls.values():
+            if not call.done.done():
+                call.done.set_exception(error)
+        entries = list(dict.fromkeys(self._entries.values()))
+        self._inbox.clear()
+        self._waiting.clear()
+        self._suspects.clear()
+        self._num_to_place = 0
+        for entry in entries:
+            self._send_abort(entry)
+            if entry.is_accepted:
+                entry.stream.fail(error)
+            elif not entry.accepted.done():
+                entry.accepted.set_exception(error)
+            for handle in list(entry.open):
+                self._remove(entry, handle, "error")
+
+    def make_stats(self) -> EngineStats:
+        """Return the current gauges, and the counters summed over the running cores and earlier ones."""
+        # A core may still compute completions that have ended here.
+        num_waiting = max(0, len(self._entries) - self._num_opening - self.stats.num_running)
+        return self._metrics.make_stats(self.stats, num_waiting, self._num_opening)
+
+    def receive(self, replica: Replica, message: Any) -> None:
+        """Handle a message of a core. Tokens are handled in the loop's next turn, after the scheduler's next plan."""
+        match message:
+            case NewTokens():
+                if not self._inbox:
+                    asyncio.get_running_loop().call_soon(self.take_tokens)
+                self._inbox.append((replica, message))
+            case CoreStats():
+                for queued in self._newly_accepted.pop(replica.index, ()):
+                    queued.is_queued = queued.replica is replica
+                self.stats = self._sum_stats(message)
+                self._metrics.observe_core(message)
+            case KVEvents():
+                self.router.note_events(replica.index, message)
+            case Accepted(handle=handle, grammar=grammar):
+                if (entry := self._find_held(handle, replica)) is not None:
+                    self._newly_accepted.setdefault(replica.index, []).append(entry)
+                    if not entry.is_accepted and entry.prefill is None:
+                        self._accept(entry, grammar)
+            case Refused(handle=handle):
+                if (entry := self._find_held(handle, replica)) is not None:
+                    if entry.prefill is not None:
+                        self._end_prefill(entry)
+                    else:
+                        self._refuse(entry, message)
+            case Reply(call_id=call_id):
+                if (call := self._calls.get(call_id)) is not None:
+                    call.take(replica.index, message)
+
+    def take_tokens(self) -> None:
+        """Handle the tokens that have arrived."""
+        while self._inbox:
+            try:
+                self._take(*self._inbox.popleft())
+            except Exception as error:  # an error here ends the requests, and not the front
+                logger.error("the front crashed: %r", error, exc_info=error)
+                self.fail_all(EngineDead(f"the engine crashed: {error!r}"))
+        self._wake_readers()
+
+    def _take(self, replica: Replica, message: NewTokens) -> None:
+        now, batch = time.monotonic(), None
+        if message.handles:
+            batch = self._batches.get(replica.index)
+            if batch is None or batch.version != self._version or batch.handles != message.handles:
+                batch = Batch(message.handles, self._entries, replica, self._version)
+                self._batches[replica.index] = batch
+            self._metrics.generation_tokens += batch.add(message)
+        if message.details:
+            self._take_details(replica, message, now)
+        if batch is not None:
+            for handle, completion in batch.with_stops:
+                if completion.finish_reason is None and (stop := completion.find_stop()) is not None:
+                    completion.end("stop", stop)
+                    self._stop(handle)
+            batch.note_time(now, self._metrics)
+            if batch.readers:
+                self._pacing.wake(batch.readers)
+
+    def _take_details(self, replica: Replica, message: NewTokens, now: float) -> None:
+        counts = dict(zip(message.handles, message.counts or itertools.repeat(1), strict=False))
+        for detail in message.details:
+            handle = detail.handle
+            entry = self._find_held(handle, replica)
+            if entry is None:
+                continue
+            if entry.prefill is not None:
+                if detail.finish_reason is not None:
+                    self._end_prefill(entry)
+                continue
+            completion = entry.open[handle]
+            entry.stream.take(completion, detail, counts.get(handle, 0), now)
+            if detail.queue_time_s is not None:
+                self._note_start(entry)
+            if detail.finish_reason is not None:
+                self._note_end(entry, handle)
+            elif completion.finish_reason is not None:
+                self._stop(handle)
+
+    def _note_start(self, entry: Entry) -> None:
+        """A request has got a token: its prompt is computed, and it crashes no core."""
+        assert entry.ticket is not None
+        entry.has_started = True
+        self.router.note_first_token(entry.ticket)
+        if entry.num_crashes:
+            entry.num_crashes = 0
+            self._tried.pop(entry.ticket.replica, None)
+            self._try_suspects()
+
+    def _accept(self, entry: Entry, grammar: GrammarInfo | None) -> None:
+        entry.is_accepted = True
+        self._num_opening -= len(entry.open)
+        if self.journal_file is not None:
+            self.journal_file.add(entry.message)
+        if grammar is not None:
+            self._metrics.grammar_compile.observe(grammar.compile_time_s)
+        self._metrics.prompt_tokens += len(entry.message.prompt_token_ids)
+        if not entry.accepted.done():  # its caller may have been cancelled
+            entry.accepted.set_result(grammar)
+
+    def _refuse(self, entry: Entry, message: Refused) -> None:
+        if entry.is_accepted:  # by an earlier replica
+            self._end(entry, "error", message.message)
+            return
+        if not entry.accepted.done():
+            entry.accepted.set_exception(message.to_error())
+        for handle in list(entry.open):
+            self._remove(entry, handle, "error")
+
+    def _abort(self, entry: Entry) -> None:
+        """End a request here; what its replica still computes is dropped."""
+        self._send_abort(entry)
+        self._end(entry, "abort")
+        self._wake_readers()
+
+    @staticmethod
+    def _send_abort(entry: Entry) -> None:
+        if entry.replica is not None:
+            entry.replica.send(AbortRequest(list(entry.open) if entry.prefill is None else [entry.prefill]))
+
+    def _stop(self, handle: int) -> None:
+        """Abort a completion that ended at a stop string, which its replica does not know."""
+        entry = self._entries[handle]
+        assert entry.replica is not None
+        entry.replica.send(AbortRequest([handle], "stop"))
+        self._note_end(entry, handle)
+
+    def _end(self, entry: Entry, reason: FinishReason, error: str | None = None) -> None:
+        """End all completions of a request without an answer of a replica."""
+        if entry.open and not entry.is_accepted:
+            self._accept(entry, None)
+        for handle, completion in list(entry.open.items()):
+            completion.end(reason, error=error)
+            self._note_end(entry, handle)
+
+    def _note_end(self, entry: Entry, handle: int) -> None:
+        entry.stream.note_end(entry.open[handle])
+        self._ended.append(entry.stream)
+        self._remove(entry, handle, entry.open[handle].finish_reason or "error")
+
+    def _remove(self, entry: Entry, handle: int, reason: FinishReason) -> None:
+        """Remove a completion that has ended; with the last one, the request."""
+        completion = entry.open.pop(handle)
+        del self._entries[handle]
+        self._version += 1
+        if not entry.is_accepted:
+            self._num_opening -= 1
+        elif self.journal_file is not None:
+            self.journal_file.end(handle, completion.token_ids, reason)
+        if not entry.open:
+            self._release(entry)
+            if entry.num_crashes:
+                self._try_suspects()
+
+    def _wake_readers(self) -> None:
+        if self._ended:
+            self._pacing.wake(self._ended)
+            self._ended = []
+
+    def _find_held(self, handle: int, replica: Replica) -> Entry | None:
+        entry = (self._entries if handle >= 0 else self._prefills).get(handle)
+        return entry if entry is not None and entry.replica is replica else None
+
+    def note_ready(self, replica: Replica) -> None:
+        """Give waiting requests to a core that has started."""
+        self.router.reset(replica.index)
+        self.place_waiting()
+
+    def note_down(self, replica: Replica, cause: str, is_crash: bool) -> None:
+        """Move the requests of a core that has ended.
+
+        Args:
+            is_crash: one of the requests may have caused it.
+        """
+        self.note_end(replica)
+        held = self._list_held(replica)
+        self._move(self._blame(replica, held, cause) if is_crash else held)
+
+    def empty(self, replica: Replica) -> None:
+        """Move the requests of a running core."""
+        held = self._list_held(replica)
+        for entry in held:
+            self._send_abort(entry)
+        self._move(held)
+
+    def note_end(self, replica: Replica) -> None:
+        """Keep the counters of a core that has ended or sleeps. Its gauges are gone, and it answers no call."""
+        for call in self._calls.values():
+            call.take(replica.index, None)
+        self._newly_accepted.pop(replica.index, None)
+        self._metrics.note_core_end(replica.stats)
+        replica.stats = CoreStats()
+        self.stats = self._sum_stats(replica.stats)
+
+    def _list_held(self, replica: Replica) -> list[Entry]:
+        """Return the requests that a replica holds, oldest first, with the tokens that it has sent."""
+        self.take_tokens()
+        return [entry for entry in dict.fromkeys(self._entries.values()) if entry.replica is replica]
+
+    def _blame(self, replica: Replica, held: list[Entry], cause: str) -> list[Entry]:
+        """Count a crash against the requests that may have caused it. Returns those that may run again."""
+        blamed = [entry for entry in held if entry.num_crashes]
+        for entry in blamed:
+            logger.error("request %s fails: two cores crashed on it", entry.message.request_id)
+            self._release(entry)
+            self._end(entry, "error", f"the engine crashed twice while it ran this request: {cause}")
+        self._wake_readers()
+        if not blamed:
+            for entry in self._list_suspects(replica, held):
+                entry.num_crashes = 1
+        return [entry for entry in held if entry.open]
+
+    def _list_suspects(self, replica: Replica, held: list[Entry]) -> list[Entry]:
+        """Return all requests but those that certainly waited in the core's queue, behind the ones that ran."""
+        if replica.ready is None:
+            return held
+        config = replica.ready.resolved.scheduler
+        suspects: list[Entry] = []
+        waiting: list[Entry] = []
+        for entry in held:
+            has_waited = entry.is_queued and not entry.has_started and entry.message.adapter is None
+            (waiting if has_waited else suspects).append(entry)
+        waiting.sort(key=lambda each: find_rank(config.policy, each.message.priority, each.arrival_time))
+        num_seats = max(0, config.max_num_seqs - sum(len(each.open) for each in suspects)) + NUM_UNHEARD
+        return suspects + waiting[:num_seats]
+
+    def _move(self, entries: list[Entry]) -> None:
+        """Give requests to other replicas."""
+        for entry in entries:
+            self._release(entry)
+        for entry in reversed(entries):
+            (self._suspects if entry.num_crashes else self._waiting).appendleft(entry)
+        self.place_waiting()
+
+    def place_waiting(self) -> None:
+        """Place what waits, as far as replicas are ready; of the suspects one on each."""
+        is_placing, self._num_to_place = self._num_to_place > 0, len(self._waiting)
+        if not is_placing:
+            self._place_some()
+        self._try_suspects()
+
+    def _place_some(self) -> None:
+        count = min(MAX_PLACED, self._num_to_place)
+        self._num_to_place -= count
+        for _ in range(count):
+            if (entry := self._waiting.popleft()).open:
+                self._place(entry)
+        if self._num_to_place:
+            asyncio.get_running_loop().call_soon(self._place_some)
+
+    def _try_suspects(self) -> None:
+        while self._suspects and (not self._suspects[0].open or self._list_ready(self._suspects[0])):
+            if (entry := self._suspects.popleft()).open:
+                self._place(entry)
+
+    def _list_ready(self, entry: Entry) -> list[Replica]:
+        """Return the replicas that may get this request now. Their contexts may differ, see `max_model_len`."""
+        taken = self._tried if entry.num_crashes else {}
+        ready = [each for each in self._replicas if each.state == "ready" and each.index not in taken]
+        return [each for each in ready if entry.min_context <= each.max_model_len]
+
+    def _place(self, entry: Entry) -> None:
+        """Give a request to a replica; without one it waits. One that does not fit into a message fails."""
+        ready = self._list_ready(entry)
+        longest = max((each.max_model_len for each in self._replicas if each.state != "dead"), default=0)
+        try:
+            if longest and entry.min_context > longest:
+                raise InvalidRequest(
+                    f"the request has {entry.num_tokens} tokens; the context of the replicas that run now has {longest}"
+                )
+            if ready:
+                self._send(entry, ready)
+            else:
+                (self._suspects if entry.num_crashes else self._waiting).append(entry)
+        except (InvalidRequest, MessageTooLarge) as error:
+            self._release(entry)
+            self._refuse(entry, Refused(0, "invalid_request", str(error)))
+            self._wake_readers()
+
+    def _send(self, entry: Entry, ready: Sequence[Replica]) -> None:
+        message = entry.make_message()
+        answering = [each.index for each in ready if not each.is_prefill_only]
+        prefilling = self._list_prefilling(entry, message, ready, answering)
+        if prefilling:
+            message = entry.make_prefill(message)
+            self._prefills[message.completions[0].handle] = entry
+            self._metrics.num_prefills += 1
+        entry.ticket = self.router.choose(message, prefilling or answering or [each.index for each in ready])
+        entry.replica = replica = self._replicas[entry.ticket.replica]
+        self._version += 1
+        entry.is_queued = entry.has_started = False
+        if not prefilling:
+            if entry.fingerprint is not None:
+                self._metrics.num_resumed += 1
+                self._metrics.num_resumed_inexact += entry.fingerprint != replica.fingerprint
+            entry.fingerprint = replica.fingerprint
+            if entry.num_crashes:
+                self._tried[replica.index] = entry
+        replica.send(message)
+
+    def _list_prefilling(
+        self, entry: Entry, message: AddRequest, ready: Sequence[Replica], answering: Sequence[int]
+    ) -> list[int]:
+        """Return the replicas that may compute the prompt for another one, if that pays.
+
+        They save its blocks, and the other replica finds them. Without blocks it computes the prompt.
+        """
+        if entry.is_prefilled or entry.num_crashes or not answering:
+            return []
+        num_tokens, params = len(message.prompt_token_ids), message.params
+        able = [each.index for each in ready if each.is_prefill_only and num_tokens < each.max_model_len]
+        if not able or params.prompt_logprobs is not None or params.pooling is not None:
+            return []
+        return able if self.router.count_uncached(message, answering) >= self._min_prefill else []
+
+    def _end_prefill(self, entry: Entry) -> None:
+        """Give a request whose prompt is computed, or was refused, to the replica that answers."""
+        self._release(entry)
+        self._place(entry)
+
+    def _release(self, entry: Entry) -> None:
+        """Take a request from its replica."""
+        if entry.prefill is not None:
+            del self._prefills[entry.prefill]
+            entry.prefill = None
+        if entry.ticket is not None:
+            if self._tried.get(entry.ticket.replica) is entry:
+                del self._tried[entry.ticket.replica]
+            self.router.end(entry.ticket)
+            entry.ticket = None
+        entry.replica = None
+        self._version += 1
+
+    def _sum_stats(self, latest: CoreStats) -> CoreStats:
+        """Return the sums over the running cores, with what the latest message measured."""
+        if len(self._replicas) == 1:
+            return latest
+        stats = [replica.stats for replica in self._replicas]
+        sums = add_fields(stats, (*CORE_COUNTERS, *CORE_GAUGES, "num_open_steps"))
+        drafts = reduce(add_counts, (each.drafts for each in stats))
+        return CoreStats(
+            **sums, step_gaps_s=latest.step_gaps_s, mask_times_s=latest.mask_times_s, drafts=drafts
+        )
+
+    async def take_snapshot(self, with_blocks: bool) -> EngineSnapshot:
+        """Raises EngineDead if no core runs, or it ended first; so do the other calls."""
+        reply = await self._call(lambda call_id: TakeSnapshot(call_id, with_blocks))
+        assert reply.snapshot is not None, "it answers TakeSnapshot"
+        return reply.snapshot
+
+    async def reset_prefix_cache(self) -> bool:
+        return (await self._call(ResetPrefixCache)).is_reset
+
+    async def load_adapter(self, ref: AdapterRef) -> None:
+        """Let the cores read an adapter.
+
+        Raises:
+            InvalidRequest: the adapter cannot be used.
+        """
+        reply = await self._call(lambda call_id: LoadAdapter(call_id, ref))
+        if reply.error is not None:
+            raise InvalidRequest(reply.error, "lora_path")
+
+    def drop_adapter(self, digest: str) -> None:
+        for replica in self._replicas:
+            replica.send(DropAdapter(digest))
+
+    async def settle(self, replica: Replica) -> None:
+        """Return when the core has answered everything that was sent to it before, or has ended."""
+        await self._call(lambda call_id: TakeSnapshot(call_id, with_blocks=False), [replica])
+
+    async def _call(
+        self, make: Callable[[int], Call], replicas: Sequence[Replica] | None = None
+    ) -> Reply:
+        """Make a call to these replicas, or all running ones. Returns what they reply together.
+
+        Raises:
+            EngineDead: no replica runs, or all of them ended first.
+        """
+        called = [each for each in self._replicas if each.is_up] if replicas is None else replicas
+        message = make(next(self._call_ids))
+        call = _Call({each.index for each in called})
+        self._calls[message.call_id] = call
+        try:
+            for replica in called:
+                replica.send(message)
+            if called:
+                await call.done
+        finally:
+            del self._calls[message.call_id]
+        if not call.replies:
+            raise EngineDead("no replica is running; try again later")
+        snapshots = [reply.snapshot for reply in call.replies if reply.snapshot is not None]
+        return Reply(
+            message.call_id,
+            merge_snapshots(snapshots) if snapshots else None,
+            all(reply.is_reset for reply in call.replies),
+            next((reply.error for reply in call.replies if reply.error is not None), None),
+        )
+
+
+def merge_snapshots(parts: Sequence[EngineSnapshot]) -> EngineSnapshot:
+    """Return one snapshot of several caches; block ids are numbered through, cache after cache."""
+    requests: list[RequestView] = []
+    cached: list[int] = []
+    num_blocks = 0
+    for part in parts:
+        offset = num_blocks
+        requests += [
+            replace(view, block_ids=tuple(block_id + offset for block_id in view.block_ids))
+            for view in part.requests
+        ]
+        cached += [block_id + offset for block_id in part.cached_block_ids]
+        num_blocks += part.num_blocks
+    running_first = sorted(requests, key=lambda view: view.phase not in ("prefill", "decode"))
+    return EngineSnapshot(
+        tuple(running_first),
+        num_blocks,
+        parts[0].block_size,
+        tuple(cached),
+        sum(part.max_num_seqs for part in parts),
+        sum(part.max_num_batched_tokens for part in parts),
+    )

@@ -1,0 +1,225 @@
+"""Completion: the tokens of one completion, the only copy in the front, and their text.
+
+    core ──token ids──▶ token_ids ──▶ decoder ──▶ StopStrings ──▶ text ──▶ OutputStream
+                                      whole       withholds text that
+                                      characters  may become a stop string
+
+A text without stop strings is decoded when its reader takes it, so that a step adds only the ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from engine.front.stop_strings import StopStrings
+from engine.messages import Detail, NewCompletion
+from engine.outputs import CompletionOutput, FinishReason, TokenLogprobs
+from engine.sampling_params import SamplingParams
+
+
+class Decoder(Protocol):
+    """Turns the tokens of one completion into text: IncrementalText, WindowedText or NoText."""
+
+    def feed(self, token_ids: Sequence[int]) -> str: ...
+
+    def feed_token(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class TextTokenizer(Protocol):
+    """The part of a tokenizer that completions use."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    def make_text(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Decoder: ...
+
+    def token_piece(self, token_id: int) -> str | bytes: ...
+
+
+class NoText:
+    """Decoder of an engine without a tokenizer: the text is always empty."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def feed_token(self, token_id: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+class Completion:
+    """One of the n completions of a request. Whoever appends to `token_ids` then calls `find_stop` if `has_stops`.
+
+    Args:
+        tokenizer: None: the text is empty, and stop strings are not looked for.
+    """
+
+    __slots__ = (
+        "_cumulative_logprob", "_decoder", "_is_end_seen", "_is_open", "_logprobs", "_num_decoded", "_num_withheld",
+        "_params", "_start", "_stops", "_texts", "_tokenizer", "error", "finish_reason", "has_stops", "index",
+        "num_seen", "stop_reason", "token_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        index: int,
+        new: NewCompletion,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        tokenizer: TextTokenizer | None,
+    ) -> None:
+        self.index = index
+        self.token_ids = list(new.generated_token_ids)  # with those that it generated before it came here
+        self.num_seen = len(self.token_ids)  # tokens that the reader has got
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        is_text = tokenizer is not None and params.detokenize
+        self.has_stops = is_text and bool(params.stop)
+        self._params = params
+        self._tokenizer = tokenizer
+        self._start = self.num_seen  # index of the first token of the next output
+        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []  # from _start on
+        self._cumulative_logprob = 0.0
+        self._texts: list[str] = []  # of the next output
+        self._num_decoded = 0
+        self._num_withheld = 0  # tokens at the end that are left out of the text
+        self._is_end_seen = False
+        self._is_open = True  # the decoder may still hold a part of a character
+        self._stops = (
+            StopStrings(params.stop, params.include_stop_str_in_output, params.min_tokens)
+            if self.has_stops
+            else None
+        )
+        self._decoder: Decoder = NoText()
+        if tokenizer is not None and is_text:
+            self._decoder = tokenizer.make_text(prompt_token_ids, params.skip_special_tokens)
+        for count, token_id in enumerate(self.token_ids, 1):  # their text was returned before
+            text = self._decoder.feed_token(token_id)
+            if self._stops is not None:
+                self._stops.feed(text, count)
+        self._num_decoded = self._start
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are tokens, or an end, that the reader has not got."""
+        return len(self.token_ids) != self.num_seen or (self.finish_reason is not None and not self._is_end_seen)
+
+    @property
+    def num_undecoded(self) -> int:
+        return len(self.token_ids) - self._num_decoded
+
+    def find_stop(self, num_withheld: int = 0) -> str | None:
+        """Decode new tokens, and drop those after a stop string. Returns the stop string.
+
+        Args:
+            num_withheld: tokens at the end that belong to no text.
+        """
+        stops, token_ids = self._stops, self.token_ids
+        if stops is None:
+            return None
+        for count in range(self._num_decoded + 1, len(token_ids) + 1 - num_withheld):
+            text, hit = stops.feed(self._decoder.feed_token(token_ids[count - 1]), count)
+            if text:
+                self._texts.append(text)
+            if hit is not None:
+                del token_ids[count:]
+                self._num_decoded, self._is_open = count, False
+                return hit
+        self._num_decoded = max(self._num_decoded, len(token_ids) - num_withheld)
+        return None
+
+    def take(self, detail: Detail, num_new: int) -> None:
+        """Take what a step said beside the token ids.
+
+        Args:
+            num_new: tokens that came with it; they are in `token_ids`.
+        """
+        num_before = len(self.token_ids) - num_new
+        if detail.finish_reason is None:
+            if (hit := self.find_stop()) is not None:
+                self.end("stop", hit)
+        else:
+            self._num_withheld = int(num_new > 0 and self._ends_with_stop_token(detail))
+            hit = self.find_stop(self._num_withheld) or self._release()
+            if hit is not None and detail.error is None:
+                self.end("stop", hit)
+            else:
+                self.end(detail.finish_reason, detail.stop_reason, detail.error)
+        if detail.logprobs is not None and self._logprobs is not None:
+            kept = detail.logprobs[: len(self.token_ids) - num_before]
+            self._logprobs += self.name_tokens(kept)
+            self._cumulative_logprob += sum(each.token.logprob for each in kept)
+
+    def end(
+        self, finish_reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None
+    ) -> None:
+        self.finish_reason, self.stop_reason, self.error = finish_reason, stop_reason, error
+        self._release()
+
+    def decode(self, max_tokens: int) -> None:
+        """Decode at most as many tokens of a text without stop strings."""
+        start, end = self._num_decoded, len(self.token_ids) - self._num_withheld
+        if self._stops is None and start < end:
+            self._num_decoded = min(end, start + max_tokens)
+            self._texts.append(self._decoder.feed(self.token_ids[start : self._num_decoded]))
+
+    def make_output(self, is_delta: bool) -> CompletionOutput:
+        """Return all output, or that since the last delta."""
+        self.decode(len(self.token_ids))
+        if self.finish_reason is not None and self._is_open:
+            self._texts.append(self._decoder.finish())
+            self._is_open = False
+        text = "".join(self._texts)
+        self._texts = [] if is_delta else [text]
+        output = CompletionOutput(
+            self.index,
+            text,
+            self.token_ids[self._start :],
+            None if self._logprobs is None else self._logprobs[:],
+            None if self._logprobs is None else self._cumulative_logprob,
+            self.finish_reason,
+            self.stop_reason,
+            self.error,
+        )
+        self.num_seen, self._is_end_seen = len(self.token_ids), self.finish_reason is not None
+        if is_delta:
+            self._start = self.num_seen
+            if self._logprobs is not None:
+                self._logprobs.clear()
+        return output
+
+    def name_tokens(self, positions: list[Any]) -> list[Any]:
+        """Write the text of each token into the positions, of which the first of a prompt is None."""
+        if self._tokenizer is not None:
+            name = self._tokenizer.token_piece
+            for position in positions:
+                for entry in () if position is None else (position.token, *position.top):
+                    piece = name(entry.token_id)
+                    if isinstance(piece, str):
+                        entry.decoded_token = piece
+                    else:
+                        entry.decoded_token, entry.part = piece.decode(errors="replace"), piece
+        return positions
+
+    def _release(self) -> str | None:
+        """Release the text that was withheld, at the end. Returns the stop string that it completes."""
+        if self._stops is None or not self._is_open:
+            return None
+        self._is_open = False
+        text, hit = self._stops.feed(self._decoder.finish(), len(self.token_ids))
+        self._texts.append(text if hit is not None else text + self._stops.finish())
+        return hit
+
+    def _ends_with_stop_token(self, detail: Detail) -> bool:
+        """Whether the last token is a stop token that is left out of the text."""
+        if detail.finish_reason != "stop" or self._params.include_stop_str_in_output:
+            return False
+        token_id = self.token_ids[-1]
+        ends = self._tokenizer.eos_token_ids if self._tokenizer is not None else ()
+        return token_id == detail.stop_reason or token_id in self._params.stop_token_ids or token_id in ends
