@@ -18,9 +18,9 @@ from typing import Any, assert_never
 
 from engine.actors.adapters import AdapterActor
 from engine.actors.encoder import EncoderActor
-from engine.actors.executor import ExecutorActor
-from engine.actors.grammar import GrammarActor
-from engine.actors.scheduler import SchedulerActor
+from engine.actors.executor_actor import ExecutorActor
+from engine.actors.grammar_actor import GrammarActor
+from engine.actors.scheduler_actor import SchedulerActor
 from engine.actors.switch_interval import shorten_switch_interval
 from engine.actors.transfer import TransferActor
 from engine.config import EngineConfig

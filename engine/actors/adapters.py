@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from engine.actors.actor import ThreadActor
+from engine.actors.thread_actor import ThreadActor
 from engine.errors import EngineError
 from engine.messages import (
     AdapterInbox,

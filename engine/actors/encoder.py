@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine.actors.actor import ThreadActor
+from engine.actors.thread_actor import ThreadActor
 from engine.core.encoder_cache import EncoderCache
 from engine.messages import Accepted, AddRequest, Detail, EncoderInbox, ImagePart, NewTokens, Refused
 from engine.thread_priority import lower_priority

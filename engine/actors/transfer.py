@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from engine.actors.actor import ThreadActor
+from engine.actors.thread_actor import ThreadActor
 from engine.core.block_hash import is_state_key
 from engine.messages import (
     BlockCopy,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.actors.executor import ExecutorActor
+from engine.actors.executor_actor import ExecutorActor
 from engine.messages import StepDone, StepMasks, StepPlan
 from engine.worker.device_link import PendingStep
 from tests.waiting import wait_until

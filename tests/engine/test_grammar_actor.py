@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine import Engine, EngineConfig, EngineDead, InvalidRequest, RequestTimeout, SamplingParams
-from engine.actors.grammar import LONG_SPEC
+from engine.actors.grammar_actor import LONG_SPEC
 from engine.core import grammar_manager
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 from tests.waiting import wait_until
@@ -61,7 +61,7 @@ async def test_the_compiler_of_a_large_vocabulary_is_built_at_the_start(
         built.append(time.monotonic())
 
     monkeypatch.setattr(GrammarCompiler, "__init__", build_slowly)
-    monkeypatch.setattr("engine.actors.grammar.LARGE_VOCABULARY", 2 if is_large else 10**9)
+    monkeypatch.setattr("engine.actors.grammar_actor.LARGE_VOCABULARY", 2 if is_large else 10**9)
     async with Engine(make_config()) as engine:
         if is_large:
             await wait_until(lambda: bool(built))

@@ -25,7 +25,7 @@ from engine import (
     RequestTimeout,
     SamplingParams,
 )
-from engine.actors.scheduler import SchedulerActor
+from engine.actors.scheduler_actor import SchedulerActor
 from engine.cluster import frames
 from engine.config_fields import DEMO_MODEL
 from engine.front.adapter_catalog import AdapterCatalog

@@ -288,7 +288,7 @@ class SchedulerHarness:
     def _send(self, plan: StepPlan) -> None:
         """The limits hold for every plan of every test."""
         config = self.scheduler.config
-        assert plan.num_tokens <= config.max_num_batched_tokens
+        assert int(plan.num_scheduled_tokens.sum()) <= config.max_num_batched_tokens
         assert len(plan.rows) <= len(self.scheduler.state.running) <= config.max_num_seqs
         assert self.scheduler.num_open_steps <= config.max_steps_in_flight
         self._note_due(plan)

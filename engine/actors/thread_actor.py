@@ -1,43 +1,15 @@
-"""Actor and ThreadActor: an inbox whose messages one task, or one thread, handles in order."""
+"""ThreadActor: an inbox whose messages one thread handles in order."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from queue import Queue
 from threading import Thread
 from typing import Generic, TypeVar
 
 Message = TypeVar("Message")
-
-
-class Actor(ABC, Generic[Message]):
-    """An actor that runs on the event loop. Call `tell` on the loop only."""
-
-    def __init__(self) -> None:
-        self._inbox: deque[Message] = deque()
-        self._wake = asyncio.Event()
-
-    def tell(self, message: Message) -> None:
-        self._inbox.append(message)
-        self._wake.set()
-
-    async def run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._inbox:
-                self.handle(self._inbox.popleft())
-            self.finish_batch()
-
-    @abstractmethod
-    def handle(self, message: Message) -> None:
-        """Handle one message. Must not block."""
-
-    def finish_batch(self) -> None:
-        """Called when the inbox is empty again."""
 
 
 class ThreadActor(ABC, Generic[Message]):

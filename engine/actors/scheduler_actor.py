@@ -1,12 +1,13 @@
-"""SchedulerActor: passes messages to and from the Scheduler, and sends its plans to the executor."""
+"""SchedulerActor: the loop of the engine. It lets the Scheduler plan steps, and sends them to the executor."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
-from engine.actors.actor import Actor
 from engine.core.block_hash import is_block_hash
 from engine.core.scheduler import Scheduler
 from engine.core.snapshot import take_snapshot
@@ -36,8 +37,8 @@ from engine.messages import (
 )
 
 
-class SchedulerActor(Actor[SchedulerInbox]):
-    """Owns the Scheduler."""
+class SchedulerActor:
+    """Owns the Scheduler. `run_turn` is the loop of the engine; call `tell` on the event loop only."""
 
     def __init__(
         self,
@@ -48,7 +49,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
         tell_transfer: Callable[[TransferInbox], None],
         deliver: Callable[[CoreOutput], None],
     ) -> None:
-        super().__init__()
+        self._inbox: deque[SchedulerInbox] = deque()
+        self._wake = asyncio.Event()
         self.scheduler = scheduler
         self._transfers = scheduler.state.transfers
         self._tell_executor = tell_executor
@@ -64,14 +66,61 @@ class SchedulerActor(Actor[SchedulerInbox]):
         self._mask_times_s: list[float] = []
         self._deliver(self._make_stats())
 
-    def handle(self, message: SchedulerInbox) -> None:
+    def tell(self, message: SchedulerInbox) -> None:
+        self._inbox.append(message)
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self.run_turn()
+
+    def run_turn(self) -> None:
+        """Process all messages, then plan the next steps.
+
+        update ─▶ new tokens to the front ─▶ masks and drafts to the grammar thread ─▶ schedule ─▶ plan to the executor
+        """
+        scheduler = self.scheduler
+        while self._inbox:
+            message = self._inbox.popleft()
+            if not isinstance(message, StepDone):
+                self._handle(message)
+                continue
+            if scheduler.num_open_steps <= 1:
+                self._idle_since = time.monotonic()
+            if message.mask_time_s:
+                self._mask_times_s.append(message.mask_time_s)
+            self._publish(scheduler.update(message))
+        while (masks := scheduler.order_masks()) is not None:
+            self._tell_grammar(masks)
+        if (questions := scheduler.order_drafts()) is not None:
+            self._tell_grammar(questions)
+        while (plan := scheduler.schedule()) is not None:
+            self._tell_executor(plan)
+            self._num_step_tokens += int(plan.num_scheduled_tokens.sum())
+            if self._idle_since is not None:
+                self._step_gaps_s.append(time.monotonic() - self._idle_since)
+                self._idle_since = None
+            while (masks := scheduler.order_masks()) is not None:
+                self._tell_grammar(masks)
+        for order in scheduler.state.adapters.take_orders():
+            self._tell_adapters(order)
+        if self._transfers is not None:
+            for transfer in self._transfers.take_orders():
+                self._tell_transfer(transfer)
+        if not scheduler.has_work:
+            self._idle_since = None
+        if changes := scheduler.kv_cache.pool.changes:
+            # Routers need the prefixes of the first group only.
+            stored = [key for key, is_cached in changes.items() if is_cached and is_block_hash(key)]
+            removed = [key for key, is_cached in changes.items() if not is_cached and is_block_hash(key)]
+            self._deliver(KVEvents(stored, removed))
+            changes.clear()
+        self._deliver(self._make_stats())
+
+    def _handle(self, message: SchedulerInbox) -> None:
         match message:
-            case StepDone():
-                if self.scheduler.num_open_steps <= 1:
-                    self._idle_since = time.monotonic()
-                if message.mask_time_s:
-                    self._mask_times_s.append(message.mask_time_s)
-                self._publish(self.scheduler.update(message))
             case AddRequest():
                 if message.params.grammar is not None:
                     self._with_grammar.update(each.handle for each in message.completions)
@@ -93,29 +142,10 @@ class SchedulerActor(Actor[SchedulerInbox]):
                 self._deliver(Reply(call_id, take_snapshot(self.scheduler, with_blocks)))
             case ResetPrefixCache(call_id=call_id):
                 self._deliver(Reply(call_id, is_reset=self.scheduler.kv_cache.reset_cache()))
+            case StepDone():
+                raise AssertionError("`run_turn` processes it")
             case _:
                 assert_never(message)
-
-    def finish_batch(self) -> None:
-        self._order_masks()
-        if (questions := self.scheduler.order_drafts()) is not None:
-            self._tell_grammar(questions)
-        while (plan := self.scheduler.schedule()) is not None:
-            self._tell_executor(plan)
-            self._num_step_tokens += plan.num_tokens
-            if self._idle_since is not None:
-                self._step_gaps_s.append(time.monotonic() - self._idle_since)
-                self._idle_since = None
-            self._order_masks()
-        for order in self.scheduler.state.adapters.take_orders():
-            self._tell_adapters(order)
-        if self._transfers is not None:
-            for transfer in self._transfers.take_orders():
-                self._tell_transfer(transfer)
-        if not self.scheduler.has_work:
-            self._idle_since = None
-        self._publish_cache_changes()
-        self._deliver(self._make_stats())
 
     def _make_stats(self) -> CoreStats:
         scheduler, kv_cache = self.scheduler, self.scheduler.kv_cache
@@ -136,18 +166,6 @@ class SchedulerActor(Actor[SchedulerInbox]):
             prefix_cache_stateless=kv_cache.num_stateless_tokens,
             prefix_cache_windowless=kv_cache.num_windowless_tokens,
         )
-
-    def _publish_cache_changes(self) -> None:
-        if changes := self.scheduler.kv_cache.pool.changes:
-            # Routers need the prefixes of the first group only.
-            stored = [key for key, is_cached in changes.items() if is_cached and is_block_hash(key)]
-            removed = [key for key, is_cached in changes.items() if not is_cached and is_block_hash(key)]
-            self._deliver(KVEvents(stored, removed))
-            changes.clear()
-
-    def _order_masks(self) -> None:
-        while (order := self.scheduler.order_masks()) is not None:
-            self._tell_grammar(order)
 
     def _publish(self, new_tokens: NewTokens) -> None:
         if self._transfers is not None:

@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from queue import Empty
 
-from engine.actors.actor import ThreadActor
+from engine.actors.thread_actor import ThreadActor
 from engine.messages import ExecutorInbox, Sleep, StepDone, StepMasks, StepPlan
 from engine.worker.device_link import HostFetch, PendingStep
 from engine.worker.executor import Executor, Loaded
 
 CHORE_LOOK_S = 0.2  # how often an idle thread checks for chores; a background build may add some
+FOREVER_S = 1e6  # a wait that has no limit of its own
 POLL_S = 0.00005  # how often pending results are checked while no message arrives
 
 
@@ -40,62 +41,59 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         self._held: deque[ExecutorInbox | None] = deque()  # messages received while waiting for masks
 
     def work(self) -> None:
-        self._executor.before_layers = self._send_finished
+        """Wait for a step, for its masks, launch it, and send its result before the layers of the next one."""
+        executor = self._executor
+        executor.before_layers = self._send_finished
         if self.loaded is None:
-            self.loaded = self._executor.load()
-        elif self._executor.sleep_level:
-            self._executor.wake()
+            self.loaded = executor.load()
+        elif executor.sleep_level:
+            executor.wake()
         else:
-            self._executor.reset()
+            executor.reset()
         self.mark_ready()
-        while (message := self._take()) is not None:
+        while (message := self._held.popleft() if self._held else self._receive(None)) is not None:
             match message:
-                case StepPlan() as plan:
-                    self._await_masks(plan)
-                    self._answer(self._executor.execute(plan))
+                case StepPlan():
+                    if executor.get_mask_timeout(message):
+                        self._await_masks(message)
+                    self._keep(executor.execute(message))
                 case StepMasks():
-                    self._answer(self._executor.sample(message))
+                    self._keep(executor.sample(message))
                 case Sleep(level=level):
                     self._send_finished()
-                    self._executor.sleep(level)
+                    executor.sleep(level)
                     return
             if self._queue.empty() and not self._held:
                 self._send_finished()
         self._send_finished()
 
-    def _take(self) -> ExecutorInbox | None:
-        """Return the next message, or None at the end. Runs chores while the actor is idle."""
-        if self._held:
-            return self._held.popleft()
-        while True:
-            while self._queue.empty() and not self._pending and self._executor.do_chore():
-                continue
-            try:
-                return self._receive(time.monotonic() + CHORE_LOOK_S)
-            except Empty:
-                continue
+    def _receive(self, deadline: float | None) -> ExecutorInbox | None:
+        """Return the next message, or None at the end. Delivers the results of launched steps meanwhile.
 
-    def _receive(self, deadline: float | None = None) -> ExecutorInbox | None:
-        """Wait for a message, and deliver the results of launched steps meanwhile.
+        Args:
+            deadline: None: wait as long as it takes, and do chores when there is nothing else to do.
 
         Raises:
             Empty: the deadline passed.
         """
         if self._queue.empty():
             self._send_finished()
-        while self._pending:
-            if self._pending[0].is_done():
+        while True:
+            timeout = POLL_S
+            if not self._pending:
+                while deadline is None and self._queue.empty() and self._executor.do_chore():
+                    continue
+                timeout = CHORE_LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
+            elif self._pending[0].is_done():
                 if (done := self._pending.popleft().wait()) is not None:
                     self._send_finished()
                     self.post(self._deliver, done)
                 continue
             try:
-                return self._queue.get(timeout=POLL_S)
+                return self._queue.get(timeout=timeout)
             except Empty:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        return self._queue.get(timeout=timeout)
 
     def _await_masks(self, plan: StepPlan) -> None:
         """Wait briefly for late masks, so that their rows join this step. If no row can run, wait until one can."""
@@ -106,12 +104,12 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
             if timeout_s == math.inf and any(self._can_run(message) for message in self._held):
                 return
             try:
-                message = self._receive(None if timeout_s == math.inf else start + timeout_s)
+                message = self._receive(start + min(timeout_s, FOREVER_S))
             except Empty:
                 return
             # Masks of this step or of a later one may arrive before the step itself.
             if isinstance(message, StepMasks) and message.step_id < plan.step_id:
-                self._answer(self._executor.sample(message))
+                self._keep(self._executor.sample(message))
             else:
                 self._held.append(message)
                 if message is None:
@@ -121,7 +119,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         """Return whether this is a step with a row that waits for no mask."""
         return isinstance(message, StepPlan) and self._executor.get_mask_timeout(message) < math.inf
 
-    def _answer(self, answer: StepDone | PendingStep | None) -> None:
+    def _keep(self, answer: StepDone | PendingStep | None) -> None:
         """Keep a result until it is sent, or queue it behind the pending ones: results are sent in the order of steps.
 
         Masks may arrive while later stages compute their step; its gated rows follow its other rows.

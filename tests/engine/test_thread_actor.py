@@ -1,4 +1,4 @@
-"""Actor and ThreadActor: order, batches, crashes and ends."""
+"""ThreadActor: order, batches, crashes and ends."""
 
 import asyncio
 import signal
@@ -10,30 +10,12 @@ from queue import Empty
 
 import pytest
 
-from engine.actors.actor import Actor, ThreadActor
+from engine.actors.thread_actor import ThreadActor
 from tests.waiting import wait_until
 
 
-class Listener(Actor[str]):
-    """Notes what it hears; "burn" kills it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[str] = []
-
-    def handle(self, message: str) -> None:
-        if message == "burn":
-            raise RuntimeError("on fire")
-        if message == "echo":
-            self.tell("from itself")
-        self.heard.append(message)
-
-    def finish_batch(self) -> None:
-        self.heard.append("|")
-
-
 class ThreadListener(ThreadActor[str]):
-    """The same in a thread."""
+    """Notes what it hears; "burn" kills it."""
 
     def __init__(self, on_message: Callable[[str], None] | None = None) -> None:
         super().__init__("troupe-test")
@@ -53,11 +35,10 @@ class ThreadListener(ThreadActor[str]):
 
 
 @asynccontextmanager
-async def running(actor: Actor[str] | ThreadActor[str]) -> AsyncIterator[asyncio.Task[None]]:
+async def running(actor: ThreadActor[str]) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(actor.run())
     try:
-        if isinstance(actor, ThreadActor):
-            await actor.ready.wait()
+        await actor.ready.wait()
         yield task
     finally:
         task.cancel()
@@ -92,28 +73,13 @@ async def test_a_wait_ends_although_its_thread_was_stopped_beyond_the_deadline()
         signal.signal(signal.SIGUSR1, previous)
 
 
-async def test_messages_are_handled_in_order_and_batches_are_closed_once() -> None:
-    """What comes before it runs and what it tells itself belong to the batch."""
-    actor = Listener()
-    actor.tell("early")
-    async with running(actor):
-        for message in ("a", "b"):
-            actor.tell(message)
-        await wait_until(lambda: "|" in actor.heard)
-        actor.tell("echo")
-        await wait_until(lambda: "from itself" in actor.heard)
-    assert actor.heard[:7] == ["early", "a", "b", "|", "echo", "from itself", "|"]
-
-
-@pytest.mark.parametrize("kind", [Listener, ThreadListener])
-async def test_an_exception_comes_out_of_run(kind: type[Listener | ThreadListener]) -> None:
-    actor = kind()
+async def test_an_exception_comes_out_of_run() -> None:
+    actor = ThreadListener()
     async with running(actor) as task:
         actor.tell("burn")
         with pytest.raises(RuntimeError, match="on fire"):
             await task
-    if isinstance(actor, ThreadListener):
-        assert actor.thread is not None and not actor.thread.is_alive()
+    assert actor.thread is not None and not actor.thread.is_alive()
 
 
 class GatedListener(ThreadActor[threading.Event]):

@@ -11,7 +11,7 @@ from functools import partial
 from threading import Lock
 from typing import assert_never
 
-from engine.actors.actor import ThreadActor
+from engine.actors.thread_actor import ThreadActor
 from engine.core.grammar_manager import ApartMask, GrammarManager, is_fault
 from engine.errors import EngineDead, InvalidRequest
 from engine.messages import (
