@@ -108,7 +108,7 @@ async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
 
 
 async def _chat(context: ApiContext, body: Any, info: RequestInfo) -> Json:
-    return await chat.ChatWriter(await chat.prepare(ChatRequest.read(body), info, context)).finish()
+    return await chat.ChatWriter(await chat.prepare(chat.read_chat(ChatRequest.read(body)), info, context)).finish()
 
 
 async def _complete(context: ApiContext, body: Any, info: RequestInfo) -> Json:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from app.api.call import Call, Choice, Delta
 from app.api.errors import ApiError
-from app.api.own_names import own_names
 from app.api.sse import Emit, frame_named
 from engine import RequestOutput
 
@@ -20,11 +19,9 @@ class BlockWriter(ABC):
 
     Attributes:
         TYPES: kind of a piece -> the dialect's type of such a block.
-        RENAMED: name in a chat request -> the dialect's name, for errors.
     """
 
     TYPES: ClassVar[dict[str, str]]
-    RENAMED: ClassVar[dict[str, str]]
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -49,17 +46,16 @@ class BlockWriter(ABC):
     async def stream(self, emit: Emit) -> Json:
         """Emit the events and return the reply."""
         reply: Json = {}
-        with own_names(self.RENAMED):
-            async with aclosing(self.call.stream()) as steps:
-                async for (delta,) in steps:
-                    if not self._is_begun:
-                        self._is_begun = True
-                        self.begin(delta.choice.output)
-                    self.add_delta(delta)
-                    if delta.gained.is_finished:
-                        reply = self.end(delta.choice)
-                    if data := self._take():
-                        await emit(data)
+        async with aclosing(self.call.stream()) as steps:
+            async for (delta,) in steps:
+                if not self._is_begun:
+                    self._is_begun = True
+                    self.begin(delta.choice.output)
+                self.add_delta(delta)
+                if delta.gained.is_finished:
+                    reply = self.end(delta.choice)
+                if data := self._take():
+                    await emit(data)
         return reply
 
     def keep_alive(self) -> bytes:

@@ -15,11 +15,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from app.api.constraint import Constraint
 from app.api.context import ApiContext
-from app.api.errors import BadRequest, make_closing_error, make_failure, to_api_error
+from app.api.errors import BadRequest, make_closing_error, make_failure, to_api_error, use_names
 from app.api.protocol import MAX_PROMPTS, GenerationFields
 from app.api.request_info import RequestInfo
+from app.api.sampling import Constraint, Names
 from app.api.tools.styled_calls import Piece, join_pieces
 from app.api.tools.use import ToolUse, explain
 from app.concurrency import merge_streams
@@ -131,7 +131,7 @@ class Call:
 
     Attributes:
         given: the prompts as the request has them, for a reply that repeats them.
-        prompt_field: the field that holds the prompts, for errors.
+        names: the fields that have another name on the route, for errors; the prompts are the field "prompt".
         prediction: text that the answer probably contains.
         constraint: what is enforced, after the reasoning.
         answer: what the content is validated against.
@@ -151,7 +151,7 @@ class Call:
     thinking: Thinking | None = None
     given: Sequence[Prompt] = ()
     prediction: str | None = None
-    prompt_field: str = "prompt"
+    names: Names = field(default_factory=dict)
     echo: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -248,9 +248,9 @@ class Call:
         except InvalidRequest as error:
             if error.param == "prompt":
                 place = f"prompt[{number}]: " if len(self.prompts) > 1 else ""
-                raise type(error)(f"{place}{error}", self.prompt_field) from error
+                raise type(error)(f"{place}{error}", self.names.get("prompt", "prompt")) from error
             if error.param != "grammar" or self.constraint is None:
-                raise
+                raise use_names(error, self.names) from error
             # the engine reports a slow compile under its own parameter name; use this API's field
             raise BadRequest(str(error), self.constraint.param, "invalid_grammar") from error
         finally:

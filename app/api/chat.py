@@ -6,41 +6,53 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring_ascii
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api.call import Call, Choice, Delta, make_reply_id, usage
-from app.api.constraint import Constraint, read_constraint
 from app.api.context import ApiContext, Context
-from app.api.errors import BadRequest
-from app.api.fields import warn
-from app.api.messages import has_tool_messages, read_messages, read_template_kwargs, write_as_text
-from app.api.protocol import ChatRequest
+from app.api.errors import BadRequest, use_names
+from app.api.messages import (
+    has_files,
+    has_tool_messages,
+    read_messages,
+    read_template_kwargs,
+    show_messages,
+    write_as_text,
+)
+from app.api.protocol import ChatFields, ChatRequest
 from app.api.request_info import RequestInfo
-from app.api.sampling import chat_sampling
+from app.api.sampling import Constraint, Names, chat_sampling, read_constraint
 from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
 from app.api.tools.styled_calls import Piece
-from app.api.tools.styles import TemplateFacts
-from app.api.tools.use import ToolUse, combine, read_functions, read_tools
+from app.api.tools.use import (
+    AUTO,
+    Tool,
+    ToolChoice,
+    combine,
+    read_choice,
+    read_functions,
+    read_tools,
+    use_tools,
+)
 from app.reasoning import TAIL_TOKENS, Thinking, find_thinking, gate_grammar
-from engine import RequestOutput, SamplingParams
+from engine import InvalidRequest, RequestOutput
 
 Json = dict[str, Any]
 
 router = APIRouter()
 # kind of a call -> the field of its text
 CALL_TEXTS = {"function": "arguments", "custom": "input"}
-TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the model was not shown them"
 
 
 @router.post("/v1/chat/completions", responses=STREAMED)
 async def create_chat_completion(body: ChatRequest, request: Request, context: Context) -> Response:
     """Answer a conversation, in one reply or as a stream."""
-    writer = ChatWriter(await prepare(body, request.state.info, context))
+    writer = ChatWriter(await prepare(read_chat(body), request.state.info, context))
     if body.stream:
         return EventStream(writer.stream)
     return JSONResponse(await unless_gone(request.receive, writer.finish()))
@@ -242,33 +254,57 @@ class ChatWriter(ReplyWriter):
         }
 
 
-async def prepare(
-    body: ChatRequest, info: RequestInfo, context: ApiContext, id_prefix: str = "chatcmpl-"
-) -> Call:
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """A chat request of any API: what has been read of it, with errors in the names of its API.
+
+    Attributes:
+        messages: as `read_message` returns them.
+        names: the fields that have another name in its API.
+        calls_field: the field of a message that has the calls; the older one has a single call.
+    """
+
+    fields: ChatFields
+    messages: Sequence[Json]
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice = AUTO
+    names: Names = field(default_factory=dict)
+    calls_field: Literal["tool_calls", "function_call"] = "tool_calls"
+
+
+def read_chat(body: ChatRequest) -> ChatInput:
+    """Return the input of a chat completion.
+
+    Raises:
+        ApiError: 400 for messages or tools that are malformed or not supported.
+    """
+    is_older = body.functions is not None or body.function_call is not None
+    body = read_functions(body) if is_older else body
+    choice = read_choice(body.tool_choice, bool(body.tools))
+    return ChatInput(
+        body, read_messages(body.messages), read_tools(body.tools), choice,
+        calls_field="function_call" if is_older else "tool_calls",
+    )  # fmt: skip
+
+
+async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_prefix: str = "chatcmpl-") -> Call:
     """Check everything that costs nothing, then render and tokenise off the loop.
 
     Raises:
         ApiError, InvalidRequest: the request cannot be served as asked.
     """
+    body, names, engine = given.fields, given.names, context.engine
     model = info.model = context.check_model(body.model)
     context.require_ready()
     template = await context.read_template()
-    is_older = body.functions is not None or body.function_call is not None
-    body = read_functions(body) if is_older else body
-    # The grammar of many tools takes milliseconds.
-    tools = await asyncio.to_thread(find_tools, body, template) if body.tools else find_tools(body, template)
-    if tools is None and body.tools and body.tool_choice != "none":
-        warn(TOOLS_NOT_SHOWN)
-    answer = read_constraint(body)
-    if tools is not None:
-        tools = replace(tools, calls_field="function_call" if is_older else "tool_calls")
-        tools = await asyncio.to_thread(tools.in_style, template.tool_style, answer)
+    answer = read_constraint(body, names)
+    tools = None
+    if given.tools:
+        # The grammar of many tools takes milliseconds.
+        tools = await asyncio.to_thread(
+            use_tools, given.tools, given.choice, body, template, answer, given.calls_field
+        )
     constraint = combine(tools, answer)
-    sampling = chat_sampling(body, constraint, await context.read_sampling_defaults())
-    if tools is not None and tools.text_spec is not None:
-        # The text shows the special tokens that begin a call; the grammar allows no others.
-        sampling = replace(sampling, skip_special_tokens=False)
-    messages = await read_conversation(body.messages, context, template)
     if body.add_special_tokens:
         message = "add_special_tokens is not supported here: the chat template writes them"
         raise BadRequest(message, "add_special_tokens", "unsupported_field")
@@ -279,36 +315,40 @@ async def prepare(
         "continue_final_message": body.continue_final_message,
         **read_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
     }
-    prompt = await context.engine.render_chat(messages, **options, **show_tools(tools, template))
-    tokenizer = context.engine.tokenizer
+    messages = [
+        await context.documents.read(each, engine.sees_images) if has_files(each) else each for each in given.messages
+    ]
+    messages = show_messages(messages, engine.sees_images)
+    if not template.knows_tools and has_tool_messages(messages):
+        messages = write_as_text(messages)
+    if tools is not None and template.knows_tools:
+        options["tools"] = tools.definitions
+    try:
+        prompt = await engine.render_chat(messages, **options)
+    except InvalidRequest as error:
+        raise use_names(error, names) from error
+    tokenizer = engine.tokenizer
     assert tokenizer is not None, "the prompt was rendered"
     tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
     thinking = find_thinking(template.supports_reasoning, tail, messages, options)
     if thinking is not None and thinking.has_channels and tools is not None and tools.spec is None:
         thinking = None  # the parser of the calls reads the channels
     spec = None if constraint is None else constraint.spec
+    # The text shows the special tokens that begin a call; the grammar allows no others.
+    shows_special = tools is not None and tools.text_spec is not None
     if thinking is not None:
         thinking = replace(thinking, is_shown=body.include_reasoning is not False)
-        constraint, thinking, sampling = make_room(thinking, constraint, sampling, template)
-    echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else ""
-    reply_id = make_reply_id(id_prefix, info, body)
-    prediction = None if body.prediction is None else body.prediction.text
+        shows_special |= template.hides_reasoning or thinking.has_channels
+        if constraint is not None:
+            constraint, thinking = think_first(constraint, thinking)
+    defaults = await context.read_sampling_defaults()
+    sampling = chat_sampling(body, constraint, defaults, names, shows_special)
     return Call(
-        context, info, body, reply_id, model, [prompt], sampling, constraint, spec, tools, thinking,
-        prediction=prediction, prompt_field="messages", echo=echo,
+        context, info, body, make_reply_id(id_prefix, info, body), model, [prompt], sampling, constraint, spec, tools,
+        thinking, prediction=None if body.prediction is None else body.prediction.text,
+        names={"prompt": "messages", **names},
+        echo=messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else "",
     )  # fmt: skip
-
-
-def make_room(
-    thinking: Thinking, constraint: Constraint | None, sampling: SamplingParams, template: TemplateFacts
-) -> tuple[Constraint | None, Thinking, SamplingParams]:
-    """Allow reasoning before an answer under a constraint."""
-    if constraint is not None:
-        constraint, thinking = think_first(constraint, thinking)
-        sampling = replace(sampling, grammar=constraint.spec)
-    if template.hides_reasoning or thinking.has_channels:
-        sampling = replace(sampling, skip_special_tokens=False)
-    return constraint, thinking, sampling
 
 
 def think_first(constraint: Constraint, thinking: Thinking) -> tuple[Constraint, Thinking]:
@@ -318,34 +358,3 @@ def think_first(constraint: Constraint, thinking: Thinking) -> tuple[Constraint,
     allows_breaks = spec.kind in ("json_schema", "json_object", "xml") or constraint.param == "tools"
     gated = Constraint(constraint.param, gate_grammar(spec, thinking, allows_breaks))
     return gated, replace(thinking, keeps_breaks=not allows_breaks)
-
-
-def find_tools(body: ChatRequest, template: TemplateFacts) -> ToolUse | None:
-    """Return the tools that an answer may call.
-
-    Where the chat template knows no tools, the model is not shown them: it answers a request that leaves the choice to
-    it in text, and makes one call at a time where calls are forced, having no reason to end a list of them.
-
-    Raises:
-        ApiError: 400 for tools that are malformed.
-    """
-    tools = read_tools(body, template.knows_tools)
-    return tools if tools is None or tools.spec is not None or template.knows_tools else None
-
-
-async def read_conversation(
-    given: list[dict[str, Any]], context: ApiContext, template: TemplateFacts
-) -> list[dict[str, Any]]:
-    """Return messages that the chat template can render: if it has no tools, calls and results become plain text.
-
-    Raises:
-        ApiError: 400 for a message that is malformed.
-    """
-    sees_images = context.engine.sees_images
-    messages = read_messages(await context.documents.read(given, sees_images), sees_images)
-    return messages if template.knows_tools or not has_tool_messages(messages) else write_as_text(messages)
-
-
-def show_tools(tools: ToolUse | None, template: TemplateFacts) -> dict[str, Any]:
-    """Return the chat template's argument for the tools."""
-    return {"tools": tools.definitions} if tools is not None and template.knows_tools else {}

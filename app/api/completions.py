@@ -10,12 +10,11 @@ from fastapi.responses import JSONResponse, Response
 
 from app.api.call import Call, Choice, Delta, floor, make_reply_id
 from app.api.chat import ReplyWriter
-from app.api.constraint import read_constraint
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.protocol import CompletionRequest
 from app.api.request_info import RequestInfo
-from app.api.sampling import completion_sampling, read_prompts
+from app.api.sampling import Names, completion_sampling, read_constraint, read_prompts
 from app.api.sse import STREAMED, EventStream, unless_gone
 from app.api.text_offsets import TextOffsets, find_prompt_offsets
 from app.api.tokens import encode, require_tokenizer
@@ -38,16 +37,22 @@ async def create_completion(body: CompletionRequest, request: Request, context: 
     return JSONResponse(await unless_gone(request.receive, writer.finish()))
 
 
-async def prepare(body: CompletionRequest, info: RequestInfo, context: ApiContext) -> Call:
+async def prepare(
+    body: CompletionRequest, info: RequestInfo, context: ApiContext, names: Names | None = None
+) -> Call:
     """Check the request and tokenise its prompts off the loop.
+
+    Args:
+        names: the fields that have another name on the route.
 
     Raises:
         ApiError, InvalidRequest: the request cannot be served as asked.
     """
     model = info.model = context.check_model(body.model)
     context.require_ready()
-    constraint = read_constraint(body)
-    sampling = completion_sampling(body, constraint, await context.read_sampling_defaults())
+    names = names or {}
+    constraint = read_constraint(body, names)
+    sampling = completion_sampling(body, constraint, await context.read_sampling_defaults(), names)
     info.counts_output = body.max_tokens != 0
     if body.best_of not in (None, 1, sampling.n):
         message = f"best_of={body.best_of} must be n={sampling.n}: every text that is drawn is in the reply"
@@ -60,7 +65,7 @@ async def prepare(body: CompletionRequest, info: RequestInfo, context: ApiContex
         prompts = [p if isinstance(p, list) else await encode(p, context, False) for p in prompts]
     reply_id = make_reply_id("cmpl-", info, body)
     answer = None if constraint is None else constraint.spec
-    return Call(context, info, body, reply_id, model, prompts, sampling, constraint, answer, given=given)
+    return Call(context, info, body, reply_id, model, prompts, sampling, constraint, answer, given=given, names=names)
 
 
 def _new_document(context: ApiContext) -> list[int]:

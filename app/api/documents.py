@@ -6,18 +6,16 @@ import base64
 import binascii
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from app.api.errors import BadRequest
-from app.api.fields import field_of
-from app.api.parts import make_text, make_unseen, read_part
+from app.api.errors import refuse
+from app.api.parts import make_text, make_unseen
 from app.extraction.decoding import UnreadableSource, decode
 from app.extraction.pdf import read_pdf
 from app.extraction.reading import read_apart
 
 Json = dict[str, Any]
-FILE_TYPES = ("file", "input_file", "document")
 MAX_KEPT_CHARS = 32 * 2**20
 
 
@@ -28,27 +26,18 @@ class DocumentReader:
         self._kept: OrderedDict[tuple[bytes, bool], list[Json]] = OrderedDict()
         self._num_chars = 0
 
-    async def read(self, messages: Sequence[Json], sees_images: bool) -> Sequence[Json]:
-        """Return the messages with the content of their files.
+    async def read(self, message: Json, sees_images: bool) -> Json:
+        """Return a message, which `read_message` has read, with the content of its files.
 
         Raises:
             ApiError: 400 for a file that is not base64.
         """
-        return [await self._read_message(f"messages[{i}]", each, sees_images) for i, each in enumerate(messages)]
-
-    async def _read_message(self, where: str, message: Json, sees_images: bool) -> Json:
-        content = message.get("content")
-        if not isinstance(content, list) or not any(map(_is_file, content)):
-            return message
         parts: list[Json] = []
-        for i, part in enumerate(content):
-            place = f"{where}.content[{i}]"
-            is_history = message.get("role") != "user"
-            for one in read_part(place, part, is_history) if _is_file(part) else [part]:
-                parts += await self._read_part(place, one, sees_images) if _is_file(one) else [one]
+        for part in message["content"]:
+            parts += await self._read_part(part, sees_images) if part["type"] == "file" else [part]
         return message | {"content": parts}
 
-    async def _read_part(self, where: str, part: Json, sees_images: bool) -> list[Json]:
+    async def _read_part(self, part: Json, sees_images: bool) -> list[Json]:
         name, url = part["file"]["filename"], part["file"]["file_data"]
         key = await read_apart("", _digest, name, url), sees_images
         if key in self._kept:
@@ -58,7 +47,7 @@ class DocumentReader:
         try:
             parts = await read_apart(".pdf" if is_pdf else "", _read_file, name, url, sees_images)
         except binascii.Error as error:
-            raise BadRequest(f"{where} is not base64: {error}", field_of(where)) from error
+            raise refuse(part["where"], f" is not base64: {error}") from error
         self._num_chars += _count(parts) - _count(self._kept.get(key, ()))
         self._kept[key] = parts
         while self._num_chars > MAX_KEPT_CHARS:
@@ -68,10 +57,6 @@ class DocumentReader:
 
 def _digest(name: str, url: str) -> bytes:
     return hashlib.sha256(f"{name}\n{url}".encode()).digest()
-
-
-def _is_file(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in FILE_TYPES
 
 
 def _read_file(name: str, url: str, sees_images: bool) -> list[Json]:

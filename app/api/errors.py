@@ -30,7 +30,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from app.api.wording import KINDS, say_place, say_rule, say_value
+from app.api.wording import KINDS, Path, say_place, say_rule, say_value
 from app.store import StoreError, StoreFull
 from engine import (
     CompletionOutput,
@@ -152,6 +152,25 @@ class BadRequest(ApiError):
         super().__init__(400, message, param, code)
 
 
+def refuse(where: Path, rule: str, code: str | None = "invalid_value") -> BadRequest:
+    """Return the error of a value in the request.
+
+    Args:
+        where: its place under the names of the route, such as ("messages", 3, "content").
+        rule: what follows the place in the message: " must be a text", or ": its base64 is damaged".
+    """
+    return BadRequest(f"{say_place(where)}{rule}", str(where[0]), code)
+
+
+def use_names(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """Return an error of the engine with the route's name of the parameter, which its message begins with."""
+    param = error.param or ""
+    name, message = names.get(param, param), str(error)
+    if name == param:
+        return error
+    return type(error)(name + message.removeprefix(param) if message.startswith(param) else message, name)
+
+
 def scrub(message: str) -> str:
     """Remove file paths and addresses, which help an attacker and not a client.
 
@@ -223,8 +242,12 @@ def make_closing_error() -> ApiError:
     return ApiError(503, message, code=CLOSING, retry_after_s=RETRY_AFTER_S)
 
 
-def describe_fields(errors: Sequence[Any]) -> ApiError:
-    """Put the first of pydantic's errors into one sentence that names the field and its value."""
+def describe_fields(errors: Sequence[Any], names: Mapping[str, str] | None = None) -> ApiError:
+    """Put the first of pydantic's errors into one sentence that names the field and its value.
+
+    Args:
+        names: the fields that have another name on the route.
+    """
     first, kinds = _pick_member(errors)
     kind = first["type"]
     if kind == "json_invalid":
@@ -235,7 +258,8 @@ def describe_fields(errors: Sequence[Any]) -> ApiError:
         return ApiError(
             400, "the body must be a JSON object sent as Content-Type: application/json", code="invalid_json"
         )
-    name, field = say_place(where), str(where[0])
+    where[0] = field = (names or {}).get(where[0], str(where[0]))
+    name = say_place(where)
     if kind == "missing":
         return ApiError(400, f"{name} is required", field, "missing_field")
     if kind == "extra_forbidden":

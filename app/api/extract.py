@@ -73,7 +73,7 @@ JSON_PARTS = ("examples", "images", "options", "rows", "stream")
 class ExampleFields(Fields):
     """A text with its correct record."""
 
-    PLACE = "examples"
+    PLACE = ("examples",)
 
     text: str
     record: Any
@@ -87,7 +87,7 @@ class ExtractOptions(Fields):
         bounds: open strings and lists get a length.
     """
 
-    PLACE = "options"
+    PLACE = ("options",)
 
     verbatim: bool = False
     bounds: bool = True

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from app.api.errors import BadRequest
-from app.api.wording import say_value
+from app.api.errors import refuse
+from app.api.wording import Path, say_place, say_value
 
 Values = tuple[Any, ...]
 
@@ -98,13 +98,13 @@ def warn(text: str) -> None:
 def check_unknown(
     given: Mapping[str, Any],
     known: Collection[str] = (),
-    where: str = "",
+    where: Path = (),
     constraints: Mapping[str, Values] | None = ANSWER,
 ) -> None:
     """Refuse the first field that would constrain the answer, and leave out the other ones that are not known.
 
     Args:
-        where: the place of the fields in the request, as in stream_options; empty for the request itself.
+        where: the place of the fields, such as ("stream_options",); empty for the request itself.
         constraints: the fields that constrain, and the values of each that request nothing; None: every one does.
 
     Raises:
@@ -121,12 +121,11 @@ def check_unknown(
         is_absent = value is None if any(each is True for each in neutral) else is_empty(value)
         if is_absent or value in neutral:
             continue
-        shown = f"{where}.{name[:MAX_NAME_CHARS]}".removeprefix(".")
+        place = (*where, name[:MAX_NAME_CHARS])
         if is_pattern or constrains:
-            param = field_of(where) if where else shown
-            raise BadRequest(f"{shown} is not a field of this route{_hint(plain, known)}", param, "unknown_field")
+            raise refuse(place, f" is not a field of this route{_hint(plain, known)}", "unknown_field")
         if value not in (0, {}) and not (isinstance(value, dict) and all(map(is_empty, value.values()))):
-            warn(f"{shown} is not known here and was left out")
+            warn(f"{say_place(place)} is not known here and was left out")
 
 
 def _hint(name: str, known: Collection[str]) -> str:
@@ -141,31 +140,25 @@ def _hint(name: str, known: Collection[str]) -> str:
     return f"; use {' or '.join(found)}" if found else ""
 
 
-def check_choice(where: str, value: object, allowed: Collection[str]) -> None:
+def check_choice(where: Path, value: object, allowed: Collection[str]) -> None:
     """Reject a value that is not one of the allowed texts.
 
     Raises:
         ApiError: 400 naming the field, and the allowed texts.
     """
     if not isinstance(value, str) or value not in allowed:
-        message = f"{where}={say_value(value)} must be one of {', '.join(allowed)}"
-        raise BadRequest(message, field_of(where))
+        raise refuse(where, f"={say_value(value)} must be one of {', '.join(allowed)}")
 
 
-def read_text(where: str, value: object) -> str:
+def read_text(where: Path, value: object) -> str:
     """Return a value that must be a text.
 
     Raises:
         ApiError: 400 naming the field.
     """
     if not isinstance(value, str):
-        raise BadRequest(f"{where} must be a text", field_of(where))
+        raise refuse(where, " must be a text")
     return value
-
-
-def field_of(where: str) -> str:
-    """Return the field of the request that a place is in: messages for messages[0].content."""
-    return re.split(r"[.\[]", where)[0]
 
 
 def is_empty(value: object) -> bool:

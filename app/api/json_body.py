@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from app.api.errors import ApiError, BadRequest
-from app.api.fields import field_of
+from app.api.wording import Path, say_place
 from app.json_text import TOO_MANY_VALUES, DuplicateKey, check_values, has_too_many_values, load_json
 from engine import is_unicode
 
@@ -78,23 +78,23 @@ def check_json(body: object) -> None:
     except RecursionError:
         raise BadRequest("the body is nested too deeply", None, "invalid_json") from None
     except ValueError:
-        place, reason = _find_wrong(body)
-        place = place[:MAX_PLACE_CHARS]
-        raise BadRequest(f"{place or 'the body'}{reason}", field_of(place) or None) from None
+        where, reason = _find_wrong(body)
+        place = say_place(where)[:MAX_PLACE_CHARS] or "the body"
+        raise BadRequest(f"{place}{reason}", str(where[0]) if where else None) from None
 
 
-def _find_wrong(body: object) -> tuple[str, str]:
+def _find_wrong(body: object) -> tuple[Path, str]:
     """Return the place of the first wrong value and the reason. A body has few enough values to look at all."""
-    waiting: list[tuple[str, Any]] = [("", body)]
+    waiting: list[tuple[Path, Any]] = [((), body)]
     while waiting:
         place, value = waiting.pop()
         if reason := _refuse(value):
-            return place.removeprefix("."), reason
+            return place, reason
         if isinstance(value, dict):
-            waiting += [(f"{place}.{key}", inner) for key, inner in reversed(value.items())]
+            waiting += [((*place, key), inner) for key, inner in reversed(value.items())]
         elif isinstance(value, list):
-            waiting += [(f"{place}[{i}]", inner) for i, inner in reversed([*enumerate(value)])]
-    return "", " holds a number that is not finite, or an unpaired surrogate (invalid Unicode)"
+            waiting += [((*place, i), inner) for i, inner in reversed([*enumerate(value)])]
+    return (), " holds a number that is not finite, or an unpaired surrogate (invalid Unicode)"
 
 
 def _refuse(value: object) -> str:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.api.errors import ApiError, BadRequest
+from app.api.errors import ApiError, BadRequest, refuse
 from app.api.fields import check_choice, read_text, warn
 from app.api.parts import join_texts, make_text, read_parts
+from app.api.wording import Path, say_place
 from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -30,26 +31,25 @@ CLOSING = {"{": "}", "[": "]"}
 MAX_ESCAPE_CHARS = 12  # a character as two escapes, as in \ud83d\ude00
 
 
-def read_messages(
-    messages: Sequence[Mapping[str, Any]], sees_images: bool = False
-) -> list[dict[str, Any]]:
-    """Check roles and join content parts; a user's content with images stays a list of parts.
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages of a chat completion as `read_message` does."""
+    counter = ValueCounter()
+    return [read_message(("messages", i), message, counter) for i, message in enumerate(messages)]
+
+
+def show_messages(messages: Sequence[Mapping[str, Any]], sees_images: bool = False) -> list[dict[str, Any]]:
+    """Join content parts for a chat template; a user's content with images stays a list of parts.
 
     Chat templates have images in a user's content only: those in results of tools follow the results as the user's.
 
     Args:
+        messages: as `read_message` returns them.
         sees_images: whether the model takes images; otherwise a text stands for each.
-
-    Raises:
-        ApiError: 400 naming the message, for a role or content that is not supported; 413 for calls with
-            more values than a body may have.
     """
-    counter = ValueCounter()  # counts the arguments of all calls, which are strings in the body
     result: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []  # images of the results before the next message
-    for i, message in enumerate(messages):
-        read = _read_message(f"messages[{i}]", message, counter)
-        role, parts = read["role"], read["content"]
+    for message in messages:
+        role, parts = message["role"], message["content"]
         if shown and role != "tool":
             if role == "user":
                 parts = [*shown, *parts]
@@ -61,7 +61,7 @@ def read_messages(
             shown += images
             parts = [make_text("[image: it follows]") if part in images else part for part in parts]
         texts = [_show(part, sees_images and role == "user") for part in parts]
-        result.append(read | {"content": join_texts(texts)})
+        result.append({**message, "content": join_texts(texts)})
     return [*result, {"role": "user", "content": shown}] if shown else result
 
 
@@ -74,41 +74,52 @@ def _show(part: dict[str, Any], sees_images: bool) -> dict[str, Any]:
     return make_text(f"[{what}: the model cannot see it]")
 
 
+def has_files(message: Mapping[str, Any]) -> bool:
+    """Return whether a message that was read has files."""
+    return any(part["type"] == "file" for part in message["content"])
+
+
 def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a conversation that was read holds calls or their results."""
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 
-def _read_message(where: str, message: Mapping[str, Any], counter: ValueCounter) -> dict[str, Any]:
-    """Return a message whose content is a list of parts."""
+def read_message(where: Path, message: Mapping[str, Any], counter: ValueCounter) -> dict[str, Any]:
+    """Return a chat message whose content is a list of parts, and whose calls have objects as arguments.
+
+    Args:
+        counter: counts the values in the arguments of all calls, which are strings in the body.
+
+    Raises:
+        ApiError: 400 naming the place, for a role or content that is not supported; 413 for calls with
+            more values than a body may have.
+    """
     message = _as_tools(message)
     role = message.get("role")
-    check_choice(f"{where}.role", role, ROLES)
+    check_choice((*where, "role"), role, ROLES)
     content = message.get("content")
     if content is None and role == "assistant":
         content = message.get("refusal") or ""
     # OpenAI's newer name for a system message; chat templates know only the old one
     read = {
         "role": "system" if role == "developer" else role,
-        "content": read_parts(f"{where}.content", content, role in ("assistant", "tool")),
+        "content": read_parts((*where, "content"), content, role in ("assistant", "tool")),
     }
     if (name := message.get("name")) is not None:
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
-            raise BadRequest(f"{where}.name must be a text of 1 to {MAX_NAME_CHARS} characters", "messages")
+            raise refuse((*where, "name"), f" must be a text of 1 to {MAX_NAME_CHARS} characters")
         read["name"] = name  # a template decides whether to write it
     if calls := message.get("tool_calls"):
+        place = (*where, "tool_calls")
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
-            text = f"{where}.tool_calls must be a list of at most {MAX_TOOL_CALLS}, of an assistant"
-            raise BadRequest(text, "messages")
-        read["tool_calls"] = [
-            _read_call(f"{where}.tool_calls[{i}]", call, counter) for i, call in enumerate(calls)
-        ]
+            raise refuse(place, f" must be a list of at most {MAX_TOOL_CALLS}, of an assistant")
+        read["tool_calls"] = [_read_call((*place, i), call, counter) for i, call in enumerate(calls)]
     thought = message.get("reasoning_content") or message.get("reasoning")
     if role == "assistant" and thought is not None:
         # templates that know thoughts decide by themselves which of them are still worth reading
-        read["reasoning_content"] = read_text(f"{where}.reasoning_content", thought)
+        read["reasoning_content"] = read_text((*where, "reasoning_content"), thought)
     if role == "tool":
-        read["tool_call_id"] = read_text(f"{where}.tool_call_id", message.get("tool_call_id"))
+        read["tool_call_id"] = read_text((*where, "tool_call_id"), message.get("tool_call_id"))
     return read
 
 
@@ -122,28 +133,41 @@ def _as_tools(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return message
 
 
-def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
-        name = read_text(f"{where}.custom.name", custom.get("name"))
-        given = {"input": read_text(f"{where}.custom.input", custom.get("input"))}
-        identity = read_text(f"{where}.id", call.get("id"))
-        return {"id": identity, "type": "function", "function": {"name": name, "arguments": given}}
-    if not isinstance(call, dict) or not isinstance(function, dict):
-        text = f'{where} must be {{"id": ..., "type": "function", "function": {{...}}}}'
-        raise BadRequest(text, "messages")
-    text = read_text(f"{where}.function.arguments", function.get("arguments"))
+def _read_call(where: Path, call: object, counter: ValueCounter) -> dict[str, Any]:
+    kind = "custom" if isinstance(call, dict) and isinstance(call.get("custom"), dict) else "function"
+    given = call.get(kind) if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(given, dict):
+        raise refuse(where, ' must be {"id": ..., "type": "function", "function": {...}}')
+    inner = (*where, kind)
+    if kind == "custom":
+        arguments = {"input": read_text((*inner, "input"), given.get("input"))}
+    else:
+        arguments = parse_arguments((*inner, "arguments"), given.get("arguments"), counter)
+    name = read_text((*inner, "name"), given.get("name"))
+    return make_call(read_text((*where, "id"), call.get("id")), name, arguments)
+
+
+def make_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a call as chat templates read it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def parse_arguments(where: Path, given: object, counter: ValueCounter) -> dict[str, Any]:
+    """Return the arguments of a call that are written as JSON.
+
+    Raises:
+        ApiError: 400 if they are not the text of an object, 413 for too many values.
+    """
+    text = read_text(where, given)
     counter.feed(text.encode())
     if counter.is_over:
-        text = f"{where}: the text of all calls' arguments {TOO_MANY_VALUES}"
-        raise ApiError(413, text, "messages", "body_too_large")
+        message = f"{say_place(where)}: the text of all calls' arguments {TOO_MANY_VALUES}"
+        raise ApiError(413, message, str(where[0]), "body_too_large")
     # chat templates write them with tojson, which would put a text into quotes once more
     arguments = read_arguments(text or "{}")
     if arguments is None:
-        raise BadRequest(f"{where}.function.arguments must be the text of a JSON object", "messages")
-    name = read_text(f"{where}.function.name", function.get("name"))
-    identity = read_text(f"{where}.id", call.get("id"))
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+        raise refuse(where, " must be the text of a JSON object")
+    return arguments
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:

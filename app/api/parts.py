@@ -13,8 +13,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from app.api.errors import BadRequest
-from app.api.fields import check_choice, field_of, read_text
+from app.api.errors import refuse
+from app.api.fields import check_choice, read_text
+from app.api.wording import Path
 
 Json = dict[str, Any]
 
@@ -29,7 +30,7 @@ IMAGE_DETAILS = ("auto", "low", "high", "original")  # accepted; the model's ima
 DONE = ("server_tool_use", "mcp_tool_use", "mcp_tool_result")
 
 
-def read_parts(where: str, content: object, is_history: bool = False) -> list[Json]:
+def read_parts(where: Path, content: object, is_history: bool = False) -> list[Json]:
     """Return the parts of a content; those that are chat's already stay.
 
     Args:
@@ -42,8 +43,8 @@ def read_parts(where: str, content: object, is_history: bool = False) -> list[Js
     if isinstance(content, str):
         return [make_text(content)]
     if not isinstance(content, list):
-        raise BadRequest(f"{where} must be a text or a list of parts", field_of(where))
-    return [one for i, part in enumerate(content) for one in read_part(f"{where}[{i}]", part, is_history)]
+        raise refuse(where, " must be a text or a list of parts")
+    return [one for i, part in enumerate(content) for one in read_part((*where, i), part, is_history)]
 
 
 def join_texts(parts: list[Json]) -> str | list[Json]:
@@ -56,42 +57,41 @@ def make_text(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
-def read_part(where: str, part: object, is_history: bool = False) -> list[Json]:
+def read_part(where: Path, part: object, is_history: bool = False) -> list[Json]:
     """Return a part as `read_parts` does; a document may be several."""
     given: Mapping[str, Any] = part if isinstance(part, dict) else {}
     found = _read(where, given, is_history)
     if not is_history and given.get("type") != "unseen" and any(one["type"] == "unseen" for one in found):
-        message = f"{where}: content of type {str(given.get('type'))[:40]!r} is not supported in this form"
-        raise BadRequest(message, field_of(where), "unsupported_content")
+        rule = f": content of type {str(given.get('type'))[:40]!r} is not supported in this form"
+        raise refuse(where, rule, "unsupported_content")
     return found
 
 
-def _read(where: str, given: Mapping[str, Any], is_history: bool) -> list[Json]:
+def _read(where: Path, given: Mapping[str, Any], is_history: bool) -> list[Json]:
     match kind := given.get("type"):
         case "image_url" | "input_image":
             return [_read_image(where, given)]
         case "image":
-            return [_read_image_source(f"{where}.source", given.get("source"))]
+            return [_read_image_source((*where, "source"), given.get("source"))]
         case "file" | "input_file":
             return [_read_file(where, given)]
         case "document":
             return _read_document(where, given)
         case "search_result":
             head = [str(given[name]) for name in ("title", "source") if given.get(name)]
-            return [*map(make_text, head), *read_parts(f"{where}.content", given.get("content"), is_history)]
+            return [*map(make_text, head), *read_parts((*where, "content"), given.get("content"), is_history)]
         case str() if kind in TEXT_KEYS:
-            return [make_text(read_text(f"{where}.{TEXT_KEYS[kind]}", given.get(TEXT_KEYS[kind])))]
+            return [make_text(read_text((*where, TEXT_KEYS[kind]), given.get(TEXT_KEYS[kind])))]
         case str() if kind in DONE or kind.endswith("_tool_result"):
             return [make_text(describe_block(given))]
         case "unseen" if isinstance(given.get("text"), str):
             return [dict(given)]
         case str() if is_history:
             return [make_unseen(kind[:40])]
-    message = f"{where}: content of type {str(kind)[:40]!r} is not supported"
-    raise BadRequest(message, field_of(where), "unsupported_content")
+    raise refuse(where, f": content of type {str(kind)[:40]!r} is not supported", "unsupported_content")
 
 
-def _read_image(where: str, part: Mapping[str, Any]) -> Json:
+def _read_image(where: Path, part: Mapping[str, Any]) -> Json:
     """Read an image of chat completions, {"url", "detail"}, or of responses, the URL itself."""
     image = part.get("image_url")
     if image is None and part.get("file_id"):
@@ -100,30 +100,29 @@ def _read_image(where: str, part: Mapping[str, Any]) -> Json:
     if isinstance(image, dict):
         url, detail = image.get("url"), image.get("detail")
     if not isinstance(url, str):
-        message = f"{where}.image_url must have the url of an image, such as data:image/png;base64,..."
-        raise BadRequest(message, field_of(where))
+        raise refuse((*where, "image_url"), " must have the url of an image, such as data:image/png;base64,...")
     if detail is not None:
-        check_choice(f"{where}.detail", detail, IMAGE_DETAILS)
+        check_choice((*where, "detail"), detail, IMAGE_DETAILS)
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _read_image_source(where: str, source: object) -> Json:
+def _read_image_source(where: Path, source: object) -> Json:
     found = source if isinstance(source, dict) else {}
     match found.get("type"):
         case "base64" if found.get("media_type") in IMAGE_TYPES:
-            data = read_text(f"{where}.data", found.get("data"))
+            data = read_text((*where, "data"), found.get("data"))
             return {"type": "image_url", "image_url": {"url": f"data:{found['media_type']};base64,{data}"}}
         case "url":
-            return {"type": "image_url", "image_url": {"url": read_text(f"{where}.url", found.get("url"))}}
+            return {"type": "image_url", "image_url": {"url": read_text((*where, "url"), found.get("url"))}}
         case "base64" if isinstance(media_type := found.get("media_type"), str):
             return make_unseen(f"image of type {media_type[:40]}")
         case "file":
             return make_unseen("image of a file_id")
-    message = f"{where} must be base64 with a media_type of {', '.join(IMAGE_TYPES)}, or a url"
-    raise BadRequest(message, field_of(where), "unsupported_content")
+    rule = f" must be base64 with a media_type of {', '.join(IMAGE_TYPES)}, or a url"
+    raise refuse(where, rule, "unsupported_content")
 
 
-def _read_file(where: str, part: Mapping[str, Any]) -> Json:
+def _read_file(where: Path, part: Mapping[str, Any]) -> Json:
     """Read a file of chat completions, {"filename", "file_data"} in `file`, or of responses, without that."""
     file = part.get("file") if part["type"] == "file" else part
     file = file if isinstance(file, dict) else {}
@@ -131,33 +130,33 @@ def _read_file(where: str, part: Mapping[str, Any]) -> Json:
     if file.get("file_data") is None:
         if file.get("file_id") or file.get("file_url"):
             return make_unseen(f"file {name[:80]}")
-        raise BadRequest(f"{where} must have file_data, a data: URL", field_of(where), "unsupported_content")
-    return make_file(name, read_text(f"{where}.file_data", file["file_data"]))
+        raise refuse(where, " must have file_data, a data: URL", "unsupported_content")
+    return make_file(where, name, read_text((*where, "file_data"), file["file_data"]))
 
 
-def _read_document(where: str, block: Mapping[str, Any]) -> list[Json]:
+def _read_document(where: Path, block: Mapping[str, Any]) -> list[Json]:
     found = block.get("source")
     source: Mapping[str, Any] = found if isinstance(found, dict) else {}
     before = [make_text(str(block[name])) for name in ("title", "context") if block.get(name)]
     match source.get("type"):
         case "text":
-            return [*before, make_text(read_text(f"{where}.source.data", source.get("data")))]
+            return [*before, make_text(read_text((*where, "source", "data"), source.get("data")))]
         case "content":
-            return [*before, *read_parts(f"{where}.source.content", source.get("content"))]
+            return [*before, *read_parts((*where, "source", "content"), source.get("content"))]
         case "base64":
-            data = read_text(f"{where}.source.data", source.get("data"))
-            media_type = read_text(f"{where}.source.media_type", source.get("media_type"))
+            data = read_text((*where, "source", "data"), source.get("data"))
+            media_type = read_text((*where, "source", "media_type"), source.get("media_type"))
             name = str(block.get("title") or "document")
-            return [*before, make_file(name, f"data:{media_type};base64,{data}")]
+            return [*before, make_file(where, name, f"data:{media_type};base64,{data}")]
         case "url" | "file":
             return [*before, make_unseen("document")]
-    check_choice(f"{where}.source.type", source.get("type"), ("text", "base64", "content", "url", "file"))
+    check_choice((*where, "source", "type"), source.get("type"), ("text", "base64", "content", "url", "file"))
     return []
 
 
-def make_file(name: str, data: str) -> Json:
-    """Return a part that is a file, as chat completions have it."""
-    return {"type": "file", "file": {"filename": name, "file_data": data}}
+def make_file(where: Path, name: str, data: str) -> Json:
+    """Return a part that is a file, as chat completions have it, with its place for errors."""
+    return {"type": "file", "file": {"filename": name, "file_data": data}, "where": where}
 
 
 def make_unseen(what: str) -> Json:

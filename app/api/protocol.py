@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from app.api.errors import BadRequest, describe_fields
 from app.api.fields import ANSWER, Values, check_unknown
+from app.api.wording import Path
 
 MAX_IDS = 1024
 MAX_MESSAGES = 4096
@@ -57,13 +58,16 @@ class Fields(BaseModel):
 
     # strict: "0.7" is not a number and true is not an integer
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
-    PLACE: ClassVar[str] = ""
+    PLACE: ClassVar[Path] = ()
     PASSED: ClassVar[frozenset[str]] = frozenset()
     CONSTRAINTS: ClassVar[Mapping[str, Values] | None] = ANSWER
 
     @classmethod
-    def read(cls, given: Any) -> Self:
+    def read(cls, given: Any, names: Mapping[str, str] | None = None) -> Self:
         """Validate fields that another route has translated, or that came in a batch.
+
+        Args:
+            names: the fields that have another name on that route.
 
         Raises:
             ApiError: 400 that names the field.
@@ -71,7 +75,7 @@ class Fields(BaseModel):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise describe_fields(error.errors()) from error
+            raise describe_fields(error.errors(), names) from error
 
     @classmethod
     def list_names(cls) -> frozenset[str]:
@@ -98,7 +102,7 @@ class Fields(BaseModel):
 class StreamOptions(Fields):
     """Options of a stream. include_obfuscation is accepted and ignored."""
 
-    PLACE = "stream_options"
+    PLACE = ("stream_options",)
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -108,7 +112,7 @@ class StreamOptions(Fields):
 class JsonSchemaFormat(Fields):
     """The schema of a response_format; `strict` has no effect because a schema is always enforced."""
 
-    PLACE = "response_format.json_schema"
+    PLACE = ("response_format", "json_schema")
 
     name: str | None = None
     description: str | None = None
@@ -119,7 +123,7 @@ class JsonSchemaFormat(Fields):
 class ResponseFormat(Fields):
     """OpenAI's response_format."""
 
-    PLACE = "response_format"
+    PLACE = ("response_format",)
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -132,7 +136,7 @@ class ResponseFormat(Fields):
 class StructuredOutputs(Fields):
     """vLLM's structured_outputs: one constraint and its options."""
 
-    PLACE = "structured_outputs"
+    PLACE = ("structured_outputs",)
     CONSTRAINTS = None
 
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
@@ -155,7 +159,7 @@ class StructuredOutputs(Fields):
 class PredictedText(Fields):
     """One text of a prediction."""
 
-    PLACE = "prediction.content"
+    PLACE = ("prediction", "content")
 
     type: Literal["text"]
     text: str
@@ -164,7 +168,7 @@ class PredictedText(Fields):
 class Prediction(Fields):
     """OpenAI's prediction: text that the answer probably contains, used as drafts."""
 
-    PLACE = "prediction"
+    PLACE = ("prediction",)
 
     type: Literal["content"]
     content: str | Annotated[list[PredictedText], Field(max_length=MAX_IDS)]
@@ -243,26 +247,31 @@ class GenerationFields(Fields):
         return options is not None and options.include_usage and options.continuous_usage_stats
 
 
-class ChatRequest(GenerationFields):
-    """POST /v1/chat/completions."""
+class ChatFields(GenerationFields):
+    """The fields of a chat that all APIs have in some form, beside messages and tools."""
 
-    messages: Annotated[
-        list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_HELP)
-    ]
     max_completion_tokens: Integer | None = None
     logprobs: bool | None = False
     top_logprobs: Integer | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
-    function_call: str | dict[str, Any] | None = None
     include_reasoning: bool | None = True
     reasoning_effort: ReasoningEffort | None = None
     prediction: Prediction | None = None
+
+
+class ChatRequest(ChatFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[
+        list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_HELP)
+    ]
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    functions: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    function_call: str | dict[str, Any] | None = None
 
 
 class CompletionRequest(GenerationFields):

@@ -1,17 +1,34 @@
-"""From a request's sampling fields to SamplingParams, and from its prompt fields to what the engine takes."""
+"""From the fields of a request to SamplingParams with their grammar, and to the prompts that the engine takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
-from app.api.constraint import Constraint
-from app.api.errors import BadRequest
+from app.api.errors import BadRequest, refuse, to_api_error, use_names
 from app.api.fields import check_unknown
-from app.api.own_names import own_names
-from app.api.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest, GenerationFields, read_all_whole
-from engine import SamplingParams
+from app.api.protocol import (
+    MAX_PROMPTS,
+    ChatFields,
+    CompletionRequest,
+    GenerationFields,
+    StructuredOutputs,
+    read_all_whole,
+)
+from engine import InvalidRequest, SamplingParams
+from grammar import GrammarError, GrammarSpec, read_spec
 
+Names = Mapping[str, str]  # field of a chat or text completion -> its name on the route
+Whitespace = Literal["spaced", "compact", "any"]
+PropertyOrder = Literal["schema", "any"]
+
+# names of other engines for the backends
+BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "auto": None}
+# constraints with optional whitespace
+SPACED = ("json", "json_object", "xml", "structural_tag")
+TAG_PARTS = ("format", "structures", "triggers")
 MAX_LOGPROBS = 20
 COPIED = (
     "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -25,37 +42,45 @@ KV_TRANSFER = (
 
 
 def chat_sampling(
-    body: ChatRequest, constraint: Constraint | None, defaults: Mapping[str, float]
+    body: ChatFields,
+    constraint: Constraint | None,
+    defaults: Mapping[str, float],
+    names: Names,
+    shows_special: bool = False,
 ) -> SamplingParams:
-    """Sampling of a chat request; without a limit it runs up to the model's length.
+    """Return the sampling of a chat; without a limit it runs up to the model's length.
 
     Args:
         defaults: fields that the model recommends, for requests that do not have them.
+        names: the fields that have another name on the route.
+        shows_special: the text needs its special tokens, whatever the request says.
 
     Raises:
         InvalidRequest: a value outside its range.
         ApiError: top_logprobs without logprobs.
     """
     if body.top_logprobs and not body.logprobs:
-        raise BadRequest("top_logprobs needs logprobs=true", "top_logprobs")
+        raise refuse(("top_logprobs",), " needs logprobs=true")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
-        message = f"top_logprobs={body.top_logprobs} must be an integer from 0 to {MAX_LOGPROBS}"
-        raise BadRequest(message[:200], "top_logprobs")
+        raise refuse(("top_logprobs",), f"={body.top_logprobs} must be an integer from 0 to {MAX_LOGPROBS}"[:180])
+    # two names of one limit, of which the lower holds
+    limits = [(getattr(body, name), name) for name in ("max_tokens", "max_completion_tokens")]
+    limit, name = min((each for each in limits if each[0] is not None), default=(None, "max_tokens"))
+    name = names.get(name, name)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    # two names of one limit: both have to be sound, and the lower holds
-    sampling = _make(body, constraint, defaults, max_tokens=body.max_tokens, logprobs=logprobs)
-    limit = body.max_completion_tokens
-    if limit is None:
-        return sampling
-    with own_names({"max_tokens": "max_completion_tokens"}):
-        other = _make(body, constraint, defaults, max_tokens=limit, logprobs=logprobs)
-    return sampling if body.max_tokens is not None and body.max_tokens < limit else other
+    try:
+        changes = {"skip_special_tokens": False} if shows_special else {}
+        return _make(body, constraint, defaults, max_tokens=limit, logprobs=logprobs, **changes)
+    except InvalidRequest as error:
+        if limit is not None and error.param == "min_tokens" and (least := body.min_tokens or 0) > limit:
+            raise refuse(("min_tokens",), f"={least} must not exceed {name}={limit}") from error
+        raise use_names(error, {**names, "max_tokens": name}) from error
 
 
 def completion_sampling(
-    body: CompletionRequest, constraint: Constraint | None, defaults: Mapping[str, float]
+    body: CompletionRequest, constraint: Constraint | None, defaults: Mapping[str, float], names: Names
 ) -> SamplingParams:
-    """Sampling of a text completion; the default limit is OpenAI's 16 tokens.
+    """Return the sampling of a text completion; the default limit is OpenAI's 16 tokens.
 
     Raises:
         InvalidRequest: a value outside its range.
@@ -67,22 +92,25 @@ def completion_sampling(
     changes: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         changes["prompt_logprobs"] = body.logprobs
-    return _make(body, constraint, defaults, **changes)
+    try:
+        return _make(body, constraint, defaults, **changes)
+    except InvalidRequest as error:
+        raise use_names(error, names) from error
 
 
 def _make(
     body: GenerationFields, constraint: Constraint | None, defaults: Mapping[str, float], **changes: Any
 ) -> SamplingParams:
     if body.stream and body.prompt_logprobs is not None:
-        raise BadRequest("prompt_logprobs needs stream=false", "prompt_logprobs", "unsupported_field")
+        raise refuse(("prompt_logprobs",), " needs stream=false", "unsupported_field")
     values = {name: getattr(body, name) for name in COPIED if getattr(body, name) is not None}
     given = {name: value for name, value in changes.items() if value is not None}
+    values["skip_special_tokens"] = body.skip_special_tokens
     return SamplingParams(
         **({"max_tokens": None} | dict(defaults) | values | given),
         logit_bias=read_logit_bias(body.logit_bias),
         include_stop_str_in_output=body.include_stop_str_in_output,
         ignore_eos=body.ignore_eos,
-        skip_special_tokens=body.skip_special_tokens,
         grammar=None if constraint is None else constraint.spec,
         output_kind="delta" if body.stream else "final",
         saves_blocks=read_kv_transfer(body.kv_transfer_params),
@@ -94,14 +122,13 @@ def read_kv_transfer(given: dict[str, Any] | None) -> bool:
 
     With `do_remote_prefill` nothing is to be done: blocks are found by their content, not by the ids that come with it.
     """
-    check_unknown(given or {}, KV_TRANSFER, "kv_transfer_params")
+    check_unknown(given or {}, KV_TRANSFER, ("kv_transfer_params",))
     flags = {name: (given or {}).get(name) or False for name in KV_TRANSFER[:2]}
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise BadRequest(f"kv_transfer_params.{name} must be true or false", "kv_transfer_params")
+            raise refuse(("kv_transfer_params", name), " must be true or false")
     if all(flags.values()):
-        message = "kv_transfer_params: one of do_remote_decode and do_remote_prefill is possible"
-        raise BadRequest(message, "kv_transfer_params")
+        raise refuse(("kv_transfer_params",), ": one of do_remote_decode and do_remote_prefill is possible")
     return flags["do_remote_decode"]
 
 
@@ -148,3 +175,150 @@ def _is_ids(value: object) -> bool:
         and bool(value)
         and all(type(item) is int and 0 <= item < 2**31 for item in value)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and the request field that an error about it should name."""
+
+    param: str
+    spec: GrammarSpec
+
+
+def read_constraint(body: GenerationFields, names: Names) -> Constraint | None:
+    """Find the request's one constraint.
+
+    Args:
+        names: the fields that have another name on the route.
+
+    Raises:
+        ApiError: 400 for two constraints, a malformed one, or one that cannot be honoured.
+    """
+    found = [
+        (names.get(param, param), make)
+        for param, make in (*_response_format(body), *_structured_outputs(body), *_guided(body))
+    ]
+    if len(found) > 1:
+        message = f"a request can have one constraint, not {' and '.join(param for param, _ in found)}"
+        raise BadRequest(message, found[1][0], "too_many_constraints")
+    if not found:
+        return None
+    param, make = found[0]
+    try:
+        return Constraint(param, make())
+    except GrammarError as error:
+        raise to_api_error(error, param) from error
+
+
+Candidates = list[tuple[str, Callable[[], GrammarSpec]]]
+
+
+def _response_format(body: GenerationFields) -> Candidates:
+    asked = body.response_format
+    if asked is None:
+        return []
+    if asked.json_schema is not None and asked.type != "json_schema":
+        message = f"response_format.json_schema is a part of the type json_schema, not {asked.type}"
+        raise BadRequest(message, "response_format")
+    parts = {name: getattr(asked, name) for name in TAG_PARTS if getattr(asked, name) is not None}
+    if asked.type == "structural_tag":
+        return [("response_format", lambda: GrammarSpec.structural_tag(parts))]
+    if parts:
+        message = (
+            f"response_format.{next(iter(parts))} is a part of the type structural_tag, not {asked.type}"
+        )
+        raise BadRequest(message, "response_format")
+    if asked.type == "text":
+        return []
+    if asked.type == "json_object":
+        return [("response_format", GrammarSpec.json_object)]
+    if asked.json_schema is None:
+        raise BadRequest("response_format.json_schema is required", "response_format", "missing_field")
+    schema = asked.json_schema.schema_
+    return [("response_format", lambda: GrammarSpec.json_schema(schema))]
+
+
+def _structured_outputs(body: GenerationFields) -> Candidates:
+    asked = body.structured_outputs
+    if asked is None:
+        return []
+    for name in ("whitespace_pattern", "disable_additional_properties"):
+        if getattr(asked, name):
+            raise BadRequest(
+                f"structured_outputs.{name} is not supported", "structured_outputs", "unsupported_field"
+            )
+    backend = _backend(asked.backend, "structured_outputs")
+    whitespace: Whitespace = "compact" if asked.disable_any_whitespace else asked.whitespace or "spaced"
+    given = (asked.json_, asked.regex, asked.choice, asked.grammar, asked.json_object)
+    candidates = _candidates(
+        "structured_outputs.", given, backend, whitespace, asked.property_order or "schema"
+    )
+    if asked.property_order is not None and asked.json_ is None:
+        message = "structured_outputs.property_order belongs to structured_outputs.json"
+        raise BadRequest(message, "structured_outputs")
+    for kind in ("csv", "xml", "structural_tag"):
+        if (value := getattr(asked, kind)) is not None:
+            candidates.append(
+                (f"structured_outputs.{kind}", partial(read_spec, kind, value, whitespace, backend))
+            )
+    if not candidates:
+        raise BadRequest("structured_outputs names no constraint", "structured_outputs", "missing_field")
+    _check_whitespace(asked, {param.removeprefix("structured_outputs.") for param, _ in candidates})
+    return candidates
+
+
+def _guided(body: GenerationFields) -> Candidates:
+    if body.guided_whitespace_pattern is not None:
+        name = "guided_whitespace_pattern"
+        raise BadRequest(f"{name} is not supported", name, "unsupported_field")
+    backend = _backend(body.guided_decoding_backend, "guided_decoding_backend")
+    given = (
+        *(body.guided_json, body.guided_regex, body.guided_choice),
+        *(body.guided_grammar, body.guided_json_object),
+    )
+    return _candidates("guided_", given, backend)
+
+
+def _candidates(
+    prefix: str,
+    given: Sequence[Any],
+    backend: str | None,
+    whitespace: Whitespace = "spaced",
+    order: PropertyOrder = "schema",
+) -> Candidates:
+    """The constraints that are not None among a schema, a regex, a choice, a grammar and whether to write JSON."""
+    schema, regex, choice, grammar, json_object = given
+    found: Candidates = []
+    if schema is not None:
+        make = partial(GrammarSpec.json_schema, schema, whitespace, backend, property_order=order)
+        found.append((prefix + "json", make))
+    if regex is not None:
+        found.append((prefix + "regex", lambda: GrammarSpec.regex(regex, backend)))
+    if choice is not None:
+        found.append((prefix + "choice", lambda: GrammarSpec.choice(choice, backend)))
+    if grammar is not None:
+        found.append((prefix + "grammar", partial(read_spec, "grammar", grammar, backend=backend)))
+    if json_object:
+        found.append((prefix + "json_object", lambda: GrammarSpec.json_object(whitespace, backend)))
+    return found
+
+
+def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:
+    """Reject whitespace options for constraints without optional whitespace, and conflicting values."""
+    given = {"whitespace": asked.whitespace, "disable_any_whitespace": asked.disable_any_whitespace or None}
+    options = [f"structured_outputs.{name}={value!r}" for name, value in given.items() if value is not None]
+    if options and kinds.isdisjoint(SPACED):
+        message = f"{options[0]} belongs to {', '.join(SPACED[:-1])} or {SPACED[-1]}"
+        raise BadRequest(message, "structured_outputs")
+    if len(options) == 2 and asked.whitespace != "compact":
+        raise BadRequest(f"{' and '.join(options)} exclude each other", "structured_outputs")
+
+
+def _backend(name: str | None, param: str) -> str | None:
+    if name is None:
+        return None
+    # vLLM's old form carries options behind a colon, such as "guidance:no-fallback"
+    plain = name.split(":", 1)[0]
+    if plain == "lm-format-enforcer":
+        raise BadRequest(f"{name!r} is not a backend of this server", param, "unsupported_field")
+    return BACKENDS.get(plain, plain)

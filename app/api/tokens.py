@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from app.api.chat import prepare
+from app.api.chat import prepare, read_chat
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
 from app.api.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -27,7 +27,7 @@ async def tokenize(body: TokenizeRequest, request: Request, context: Context) ->
     tokenizer = require_tokenizer(context)
     fields = body.model_dump(exclude_unset=True, exclude={"return_token_strs"})
     if body.messages is not None:
-        call = await prepare(ChatRequest.read(fields), request.state.info, context)
+        call = await prepare(read_chat(ChatRequest.read(fields)), request.state.info, context)
         assert isinstance(call.prompts[0], list), "the prompt of a chat is rendered to ids"
         tokens = call.prompts[0]
     else:

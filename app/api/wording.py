@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+Path = tuple[str | int, ...]  # a place in a request, such as ("messages", 3, "content")
 
 MAX_VALUE_CHARS = 80
 
@@ -61,7 +64,7 @@ def say_rule(error: Any) -> str | None:
     return RULES[kind].format_map(bounds) if kind in RULES else None
 
 
-def say_place(parts: list[str | int]) -> str:
+def say_place(parts: Sequence[str | int]) -> str:
     """Return the place in a request: stop[0], stream_options.include_usage."""
     steps = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return "".join(steps).removeprefix(".")

@@ -1,4 +1,4 @@
-"""The request of POST /v1/messages, and how it becomes a chat request: one path through the engine for both."""
+"""The request of POST /v1/messages, and how it is read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pydantic import Field
 
 from app.api.anthropic.messages import is_prefill, read_messages
 from app.api.anthropic.tools import read_tools
-from app.api.errors import ApiError, BadRequest
+from app.api.chat import ChatInput
+from app.api.errors import ApiError, BadRequest, refuse
 from app.api.fields import check_choice, check_unknown, read_text
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatRequest, Fields, Integer, read_whole
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatFields, Fields, Integer, read_whole
+from app.api.tools.use import CHOICE, ToolChoice
+from app.api.wording import Path
 
 Json = dict[str, Any]
 
-# name of a field in a chat request -> its name here
-RENAMED = {
+# name of a field of a chat -> its name here
+NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config",
@@ -64,8 +67,8 @@ class CountRequest(MessagesRequest):
     max_tokens: Integer = 1
 
 
-def make_chat_request(body: MessagesRequest) -> tuple[ChatRequest, dict[str, str]]:
-    """Return the equivalent chat request, and the places in it under this route's names.
+def read_request(body: MessagesRequest) -> ChatInput:
+    """Return the input of the equivalent chat.
 
     Raises:
         ApiError: 400 for a field that cannot be honoured.
@@ -77,12 +80,11 @@ def make_chat_request(body: MessagesRequest) -> tuple[ChatRequest, dict[str, str
     fields = {name: value for name, value in extra.items() if name in SHARED}
     messages = read_messages(body.system, body.messages)
     goes_on = is_prefill(messages)
-    if goes_on and not str(messages[-1]["content"]).strip():
+    if goes_on and not "".join(part.get("text", "x") for part in messages[-1]["content"]).strip():
         goes_on = False  # an empty beginning cannot be continued
         messages = messages[:-1] or messages
     fields |= {
         "model": body.model,
-        "messages": messages,
         "continue_final_message": goes_on,
         "add_generation_prompt": not goes_on,
         "max_completion_tokens": body.max_tokens,
@@ -96,49 +98,40 @@ def make_chat_request(body: MessagesRequest) -> tuple[ChatRequest, dict[str, str
         **_read_thinking(body.thinking, fields),
     }
     tools = read_tools(body.tools or ())
-    chat = ChatRequest.read(fields | _read_choice(body.tool_choice or {}, list(tools.values())))
-    places = {f"tools[{i}].function": place for i, place in enumerate(tools)}
-    return chat, places | {f"{theirs}.parameters": f"{ours}.input_schema" for theirs, ours in places.items()}
+    choice = _read_choice(body.tool_choice or {}, bool(tools))
+    if (is_single := (body.tool_choice or {}).get("disable_parallel_tool_use")) is not None:
+        fields["parallel_tool_calls"] = is_single is not True
+    return ChatInput(ChatFields.read(fields, NAMES), messages, tools, choice, NAMES)
 
 
-def _read_choice(choice: Json, tools: list[Json]) -> Json:
-    """Return the fields of a chat request about tools."""
-    wanted, is_single = _read_choice_type(choice), choice.get("disable_parallel_tool_use")
-    if not tools:
-        if wanted not in ("auto", "none"):
-            raise BadRequest(f"tool_choice.type={choice['type']!r} needs tools", "tool_choice", None)
-        return {}
-    is_parallel = None if is_single is None else is_single is not True
-    return {"tools": tools, "tool_choice": wanted, "parallel_tool_calls": is_parallel}
-
-
-def _read_choice_type(choice: Json) -> str | Json:
+def _read_choice(choice: Json, has_tools: bool) -> ToolChoice:
     kind = choice.get("type", "auto")
     if kind == "tool":
-        name = read_text("tool_choice.name", choice.get("name"))
-        check_unknown(choice, (*CHOICE_FIELDS, "name"), "tool_choice", None)
-        return {"type": "function", "function": {"name": name}}
-    check_choice("tool_choice.type", kind, [*TOOL_CHOICES, "tool"])
-    check_unknown(choice, CHOICE_FIELDS, "tool_choice", None)
-    return TOOL_CHOICES[kind]
+        name = read_text((*CHOICE, "name"), choice.get("name"))
+        check_unknown(choice, (*CHOICE_FIELDS, "name"), CHOICE, None)
+    else:
+        check_choice((*CHOICE, "type"), kind, [*TOOL_CHOICES, "tool"])
+        check_unknown(choice, CHOICE_FIELDS, CHOICE, None)
+    if not has_tools and kind not in ("auto", "none"):
+        raise refuse((*CHOICE, "type"), f"={kind!r} needs tools", None)
+    return ToolChoice("one", frozenset([name])) if kind == "tool" else ToolChoice(TOOL_CHOICES[kind])
 
 
 def _read_format(body: MessagesRequest) -> Json | None:
     """The schema of output_config.format, or of output_format, its older name."""
     config = body.output_config or {}
-    check_unknown(config, OUTPUT_CONFIG, "output_config")
+    check_unknown(config, OUTPUT_CONFIG, ("output_config",))
     asked = config.get("format")
     if asked is not None and body.output_format is not None and asked != body.output_format:
         message = "output_config.format and output_format, its older name, ask for different things"
         raise BadRequest(message, "output_format", "too_many_constraints")
-    where = "output_format" if asked is None else "output_config.format"
+    where: Path = ("output_format",) if asked is None else ("output_config", "format")
     asked = body.output_format if asked is None else asked
     if asked is None:
         return None
     schema = asked.get("schema") if isinstance(asked, dict) else None
-    if schema is None or asked.get("type") != "json_schema":
-        message = 'output_config.format must be {"type": "json_schema", "schema": ...}'
-        raise BadRequest(message, "output_config")
+    if not isinstance(schema, dict | bool) or asked.get("type") != "json_schema":
+        raise refuse(("output_config", "format"), ' must be {"type": "json_schema", "schema": ...}')
     check_unknown(asked, ("type", "schema"), where)
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 
@@ -147,7 +140,7 @@ def _read_effort(config: Json | None) -> str | None:
     """Return the reasoning effort, which the chat template reads."""
     effort: str | None = (config or {}).get("effort")
     if effort is not None:
-        check_choice("output_config.effort", effort, EFFORTS)
+        check_choice(("output_config", "effort"), effort, EFFORTS)
     return effort
 
 
@@ -163,18 +156,16 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
     if thinking is None:
         return {}
     kind = thinking.get("type")
-    check_choice("thinking.type", kind, THINKING_FIELDS)
-    check_unknown(thinking, THINKING_FIELDS[str(kind)], "thinking")
+    check_choice(("thinking", "type"), kind, THINKING_FIELDS)
+    check_unknown(thinking, THINKING_FIELDS[str(kind)], ("thinking",))
     # The budget is a target in the protocol, too, not a limit: max_tokens bounds reasoning and content here.
     budget = read_whole(thinking.get("budget_tokens"))
     if budget is not None and (type(budget) is not int or budget < MIN_BUDGET_TOKENS):
-        message = (
-            f"thinking.budget_tokens={repr(budget)[:40]} must be an integer of at least {MIN_BUDGET_TOKENS}"
-        )
-        raise BadRequest(message, "thinking")
+        rule = f"={repr(budget)[:40]} must be an integer of at least {MIN_BUDGET_TOKENS}"
+        raise refuse(("thinking", "budget_tokens"), rule)
     display, kwargs = thinking.get("display"), fields.get("chat_template_kwargs")
     if display is not None:
-        check_choice("thinking.display", display, DISPLAYS)
+        check_choice(("thinking", "display"), display, DISPLAYS)
     found: Json = {"include_reasoning": False} if display == "omitted" else {}
     # adaptive is the model's default; chat_template_kwargs that are not an object are rejected later
     if kind != "adaptive" and (kwargs is None or isinstance(kwargs, dict)):

@@ -6,16 +6,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import chat
-from app.api.anthropic.request import (
-    RENAMED,
-    CountRequest,
-    MessagesRequest,
-    make_chat_request,
-)
+from app.api.anthropic.request import CountRequest, MessagesRequest, read_request
 from app.api.anthropic.writer import MessageWriter
 from app.api.call import Call
 from app.api.context import ApiContext, Context
-from app.api.own_names import own_names
 from app.api.sse import STREAMED, EventStream, unless_gone
 
 router = APIRouter()
@@ -39,8 +33,5 @@ async def count_tokens(body: CountRequest, request: Request, context: Context) -
 
 
 async def prepare(body: MessagesRequest, request: Request, context: ApiContext) -> Call:
-    """Validate the request and render its prompt, as a chat request."""
-    with own_names(RENAMED):
-        asked, places = make_chat_request(body)
-    with own_names(RENAMED | places):
-        return await chat.prepare(asked, request.state.info, context, "msg_")
+    """Validate the request and render its prompt."""
+    return await chat.prepare(read_request(body), request.state.info, context, "msg_")

@@ -1,4 +1,4 @@
-"""The tools of POST /v1/messages as functions of a chat request."""
+"""Reads the tools of POST /v1/messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from app.api.errors import BadRequest
+from app.api.errors import refuse
 from app.api.fields import check_unknown, warn
+from app.api.tools.use import Tool, read_function
+from app.api.wording import Path, say_place
 
 Json = dict[str, Any]
 
@@ -46,32 +48,32 @@ CLIENT_TOOLS: dict[str, tuple[str, Json, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def read_tools(tools: Sequence[Json]) -> dict[str, Json]:
-    """Return the place of each tool and its function. Tools that only a service has are left out.
+def read_tools(tools: Sequence[Json]) -> list[Tool]:
+    """Return the tools. Those that only a service has are left out.
 
     Raises:
         ApiError: 400 for a tool that is malformed, or if none is left.
     """
-    found = {f"tools[{i}]": _read_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)}
-    kept = {where: function for where, function in found.items() if function is not None}
+    kept = [each for i, tool in enumerate(tools) if (each := _read_tool(("tools", i), tool)) is not None]
     if tools and not kept:
-        message = f"tools[0].type={str(tools[0]['type'])[:40]!r} is not supported: tools are called by the client"
-        raise BadRequest(message, "tools", "unsupported_field")
+        rule = f"={str(tools[0]['type'])[:40]!r} is not supported: tools are called by the client"
+        raise refuse(("tools", 0, "type"), rule, "unsupported_field")
     return kept
 
 
-def _read_tool(where: str, tool: Json) -> Json | None:
-    """Return a tool as a function of a chat request, where its name and description are validated."""
+def _read_tool(where: Path, tool: Json) -> Tool | None:
     schema, kind = tool.get("input_schema"), tool.get("type")
     function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
     if isinstance(kind, str) and (known := CLIENT_TOOL.fullmatch(kind)):
         description, properties, required = CLIENT_TOOLS[known[1]]
         schema = {"type": "object", "properties": properties, "required": [*required]}
-        return {"type": "function", "function": {"description": description} | function | {"parameters": schema}}
+        return read_function(where, {"description": description} | function | {"parameters": schema})
     if kind not in (None, "custom"):
-        warn(f"{where}.type={str(kind)[:40]!r} is a tool of a service and was left out")
+        warn(f"{say_place(where)}.type={str(kind)[:40]!r} is a tool of a service and was left out")
         return None
     if not isinstance(schema, dict):
-        raise BadRequest(f"{where}.input_schema must be a JSON Schema", "tools")
+        raise refuse((*where, "input_schema"), " must be a JSON Schema")
+    if schema.get("type", "object") != "object":
+        raise refuse((*where, "input_schema"), " must have the type object: arguments have names")
     check_unknown(tool, TOOL_FIELDS, where)
-    return {"type": "function", "function": function | {"parameters": schema}}
+    return read_function(where, function | {"parameters": schema})

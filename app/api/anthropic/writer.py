@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from app.api.anthropic.request import RENAMED
 from app.api.blocks import BlockWriter
 from app.api.call import Choice
 from app.api.errors import ApiError
@@ -32,7 +31,6 @@ class MessageWriter(BlockWriter):
     """Writes one message."""
 
     TYPES: ClassVar = {"reasoning": "thinking", "content": "text", "function": "tool_use"}
-    RENAMED = RENAMED
 
     def begin(self, output: RequestOutput | None) -> None:
         num_prompt = len(self.call.prompts[0] if output is None else output.prompt_token_ids)

@@ -1,46 +1,56 @@
-"""Reads the messages of Ollama's chat as those of chat completions."""
+"""Reads the messages of Ollama's chat."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from app.api.errors import BadRequest
+from app.api.errors import refuse
+from app.api.fields import read_text
+from app.api.messages import MAX_TOOL_CALLS, make_call, parse_arguments, read_message
+from app.api.wording import Path
+from app.json_text import ValueCounter
 
 Json = dict[str, Any]
 
 
 def read_messages(given: list[Json]) -> list[Json]:
-    """Return messages of chat completions: images as parts, calls and their results with ids."""
+    """Return chat messages as `read_message` does: images as parts, calls and their results with ids."""
+    counter = ValueCounter()
     result: list[Json] = []
     waiting: list[tuple[str, Any]] = []  # calls without a result: id, name
     for number, message in enumerate(given):
+        where = ("messages", number)
         content = make_content(message.get("content") or "", message.get("images"))
-        read: Json = {"role": message.get("role"), "content": content}
+        plain: Json = {"role": message.get("role"), "content": content}
         if message.get("thinking"):
-            read["reasoning_content"] = message["thinking"]
-        if isinstance(calls := message.get("tool_calls"), list):
-            read["tool_calls"] = [read_call(call, f"call_{number}_{at}") for at, call in enumerate(calls)]
-            waiting += [(call["id"], call["function"].get("name")) for call in read["tool_calls"]]
-        elif calls:
-            raise BadRequest(f"messages[{number}].tool_calls must be a list", "messages")
+            plain["reasoning_content"] = message["thinking"]
         if message.get("role") == "tool":
             name = message.get("tool_name") or message.get("name")
             fitting = [each for each in waiting if each[1] == name] or waiting or [(f"call_{number}", name)]
-            read["tool_call_id"] = fitting[0][0]
+            plain["tool_call_id"] = fitting[0][0]
             waiting = [each for each in waiting if each is not fitting[0]]
+        read = read_message(where, plain, counter)
+        if calls := message.get("tool_calls"):
+            place = (*where, "tool_calls")
+            if not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
+                raise refuse(place, f" must be a list of at most {MAX_TOOL_CALLS}")
+            read["tool_calls"] = [
+                read_call((*place, at), call, f"call_{number}_{at}", counter) for at, call in enumerate(calls)
+            ]
+            waiting += [(call["id"], call["function"]["name"]) for call in read["tool_calls"]]
         result.append(read)
     return result
 
 
-def read_call(call: Any, call_id: str) -> Json:
-    """Return a call of chat completions, whose arguments are a text."""
+def read_call(where: Path, call: Any, call_id: str, counter: ValueCounter) -> Json:
+    """Return a call, whose arguments are an object or its text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        raise BadRequest('tool_calls must be {"function": {"name": ..., "arguments": {...}}}', "messages")
+        raise refuse(where, ' must be {"function": {"name": ..., "arguments": {...}}}')
     arguments = function.get("arguments") or {}
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": function.get("name"), "arguments": text}}
+    if not isinstance(arguments, dict):
+        arguments = parse_arguments((*where, "function", "arguments"), arguments, counter)
+    return make_call(call_id, read_text((*where, "function", "name"), function.get("name")), arguments)
 
 
 def make_content(text: Any, images: Any) -> Any:
@@ -48,6 +58,6 @@ def make_content(text: Any, images: Any) -> Any:
     if not images:
         return text
     if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
-        raise BadRequest("images must be a list of base64 texts", "images")
+        raise refuse(("images",), " must be a list of base64 texts")
     parts = [{"type": "image_url", "image_url": {"url": f"data:;base64,{each}"}} for each in images]
     return [*parts, {"type": "text", "text": text}]

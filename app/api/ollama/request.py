@@ -17,8 +17,8 @@ from app.reasoning import SWITCHES
 Json = dict[str, Any]
 
 SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
-# field of a chat or text completion -> its name here, for errors
-RENAMED = {
+# field of a chat or text completion -> its name here
+NAMES = {
     "max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty", "response_format": "format",
     "reasoning_effort": "think", **{name: f"options.{name}" for name in SAME},
 }  # fmt: skip
@@ -27,7 +27,7 @@ RENAMED = {
 class Options(Fields):
     """The sampling options; those of the runner, such as num_gpu, have no effect."""
 
-    PLACE = "options"
+    PLACE = ("options",)
 
     temperature: float | None = None
     top_k: Integer | None = None
@@ -66,9 +66,9 @@ class AnswerFields(Fields):
     logprobs: bool = False
     top_logprobs: Integer | None = None
 
-    def as_chat(self, context: ApiContext, messages: list[Json]) -> Json:
-        """Return the fields of a chat request."""
-        fields = self.as_completion(context) | {"messages": messages, "logprobs": self.logprobs}
+    def as_chat(self, context: ApiContext) -> Json:
+        """Return the fields of a chat."""
+        fields = self.as_completion(context) | {"logprobs": self.logprobs}
         if self.top_logprobs is not None:
             fields["top_logprobs"] = self.top_logprobs
         if isinstance(self.think, str):

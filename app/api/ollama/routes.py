@@ -17,14 +17,16 @@ from app.api.context import ApiContext, Context
 from app.api.embeddings import finish
 from app.api.errors import BadRequest
 from app.api.fields import warn
+from app.api.messages import read_message
 from app.api.ollama import models
 from app.api.ollama.messages import make_content, read_messages
-from app.api.ollama.request import RENAMED, OllamaChat, OllamaEmbed, OllamaGenerate, own_model
+from app.api.ollama.request import NAMES, OllamaChat, OllamaEmbed, OllamaGenerate, own_model
 from app.api.ollama.writer import AnswerWriter, make_line, show_time
-from app.api.own_names import own_names
-from app.api.protocol import ChatRequest, CompletionRequest
+from app.api.protocol import ChatFields, CompletionRequest
 from app.api.sse import JsonLines, unless_gone
 from app.api.tokens import require_tokenizer
+from app.api.tools.use import read_tools
+from app.json_text import ValueCounter
 from engine import Embedding
 
 router = APIRouter(prefix="/api")
@@ -40,9 +42,9 @@ async def answer_chat(body: OllamaChat, request: Request, context: Context) -> R
     """Answer a conversation, as lines of JSON or in one piece; without messages, say that the model is loaded."""
     if not body.messages:
         return describe_loaded(body.model, context, {"message": {"role": "assistant", "content": ""}})
-    fields = body.as_chat(context, read_messages(body.messages)) | {"tools": body.tools}
-    with own_names(RENAMED):
-        call = await chat.prepare(ChatRequest.read(fields), request.state.info, context)
+    fields, messages = ChatFields.read(body.as_chat(context), NAMES), read_messages(body.messages)
+    given = chat.ChatInput(fields, messages, read_tools(body.tools), names=NAMES)
+    call = await chat.prepare(given, request.state.info, context)
     return await reply(AnswerWriter(call, is_chat=True), request)
 
 
@@ -58,18 +60,20 @@ async def answer_prompt(body: OllamaGenerate, request: Request, context: Context
         name = "system" if body.system else "images"
         raise BadRequest(f"{name} needs a chat template, and raw=true or this model has none", name)
     info = request.state.info
-    with own_names(RENAMED | {"messages": "prompt"}):
-        if is_raw:
-            fields = body.as_completion(context) | {"prompt": body.prompt}
-            if body.logprobs:
-                fields["logprobs"] = body.top_logprobs or 0
-            call = await completions.prepare(CompletionRequest.read(fields), info, context)
-            if "max_tokens" not in fields:
-                call = replace(call, sampling=replace(call.sampling, max_tokens=None))
-        else:
-            messages = [{"role": "system", "content": body.system}] if body.system else []
-            messages.append({"role": "user", "content": make_content(body.prompt, body.images)})
-            call = await chat.prepare(ChatRequest.read(body.as_chat(context, messages)), info, context)
+    if is_raw:
+        given = body.as_completion(context) | {"prompt": body.prompt}
+        if body.logprobs:
+            given["logprobs"] = body.top_logprobs or 0
+        call = await completions.prepare(CompletionRequest.read(given, NAMES), info, context, NAMES)
+        if "max_tokens" not in given:
+            call = replace(call, sampling=replace(call.sampling, max_tokens=None))
+    else:
+        messages = [{"role": "system", "content": body.system}] if body.system else []
+        messages.append({"role": "user", "content": make_content(body.prompt, body.images)})
+        names, counter = NAMES | {"messages": "prompt"}, ValueCounter()
+        read = [read_message(("prompt",), message, counter) for message in messages]
+        fields = ChatFields.read(body.as_chat(context), names)
+        call = await chat.prepare(chat.ChatInput(fields, read, names=names | {"prompt": "prompt"}), info, context)
     return await reply(AnswerWriter(call, is_chat=False), request)
 
 

@@ -1,4 +1,4 @@
-"""The request of POST /v1/responses, translated to a chat request so that both take one path through the engine."""
+"""The request of POST /v1/responses, and how it is read."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from app.api.errors import BadRequest
+from app.api.chat import ChatInput
+from app.api.errors import refuse
 from app.api.fields import check_choice, check_unknown, warn
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatRequest, Fields, Integer
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatFields, Fields, Integer
 from app.api.responses.conversation import Conversation
 from app.api.responses.tools import Tools, read_choice
 
 Json = dict[str, Any]
 
 PASSED = SHARED | {"stop", "top_k"}
-# name in a chat request -> name on this route
-RENAMED = {
+# name of a field of a chat -> its name here
+NAMES = {
     "messages": "input",
-    "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
     "reasoning_effort": "reasoning.effort",
@@ -35,7 +35,7 @@ INCLUDES = (LOGPROBS, ENCRYPTED)
 class TextFormat(Fields):
     """text.format: OpenAI's response_format, flat."""
 
-    PLACE = "text.format"
+    PLACE = ("text", "format")
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -47,7 +47,7 @@ class TextFormat(Fields):
 class TextOptions(Fields):
     """Options of the text's format."""
 
-    PLACE = "text"
+    PLACE = ("text",)
 
     format: TextFormat = Field(default_factory=TextFormat)
     verbosity: str | None = None
@@ -56,7 +56,7 @@ class TextOptions(Fields):
 class StreamOptions(Fields):
     """Options of a stream. Usage is always included, obfuscation never, whatever include_obfuscation requests."""
 
-    PLACE = "stream_options"
+    PLACE = ("stream_options",)
 
     include_obfuscation: bool = False
 
@@ -107,10 +107,8 @@ class CountRequest(ResponsesRequest):
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] = ""
 
 
-def make_chat_request(
-    body: ResponsesRequest, tools: Tools, before: Sequence[Json] = ()
-) -> tuple[ChatRequest, dict[str, str]]:
-    """Return the equivalent chat request, and the locations in it under this route's names.
+def read_request(body: ResponsesRequest, tools: Tools, before: Sequence[Json] = ()) -> ChatInput:
+    """Return the input of the equivalent chat.
 
     Args:
         before: the items of the conversation that the input continues.
@@ -120,26 +118,21 @@ def make_chat_request(
     """
     _check_unsupported(body)
     fields: Json = {n: v for n, v in (body.model_extra or {}).items() if n in PASSED}
-    conversation = Conversation(body.instructions, body.input, before)
+    messages = Conversation(body.instructions, body.input, before).messages
     fields |= {
         "model": body.model,
-        "messages": conversation.messages,
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
         "response_format": _read_format(body.text.format),
-        "tools": list(tools.places.values()),
-        "tool_choice": read_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "stream": body.stream,
         "logprobs": LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
         "top_logprobs": body.top_logprobs,
         "reasoning_effort": _read_effort(body.reasoning or {}),
     }
-    places = {
-        f"tools[{i}].{tool['type']}": place for i, (place, tool) in enumerate(tools.places.items())
-    }
-    return ChatRequest.read(fields), conversation.places | places
+    choice = read_choice(body.tool_choice, bool(tools.tools))
+    return ChatInput(ChatFields.read(fields, NAMES), messages, tools.tools, choice, NAMES)
 
 
 def _check_unsupported(body: ResponsesRequest) -> None:
@@ -147,25 +140,24 @@ def _check_unsupported(body: ResponsesRequest) -> None:
         if name not in INCLUDES:
             warn(f"include {name[:80]!r} was left out: there is no such output here")
     # "auto" has no effect: a conversation that is too long is refused
-    check_choice("truncation", body.truncation or "disabled", ("auto", "disabled"))
+    check_choice(("truncation",), body.truncation or "disabled", ("auto", "disabled"))
 
 
 def _read_effort(reasoning: Json) -> Any:
     """Return the reasoning effort; other options of `reasoning` have no effect."""
-    check_unknown(reasoning, ("effort", "summary", "generate_summary", *REASONING_VALUES), "reasoning")
+    check_unknown(reasoning, ("effort", "summary", "generate_summary", *REASONING_VALUES), ("reasoning",))
     for name, values in REASONING_VALUES.items():
         if reasoning.get(name) not in (None, *values):
-            field = f"reasoning.{name}={str(reasoning[name])[:40]!r}"
-            message = f"{field} is not supported; it can be {' or '.join(values)}"
-            raise BadRequest(message, "reasoning", "unsupported_field")
+            rule = f"={str(reasoning[name])[:40]!r} is not supported; it can be {' or '.join(values)}"
+            raise refuse(("reasoning", name), rule, "unsupported_field")
     return reasoning.get("effort")
 
 
 def _read_format(asked: TextFormat) -> Json | None:
     if asked.type != "json_schema" and asked.schema_ is not None:
-        raise BadRequest(f"text.format.schema is a part of the type json_schema, not {asked.type}", "text")
+        raise refuse(("text", "format", "schema"), f" is a part of the type json_schema, not {asked.type}")
     if asked.type != "json_schema":
         return None if asked.type == "text" else {"type": asked.type}
     if asked.schema_ is None:
-        raise BadRequest("text.format.schema is required", "text", "missing_field")
+        raise refuse(("text", "format", "schema"), " is required", "missing_field")
     return {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema_}}

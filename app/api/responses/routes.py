@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -12,10 +11,9 @@ from fastapi.responses import JSONResponse, Response
 from app.api import chat
 from app.api.context import ApiContext, Context
 from app.api.errors import BadRequest
-from app.api.own_names import own_names
 from app.api.request_info import RequestInfo
 from app.api.responses.events import frame_event, list_events
-from app.api.responses.request import RENAMED, CountRequest, ResponsesRequest, make_chat_request
+from app.api.responses.request import CountRequest, ResponsesRequest, read_request
 from app.api.responses.store import pick_page
 from app.api.responses.tools import read_tools
 from app.api.responses.writer import ResponseWriter
@@ -129,16 +127,14 @@ async def make_writer(
         ApiError, InvalidRequest: the request is not supported; the error has this route's field names.
     """
     tools = read_tools(body.tools or ())
-    with own_names(RENAMED):
-        asked, places = make_chat_request(body, tools, before)
-    with own_names(RENAMED | places):
-        call = await chat.prepare(asked, info, context, "resp_")
-    if asked.logprobs and (call.tools or call.thinking):
+    asked = read_request(body, tools, before)
+    call = await chat.prepare(asked, info, context, "resp_")
+    if asked.fields.logprobs and (call.tools or call.thinking):
         message = (
             "logprobs beside tools or reasoning are on /v1/chat/completions only: they cover the whole output"
         )
         raise BadRequest(message, "include", "unsupported_field")
-    return ResponseWriter(replace(call, prompt_field="input"), body, tools.names, keep)
+    return ResponseWriter(call, body, tools.names, keep)
 
 
 async def _read_stored(body: ResponsesRequest, info: RequestInfo, context: ApiContext) -> list[Json]:

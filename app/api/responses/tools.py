@@ -1,4 +1,4 @@
-"""The tools of POST /v1/responses as tools of a chat request.
+"""Reads the tools of POST /v1/responses.
 
 function     a function                      namespace    its tools, as functions whose names begin with the namespace's
 custom       a custom tool                   others       left out: only OpenAI's service, or one client, has them
@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.errors import BadRequest
+from app.api.errors import refuse
 from app.api.fields import check_unknown, warn
+from app.api.tools.use import CHOICE, Tool, ToolChoice, read_allowed, read_custom, read_function, read_mode
+from app.api.wording import Path, say_place
 
 Json = dict[str, Any]
 LOCAL_SHELL: Json = {
@@ -29,7 +31,6 @@ LOCAL_SHELL: Json = {
         "additionalProperties": False,
     },
 }
-CHOICE = 'tool_choice must be {"type": "function", "name": ...}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,11 @@ class Tools:
     """The tools of a request.
 
     Attributes:
-        places: location in the request -> the tool of a chat request.
+        tools: as the model sees them.
         names: name of a function for the model -> its fields in an item, where they differ.
     """
 
-    places: dict[str, Json] = field(default_factory=dict)
+    tools: list[Tool] = field(default_factory=list)
     names: dict[str, Json] = field(default_factory=dict)
 
 
@@ -53,10 +54,10 @@ def read_tools(tools: Sequence[Json]) -> Tools:
     """
     found = Tools()
     for i, tool in enumerate(tools):
-        _add(found, f"tools[{i}]", tool)
-    if tools and not found.places:
-        message = f"tools[0].type={str(tools[0]['type'])[:40]!r} is not supported: tools are called by the client"
-        raise BadRequest(message, "tools", "unsupported_field")
+        _add(found, ("tools", i), tool)
+    if tools and not found.tools:
+        rule = f"={str(tools[0]['type'])[:40]!r} is not supported: tools are called by the client"
+        raise refuse(("tools", 0, "type"), rule, "unsupported_field")
     return found
 
 
@@ -67,20 +68,25 @@ def join_name(namespace: object, name: object) -> Any:
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
-    """Return the tool choice of a chat request."""
+def read_choice(choice: str | Mapping[str, Any] | None, has_tools: bool) -> ToolChoice:
+    """Return the tool choice.
+
+    Raises:
+        ApiError: 400 for a malformed one.
+    """
     if choice is None or isinstance(choice, str):
-        return choice
-    kind = choice.get("type") if isinstance(choice, Mapping) else None
-    if isinstance(choice, Mapping) and kind == "allowed_tools":
-        check_unknown(choice, ("type", "mode", "tools"), "tool_choice", None)
-        tools = choice.get("tools")
-        nested = [read_choice(tool) for tool in tools] if isinstance(tools, list) else tools
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": nested}}
-    if kind not in ("function", "custom") or not isinstance(choice.get("name"), str):
-        raise BadRequest(CHOICE, "tool_choice")
-    check_unknown(choice, ("type", "name", "namespace"), "tool_choice", None)
-    return {"type": kind, kind: {"name": join_name(choice.get("namespace"), choice["name"])}}
+        return read_mode(choice, has_tools)
+    if choice.get("type") == "allowed_tools":
+        return read_allowed(CHOICE, choice, _read_name)
+    return ToolChoice("one", frozenset([_read_name(choice)]))
+
+
+def _read_name(choice: object) -> str:
+    given = choice if isinstance(choice, dict) else {}
+    if given.get("type") not in ("function", "custom") or not isinstance(given.get("name"), str):
+        raise refuse(CHOICE, ' must be {"type": "function", "name": ...}')
+    check_unknown(given, ("type", "name", "namespace"), CHOICE, None)
+    return str(join_name(given.get("namespace"), given["name"]))
 
 
 def describe_tool(tool: Json) -> Json:
@@ -90,26 +96,26 @@ def describe_tool(tool: Json) -> Json:
     return {"description": None, "parameters": None} | tool | {"strict": tool.get("strict") is not False}
 
 
-def _add(found: Tools, where: str, tool: Any, namespace: str | None = None) -> None:
+def _add(found: Tools, where: Path, tool: Any, namespace: str | None = None) -> None:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str):
-        message = f'{where} must be {{"type": "function", "name": ..., "parameters": ...}}'
-        raise BadRequest(message, "tools")
+        raise refuse(where, ' must be {"type": "function", "name": ..., "parameters": ...}')
     if kind in ("function", "custom"):
         inner = {name: value for name, value in tool.items() if name not in ("type", "strict")}
         if namespace is not None:
             flat = join_name(namespace, tool.get("name"))
             found.names[str(flat)] = {"name": tool.get("name"), "namespace": namespace}
             inner["name"] = flat
-        found.places[where] = {"type": kind, kind: inner}
+        read = read_function(where, inner) if kind == "function" else read_custom(where, inner)
+        found.tools.extend([] if read is None else [read])
     elif kind == "local_shell":
-        found.places[where] = {"type": "function", "function": LOCAL_SHELL}
+        found.tools.append(read_function(where, LOCAL_SHELL))
         found.names["local_shell"] = {"type": "local_shell_call"}
     elif kind == "namespace" and namespace is None:
         name, tools = tool.get("name"), tool.get("tools")
         if not isinstance(name, str) or not isinstance(tools, list):
-            raise BadRequest(f"{where} must have a name and a list of tools", "tools")
+            raise refuse(where, " must have a name and a list of tools")
         for i, one in enumerate(tools):
-            _add(found, f"{where}.tools[{i}]", one, name)
+            _add(found, (*where, "tools", i), one, name)
     else:
-        warn(f"{where}.type={kind[:40]!r} is a tool that no model here can call, and was left out")
+        warn(f"{say_place(where)}.type={kind[:40]!r} is a tool that no model here can call, and was left out")

@@ -15,7 +15,7 @@ from app.api.call import Call, Choice, Delta
 from app.api.errors import ApiError
 from app.api.responses import events
 from app.api.responses.conversation import seal
-from app.api.responses.request import RENAMED, ResponsesRequest
+from app.api.responses.request import ResponsesRequest
 from app.api.responses.tools import describe_tool
 from engine import RequestOutput
 
@@ -37,7 +37,6 @@ class ResponseWriter(BlockWriter):
     TYPES: ClassVar = {
         "reasoning": "reasoning", "content": "message", "function": "function_call", "custom": "custom_tool_call"
     }  # fmt: skip
-    RENAMED = RENAMED
 
     def __init__(
         self,

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from app.api.errors import BadRequest
+from app.api.errors import refuse
 from app.api.fields import check_unknown, warn
 from app.api.tools.lark_regex import NotRegular, to_regex
+from app.api.wording import Path, say_place
 
 Json = dict[str, Any]
 
+FIELDS = ("type", "name", "description", "format", "defer_loading", "allowed_callers")
 
-def read_custom_tool(where: str, tool: Mapping[str, Any]) -> Json | None:
+
+def to_function(where: Path, custom: Mapping[str, Any]) -> Json | None:
     """Return a custom tool as a function; None for one that is left out because of its grammar.
 
     Raises:
         ApiError: 400 for one that is malformed.
     """
-    custom = tool.get("custom")
-    if not isinstance(custom, dict):
-        raise BadRequest(f'{where} must be {{"type": "custom", "custom": {{"name": ...}}}}', "tools")
-    check_unknown(custom, ("name", "description", "format", "defer_loading", "allowed_callers"), f"{where}.custom")
+    check_unknown(custom, FIELDS, where)
     schema: Json = {"type": "string"}
     asked = custom.get("format") or {"type": "text"}
     # chat completions have the grammar's fields one level deeper than responses
@@ -33,12 +33,12 @@ def read_custom_tool(where: str, tool: Mapping[str, Any]) -> Json | None:
             try:
                 pattern, kind = to_regex(pattern), ("grammar", "regex")
             except NotRegular as error:
-                warn(f"{where} was left out: calls cannot follow its Lark grammar, which has {error}")
+                warn(f"{say_place(where)} was left out: calls cannot follow its Lark grammar, which has {error}")
                 return None
         schema["pattern"] = f"^(?:{pattern})$"
     if kind[0] != "text" and kind != ("grammar", "regex"):
-        message = f"{where}.custom.format must be text, or a grammar with the syntax lark or regex, and its definition"
-        raise BadRequest(message, "tools")
+        rule = " must be text, or a grammar with the syntax lark or regex, and its definition"
+        raise refuse((*where, "format"), rule)
     parameters = {"type": "object", "properties": {"input": schema}, "required": ["input"]}
     kept = {name: custom[name] for name in ("name", "description") if custom.get(name) is not None}
-    return {"type": "function", "function": kept | {"parameters": parameters | {"additionalProperties": False}}}
+    return kept | {"parameters": parameters | {"additionalProperties": False}}

@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from app.api.constraint import Constraint
-from app.api.errors import ApiError, BadRequest, to_api_error
-from app.api.fields import check_unknown
-from app.api.protocol import ChatRequest
-from app.api.tools.custom import read_custom_tool
+from app.api.errors import ApiError, BadRequest, refuse, to_api_error
+from app.api.fields import check_unknown, read_text, warn
+from app.api.protocol import ChatFields, ChatRequest
+from app.api.sampling import Constraint
+from app.api.tools.custom import to_function
 from app.api.tools.custom_calls import CustomCalls
 from app.api.tools.styled_calls import Piece, StyledCalls
+from app.api.tools.styles import TemplateFacts
+from app.api.wording import Path
 from grammar import (
     GrammarError,
     GrammarSpec,
@@ -44,6 +46,8 @@ from grammar import (
 Json = dict[str, Any]
 
 MODES = ("none", "auto", "required")
+CHOICE = ("tool_choice",)
+TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the model was not shown them"
 MAX_PARALLEL_CALLS = 16
 # Grammars and schemas of tools that are kept.
 MAX_NUM_SPECS = 32
@@ -77,12 +81,19 @@ class Tool:
     is_custom: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """A choice among some of the tools."""
+class ToolChoice(NamedTuple):
+    """Whether the model may call tools.
+
+    Attributes:
+        mode: "none", "auto", "required", or "one": a call of the one tool that is named.
+        names: the tools that it is about; None: all.
+    """
 
     mode: str
-    names: frozenset[str]
+    names: frozenset[str] | None = None
+
+
+AUTO = ToolChoice("auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,36 +170,55 @@ class ToolUse:
         return replace(self, style=style, text_spec=spec, answer=answer)
 
 
-def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
-    """Validate the tools and the tool choice; None if no tools are used.
+def use_tools(
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    body: ChatFields,
+    template: TemplateFacts,
+    answer: Constraint | None = None,
+    calls_field: Literal["tool_calls", "function_call"] = "tool_calls",
+) -> ToolUse | None:
+    """Return the tools that an answer may call, with their grammar; None if there are none.
+
+    Where the chat template knows no tools, the model is not shown them: it answers a request that leaves the choice to
+    it in text, and makes one call at a time where calls are forced, having no reason to end a list of them.
 
     Args:
-        calls_many: whether the model may make several calls if the request does not say.
+        answer: the constraint of an answer without calls; None where text may stand beside calls.
 
     Raises:
-        ApiError: 400 for a malformed tool or schema, or a choice that is not among the tools.
+        ApiError: 400 for a schema that is malformed or not supported, or a choice that is not among the tools.
     """
-    found = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
-    tools = [tool for tool in found if tool is not None]
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise BadRequest("two tools have the same name", "tools")
-    choice = _read_choice(body.tool_choice, names)
-    if isinstance(choice, Allowed):
-        tools, choice = [tool for tool in tools if tool.name in choice.names], choice.mode
-    if not tools:
-        return None
-    for tool in tools:
+    for name in choice.names or ():
+        if name not in names:
+            raise BadRequest(f"tool_choice names {name[:80]!r}, which is not among the tools", "tool_choice")
+    used = tuple(tool for tool in tools if choice.names is None or tool.name in choice.names)
+    for tool in used:
         _check_schema(tool)  # also where the model may not call it
-    is_array = calls_many if body.parallel_tool_calls is None else body.parallel_tool_calls
-    if choice in ("none", "auto"):
-        shows_reasoning = body.include_reasoning is not False
-        use = ToolUse(tuple(tools), None, is_array, shows_reasoning=shows_reasoning)
-        return use if choice == "auto" else None
-    if choice == "required":
-        return ToolUse(tuple(tools), _make_spec(tools, MAX_PARALLEL_CALLS if is_array else None), is_array)
-    chosen = [tool for tool in tools if tool.name == choice.removeprefix("function:")]
-    return ToolUse(tuple(chosen), _make_spec(chosen, None), is_parallel=False)
+    if not used or choice.mode == "none":
+        return None
+    is_parallel = template.knows_tools if body.parallel_tool_calls is None else body.parallel_tool_calls
+    if choice.mode == "auto" and not template.knows_tools:
+        warn(TOOLS_NOT_SHOWN)
+        return None
+    use = ToolUse(used, None, is_parallel, calls_field=calls_field, shows_reasoning=body.include_reasoning is not False)
+    if choice.mode == "auto":
+        return use.in_style(template.tool_style, answer)
+    is_array = choice.mode == "required" and is_parallel
+    spec = _make_spec(used, MAX_PARALLEL_CALLS if is_array else None)
+    return replace(use, spec=spec, is_parallel=is_array)
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
+    """Return the tools of a chat completion.
+
+    Raises:
+        ApiError: 400 for a malformed one.
+    """
+    return [each for i, tool in enumerate(tools or ()) if (each := _read_tool(("tools", i), tool)) is not None]
 
 
 def read_functions(body: ChatRequest) -> ChatRequest:
@@ -259,81 +289,95 @@ def _move(error: GrammarError, place: str, to: str) -> GrammarError:
     return InvalidGrammar(text, pointer and to + pointer.removeprefix(place))
 
 
-def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool | None:
-    """Return a tool; None for a custom one that is left out."""
-    if tool.get("type") == "custom":
-        custom = read_custom_tool(where, tool)
-        found = None if custom is None else _read_tool(where, custom)
-        return None if found is None else replace(found, is_custom=True)
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
-        message = f'{where} must be {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}'
-        raise BadRequest(message, "tools")
+def _read_tool(where: Path, tool: Mapping[str, Any]) -> Tool | None:
+    kind = tool.get("type")
+    given = tool.get(str(kind))
+    if kind not in ("function", "custom") or not isinstance(given, dict):
+        fields = '"custom": {"name": ...}' if kind == "custom" else '"function": {"name": ..., "parameters": ...}'
+        raise refuse(where, f' must be {{"type": "{"custom" if kind == "custom" else "function"}", {fields}}}')
+    place = (*where, kind)
+    return read_custom(place, given) if kind == "custom" else read_function(place, given, tool)
+
+
+def read_custom(where: Path, custom: Mapping[str, Any]) -> Tool | None:
+    """Return a custom tool of any API; None for one that is left out because of its grammar."""
+    function = to_function(where, custom)
+    return None if function is None else replace(read_function(where, function), is_custom=True)
+
+
+def read_function(where: Path, function: Mapping[str, Any], tool: Mapping[str, Any] | None = None) -> Tool:
+    """Return a function of any API.
+
+    Args:
+        tool: what the chat template gets; default: the function.
+
+    Raises:
+        ApiError: 400 naming the place, if it is malformed.
+    """
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        message = f"{where}.function.name must be 1 to 128 of the characters a-z, A-Z, 0-9, _ and -"
-        raise BadRequest(message, "tools")
-    if description is not None and not isinstance(description, str):
-        raise BadRequest(f"{where}.function.description must be a text", "tools")
+        raise refuse((*where, "name"), " must be 1 to 128 of the characters a-z, A-Z, 0-9, _ and -")
+    if description is not None:
+        read_text((*where, "description"), description)
     for other in ("input_schema", "schema"):
         if function.get(other) is not None:
-            message = f"{where}.function.{other} is not a field of a function; its schema is named parameters"
-            raise BadRequest(message, "tools", "unknown_field")
+            rule = " is not a field of a function; its schema is named parameters"
+            raise refuse((*where, other), rule, "unknown_field")
     parameters = function.get("parameters")
     if parameters is None:
         # Without parameters an unknown field is likely a misspelt one; beside them it is left to the chat template.
-        check_unknown(function, FUNCTION_FIELDS, f"{where}.function")
+        check_unknown(function, FUNCTION_FIELDS, where)
         parameters = NO_PARAMETERS
     if not isinstance(parameters, dict):
-        raise BadRequest(f"{where}.function.parameters must be a JSON Schema", "tools")
+        raise refuse((*where, "parameters"), " must be a JSON Schema")
     # also beside anyOf or $ref, which may allow values that are not objects
     parameters = {"type": "object", **parameters}
     if parameters["type"] != "object":
-        message = f"{where}.function.parameters must have the type object: arguments have names"
-        raise BadRequest(message, "tools")
-    return Tool(name, parameters, dict(tool))
+        raise refuse((*where, "parameters"), " must have the type object: arguments have names")
+    return Tool(name, parameters, dict(tool or {"type": "function", "function": function}))
 
 
-def _read_choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -> str | Allowed:
-    """Return one of MODES, or "function:" and a name, or some of the tools."""
-    if choice is None:
-        return "auto" if names else "none"
-    if isinstance(choice, str):
-        if choice not in MODES:
-            message = f"tool_choice={choice[:80]!r} must be one of {', '.join(MODES)}, or name a function"
-            raise BadRequest(message, "tool_choice")
-        if choice == "required" and not names:
-            raise BadRequest("tool_choice required needs tools", "tool_choice")
-        return choice
+def read_choice(choice: str | Mapping[str, Any] | None, has_tools: bool) -> ToolChoice:
+    """Return the tool choice of a chat completion.
+
+    Raises:
+        ApiError: 400 for a malformed one.
+    """
+    if choice is None or isinstance(choice, str):
+        return read_mode(choice, has_tools)
     if choice.get("type") == "allowed_tools":
-        check_unknown(choice, ("type", "allowed_tools"), "tool_choice", None)
-        return _read_allowed(choice.get("allowed_tools"), names)
-    return f"function:{_read_name(choice, names)}"
+        check_unknown(choice, ("type", "allowed_tools"), CHOICE, None)
+        allowed = choice.get("allowed_tools")
+        return read_allowed((*CHOICE, "allowed_tools"), allowed if isinstance(allowed, dict) else {}, _read_name)
+    return ToolChoice("one", frozenset([_read_name(choice)]))
 
 
-def _read_allowed(allowed: object, names: Sequence[str]) -> Allowed:
-    allowed = allowed if isinstance(allowed, dict) else {}
+def read_mode(choice: str | None, has_tools: bool) -> ToolChoice:
+    """Return a tool choice that is about all tools."""
+    if choice is not None and choice not in MODES:
+        raise refuse(CHOICE, f"={choice[:80]!r} must be one of {', '.join(MODES)}, or name a function")
+    if choice == "required" and not has_tools:
+        raise BadRequest("tool_choice required needs tools", "tool_choice")
+    return ToolChoice(choice or "auto")
+
+
+def read_allowed(where: Path, allowed: Mapping[str, Any], read_name: Callable[[object], str]) -> ToolChoice:
+    """Return a choice among some tools."""
     tools, mode = allowed.get("tools"), allowed.get("mode")
     if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):
-        message = (
-            'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": [...]}, with a tool'
-        )
-        raise BadRequest(message, "tool_choice")
-    check_unknown(allowed, ("mode", "tools"), "tool_choice.allowed_tools", None)
-    return Allowed(mode, frozenset(_read_name(tool, names) for tool in tools))
+        raise refuse(where, ' must be {"mode": "auto" or "required", "tools": [...]}, with a tool')
+    check_unknown(allowed, ("type", "mode", "tools"), where, None)
+    return ToolChoice(mode, frozenset(map(read_name, tools)))
 
 
-def _read_name(choice: object, names: Sequence[str]) -> str:
-    """Return the name of an existing tool."""
+def _read_name(choice: object) -> str:
     kind = choice.get("type") if isinstance(choice, dict) else None
     choice = choice if isinstance(choice, dict) and kind in ("function", "custom") else {}
     function = choice.get(str(kind))
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
-        raise BadRequest('tool_choice must be {"type": "function", "function": {"name": ...}}', "tool_choice")
-    check_unknown(choice, ("type", str(kind)), "tool_choice", None)
-    check_unknown(function, ("name",), f"tool_choice.{kind}", None)
-    if name not in names:
-        raise BadRequest(f"tool_choice names {name[:80]!r}, which is not among the tools", "tool_choice")
+        raise refuse(CHOICE, ' must be {"type": "function", "function": {"name": ...}}')
+    check_unknown(choice, ("type", str(kind)), CHOICE, None)
+    check_unknown(function, ("name",), (*CHOICE, str(kind)), None)
     return name
 
 

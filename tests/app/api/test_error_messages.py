@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.api.errors import ApiError, scrub
-from app.api.own_names import own_names
-from engine import InvalidRequest
+from app.api.errors import scrub
 from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine
@@ -187,19 +185,21 @@ async def test_errors_of_responses_use_their_field_names(
 
 
 @pytest.mark.parametrize(
-    ("message", "param", "told"),
+    ("path", "fields", "message"),
     [
-        ("messages[1].content[0]: no", "messages", "input[0].content[0]: no"),
-        ("messages[11].content: no", "messages", "input[11].content: no"),
-        ("messages[2].content must be", "messages", "input[1].output must be"),
-        ("the messages are too many", "messages", "the messages are too many"),
-        ("stop has 20 entries", "stop", "stop_sequences has 20 entries"),
-        ("seed: stop max_tokens=1", "seed", "seed: stop limit=1"),
+        ("/v1/messages", {"stop_sequences": ["a"] * 17}, "stop_sequences has 17 entries"),
+        ("/v1/messages", {"max_tokens": 2, "min_tokens": 3}, "min_tokens=3 must not exceed max_tokens=2"),
+        ("/api/chat", {"options": {"num_predict": 0}}, "options.num_predict=0 must be an integer from 1"),
+        ("/api/chat", {"options": {"stop": ["a"] * 17}}, "options.stop has 17 entries"),
+        ("/api/generate", {"prompt": "x", "options": {"temperature": 9}}, "options.temperature=9.0 must be"),
+        ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens=0 must be an integer"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens=0 must be an integer"),
     ],
 )
-def test_the_longest_place_that_fits_is_renamed(message: str, param: str, told: str) -> None:
-    renamed = {"messages": "input", "messages[1]": "input[0]", "messages[2].content": "input[1].output"}
-    more = {"stop": "stop_sequences", "max_tokens": "limit"}
-    with pytest.raises((ApiError, InvalidRequest)) as caught, own_names(renamed | more):
-        raise InvalidRequest(message, param)
-    assert str(caught.value) == told
+async def test_errors_of_the_engine_use_the_names_of_the_route(
+    server: Server, path: str, fields: dict[str, Any], message: str
+) -> None:
+    base = {"/v1/messages": MESSAGE, "/api/chat": CHAT, "/v1/chat/completions": CHAT}.get(path, {"model": "fake"})
+    status, reply = await server.post(path, base | fields)
+    error = reply["error"] if isinstance(reply["error"], str) else reply["error"]["message"]
+    assert (status, error[: len(message)]) == (400, message)

@@ -10,9 +10,10 @@ import pytest
 
 from app.api.messages import read_messages, write_as_text
 from app.api.protocol import ChatRequest
-from app.api.tools.custom import read_custom_tool
+from app.api.tools.custom import to_function
 from app.api.tools.lark_regex import NotRegular, to_regex
-from app.api.tools.use import Tool, ToolUse, explain, read_tools
+from app.api.tools.styles import TemplateFacts
+from app.api.tools.use import Tool, ToolUse, explain, read_choice, read_tools, use_tools
 from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar
 from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import FakeEngine, FakeTokenizer
@@ -360,10 +361,10 @@ line: ("+" | "\\t") /[^\\/"\\n]*/ LF -> added
 
 
 def test_a_lark_grammar_is_enforced_in_the_string_of_a_call() -> None:
-    schema = read_custom_tool("tools[0]", {"custom": {"name": "patch", "format": {
-        "type": "grammar", "syntax": "lark", "definition": PATCH}}})  # fmt: skip
-    assert schema is not None
-    read = reader_of(GrammarSpec.json_schema(schema["function"]["parameters"]))
+    asked = {"type": "grammar", "syntax": "lark", "definition": PATCH}
+    function = to_function(("tools", 0), {"name": "patch", "format": asked})
+    assert function is not None
+    read = reader_of(GrammarSpec.json_schema(function["parameters"]))
     good = "*** Begin Patch\n*** Add File: a.txt\n+one\n\ttwo\n*** Delete File: b\n*** End Patch\n"
     assert read({"input": good}) and read({"input": good[:-1]})
     wrongs = (("+one", "one"), ("+one", '+"one'), ("one", "o/ne"), ("a.txt", ""), ("Begin", "begin"), ("b\n", "b"))
@@ -414,7 +415,8 @@ async def test_the_official_stream_helper_follows_the_arguments(forced: Server) 
 
 
 def require(tools: list[dict[str, Any]], choice: Any = "required") -> ToolUse:
-    use = read_tools(ChatRequest(model="m", messages=MESSAGES, tools=tools, tool_choice=choice))
+    body = ChatRequest(model="m", messages=MESSAGES, tools=tools, tool_choice=choice)
+    use = use_tools(read_tools(tools), read_choice(choice, True), body, TemplateFacts(True, "hermes"))
     assert use is not None
     return use
 
@@ -544,12 +546,9 @@ def test_a_keyword_without_enforcer_is_reported_with_its_tool() -> None:
 
 def test_the_grammar_of_the_same_tools_is_built_once() -> None:
     """Clients send their tools with each request."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
     for choice in ("auto", "required"):
-        uses = [read_tools(ChatRequest.read({**body, "tool_choice": choice})) for _ in range(2)]
-        specs = [use.in_style("hermes", None) for use in uses if use is not None]
-        assert len(specs) == 2 and specs[0].text_spec is specs[1].text_spec
-        assert specs[0].spec is specs[1].spec
+        first, second = require(TOOLS, choice), require(TOOLS, choice)
+        assert first.text_spec is second.text_spec and first.spec is second.spec
 
 
 async def test_functions_are_tools_under_their_older_names(knowing: Server, forced: Server) -> None:
