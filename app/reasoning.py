@@ -1,4 +1,4 @@
-"""Models that reason before they answer: which chat templates are theirs, and where the reasoning ends.
+"""Prompts of conversations, and models that reason before they answer: which they are, and where the reasoning ends.
 
 the prompt ends in <think>              the output begins inside the reasoning (DeepSeek R1, QwQ)
 the template supports reasoning         the output may begin with it (Qwen 3), unless enable_thinking is false
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from engine import InvalidRequest
+from engine import Engine, InvalidRequest
 from grammar import GrammarSpec, Reasoning
 
 Json = dict[str, Any]
@@ -102,6 +102,26 @@ def find_thinking(
         return Thinking(False, has_channels=True)
     is_off = any(options.get(name) is False for name in SWITCHES)
     return Thinking(False) if knows and not is_off else None
+
+
+async def prepare_prompt(
+    engine: Engine, knows: bool, messages: Sequence[Mapping[str, Any]], **options: Any
+) -> tuple[list[int], Thinking | None]:
+    """Return the token ids of a conversation under the chat template, and how the output begins.
+
+    Args:
+        knows: whether the template supports reasoning.
+        options: the template's; by default a new answer begins.
+
+    Raises:
+        InvalidRequest: the conversation does not fit the template or the model.
+    """
+    options = {"add_generation_prompt": True} | options
+    ids = await engine.render_chat(messages, **options)
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None, "the prompt was rendered"
+    tail = tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
+    return ids, find_thinking(knows, tail, messages, options)
 
 
 def gate_grammar(spec: GrammarSpec, thinking: Thinking, allows_breaks: bool = False) -> GrammarSpec:

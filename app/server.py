@@ -114,7 +114,7 @@ async def prepare(app: FastAPI, engine: Engine, app_config: AppConfig, timeline:
     else:
         await engine.start()
     context: ApiContext = app.state.context
-    await asyncio.gather(context.read_template(), context.read_sampling_defaults())
+    await asyncio.to_thread(context.warm_up)
     timeline.extend(engine.timeline)
     # exclude long-lived objects from garbage collection
     gc.freeze()

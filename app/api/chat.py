@@ -39,7 +39,7 @@ from app.api.tools.use import (
     read_tools,
     use_tools,
 )
-from app.reasoning import TAIL_TOKENS, Thinking, find_thinking, gate_grammar
+from app.reasoning import Thinking, gate_grammar, prepare_prompt
 from engine import InvalidRequest, RequestOutput
 
 Json = dict[str, Any]
@@ -296,7 +296,7 @@ async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_p
     body, names, engine = given.fields, given.names, context.engine
     model = info.model = context.check_model(body.model)
     context.require_ready()
-    template = await context.read_template()
+    template = context.template
     answer = read_constraint(body, names)
     tools = None
     if given.tools:
@@ -324,13 +324,9 @@ async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_p
     if tools is not None and template.knows_tools:
         options["tools"] = tools.definitions
     try:
-        prompt = await engine.render_chat(messages, **options)
+        prompt, thinking = await prepare_prompt(engine, template.supports_reasoning, messages, **options)
     except InvalidRequest as error:
         raise use_names(error, names) from error
-    tokenizer = engine.tokenizer
-    assert tokenizer is not None, "the prompt was rendered"
-    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-    thinking = find_thinking(template.supports_reasoning, tail, messages, options)
     if thinking is not None and thinking.has_channels and tools is not None and tools.spec is None:
         thinking = None  # the parser of the calls reads the channels
     spec = None if constraint is None else constraint.spec
@@ -341,8 +337,7 @@ async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_p
         shows_special |= template.hides_reasoning or thinking.has_channels
         if constraint is not None:
             constraint, thinking = think_first(constraint, thinking)
-    defaults = await context.read_sampling_defaults()
-    sampling = chat_sampling(body, constraint, defaults, names, shows_special)
+    sampling = chat_sampling(body, constraint, context.sampling_defaults, names, shows_special)
     return Call(
         context, info, body, make_reply_id(id_prefix, info, body), model, [prompt], sampling, constraint, spec, tools,
         thinking, prediction=None if body.prediction is None else body.prediction.text,

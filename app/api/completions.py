@@ -52,7 +52,7 @@ async def prepare(
     context.require_ready()
     names = names or {}
     constraint = read_constraint(body, names)
-    sampling = completion_sampling(body, constraint, await context.read_sampling_defaults(), names)
+    sampling = completion_sampling(body, constraint, context.sampling_defaults, names)
     info.counts_output = body.max_tokens != 0
     if body.best_of not in (None, 1, sampling.n):
         message = f"best_of={body.best_of} must be n={sampling.n}: every text that is drawn is in the reply"

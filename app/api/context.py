@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,10 +16,10 @@ from app.api import metrics
 from app.api.documents import DocumentReader
 from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
-from app.api.tools.styles import TemplateFacts, read_template
 from app.config import AppConfig
 from app.job_runner import JobRunner
 from app.store import Store
+from app.template_facts import TemplateFacts, read_template
 from engine import Embedder, Engine, LoRARequest, ModelReport, read_sampling_defaults
 
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
@@ -87,33 +86,24 @@ class ApiContext:
         return generate_latest(self._registry)
 
     @cached_property
-    def _template(self) -> TemplateFacts:
+    def template(self) -> TemplateFacts:
+        """What the model's chat template supports."""
         return read_template(self.engine.tokenizer, self.config.tool_call_parser)
 
     @cached_property
-    def _report(self) -> ModelReport:
+    def report(self) -> ModelReport:
+        """What is known about the model, once the engine has started."""
         return self.engine.describe_model()
 
     @cached_property
-    def _sampling_defaults(self) -> dict[str, float]:
+    def sampling_defaults(self) -> dict[str, float]:
+        """The sampling fields of requests that do not have them."""
         config = self.engine.config
         return read_sampling_defaults(config.model, config.generation_config)
 
-    async def read_template(self) -> TemplateFacts:
-        """Return what the model's chat template supports."""
-        return cast(TemplateFacts, await self._compute_once("_template"))
-
-    async def read_report(self) -> ModelReport:
-        """Return what is known about the model, once the engine has started."""
-        return cast(ModelReport, await self._compute_once("_report"))
-
-    async def read_sampling_defaults(self) -> dict[str, float]:
-        """Return the sampling fields of requests that do not have them."""
-        return cast(dict[str, float], await self._compute_once("_sampling_defaults"))
-
-    async def _compute_once(self, name: str) -> Any:
-        """Return a cached property, computed off the loop."""
-        return self.__dict__[name] if name in self.__dict__ else await asyncio.to_thread(getattr, self, name)
+    def warm_up(self) -> None:
+        """Compute what requests need, once the engine has started."""
+        _ = self.template, self.sampling_defaults, self.report
 
     def check_model(self, name: str | None) -> str:
         """Return the name of the requested model or adapter.

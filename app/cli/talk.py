@@ -10,9 +10,9 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from app.api.tools.styles import TemplateFacts, read_template
 from app.config import Failure, UsageError, make_config
-from app.reasoning import TAIL_TOKENS, find_thinking, make_splitter
+from app.reasoning import make_splitter, prepare_prompt
+from app.template_facts import TemplateFacts, read_template
 from engine import (
     ConfigError,
     Engine,
@@ -59,12 +59,8 @@ class Talker:
 
     async def answer(self, messages: Messages) -> AsyncGenerator[tuple[str, str]]:
         """Stream the next message of a conversation: further reasoning and further content."""
-        tokenizer, params = self.engine.tokenizer, self.params
-        prompt = await self.engine.render_chat(messages, add_generation_prompt=True)
-        assert tokenizer is not None, "the prompt was rendered"
-        tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-        options = {"add_generation_prompt": True}
-        thinking = find_thinking(self.template.supports_reasoning, tail, messages, options)
+        params = self.params
+        prompt, thinking = await prepare_prompt(self.engine, self.template.supports_reasoning, messages)
         if thinking is None:
             async for text in self._generate(prompt, params):
                 yield "", text

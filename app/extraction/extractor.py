@@ -25,7 +25,7 @@ from app.extraction.json_spans import Leaf, Scan, scan
 from app.extraction.prompt import Example, Schema, make_messages, make_plain_prompt
 from app.extraction.result import ExtractionResult, PartialExtraction, Usage
 from app.extraction.verbatim import GROUNDED, GroundedSchema, list_spellings, mark_grounded
-from app.reasoning import ASSISTANT, CLOSE, FINAL, OPEN, TAIL_TOKENS
+from app.reasoning import CLOSE, FINAL, prepare_prompt
 from engine import (
     CompletionOutput,
     Engine,
@@ -192,12 +192,11 @@ class Extractor:
             # A record needs no reasoning: the template's switch turns it off, the reasoning that it opens is closed,
             # or the final message is begun.
             try:
-                prompt_ids = await self.engine.render_chat(messages, enable_thinking=False)
+                prompt_ids, thinking = await prepare_prompt(self.engine, False, messages, enable_thinking=False)
             except InvalidRequest as error:
                 raise InvalidRequest(str(error), "images" if self.images else error.param) from error
-            tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
-            ends = {OPEN: f"\n{CLOSE}\n\n", ASSISTANT: FINAL}
-            for end in (text for mark, text in ends.items() if tail.rstrip().endswith(mark)):
+            if thinking is not None:
+                end = FINAL if thinking.has_channels else f"\n{CLOSE}\n\n"
                 # In place: a prompt with images is more than its ids.
                 prompt_ids += tokenizer.encode(end, add_special_tokens=False)
             return prompt_ids

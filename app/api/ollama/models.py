@@ -25,7 +25,7 @@ FOREVER = "9999-12-31T23:59:59Z"  # the model is never unloaded
 async def list_models(context: Context) -> Json:
     """List the model under each of its names, and its adapters."""
     context.require_ready()
-    report = await context.read_report()
+    report = context.report
     return {"models": [describe_model(name, context, report) for name in context.model_names]}
 
 
@@ -35,7 +35,7 @@ async def list_running(context: Context) -> Json:
     if context.engine.state != "ready":
         return {"models": []}
     more: Json = {"expires_at": FOREVER, "context_length": context.engine.resolved.max_model_len}
-    report = await context.read_report()
+    report = context.report
     more["size_vram"] = report.weight_bytes
     return {"models": [describe_model(name, context, report) | more for name in context.served_names]}
 
@@ -48,13 +48,13 @@ async def show_model(body: ModelName, context: Context) -> Json:
         raise BadRequest("model is required", "model", "missing_field")
     context.check_model(own_model(name, context))
     context.require_ready()
-    tokenizer, facts = context.engine.tokenizer, await context.read_template()
+    tokenizer, facts = context.engine.tokenizer, context.template
     can = {
         "completion": True, "tools": facts.knows_tools, "vision": context.engine.sees_images,
         "thinking": facts.supports_reasoning,
         "embedding": (Path(context.engine.config.model) / "modules.json").is_file(),
     }  # fmt: skip
-    report = await context.read_report()
+    report = context.report
     details = describe_details(context, report)
     return {
         "modelfile": "", "parameters": "", "license": "",

@@ -28,8 +28,8 @@ from app.api.sampling import Constraint
 from app.api.tools.custom import to_function
 from app.api.tools.custom_calls import CustomCalls
 from app.api.tools.styled_calls import Piece, StyledCalls
-from app.api.tools.styles import TemplateFacts
 from app.api.wording import Path
+from app.template_facts import TemplateFacts
 from grammar import (
     GrammarError,
     GrammarSpec,

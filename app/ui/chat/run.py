@@ -17,7 +17,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.reasoning import TAIL_TOKENS, find_thinking, gate_grammar, supports_reasoning
+from app.reasoning import gate_grammar, prepare_prompt, supports_reasoning
 from app.ui.chat.answers import Answer, Answers
 from app.ui.chat.attachments import add_attachments, is_image, load_images
 from app.ui.chat.branches import Thread, fork
@@ -260,10 +260,8 @@ class ChatRun:
             raise InvalidRequest("this engine runs without a tokenizer and has no chat")
         messages = to_model_messages(history, settings.system_prompt)
         if tokenizer.has_chat_template:
-            prompt_ids = await self.engine.render_chat(await asyncio.to_thread(load_images, messages))
-            knows = await asyncio.to_thread(lambda: self.knows_reasoning)
-            tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
-            answer.thinking = find_thinking(knows, tail, messages, {"add_generation_prompt": True})
+            messages = await asyncio.to_thread(load_images, messages)
+            prompt_ids, answer.thinking = await prepare_prompt(self.engine, self.knows_reasoning, messages)
         else:
             prompt_ids = await self.engine.encode("\n\n".join(m["content"] for m in messages) + "\n\n")
         params = make_sampling_params(settings, len(prompt_ids), self.engine.resolved.max_model_len)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from app.api.tools.styled_calls import Piece, StyledCalls, join_pieces
-from app.api.tools.styles import find_style
 from app.api.tools.use import FORCED
+from app.template_facts import find_style
 from engine import InvalidRequest
 from grammar import (
     GrammarCompiler,

@@ -12,8 +12,8 @@ from app.api.messages import read_messages, write_as_text
 from app.api.protocol import ChatRequest
 from app.api.tools.custom import to_function
 from app.api.tools.lark_regex import NotRegular, to_regex
-from app.api.tools.styles import TemplateFacts
 from app.api.tools.use import Tool, ToolUse, explain, read_choice, read_tools, use_tools
+from app.template_facts import TemplateFacts
 from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar
 from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import FakeEngine, FakeTokenizer
