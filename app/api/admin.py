@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app import __version__
 from app.api.call import list_request_ids
-from app.api.context import ApiContext, context_of
+from app.api.context import ApiContext, JsonRoute, context_of
 from app.api.errors import ApiError, BadRequest, scrub
 from app.api.gate import find_key, read_keys
 from app.api.models import describe_model
@@ -75,7 +75,7 @@ def _check_query(request: Request) -> None:
         raise BadRequest(f"{wrong[:80]} is not a known query parameter; {hint}", wrong[:80], "unknown_field")
 
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 Json = dict[str, Any]
 Context = Annotated[ApiContext, Depends(require_admin)]
 

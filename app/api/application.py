@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
@@ -15,7 +15,6 @@ from app.api.anthropic import routes as anthropic
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
-from app.api.json_body import check_body
 from app.api.ollama import routes as ollama
 from app.api.openapi import ERRORS, make_openapi
 from app.api.origins import AllowedOrigins
@@ -39,7 +38,6 @@ def make_api(context: ApiContext) -> FastAPI:
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(check_body)],
         responses=ERRORS,
     )
     app.state.context = context

@@ -10,12 +10,12 @@ from app.api import chat, completions
 from app.api.context import ApiContext
 from app.api.errors import ApiError, BadRequest, to_api_error
 from app.api.fields import WARNINGS
-from app.api.json_body import check_json, parse_body
+from app.api.gate import RequestInfo
 from app.api.protocol import ChatRequest, CompletionRequest
-from app.api.request_info import RequestInfo
 from app.api.responses import routes as responses
 from app.api.responses.request import ResponsesRequest
 from app.concurrency import retry_while_full
+from app.json_text import DuplicateKey, RefusedJson, check_json, load_json
 from engine import EngineDead, EngineError
 from grammar import GrammarError
 
@@ -29,8 +29,8 @@ def read_line(line: bytes) -> Json:
         BadRequest: it is not one.
     """
     try:
-        row = parse_body(line)
-    except BadRequest as error:
+        row = load_json(line)
+    except DuplicateKey as error:
         raise BadRequest(f"has the {error}") from error
     except (ValueError, RecursionError):
         row = None
@@ -76,7 +76,7 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
     WARNINGS.set(warnings)
     try:
         body = await _answer(context, row, request_id)
-    except (ApiError, EngineError, GrammarError) as caught:
+    except (ApiError, EngineError, GrammarError, RefusedJson) as caught:
         if isinstance(caught, EngineDead) or context.engine.state != "ready":
             raise EngineDead(str(caught)) from caught
         known = to_api_error(caught)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from app.api.context import ApiContext
 from app.api.errors import BadRequest, make_closing_error, make_failure, to_api_error, use_names
+from app.api.gate import RequestInfo
 from app.api.protocol import MAX_PROMPTS, GenerationFields
-from app.api.request_info import RequestInfo
 from app.api.sampling import Constraint, Names
 from app.api.tools.styled_calls import Piece, join_pieces
 from app.api.tools.use import ToolUse, explain

@@ -14,8 +14,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api.call import Call, Choice, Delta, make_reply_id, usage
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest, use_names
+from app.api.gate import RequestInfo
 from app.api.messages import (
     has_files,
     has_tool_messages,
@@ -25,7 +26,6 @@ from app.api.messages import (
     write_as_text,
 )
 from app.api.protocol import ChatFields, ChatRequest
-from app.api.request_info import RequestInfo
 from app.api.sampling import Constraint, Names, chat_sampling, read_constraint
 from app.api.sse import STREAMED, Emit, EventStream, frame, unless_gone
 from app.api.tools.styled_calls import Piece
@@ -44,7 +44,7 @@ from engine import InvalidRequest, RequestOutput
 
 Json = dict[str, Any]
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 # kind of a call -> the field of its text
 CALL_TEXTS = {"function": "arguments", "custom": "input"}
 

@@ -10,10 +10,10 @@ from fastapi.responses import JSONResponse, Response
 
 from app.api.call import Call, Choice, Delta, floor, make_reply_id
 from app.api.chat import ReplyWriter
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
+from app.api.gate import RequestInfo
 from app.api.protocol import CompletionRequest
-from app.api.request_info import RequestInfo
 from app.api.sampling import Names, completion_sampling, read_constraint, read_prompts
 from app.api.sse import STREAMED, EventStream, unless_gone
 from app.api.text_offsets import TextOffsets, find_prompt_offsets
@@ -23,7 +23,7 @@ from engine import Logprob, RequestOutput, TokenLogprobs
 
 Json = dict[str, Any]
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 MAX_CHOICES = 1024
 SEPARATOR = "<|endoftext|>"  # GPT-2's, Qwen's and SmolLM's name for it
 

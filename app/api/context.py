@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, generate_latest
+from starlette.responses import Response
 
 from app import __version__
 from app.api import metrics
@@ -17,12 +20,15 @@ from app.api.documents import DocumentReader
 from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
 from app.config import AppConfig
+from app.extraction.reading import read_apart
 from app.job_runner import JobRunner
+from app.json_text import parse_json
 from app.store import Store
 from app.template_facts import TemplateFacts, read_template
 from engine import Embedder, Engine, LoRARequest, ModelReport, read_sampling_defaults
 
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
+MAX_BYTES_ON_LOOP = 2**18  # larger bodies are parsed in a thread
 ADVICE = {
     "falling_asleep": "it finishes the requests it has and takes no new ones",
     "sleeping": "its administrator can wake it up",
@@ -137,6 +143,39 @@ class ApiContext:
             code = "engine_sleeping" if state in ASLEEP else "engine_not_ready"
             message = f"the engine is {state.replace('_', ' ')}; {ADVICE.get(state, 'try again later')}"
             raise ApiError(503, message, code=code, retry_after_s=RETRY_AFTER_S)
+
+
+class JsonRequest(Request):
+    """A request whose JSON body is parsed once, a large one in a thread."""
+
+    async def json(self) -> Any:
+        """Return the value of the body.
+
+        Raises:
+            RefusedJson: as `parse_json`.
+        """
+        if not hasattr(self, "_json"):
+            body = await self.body()
+            is_large = len(body) > MAX_BYTES_ON_LOOP
+            self._json = await read_apart("", parse_json, body) if is_large else parse_json(body)
+        return self._json
+
+
+class JsonRoute(APIRoute):
+    """A route that parses its body before FastAPI does, which would hide the errors."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return FastAPI's handler of the route, which finds the value of the body."""
+        handler, has_body = super().get_route_handler(), self.body_field is not None
+
+        async def handle(given: Request) -> Response:
+            request = JsonRequest(given.scope, given.receive)
+            # A body that no route waits for may never come.
+            if has_body and await request.body() and "json" in request.headers.get("content-type", "").lower():
+                await request.json()
+            return await handler(request)
+
+        return handle
 
 
 def context_of(request: Request) -> ApiContext:

@@ -13,14 +13,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
 from app.api.fields import VECTOR
 from app.api.protocol import Fields, Integer, read_all_whole
 from app.api.sse import unless_gone
 from engine import Embedding, Score
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 MAX_INPUTS = 2048  # as OpenAI's limit
 
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]

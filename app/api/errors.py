@@ -31,6 +31,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from app.api.wording import KINDS, Path, say_place, say_rule, say_value
+from app.json_text import RefusedJson
 from app.store import StoreError, StoreFull
 from engine import (
     CompletionOutput,
@@ -47,6 +48,7 @@ from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 logger = logging.getLogger("troupe.api")
 
 MAX_MESSAGE_CHARS = 1000
+MAX_PLACE_CHARS = 200
 RETRY_AFTER_S = 2.0
 CLOSING = "server_closing"
 API_PREFIXES = (
@@ -197,6 +199,12 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
     match error:
         case ApiError():
             return error
+        case RefusedJson():
+            where, status = error.where, 413 if error.is_too_large else 400
+            place = say_place(where)[:MAX_PLACE_CHARS] or "the body"
+            code = "body_too_large" if error.is_too_large else "invalid_value" if error.is_json else "invalid_json"
+            first = where[0] if where else None
+            return ApiError(status, f"{place}{error}", first if isinstance(first, str) else None, code)
         case PromptTooLong():
             return ApiError(400, str(error), error.param or param, "context_length_exceeded")
         case InvalidRequest():
@@ -312,7 +320,7 @@ def add_error_handlers(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    for kind in (ApiError, EngineError, GrammarError, StoreError, Exception):
+    for kind in (ApiError, EngineError, GrammarError, RefusedJson, StoreError, Exception):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(RequestValidationError, answer_fields)
     app.add_exception_handler(HTTPException, answer_http)

@@ -19,16 +19,15 @@ from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from starlette.datastructures import UploadFile
 
 from app.api.call import usage
-from app.api.context import ApiContext, context_of
-from app.api.errors import BadRequest, describe_fields
+from app.api.context import ApiContext, JsonRoute, context_of
+from app.api.errors import BadRequest
+from app.api.gate import RequestInfo
 from app.api.jobs import add_job, describe
-from app.api.json_body import parse_body, parse_part
 from app.api.protocol import Fields
-from app.api.request_info import RequestInfo
 from app.api.sse import STREAMED, Emit, EventStream, JsonLines, frame, unless_gone
 from app.extraction import (
     Example,
@@ -58,8 +57,9 @@ from app.extraction.sources import (
     parse_rows,
     spell,
 )
+from app.json_text import parse_json
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 Context = Annotated[ApiContext, Depends(context_of)]
 MAX_ROWS = 10_000
 MAX_PARTS = 32  # of a form
@@ -278,7 +278,7 @@ async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequ
         ApiError: 400 for a body that is neither, a wrong field, or a file that cannot be read.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        return await read_apart("", read_fields, await request.body(), None, sees_images)
+        return await read_apart("", read_fields, await request.json(), None, sees_images)
     async with request.form(max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=2**25) as form:
         parts: dict[str, str | bytes] = {}
         file_name = "file.txt"
@@ -293,27 +293,25 @@ async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequ
                 parts[name] = value
     file = parts.pop("file", None)
     upload = None if file is None else (file_name, file.encode() if isinstance(file, str) else file)
-    return await read_apart(file_name, read_fields, parts, upload, sees_images)
+    return await read_apart(file_name, read_form, parts, upload, sees_images)
+
+
+def read_form(
+    parts: Mapping[str, str | bytes], upload: tuple[str, bytes] | None, sees_images: bool
+) -> tuple[ExtractRequest, list[Source], bool]:
+    """Return the same for a form's parts."""
+    return read_fields({name: _read_part(name, part) for name, part in parts.items()}, upload, sees_images)
 
 
 def read_fields(
-    body: bytes | Mapping[str, str | bytes], upload: tuple[str, bytes] | None, sees_images: bool
+    body: Any, upload: tuple[str, bytes] | None, sees_images: bool
 ) -> tuple[ExtractRequest, list[Source], bool]:
-    """Return the same for a JSON body, or for a form's parts and its file, which has a name.
+    """Return the same for the value of a body, or of a form's parts and its file, which has a name.
 
     Raises:
         ApiError: as read_request.
     """
-    try:
-        if isinstance(body, bytes):
-            given = parse_body(body)
-        else:
-            given = {name: _read_part(name, part) for name, part in body.items()}
-        fields = ExtractRequest.model_validate(given)
-    except ValidationError as error:
-        raise describe_fields(error.errors(include_url=False)) from error
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}", None, "invalid_json") from error
+    fields = ExtractRequest.read(body)
     is_inline = fields.text is not None or fields.images is not None
     if sum((upload is not None, is_inline, fields.rows is not None)) != 1:
         raise BadRequest("give one of text or images, rows, and a file in a form", "text")
@@ -361,4 +359,4 @@ def _read_part(name: str, part: str | bytes) -> Any:
     except UnreadableSource as error:
         raise BadRequest(str(error), name) from error
     is_json = name in JSON_PARTS or (name == "schema" and value.lstrip().startswith("{"))
-    return parse_part(name, value) if is_json else value
+    return parse_json(value.encode(), (name,)) if is_json else value

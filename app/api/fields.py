@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from app.api.errors import refuse
-from app.api.wording import Path, say_place, say_value
+from app.api.errors import BadRequest, refuse
+from app.api.wording import Path, say_place
 
 Values = tuple[Any, ...]
 
@@ -83,6 +83,7 @@ FORMATS = ("response_format", "text", "output_config")
 FORM = re.compile(r"guided_.*|.*(schema|grammar|regex|ebnf|json).*|(response_?)?(format|model|text)|choice")
 MAX_NAME_CHARS = 80
 MAX_WARNINGS = 32
+MAX_FIELDS = 1000
 
 # The warnings of the request that is being answered; the gate puts them into the response's headers.
 WARNINGS: ContextVar[list[str]] = ContextVar("warnings")
@@ -110,6 +111,9 @@ def check_unknown(
     Raises:
         ApiError: 400 naming the field, and ours for the same thing.
     """
+    if len(given) > MAX_FIELDS:
+        place = say_place(where) or "the request"
+        raise BadRequest(f"{place} has {len(given)} fields; at most {MAX_FIELDS} are allowed", place)
     for name, value in given.items():
         if name in known or (name in BOOKKEEPING and not where):
             continue
@@ -121,11 +125,11 @@ def check_unknown(
         is_absent = value is None if any(each is True for each in neutral) else is_empty(value)
         if is_absent or value in neutral:
             continue
-        place = (*where, name[:MAX_NAME_CHARS])
+        at = (*where, name[:MAX_NAME_CHARS])
         if is_pattern or constrains:
-            raise refuse(place, f" is not a field of this route{_hint(plain, known)}", "unknown_field")
+            raise refuse(at, f" is not a field of this route{_hint(plain, known)}", "unknown_field")
         if value not in (0, {}) and not (isinstance(value, dict) and all(map(is_empty, value.values()))):
-            warn(f"{say_place(place)} is not known here and was left out")
+            warn(f"{say_place(at)} is not known here and was left out")
 
 
 def _hint(name: str, known: Collection[str]) -> str:
@@ -138,27 +142,6 @@ def _hint(name: str, known: Collection[str]) -> str:
         ours = OURS.get(name, ())
     found = [each for each in ours if each in known or " " in each]
     return f"; use {' or '.join(found)}" if found else ""
-
-
-def check_choice(where: Path, value: object, allowed: Collection[str]) -> None:
-    """Reject a value that is not one of the allowed texts.
-
-    Raises:
-        ApiError: 400 naming the field, and the allowed texts.
-    """
-    if not isinstance(value, str) or value not in allowed:
-        raise refuse(where, f"={say_value(value)} must be one of {', '.join(allowed)}")
-
-
-def read_text(where: Path, value: object) -> str:
-    """Return a value that must be a text.
-
-    Raises:
-        ApiError: 400 naming the field.
-    """
-    if not isinstance(value, str):
-        raise refuse(where, " must be a text")
-    return value
 
 
 def is_empty(value: object) -> bool:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Form, Query, Request, UploadFile
 from fastapi.responses import Response, StreamingResponse
 
 from app.api.batch import ROUTES, check_lines
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import ApiError, BadRequest
 from app.api.jobs import add_job, cancel
 from app.api.protocol import Fields
@@ -27,7 +27,7 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 # status of a job -> status of a batch
 STATUSES = {"queued": "validating", "running": "in_progress"}
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class BatchRequest(Fields):

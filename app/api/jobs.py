@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
 from app.api.stored import find_object, list_objects, to_seconds
 from app.store import Connection, Item, jobs, objects
@@ -17,7 +17,7 @@ from app.store import Connection, Item, jobs, objects
 Json = dict[str, Any]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 async def add_job(context: ApiContext, owner: str, kind: str, body: Json, rows: Iterable[str]) -> Item:

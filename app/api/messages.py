@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.api.errors import ApiError, BadRequest, refuse
-from app.api.fields import check_choice, read_text, warn
-from app.api.parts import join_texts, make_text, read_parts
+from app.api.fields import warn
+from app.api.parts import Json, make_text, read_parts
+from app.api.protocol import check_choice, read_text
 from app.api.wording import Path, say_place
 from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
 
@@ -65,6 +66,11 @@ def show_messages(messages: Sequence[Mapping[str, Any]], sees_images: bool = Fal
     return [*result, {"role": "user", "content": shown}] if shown else result
 
 
+def join_texts(parts: list[Json]) -> str | list[Json]:
+    """Return parts as one text if they are nothing else; two parts are never one word or number."""
+    return parts if any(part["type"] != "text" for part in parts) else "\n".join(part["text"] for part in parts)
+
+
 def _show(part: dict[str, Any], sees_images: bool) -> dict[str, Any]:
     """Return a part that the model can read: a text stands for all that it cannot."""
     if part["type"] == "text" or (sees_images and part["type"] == "image_url"):
@@ -101,9 +107,11 @@ def read_message(where: Path, message: Mapping[str, Any], counter: ValueCounter)
     if content is None and role == "assistant":
         content = message.get("refusal") or ""
     # OpenAI's newer name for a system message; chat templates know only the old one
+    is_history = role in ("assistant", "tool")
+    plain = [{"type": "text", "text": content}]
     read = {
         "role": "system" if role == "developer" else role,
-        "content": read_parts((*where, "content"), content, role in ("assistant", "tool")),
+        "content": plain if isinstance(content, str) else read_parts((*where, "content"), content, is_history),
     }
     if (name := message.get("name")) is not None:
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Header
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from app import __version__
-from app.api.context import ASLEEP, ApiContext, Context
+from app.api.context import ASLEEP, ApiContext, Context, JsonRoute
 from app.api.errors import scrub
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 AnthropicVersion = Annotated[str | None, Header()]
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

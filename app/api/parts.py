@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.api.errors import refuse
-from app.api.fields import check_choice, read_text
+from app.api.protocol import check_choice, read_text
 from app.api.wording import Path
 
 Json = dict[str, Any]
@@ -45,11 +45,6 @@ def read_parts(where: Path, content: object, is_history: bool = False) -> list[J
     if not isinstance(content, list):
         raise refuse(where, " must be a text or a list of parts")
     return [one for i, part in enumerate(content) for one in read_part((*where, i), part, is_history)]
-
-
-def join_texts(parts: list[Json]) -> str | list[Json]:
-    """Return parts as one text if they are nothing else; two parts are never one word or number."""
-    return parts if any(part["type"] != "text" for part in parts) else "\n".join(part["text"] for part in parts)
 
 
 def make_text(text: str) -> Json:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
-from app.api.errors import BadRequest, describe_fields
+from app.api.errors import BadRequest, describe_fields, refuse
 from app.api.fields import ANSWER, Values, check_unknown
-from app.api.wording import Path
+from app.api.wording import Path, say_value
 
 MAX_IDS = 1024
 MAX_MESSAGES = 4096
@@ -47,6 +56,39 @@ Strings = Annotated[list[str], Field(max_length=MAX_IDS)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+def read_text(where: Path, value: object) -> str:
+    """Return a value that must be a text.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    if not isinstance(value, str):
+        raise refuse(where, " must be a text")
+    return value
+
+
+def check_choice(where: Path, value: object, allowed: Collection[str]) -> None:
+    """Reject a value that is not one of the allowed texts.
+
+    Raises:
+        ApiError: 400 naming the field, and the allowed texts.
+    """
+    if not isinstance(value, str) or value not in allowed:
+        raise refuse(where, f"={say_value(value)} must be one of {', '.join(allowed)}")
+
+
+def stop_early(schema: Any) -> None:
+    """Let the validation of lists and objects end at the first wrong item: 190,000 errors take a second."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "dict"):
+            schema["fail_fast"] = True
+        for inner in schema.values():
+            stop_early(inner)
+    elif isinstance(schema, list | tuple):
+        for inner in schema:
+            stop_early(inner)
+
+
 class Fields(BaseModel):
     """Fields of a request, or of an object within one; optional fields accept null.
 
@@ -82,6 +124,12 @@ class Fields(BaseModel):
         """Return the names of the fields as the request has them."""
         return cls.PASSED | {field.alias or name for name, field in cls.model_fields.items()}
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /) -> CoreSchema:
+        schema = handler(source)
+        stop_early(schema)
+        return schema
+
     @model_validator(mode="before")
     @classmethod
     def drop_nulls(cls, given: Any) -> Any:
@@ -95,7 +143,8 @@ class Fields(BaseModel):
     @model_validator(mode="after")
     def check_extra(self) -> Self:
         """Refuse or leave out the fields that are not defined here."""
-        check_unknown(self.model_extra or {}, self.list_names(), self.PLACE, self.CONSTRAINTS)
+        if self.model_extra:
+            check_unknown(self.model_extra, self.list_names(), self.PLACE, self.CONSTRAINTS)
         return self
 
 

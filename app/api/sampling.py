@@ -122,8 +122,10 @@ def read_kv_transfer(given: dict[str, Any] | None) -> bool:
 
     With `do_remote_prefill` nothing is to be done: blocks are found by their content, not by the ids that come with it.
     """
-    check_unknown(given or {}, KV_TRANSFER, ("kv_transfer_params",))
-    flags = {name: (given or {}).get(name) or False for name in KV_TRANSFER[:2]}
+    if given is None:
+        return False
+    check_unknown(given, KV_TRANSFER, ("kv_transfer_params",))
+    flags = {name: given.get(name) or False for name in KV_TRANSFER[:2]}
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise refuse(("kv_transfer_params", name), " must be true or false")

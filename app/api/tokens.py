@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from app.api.chat import prepare, read_chat
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
 from app.api.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from engine import Tokenizer
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/tokenize")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.api.errors import refuse
-from app.api.fields import check_choice, read_text
 from app.api.messages import MAX_TOOL_CALLS, make_call
 from app.api.parts import make_text, read_part, read_parts
+from app.api.protocol import check_choice, read_text
 from app.api.wording import Path, say_value
 
 Json = dict[str, Any]

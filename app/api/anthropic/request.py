@@ -11,8 +11,18 @@ from app.api.anthropic.messages import is_prefill, read_messages
 from app.api.anthropic.tools import read_tools
 from app.api.chat import ChatInput
 from app.api.errors import ApiError, BadRequest, refuse
-from app.api.fields import check_choice, check_unknown, read_text
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatFields, Fields, Integer, read_whole
+from app.api.fields import check_unknown
+from app.api.protocol import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    SHARED,
+    ChatFields,
+    Fields,
+    Integer,
+    check_choice,
+    read_text,
+    read_whole,
+)
 from app.api.tools.use import CHOICE, ToolChoice
 from app.api.wording import Path
 

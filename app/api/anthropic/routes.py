@@ -9,10 +9,10 @@ from app.api import chat
 from app.api.anthropic.request import CountRequest, MessagesRequest, read_request
 from app.api.anthropic.writer import MessageWriter
 from app.api.call import Call
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.sse import STREAMED, EventStream, unless_gone
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/messages", responses=STREAMED)

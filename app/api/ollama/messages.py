@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from app.api.errors import refuse
-from app.api.fields import read_text
 from app.api.messages import MAX_TOOL_CALLS, make_call, parse_arguments, read_message
+from app.api.protocol import read_text
 from app.api.wording import Path
 from app.json_text import ValueCounter
 

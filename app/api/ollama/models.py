@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import APIRouter
 
 from app import __version__
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
 from app.api.ollama.request import ModelName, own_model
 from app.api.ollama.writer import show_time
 from engine import ModelReport
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 Json = dict[str, Any]
 
 FOREVER = "9999-12-31T23:59:59Z"  # the model is never unloaded

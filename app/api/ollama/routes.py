@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import chat, completions
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.embeddings import finish
 from app.api.errors import BadRequest
 from app.api.fields import warn
@@ -29,7 +29,7 @@ from app.api.tools.use import read_tools
 from app.json_text import ValueCounter
 from engine import Embedding
 
-router = APIRouter(prefix="/api")
+router = APIRouter(prefix="/api", route_class=JsonRoute)
 router.include_router(models.router)
 Json = dict[str, Any]
 

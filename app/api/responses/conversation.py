@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.api.errors import refuse
-from app.api.fields import read_text, warn
+from app.api.fields import warn
 from app.api.messages import MAX_TOOL_CALLS, make_call, parse_arguments, read_message
 from app.api.parts import describe_block, read_parts
+from app.api.protocol import read_text
 from app.api.responses.tools import join_name
 from app.api.wording import Path, say_place
 from app.json_text import ValueCounter

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from app.api.chat import ChatInput
 from app.api.errors import refuse
-from app.api.fields import check_choice, check_unknown, warn
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatFields, Fields, Integer
+from app.api.fields import check_unknown, warn
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatFields, Fields, Integer, check_choice
 from app.api.responses.conversation import Conversation
 from app.api.responses.tools import Tools, read_choice
 
@@ -20,6 +20,7 @@ PASSED = SHARED | {"stop", "top_k"}
 # name of a field of a chat -> its name here
 NAMES = {
     "messages": "input",
+    "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
     "reasoning_effort": "reasoning.effort",

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import chat
-from app.api.context import ApiContext, Context
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
-from app.api.request_info import RequestInfo
+from app.api.gate import RequestInfo
 from app.api.responses.events import frame_event, list_events
 from app.api.responses.request import CountRequest, ResponsesRequest, read_request
 from app.api.responses.store import pick_page
@@ -21,7 +21,7 @@ from app.api.sse import STREAMED, Emit, EventStream, unless_gone
 
 Json = dict[str, Any]
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/responses", responses=STREAMED)

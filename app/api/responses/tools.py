@@ -17,6 +17,7 @@ from app.api.tools.use import CHOICE, Tool, ToolChoice, read_allowed, read_custo
 from app.api.wording import Path, say_place
 
 Json = dict[str, Any]
+KNOWN = ("function", "custom", "local_shell", "namespace")
 LOCAL_SHELL: Json = {
     "name": "local_shell",
     "description": "Runs a command, given as a list of its words, on the user's machine.",
@@ -50,12 +51,12 @@ def read_tools(tools: Sequence[Json]) -> Tools:
     """Return the tools that the model may call.
 
     Raises:
-        ApiError: 400 for a tool that is malformed, or if none is left.
+        ApiError: 400 for a tool that is malformed, or if no model here can call any.
     """
     found = Tools()
     for i, tool in enumerate(tools):
         _add(found, ("tools", i), tool)
-    if tools and not found.tools:
+    if tools and all(tool["type"] not in KNOWN for tool in tools):
         rule = f"={str(tools[0]['type'])[:40]!r} is not supported: tools are called by the client"
         raise refuse(("tools", 0, "type"), rule, "unsupported_field")
     return found

@@ -22,8 +22,8 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from app.api.errors import ApiError, BadRequest, refuse, to_api_error
-from app.api.fields import check_unknown, read_text, warn
-from app.api.protocol import ChatFields, ChatRequest
+from app.api.fields import check_unknown, warn
+from app.api.protocol import ChatFields, ChatRequest, read_text
 from app.api.sampling import Constraint
 from app.api.tools.custom import to_function
 from app.api.tools.custom_calls import CustomCalls
@@ -196,7 +196,7 @@ def use_tools(
         if name not in names:
             raise BadRequest(f"tool_choice names {name[:80]!r}, which is not among the tools", "tool_choice")
     used = tuple(tool for tool in tools if choice.names is None or tool.name in choice.names)
-    for tool in used:
+    for tool in tools:
         _check_schema(tool)  # also where the model may not call it
     if not used or choice.mode == "none":
         return None

@@ -3,18 +3,24 @@
 import asyncio
 import gzip
 import json
+import threading
 import zlib
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
+from starlette.requests import Request
 
-from app.api import http_limits
-from app.api.errors import ApiError
-from app.api.json_body import check_json
+from app import json_text
+from app.api import context, http_limits
+from app.api.anthropic.request import MessagesRequest
+from app.api.errors import ApiError, to_api_error
 from app.api.messages import read_messages
-from app.json_text import MAX_JSON_VALUES, ValueCounter
+from app.api.protocol import ChatRequest, DetokenizeRequest, Fields
+from app.api.responses.request import ResponsesRequest
+from app.json_text import MAX_JSON_VALUES, RefusedJson, ValueCounter, check_json
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
@@ -265,7 +271,7 @@ async def test_a_name_twice_is_a_400_naming_it(server: Server, path: str) -> Non
     data = f'{{{FIELDS}, "prompt": "x", "input": "x", "tokens": [1], "max_tokens": 5, "metadata": {schema}}}'
     status, reply = await server.post_text(path, data)
     assert status == 400, reply
-    assert reply["error"]["message"] == "duplicate key 'a'"
+    assert reply["error"]["message"] == "the body: duplicate key 'a'"
     assert server.engine.requests == []
 
 
@@ -278,9 +284,9 @@ async def test_whole_pairs_and_large_numbers_pass(server: Server) -> None:
 def test_the_field_to_blame_is_the_first_step() -> None:
     nan = float("nan")
     for body, param in (({"a": {"b": [nan]}}, "a"), ([nan], None), (nan, None), ({"\ud800": 1}, None)):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(RefusedJson) as caught:
             check_json(body)
-        assert caught.value.param == param
+        assert to_api_error(caught.value).param == param
 
 
 TEXTS = st.text(st.sampled_from(',[{"\\\n:é\0 a'), max_size=8)
@@ -332,3 +338,48 @@ def test_the_arguments_of_all_calls_count_together() -> None:
     with pytest.raises(ApiError, match="200000 commas and brackets") as caught:
         read(MAX_JSON_VALUES // 5)
     assert caught.value.status == 413
+
+
+async def test_a_body_is_parsed_once_and_a_large_one_in_a_thread(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    def parse(text: bytes) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return json_text.parse_json(text)
+
+    monkeypatch.setattr(context, "parse_json", parse)
+    monkeypatch.setattr(Request, "json", None)  # Starlette's own, which parses on the event loop
+    long = "x" * context.MAX_BYTES_ON_LOOP
+    extract = {"schema": {"type": "object"}, "instructions": long, "text": "a"}
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/chat/completions", CHAT | {"user": long})):
+        assert (await server.post(path, body))[0] == 200
+    assert threads == [True, False]
+    await server.post("/v1/extract", extract)
+    assert threads == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (ChatRequest, {"messages": [{}], "logit_bias": {str(i): "x" for i in range(99)}}),
+        (ChatRequest, {"messages": [{}], "stop_token_ids": ["a"] * 99}),
+        (ChatRequest, {"messages": [1] * 99}),
+        (ResponsesRequest, {"input": "x", "metadata": {str(i): None for i in range(99)}}),
+        (ResponsesRequest, {"input": "x", "include": [None] * 99}),
+        (MessagesRequest, {"model": "m", "messages": [{}], "max_tokens": 1, "stop_sequences": [1] * 99}),
+        (DetokenizeRequest, {"tokens": ["a"] * 99}),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_validation_ends_at_the_first_of_many_wrong_values(model: type[Fields], fields: dict[str, Any]) -> None:
+    """All of 190,000 errors took a second of the event loop."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(fields)
+    assert caught.value.error_count() == 1
+
+
+async def test_very_many_unknown_fields_are_refused(server: Server) -> None:
+    status, reply = await server.chat(stream=True, stream_options={f"a{i}": 1 for i in range(9000)})
+    assert (status, reply["error"]["param"]) == (400, "stream_options")

@@ -7,8 +7,8 @@ import pytest
 
 from app.api.call import Call
 from app.api.completions import describe_positions
+from app.api.gate import RequestInfo
 from app.api.protocol import CompletionRequest
-from app.api.request_info import RequestInfo
 from app.api.text_offsets import TextOffsets, find_prompt_offsets
 from engine import Logprob, SamplingParams, Tokenizer, TokenLogprobs
 from tests.app.api.harness import Server, Start, events
