@@ -18,7 +18,7 @@ Place = tuple[str | int, ...]
 MAX_JSON_VALUES = 200_000
 TOO_MANY_VALUES = f"has more than {MAX_JSON_VALUES} commas and brackets outside strings"
 PIECE_BYTES = 2**18
-MAX_DEPTH = 500  # what is done with a value later takes more of Python's stack than its parsing
+MAX_DEPTH = 850  # what is done with a value later takes more of Python's stack than its parsing
 VALUE_SIGNS = b",[{"
 _OTHERS = bytes(set(range(256)) - set(VALUE_SIGNS + b'"'))
 

@@ -33,8 +33,8 @@ SWITCHES = ("enable_thinking", "thinking")
 FINAL = "<|channel|>final<|message|>"
 ASSISTANT = "<|start|>assistant"
 CHANNEL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>(\w+)[^<]*(?:<\|constrain\|>\w+)?<\|message\|>")
-HEADS = ("<|start|>", "<|channel|>")  # what a message begins with
-MAX_HEAD_CHARS = 200
+HEADERS = ("<|start|>", "<|channel|>")  # what a message begins with
+MAX_HEADER_CHARS = 200
 END_OF_MESSAGE = re.compile(r"<\|(?:end|return|call)\|>")
 
 
@@ -75,8 +75,8 @@ def supports_reasoning(render: Callable[..., str]) -> bool:
     # reasoning is written between the marks, or old reasoning is omitted
     if OPEN in _try(render, [user, answer | {"reasoning_content": PROBE}], add_generation_prompt=False):
         return True
-    thought = answer | {"content": f"{OPEN}{PROBE}{CLOSE}y"}
-    rendered = _try(render, [user, thought, user])
+    reasoning = answer | {"content": f"{OPEN}{PROBE}{CLOSE}y"}
+    rendered = _try(render, [user, reasoning, user])
     return bool(rendered) and PROBE not in rendered
 
 
@@ -91,8 +91,8 @@ def find_thinking(
         options: the template's options, such as `add_generation_prompt`.
     """
     if options.get("continue_final_message"):
-        _, mark, thought = str(messages[-1]["content"]).rpartition(OPEN)
-        return Thinking(True) if knows and mark and CLOSE not in thought else None
+        _, mark, reasoning = str(messages[-1]["content"]).rpartition(OPEN)
+        return Thinking(True) if knows and mark and CLOSE not in reasoning else None
     tail = tail.rstrip()
     if not options.get("add_generation_prompt") or tail.endswith(CLOSE):
         return None
@@ -143,7 +143,7 @@ class Part(Enum):
     START = 0  # not known yet
     REASONING = 1
     BREAK = 2  # line breaks after the reasoning
-    WORDS = 3
+    CONTENT = 3
 
 
 class ReasoningSplitter:
@@ -175,14 +175,14 @@ class ReasoningSplitter:
         self._held += text
         if self._part is Part.START:
             self._start()
-        thought = self._take_reasoning() if self._part is Part.REASONING else ""
+        reasoning = self._take_reasoning() if self._part is Part.REASONING else ""
         if self._part is Part.BREAK:
             self._held = self._held if self._thinking.keeps_breaks else self._held.lstrip("\n")
-            self._part = Part.WORDS if self._held else Part.BREAK
-        words = ""
-        if self._part is Part.WORDS:
-            words, self._held = self._held, ""
-        return thought, words
+            self._part = Part.CONTENT if self._held else Part.BREAK
+        content = ""
+        if self._part is Part.CONTENT:
+            content, self._held = self._held, ""
+        return reasoning, content
 
     def close(self) -> tuple[str, str]:
         """Return the withheld text."""
@@ -197,33 +197,33 @@ class ReasoningSplitter:
             # even if the prompt has opened it: some models write the mark again
             self._part, self._held = Part.REASONING, begun.removeprefix(OPEN)
         elif not OPEN.startswith(begun):
-            self._part = Part.REASONING if self._thinking.is_open else Part.WORDS
+            self._part = Part.REASONING if self._thinking.is_open else Part.CONTENT
 
     def _take_reasoning(self) -> str:
         found = self._held.find(CLOSE)
         if found >= 0:
-            thought = self._trim(self._hold_breaks(self._held[:found]))
+            reasoning = self._trim(self._hold_breaks(self._held[:found]))
             self._held = self._held[found + len(CLOSE) :]
             self._part, self.is_closed = Part.BREAK, True
-            return thought
+            return reasoning
         at = len(self._held) - overlap(self._held[-len(CLOSE) :], CLOSE)
         certain, self._held = self._held[:at], self._held[at:]
         return self._trim(self._hold_breaks(certain))
 
     def _hold_breaks(self, text: str) -> str:
         """Return the text with the line breaks held before it, and without its last ones, which are held now."""
-        words = text.rstrip("\n")
-        if not words:
+        certain = text.rstrip("\n")
+        if not certain:
             self._num_breaks += len(text)
             return ""
-        breaks, self._num_breaks = "\n" * self._num_breaks, len(text) - len(words)
-        return breaks + words
+        breaks, self._num_breaks = "\n" * self._num_breaks, len(text) - len(certain)
+        return breaks + certain
 
-    def _trim(self, thought: str) -> str:
+    def _trim(self, reasoning: str) -> str:
         if not self._is_begun:
-            thought = thought.lstrip("\n")
-            self._is_begun = bool(thought)
-        return thought
+            reasoning = reasoning.lstrip("\n")
+            self._is_begun = bool(reasoning)
+        return reasoning
 
 
 class ChannelSplitter:
@@ -237,7 +237,7 @@ class ChannelSplitter:
     def __init__(self) -> None:
         self.has_reasoning = self.is_closed = False
         self._held = ""
-        self._is_head = True  # the beginning of a message is being read
+        self._is_header = True  # the beginning of a message is being read
         self._is_reasoning = False
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -245,7 +245,7 @@ class ChannelSplitter:
         self._held += text
         found: tuple[list[str], list[str]] = ([], [])
         while self._held:
-            if self._is_head and not self._take_head(found):
+            if self._is_header and not self._take_header(found):
                 break
             end = END_OF_MESSAGE.search(self._held)
             if end is None:
@@ -255,26 +255,26 @@ class ChannelSplitter:
                 self._held = self._held[at:]
                 break
             found[not self._is_reasoning].append(self._held[: end.start()])
-            self._held, self._is_head = self._held[end.end() :], True
+            self._held, self._is_header = self._held[end.end() :], True
         return "".join(found[0]), "".join(found[1])
 
     def close(self) -> tuple[str, str]:
         """Return the withheld text; the beginning of a message is not content."""
         held, self._held = self._held, ""
-        if self._is_head and held.startswith(HEADS):
+        if self._is_header and held.startswith(HEADERS):
             return "", ""
         return (held, "") if self._is_reasoning else ("", held)
 
-    def _take_head(self, found: tuple[list[str], list[str]]) -> bool:
+    def _take_header(self, found: tuple[list[str], list[str]]) -> bool:
         """Read the beginning of a message, unless more text is needed."""
-        head = CHANNEL.match(self._held)
-        is_begun = self._held.startswith(HEADS) or any(mark.startswith(self._held) for mark in HEADS)
-        if head is None and is_begun and len(self._held) < MAX_HEAD_CHARS:
+        header = CHANNEL.match(self._held)
+        is_begun = self._held.startswith(HEADERS) or any(mark.startswith(self._held) for mark in HEADERS)
+        if header is None and is_begun and len(self._held) < MAX_HEADER_CHARS:
             return False
-        self._is_head = False
-        self._is_reasoning = head is not None and head[1] == "analysis"
-        if head is not None:
-            self._held = self._held[head.end() :]
+        self._is_header = False
+        self._is_reasoning = header is not None and header[1] == "analysis"
+        if header is not None:
+            self._held = self._held[header.end() :]
         if self._is_reasoning and self.has_reasoning:
             found[0].append("\n\n")
         self.has_reasoning |= self._is_reasoning
@@ -285,13 +285,6 @@ class ChannelSplitter:
 def make_splitter(thinking: Thinking) -> ReasoningSplitter | ChannelSplitter:
     """Return the splitter of one output."""
     return ChannelSplitter() if thinking.has_channels else ReasoningSplitter(thinking)
-
-
-def split_reasoning(thinking: Thinking, text: str) -> tuple[ReasoningSplitter | ChannelSplitter, str]:
-    """Split a complete output: the part it ended in, and its content."""
-    splitter = make_splitter(thinking)
-    _, words = splitter.feed(text)
-    return splitter, words + splitter.close()[1]
 
 
 def overlap(text: str, mark: str) -> int:

@@ -72,11 +72,11 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def begin(self, output: RequestOutput | None) -> None:
-        """Tell the events before the first token; the output has it, if it is there already."""
+        """Add the events before the first token; the output has it, if it is there already."""
 
     @abstractmethod
     def ping(self) -> None:
-        """Tell an event that says nothing new."""
+        """Add an event that says nothing new."""
 
     @abstractmethod
     def end(self, choice: Choice) -> Json:
@@ -92,11 +92,11 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def add_open(self, block: Json) -> None:
-        """Tell the events of a new block."""
+        """Add the events of a new block."""
 
     @abstractmethod
     def add_growth(self, kind: str, text: str) -> None:
-        """Tell more text of the open block."""
+        """Add more text of the open block."""
 
     @abstractmethod
     def add_end(self, block: Json, text: str, status: str) -> None:

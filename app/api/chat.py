@@ -47,6 +47,7 @@ Json = dict[str, Any]
 router = APIRouter(route_class=JsonRoute)
 # kind of a call -> the field of its text
 CALL_TEXTS = {"function": "arguments", "custom": "input"}
+UNSET = ("annotations", "audio", "function_call", "reasoning", "reasoning_content")  # null in a message, as in vLLM
 
 
 @router.post("/v1/chat/completions", responses=STREAMED)
@@ -110,7 +111,7 @@ class ReplyWriter(ABC):
             "choices": [self.write_choice(choice) for choice in choices],
             "usage": self.call.count(choices),
             **self.write_more(choices[0].output),
-            "kv_transfer_params": None,
+            **dict.fromkeys(("service_tier", "kv_transfer_params")),
             **self.call.describe_extras(choices),
         }
 
@@ -231,7 +232,7 @@ class ChatWriter(ReplyWriter):
             message["content"] = self.call.echo + (message["content"] or "")
         return {
             "index": choice.index,
-            "message": {"reasoning": None, "reasoning_content": None} | message,
+            "message": dict.fromkeys(UNSET) | message,
             "logprobs": self.call.describe_logprobs(choice.logprobs),
             "finish_reason": self.write_reason(choice),
             "stop_reason": choice.stop_reason,

@@ -122,10 +122,10 @@ def read_message(where: Path, message: Mapping[str, Any], counter: ValueCounter)
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
             raise refuse(place, f" must be a list of at most {MAX_TOOL_CALLS}, of an assistant")
         read["tool_calls"] = [_read_call((*place, i), call, counter) for i, call in enumerate(calls)]
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    if role == "assistant" and thought is not None:
-        # templates that know thoughts decide by themselves which of them are still worth reading
-        read["reasoning_content"] = read_text((*where, "reasoning_content"), thought)
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if role == "assistant" and reasoning is not None:
+        # chat templates leave out reasoning that is no longer worth reading
+        read["reasoning_content"] = read_text((*where, "reasoning_content"), reasoning)
     if role == "tool":
         read["tool_call_id"] = read_text((*where, "tool_call_id"), message.get("tool_call_id"))
     return read

@@ -63,9 +63,10 @@ def chat_sampling(
         raise refuse(("top_logprobs",), " needs logprobs=true")
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
         raise refuse(("top_logprobs",), f"={body.top_logprobs} must be an integer from 0 to {MAX_LOGPROBS}"[:180])
-    # two names of one limit, of which the lower holds
+    # two names of one limit: the lower holds, after one that is out of range, which is refused below
     limits = [(getattr(body, name), name) for name in ("max_tokens", "max_completion_tokens")]
-    limit, name = min((each for each in limits if each[0] is not None), default=(None, "max_tokens"))
+    given = [each for each in limits if each[0] is not None]
+    limit, name = min(given, key=lambda each: each[0] if each[0] < 2**31 else 0, default=(None, "max_tokens"))
     name = names.get(name, name)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     try:

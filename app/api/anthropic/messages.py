@@ -77,13 +77,13 @@ def _read_user(where: Path, blocks: list[Any]) -> list[Json]:
 def _read_assistant(where: Path, blocks: list[Any]) -> Json:
     parts: list[Json] = []
     calls: list[Json] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     for i, block in enumerate(blocks):
         match _kind_of(block):
             case "tool_use":
                 calls.append(_read_call((*where, i), block))
             case "thinking":
-                thoughts.append(read_text((*where, i, "thinking"), block.get("thinking")))
+                reasoning.append(read_text((*where, i, "thinking"), block.get("thinking")))
             case "redacted_thinking":
                 pass  # only Anthropic's own models can read it
             case _:
@@ -91,8 +91,8 @@ def _read_assistant(where: Path, blocks: list[Any]) -> Json:
     if len(calls) > MAX_TOOL_CALLS:
         raise refuse(where, f" has {len(calls)} tool_use blocks; at most {MAX_TOOL_CALLS} are allowed")
     message: Json = {"role": "assistant", "content": parts}
-    if thoughts:
-        message["reasoning_content"] = "\n\n".join(thoughts)
+    if reasoning:
+        message["reasoning_content"] = "\n\n".join(reasoning)
     return message | {"tool_calls": calls} if calls else message
 
 

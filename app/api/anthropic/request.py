@@ -155,7 +155,7 @@ def _read_effort(config: Json | None) -> str | None:
 
 
 def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
-    """The chat fields about thoughts: the template's switch, and whether the reply shows them.
+    """The chat fields about reasoning: the template's switch, and whether the reply shows them.
 
     Args:
         fields: the chat fields that the request names itself; its chat_template_kwargs come first.

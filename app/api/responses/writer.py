@@ -51,7 +51,7 @@ class ResponseWriter(BlockWriter):
         self._keep = keep
         self._sequence_number = 0
         self._logprobs: list[Json] = []
-        self._num_told = 0  # log probabilities that events have had
+        self._num_sent = 0  # log probabilities that events have had
 
     def begin(self, output: RequestOutput | None) -> None:
         self.add_event("response.created", response=self._describe("in_progress", [], None))
@@ -99,8 +99,8 @@ class ResponseWriter(BlockWriter):
             return
         more: Json = {}
         if kind == "message":
-            more = {"logprobs": self._logprobs[self._num_told :]}
-            self._num_told = len(self._logprobs)
+            more = {"logprobs": self._logprobs[self._num_sent :]}
+            self._num_sent = len(self._logprobs)
         self._add_events([events.grow_item(len(self.blocks) - 1, self.blocks[-1], text, **more)])
 
     def add_end(self, block: Json, text: str, status: str) -> None:

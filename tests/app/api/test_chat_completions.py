@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from app.api import sse
+from app.api.chat import UNSET
 from engine import (
     ConfigError,
     EngineConfig,
@@ -35,7 +36,7 @@ async def test_a_reply_has_the_openai_shape(server: Server) -> None:
     assert reply["id"].startswith("chatcmpl-")
     choice = reply["choices"][0]
     said = {"role": "assistant", "content": "You said <user>hello", "refusal": None}
-    assert choice["message"] == said | {"reasoning": None, "reasoning_content": None}
+    assert choice["message"] == said | dict.fromkeys(UNSET) and reply["service_tier"] is None
     # clients of vLLM read these as attributes
     assert choice["token_ids"] is choice["logprobs"] is None
     assert reply["prompt_logprobs"] is reply["prompt_token_ids"] is reply["kv_transfer_params"] is None

@@ -98,7 +98,7 @@ async def send_form(server: Server, *files: tuple[str, str, bytes], **parts: str
         ({"options": '{"verbatim": true, "verbatim": false}'}, 400, "options: duplicate key 'verbatim'"),
         ({"examples": '[{"text": "a", "record": NaN}]'}, 400, "examples[0].record=nan must be a finite number"),
         ({"examples": '[{"text": "\\ud800", "record": 1}]'}, 400, "examples[0].text contains an unpaired surrogate"),
-        ({"rows": "[" * 100_000}, 400, "rows is not JSON"),
+        ({"rows": "[" * 100_000}, 400, "rows is nested too deeply"),
         ({"rows": "[" + "{}," * 200_000 + "{}]"}, 413, "rows has more than 200000 commas and brackets"),
         ({"schema": '{"type": "object", "type": "string"}'}, 400, "schema: duplicate key 'type'"),
     ],

@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 
+from app.api.chat import UNSET
 from app.reasoning import Thinking, find_thinking, make_splitter
 from grammar import Reasoning
 from tests.app.api.harness import CHAT, Server, Start
@@ -24,7 +25,7 @@ THOUGHT = "Let me see.\n\nOne or two?"
 RECORD = '{"a": 2}'
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL_MESSAGE = "<|start|>assistant<|channel|>final<|message|>"
-NO_THOUGHTS = {"reasoning": None, "reasoning_content": None}
+NO_THOUGHTS = dict.fromkeys(UNSET)
 
 
 @dataclass
