@@ -16,10 +16,9 @@ from app.api.gate import RequestInfo
 from app.api.protocol import CompletionRequest
 from app.api.sampling import Names, completion_sampling, read_constraint, read_prompts
 from app.api.sse import STREAMED, EventStream, unless_gone
-from app.api.text_offsets import TextOffsets, find_prompt_offsets
 from app.api.tokens import encode, require_tokenizer
 from app.api.tools.styled_calls import Piece
-from engine import Logprob, RequestOutput, TokenLogprobs
+from engine import Logprob, RequestOutput, Tokenizer, TokenLogprobs
 
 Json = dict[str, Any]
 
@@ -159,7 +158,7 @@ def describe_positions(
     """Return log probabilities in the older format: four lists. The first token of a prompt has no probability.
 
     Args:
-        offsets: where each token begins in the choice's text (`text_offsets.py`).
+        offsets: where each token begins in the choice's text.
     """
     places = zip(positions, ids, offsets, strict=False)
     known = [(_first(call, token_id) if p is None else p.token, offset) for p, token_id, offset in places]
@@ -194,3 +193,50 @@ def _first(call: Call, token_id: int) -> Logprob:
     if isinstance(piece, str):
         return Logprob(token_id, 0.0, 0, piece)
     return Logprob(token_id, 0.0, 0, piece.decode(errors="replace"), part=piece)
+
+
+class TextOffsets:
+    """Counts the offsets of the tokens of one output, which may come in pieces, in the text that clients see.
+
+    The bytes of one character share its offset. A token that shows nothing, such as a special token, has the offset of
+    the next one. A stop string that the text leaves out is counted, so that streams and whole replies agree.
+
+    Args:
+        tokenizer: None puts every token at the start.
+        start: how much text stands before the output.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt_token_ids: Sequence[int],
+        skip_special_tokens: bool,
+        start: int = 0,
+    ) -> None:
+        self._text = None if tokenizer is None else tokenizer.make_text(prompt_token_ids, skip_special_tokens)
+        self._place = start
+
+    def take(self, token_ids: Iterable[int]) -> list[int]:
+        """Return the places of the next tokens."""
+        places = []
+        for token_id in token_ids:
+            places.append(self._place)
+            if self._text is not None:
+                self._place += len(self._text.feed_token(token_id))
+        return places
+
+
+def find_prompt_offsets(tokenizer: Tokenizer | None, echo: str, token_ids: Iterable[int]) -> list[int]:
+    """Return the places of a prompt's tokens in the prompt as it is repeated."""
+    if tokenizer is None:
+        return [0 for _ in token_ids]
+    text, place, places = tokenizer.make_text(), 0, []
+    for token_id in token_ids:
+        places.append(min(place, len(echo)))
+        shown = text.feed_token(token_id)
+        piece = tokenizer.token_piece(token_id)
+        # a special token shows only where the client has written it out
+        if not shown and isinstance(piece, str) and echo.startswith(piece, place):
+            shown = piece
+        place += len(shown)
+    return places

@@ -16,7 +16,8 @@ from pydantic import Field
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
 from app.api.fields import VECTOR
-from app.api.protocol import Fields, Integer, read_all_whole
+from app.api.protocol import Fields, Integer
+from app.api.sampling import read_prompts
 from app.api.sse import unless_gone
 from engine import Embedding, Score
 
@@ -86,7 +87,7 @@ async def embed(body: EmbeddingRequest, request: Request, context: Context) -> J
     model = context.check_model(body.model)
     context.require_ready()
     options = body.read_options(context, model)
-    work = context.embedder.embed(read_inputs(body.input), body.dimensions, **options)
+    work = context.embedder.embed(read_prompts(body.input, "input", MAX_INPUTS), body.dimensions, **options)
     found = await finish(work, request, model)
     is_text = body.encoding_format == "base64"
     data = [
@@ -167,33 +168,6 @@ async def finish(work: Coroutine[Any, Any, list[Pooled]], request: Request, mode
     for each in found:
         info.count(each.num_tokens, 0, 0)
     return found
-
-
-def read_inputs(given: Any) -> list[str | list[int]]:
-    """Return the texts or lists of token ids of an `input`, which may be one or several.
-
-    Raises:
-        ApiError: it is something else, or it has too many entries.
-    """
-    given = read_all_whole(given)
-    if isinstance(given, list):
-        given = [*map(read_all_whole, given)]
-    one = isinstance(given, str) or (isinstance(given, list) and bool(given) and all(map(is_id, given)))
-    listed = [given] if one else given
-    is_right = isinstance(listed, list) and 1 <= len(listed) <= MAX_INPUTS
-    if not is_right or not all(
-        isinstance(each, str) or (isinstance(each, list) and all(map(is_id, each))) for each in listed
-    ):
-        message = f"input must be a string, a list of token ids, or a list of 1 to {MAX_INPUTS} of these"
-        raise BadRequest(message, "input")
-    empty = [index for index, each in enumerate(listed) if not each]
-    if empty:
-        raise BadRequest(f"input[{empty[0]}] is empty", "input")
-    return listed
-
-
-def is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def count(counts: Iterable[int]) -> dict[str, int]:

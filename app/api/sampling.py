@@ -17,6 +17,7 @@ from app.api.protocol import (
     StructuredOutputs,
     read_all_whole,
 )
+from app.api.wording import Path
 from engine import InvalidRequest, SamplingParams
 from grammar import GrammarError, GrammarSpec, read_spec
 
@@ -146,29 +147,24 @@ def read_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
     return {int(token): value for token, value in (bias or {}).items()}
 
 
-def read_prompts(value: Any) -> list[str | list[int]]:
-    """The prompts of a text completion: a text, token ids, or a list of either.
+def read_prompts(given: Any, name: str = "prompt", max_count: int = MAX_PROMPTS) -> list[str | list[int]]:
+    """Return the texts or lists of token ids of a field, which may be one or several.
 
     Raises:
-        ApiError: 400 for anything else, an empty prompt, or too many.
+        ApiError: 400 for anything else, an empty one, or too many.
     """
-    value = read_all_whole(value)
-    if isinstance(value, list):
-        value = [*map(read_all_whole, value)]
-    if isinstance(value, str) or _is_ids(value):
-        prompts = [value]
-    elif isinstance(value, list) and value and all(isinstance(item, str) or _is_ids(item) for item in value):
-        prompts = value
-    else:
-        message = "prompt must be a text, a list of token ids, or a list of either, none of them empty"
-        raise BadRequest(message, "prompt")
-    if len(prompts) > MAX_PROMPTS:
-        raise BadRequest(
-            f"prompt has {len(prompts)} entries; at most {MAX_PROMPTS} are allowed", "prompt", None
-        )
-    if not all(prompts):
-        raise BadRequest("prompt must not be empty", "prompt")
-    return prompts
+    given = read_all_whole(given)
+    if isinstance(given, list):
+        given = [*map(read_all_whole, given)]
+    listed = [given] if isinstance(given, str) or _is_ids(given) else given
+    if not isinstance(listed, list) or not all(isinstance(each, str) or each == [] or _is_ids(each) for each in listed):
+        raise refuse((name,), f" must be a text, a list of token ids, or a list of 1 to {max_count} of these")
+    if not 1 <= len(listed) <= max_count:
+        raise refuse((name,), f" has {len(listed)} entries; 1 to {max_count} are allowed")
+    if not all(listed):
+        where: Path = (name,) if listed == [given] else (name, next(i for i, each in enumerate(listed) if not each))
+        raise refuse(where, " is empty")
+    return listed
 
 
 def _is_ids(value: object) -> bool:

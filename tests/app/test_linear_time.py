@@ -13,9 +13,9 @@ import pytest
 
 from app import json_text
 from app.api.body_decoder import BodyDecoder
+from app.api.completions import TextOffsets
 from app.api.errors import ApiError, scrub
 from app.api.messages import read_messages
-from app.api.text_offsets import TextOffsets
 from app.api.tools.styled_calls import StyledCalls
 from app.extraction.candidates import bind_amounts
 from app.extraction.chunks import cut

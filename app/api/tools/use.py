@@ -25,8 +25,7 @@ from app.api.errors import ApiError, BadRequest, refuse, to_api_error
 from app.api.fields import check_unknown, warn
 from app.api.protocol import ChatFields, ChatRequest, read_text
 from app.api.sampling import Constraint
-from app.api.tools.custom import to_function
-from app.api.tools.custom_calls import CustomCalls
+from app.api.tools.custom import CustomCalls, to_function
 from app.api.tools.styled_calls import Piece, StyledCalls
 from app.api.wording import Path
 from app.template_facts import TemplateFacts

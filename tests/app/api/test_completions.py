@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from app.api.call import Call
-from app.api.completions import describe_positions
+from app.api.completions import TextOffsets, describe_positions, find_prompt_offsets
 from app.api.gate import RequestInfo
 from app.api.protocol import CompletionRequest
-from app.api.text_offsets import TextOffsets, find_prompt_offsets
 from engine import Logprob, SamplingParams, Tokenizer, TokenLogprobs
 from tests.app.api.harness import Server, Start, events
 from tests.engine.tokenizer_folders import make_byte_level_folder
