@@ -24,12 +24,13 @@ from kernels.step_buffers import StepBuffers
 
 # int6 is for the matrices of an int4 model whose rounding harms most; int4 where a device has no 6 bits.
 Quantization = Literal["int8", "int6", "int4", "fp8"]
-# Keys and values, each [num_blocks, block_size, KV, D]. In int8 the last dimension is D + INT8_SCALE_BYTES, block_size
-# is a multiple of INT8_SLOTS, and the bytes of a block are in the order of `cpu/src/kv_int8.h`.
+# Keys and values, each [num_blocks, block_size, KV, D]. In int8 the last dimension is D + INT8_SCALE_BYTES, and
+# block_size is a multiple of PIECE_SLOTS. With `Ops.has_pieces` the numbers of a block are in the order of
+# `cpu/src/kv_pieces.h`.
 KVCache = tuple[Tensor, Tensor]
 INT8_SCALE_BYTES = 4
-INT8_SLOTS = 16
-MAX_INT8_HEAD_DIM = 1024
+PIECE_SLOTS = 16
+MAX_INT8_HEAD_DIM = 1024  # and of the other caches of the native ops
 # Inputs of a convolution [slots, K - 1, C] and states of a recurrence [slots, H, key, value] by slot, float32.
 StateCache = tuple[Tensor, Tensor]
 # Result of `pack_linear`: a tensor, or a small dataclass of the same implementation.
@@ -341,6 +342,7 @@ class Ops:
     estimate_scratch: Callable[[StepShape], int] | None = None
     # Dtypes in which keys and values may be stored, beside that of the model.
     cache_dtypes: tuple[torch.dtype, ...] = ()
+    has_pieces: bool = False  # how keys and values lie, see `KVCache`
     # Whether a step whose rows all have the same few tokens may be recorded once, and replayed when the contents of its
     # tensors have changed.
     is_graph_safe: bool = False

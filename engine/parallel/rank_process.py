@@ -90,7 +90,9 @@ class Follower:
                     self._allocate(command)
                 case SlotMap() as slots:
                     self._slots = map_slots(slots)
-                    self._copier = SlotCopier(self._kv_caches, self._model.list_head_parts())
+                    self._copier = SlotCopier(
+                        self._kv_caches, self._model.list_head_parts(), has_pieces=self._model.ops.has_pieces
+                    )
                 case MoveBlocks(moves=moves):
                     self._copier.copy(self._slots, moves, self._comm, is_async=False)
                 case Free(level=level):

@@ -1,6 +1,6 @@
 """SlotCopier: copies blocks between the KV cache of one rank and slots that hold all KV heads.
 
-slot:  ... | layer 3, keys: [token, head, element] | layer 3, values | layer 4, keys ...
+slot:  ... | layer 3, keys: [piece, head, elements] | layer 3, values | layer 4, keys ...
                            └─ each rank copies its own heads
 
 A state of all layers, one after another, is cut into parts of the size of a block; a part fills a slot.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.messages import BlockMove
 from engine.parallel.comm import Comm
+from kernels.cpu.pieces import count_piece_slots
 
 HeadPart = tuple[int, int]  # first KV head of a rank, number of KV heads over all ranks
 SLOT_HEADER_BYTES = 64
@@ -28,6 +29,7 @@ class SlotCopier:
         caches: [block, token, head, element], keys and values of each layer; layers that share memory are copied once.
         parts: for each layer, which heads its cache holds.
         states: [snapshot, ...] of each layer with a state.
+        has_pieces: see `kernels.ops.KVCache`; else a piece is a token.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class SlotCopier:
         caches: Sequence[tuple[Tensor, Tensor]],
         parts: Sequence[HeadPart],
         states: Sequence[Tensor] = (),
+        has_pieces: bool = False,
     ) -> None:
         self._parts = parts
+        self._has_pieces = has_pieces
         self.attach(caches, states)
         self.part_bytes = [
             memory[0].nbytes // memory.shape[2] * total for memory, (_, total) in self._memories
@@ -78,9 +82,10 @@ class SlotCopier:
         start = SLOT_HEADER_BYTES
         for (memory, (first, total)), num_bytes in zip(self._memories, self.part_bytes, strict=True):
             block = memory[move.block_id]
-            size, num_heads, width = block.shape
-            block = block.view(torch.uint8)
-            whole = slot[start : start + num_bytes].view(size, total, width * memory.dtype.itemsize)
+            size, num_heads, _ = block.shape
+            num_pieces = size // count_piece_slots(size) if self._has_pieces else size
+            block = block.view(torch.uint8).view(num_pieces, num_heads, -1)
+            whole = slot[start : start + num_bytes].view(num_pieces, total, -1)
             part = whole[:, first : first + num_heads]
             start += num_bytes
             if move.is_load:

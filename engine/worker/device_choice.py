@@ -21,7 +21,7 @@ from engine.model.weight_memory import count_parameters
 from engine.resolved_config import WorkerConfig
 from kernels.cpu import NativeBuild
 from kernels.cpu.build import read_cpu_flags
-from kernels.ops import INT8_SLOTS
+from kernels.ops import PIECE_SLOTS
 from kernels.triton_support import MIN_CAPABILITY, find_triton_gap
 
 logger = logging.getLogger("troupe.worker")
@@ -201,9 +201,9 @@ def _check_cache_dtype(config: EngineConfig, facts: DeviceFacts) -> None:
         raise ConfigError("kv_cache_dtype='fp8' needs a CUDA device, this engine runs on the CPU; use int8")
     if config.kv_cache_dtype == "int8" and facts.kind == "cuda":
         raise ConfigError("kv_cache_dtype='int8' is for the CPU, this engine runs on CUDA; use fp8")
-    if config.kv_cache_dtype == "int8" and config.block_size % INT8_SLOTS:
+    if config.kv_cache_dtype == "int8" and config.block_size % PIECE_SLOTS:
         raise ConfigError(
-            f"block_size={config.block_size} must be a multiple of {INT8_SLOTS} with kv_cache_dtype='int8'"
+            f"block_size={config.block_size} must be a multiple of {PIECE_SLOTS} with kv_cache_dtype='int8'"
         )
 
 

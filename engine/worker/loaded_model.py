@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -28,6 +29,7 @@ from engine.worker.kv_cache import DTYPES
 from engine.worker.native_swap import NativeSwap
 from engine.worker.ops_choice import start_ops
 from engine.worker.weight_moves import list_tensors, move_tensors
+from kernels.ops import KVCache
 
 
 class LoadedModel:
@@ -75,12 +77,12 @@ class LoadedModel:
         """Whether another rank was lost, so that the model must be loaded again."""
         return self.ranks is not None and self.ranks.is_broken
 
-    def move_next(self) -> bool:
-        """Move one more matrix to the native ops. Returns False if none is left."""
+    def move_next(self, kv_caches: Sequence[KVCache], draft_caches: Sequence[KVCache]) -> bool:
+        """Move one more matrix, or the caches, to the native ops. Returns False if nothing is left."""
         if self.native is not None and self.native.has_move:
-            self.native.move_next(self.model)
+            self.native.move_next(self.model, kv_caches)
         elif self._draft_native is not None and self._draft_native.has_move and self.drafter is not None:
-            self._draft_native.move_next(self.drafter)
+            self._draft_native.move_next(self.drafter, draft_caches)
         else:
             return False
         return True
@@ -116,8 +118,12 @@ class LoadedModel:
         has_ranks = self._config.num_ranks > 1
         self._dtype = DTYPES[config.dtype]
         self._num_threads = config.num_threads if has_ranks else self._config.num_threads
-        waits = has_ranks or any(self._model_config.layer_states)  # torch computes states in chunks
-        ops, self.native = start_ops(config, self._dtype, self._num_threads, has_codes, waits)
+        # Torch computes states in chunks. Blocks outside the cache, and those of layers that share memory although
+        # their heads differ, stay in the layout in which they were written.
+        specs = [spec for spec in self._model_config.layer_specs if spec.state is None]
+        self._waits = has_ranks or any(self._model_config.layer_states) or self._config.host_bytes > 0
+        self._waits |= len({(spec.num_kv_heads, spec.head_size) for spec in specs}) > 1
+        ops, self.native = start_ops(config, self._dtype, self._num_threads, has_codes, self._waits)
         sharding, build = self._choose_decoder()
         self.model = load_model(
             self._config.model,
@@ -177,7 +183,7 @@ class LoadedModel:
         if speculative is None or speculative.device_method is None:
             return None, None
         # Ops of its own: native ops keep what they computed for one model.
-        ops, native = start_ops(self._worker_config, self._dtype, self._num_threads)
+        ops, native = start_ops(self._worker_config, self._dtype, self._num_threads, waits=self._waits)
         drafter = load_drafter(speculative, self.model, ops, self._device)
         if drafter is not None:
             self.model.aux_layers = drafter.aux_layers

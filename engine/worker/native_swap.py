@@ -7,7 +7,7 @@ start ─▶ library in the cache ─▶ its ops, before the weights are packed
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -17,8 +17,9 @@ from engine.model.weight_memory import estimate_head_copy
 from kernels import Ops
 from kernels.cpu import NativeBuild, count_native_threads, make_native_ops
 from kernels.cpu.layers import can_run
+from kernels.cpu.pieces import turn_into_pieces
 from kernels.cpu.scratch import estimate_scratch
-from kernels.ops import StepShape
+from kernels.ops import KVCache, StepShape
 
 logger = logging.getLogger("troupe.worker")
 
@@ -78,10 +79,10 @@ class NativeSwap:
         """Whether the build has ended and the model has not been moved yet."""
         return not self._is_over and self._build.is_done
 
-    def move_next(self, model: Repackable) -> None:
+    def move_next(self, model: Repackable, kv_caches: Sequence[KVCache]) -> None:
         """Repack one more matrix of the model; the last call sets `model.ops`. Call it between two steps.
 
-        Repacking does not change values, so steps may run between calls.
+        Repacking does not change values, so steps may run between calls. The last call also reorders the caches.
         """
         try:
             if self._moves is None:
@@ -91,6 +92,10 @@ class NativeSwap:
                 next(self._moves)
         except StopIteration:
             self._is_over = True
+            if model.ops.has_pieces:
+                # Layers of different groups share memory, with the same shape: see `LoadedModel`.
+                for pair in {keys.data_ptr(): (keys, values) for keys, values in kv_caches}.values():
+                    turn_into_pieces(*pair)
             logger.info("native ops: %s; the model runs on %s", self.status, model.ops.name)
         except RuntimeError as error:  # torch has no subclass for missing CPU memory
             self._is_over = True

@@ -271,7 +271,7 @@ class Worker:
         if self._graphs is not None and self._graphs.has_more:
             self._graphs.record_next()
             return True
-        return self.loaded.move_next()
+        return self.loaded.move_next(self.kv_caches, self._draft_caches)
 
     def describe(self) -> dict[str, str | int]:
         if self.sleep_level:
@@ -330,7 +330,7 @@ class Worker:
         cache = replace(resolved.cache, block_size=block_size or resolved.cache.block_size)
         return compute_fingerprint(
             self.model.weights_hash, f"{self.model_config} {has_slices}", config.dtype, config.quantization,
-            str(choose_kv_dtype(config)), cache,
+            f"{choose_kv_dtype(config)} {self.model.ops.has_pieces}", cache,
         )  # fmt: skip
 
     def _run_largest_steps(self, resolved: ResolvedConfig) -> None:
@@ -371,7 +371,7 @@ class Worker:
             self._host_store.attach(caches, states, ranks)
         elif self.resolved.cache.num_host_blocks and self.resolved.fingerprint:
             self._host_store = HostStore(
-                SlotCopier(caches, self._list_head_parts(), states),
+                SlotCopier(caches, self._list_head_parts(), states, self.model.ops.has_pieces),
                 ranks,
                 self.resolved.cache.num_host_blocks,
                 self._compute_fingerprint(self.resolved, UNIT_TOKENS),

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.cpu.lora import NativeLoraStep
 from kernels.cpu.structs import DecoderStruct, LayerStruct, LinearStruct, StepStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address
-from kernels.ops import INT8_SCALE_BYTES, INT8_SLOTS, MAX_INT8_HEAD_DIM, KVCache, LayerWeights
+from kernels.ops import INT8_SCALE_BYTES, MAX_INT8_HEAD_DIM, PIECE_SLOTS, KVCache, LayerWeights
 
 
 class NativeDecoder:
@@ -136,9 +136,10 @@ def check_caches(k_cache: Tensor, v_cache: Tensor, head_dim: int, dtype: torch.d
     is_int8, block_size = k_cache.dtype == torch.int8, k_cache.shape[1]
     unit = 4 if is_int8 else 2
     assert head_dim % unit == 0, f"head_dim={head_dim} must be a multiple of {unit}"
-    if is_int8:
-        assert head_dim <= MAX_INT8_HEAD_DIM, f"head_dim={head_dim} must be at most {MAX_INT8_HEAD_DIM}"
-        assert block_size % INT8_SLOTS == 0, f"block_size={block_size} must be a multiple of {INT8_SLOTS}"
+    assert head_dim <= MAX_INT8_HEAD_DIM, f"head_dim={head_dim} must be at most {MAX_INT8_HEAD_DIM}"
+    assert not is_int8 or block_size % PIECE_SLOTS == 0, (
+        f"block_size={block_size} must be a multiple of {PIECE_SLOTS}"
+    )
     shape = (*k_cache.shape[:3], head_dim + INT8_SCALE_BYTES if is_int8 else head_dim)
     for cache in (k_cache, v_cache):
         is_fit = cache.shape == shape and cache.dtype in (dtype, torch.int8) and cache.dtype == k_cache.dtype

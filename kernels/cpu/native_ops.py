@@ -16,6 +16,7 @@ from kernels.cpu.layers import DecoderCache, check_caches
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.lora import NativeLora, NativeLoraStep, make_segments, pack_lora
 from kernels.cpu.panel_memory import PanelMemory
+from kernels.cpu.pieces import count_piece_slots
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.states import run_conv, scan_states
 from kernels.cpu.stored import put_together, take_apart
@@ -78,6 +79,7 @@ class NativeOps:
             run_layers=self.run_layers,
             estimate_scratch=partial(estimate_scratch, num_threads=self.pool.num_threads),
             cache_dtypes=(torch.int8,),
+            has_pieces=True,
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -171,16 +173,13 @@ class NativeOps:
         struct = RopeStoreStruct(
             *(address(tensor) for tensor in pointers),
             *(num_tokens, num_heads, num_kv_heads, head_dim, eps, _code(heads)),
-            k_cache.dtype == torch.int8,
+            *(k_cache.dtype == torch.int8, count_piece_slots(k_cache.shape[1])),
         )
         self.library.rope_store(self.pool.handle, ctypes.byref(struct))
         return q
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        """As `kernels.torch.elementwise.store_kv`, into int8 too."""
-        if k_cache.dtype != torch.int8:
-            torch_ops.store_kv(k, v, k_cache, v_cache, slot_mapping)
-            return
+        """As `kernels.torch.elementwise.store_kv`."""
         # A rotation by an angle of 0, without queries.
         cos = torch.ones(k.shape[0], 1, k.shape[2])
         heads = torch.cat((k, v), dim=1)

@@ -75,7 +75,7 @@ class RopeStoreStruct(ctypes.Structure):
         ("eps", c_float),
         ("dtype", c_int32),
         ("is_int8", c_int32),
-        ("reserved", c_int32),
+        ("piece_slots", c_int32),
     ]
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.native_ops import NativeOps
+from kernels.cpu.pieces import turn_into_pieces
 from kernels.ops import INT8_SCALE_BYTES
 from kernels.torch.attention_plan import AttentionPlan
 
@@ -72,6 +73,13 @@ def make_batch(
         torch.tensor(seq_lens).int(),
         AttentionPlan(tables, query_lens, seq_lens, block_size),
     )
+
+
+def to_pieces(batch: PagedBatch) -> PagedBatch:
+    """The same batch with its keys and values in the layout of the native ops."""
+    k_cache, v_cache = batch.k_cache.clone(), batch.v_cache.clone()
+    turn_into_pieces(k_cache, v_cache)
+    return replace(batch, k_cache=k_cache, v_cache=v_cache)
 
 
 def to_int8(batch: PagedBatch, ops: NativeOps) -> PagedBatch:

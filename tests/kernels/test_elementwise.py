@@ -6,6 +6,7 @@ import torch
 from kernels import Ops
 from kernels import torch as torch_ops
 from kernels.cpu.native_ops import NativeOps
+from kernels.cpu.pieces import turn_into_pieces
 from tests.kernels import reference
 from tests.kernels.cpu.conftest import ARCHITECTURES, require_library
 
@@ -106,6 +107,8 @@ def test_norm_rope_store(
     caches = [torch.full((9, 16, 2, head_dim), torch.nan, dtype=dtype) for _ in range(4)]
     expected = reference.norm_rope_store(heads, qk_norm, 1e-6, cos, sin, *caches[2:], slots, 4)
     q = ops.norm_rope_store(heads.clone(), qk_norm, 1e-6, cos, sin, caches[0], caches[1], slots, 4)
+    if ops.has_pieces:
+        turn_into_pieces(*caches[2:])
     tolerance = max(4e-6, TOLERANCE[dtype])
     torch.testing.assert_close(q, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(caches[0], caches[2], atol=tolerance, rtol=tolerance, equal_nan=True)

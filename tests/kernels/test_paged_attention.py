@@ -17,7 +17,7 @@ from kernels.torch.attention import paged_attention
 from kernels.torch.attention_plan import AttentionPlan
 from tests.kernels import reference
 from tests.kernels.cpu.conftest import ARCHITECTURES, require_library
-from tests.kernels.paged import PagedBatch, make_batch, spoil_hidden_keys
+from tests.kernels.paged import PagedBatch, make_batch, spoil_hidden_keys, to_pieces
 
 DECODE = [(1, 1), (1, 63), (1, 64), (1, 65), (1, 200)]
 MIXED = [(1, 40), (63, 63), (1, 100), (5, 33), (20, 100), (1, 1), (5, 5), (17, 17), (70, 170)]
@@ -33,7 +33,7 @@ def attend(name: str, batch: PagedBatch, **options: Any) -> Tensor:
     """Attend with torch's ops, or with native ones for an architecture."""
     if name == "torch":
         return paged_attention(*batch.tensors, scale=0.3, **options, plan=batch.plan)
-    return make_native(name).paged_attention(*batch.tensors, scale=0.3, **options)
+    return make_native(name).paged_attention(*to_pieces(batch).tensors, scale=0.3, **options)
 
 
 def assert_equals_reference(batch: PagedBatch, name: str = "torch", **options: Any) -> None:

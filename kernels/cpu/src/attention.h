@@ -25,13 +25,16 @@ struct AttentionShape {
     float scale;
     float soft_cap;  // 0: none
     int32_t dtype;    // of q and the result, and of the caches unless they are int8
-    int32_t is_int8;  // the caches are laid out as in `kv_int8.h`
+    int32_t is_int8;
     const float* sinks;  // [num_heads] or null; scores that take part in the softmax and have no value
     float* log_sums;  // [T, num_heads] or null: written, the logarithm of the sum of a row's exponentials
 };
 
-// q: [T, num_heads, head_dim], `q_stride` elements from token to token; caches: [num_blocks, block_size, num_kv_heads,
-// head_dim], or int8; out: [T, num_heads, head_dim] contiguous. Memory outside a request's context is not read.
+// q: [T, num_heads, head_dim], `q_stride` elements from token to token; the caches are laid out as in
+// `kv_pieces.h`; out: [T, num_heads, head_dim] contiguous. Memory outside a request's context is not read.
+// Slots of a piece of the cache.
+inline int64_t piece_slots(int64_t block_size) { return (block_size & -block_size) < 16 ? block_size & -block_size : 16; }
+
 void run_attention(
     Pool* pool, const Batch& batch, const AttentionShape& shape, const void* q, int64_t q_stride, const void* k_cache,
     const void* v_cache, void* out);

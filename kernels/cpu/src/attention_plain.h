@@ -1,192 +1,113 @@
-// Tiles of keys and values in the dtype of the model, one slot after another.
+// Tiles of keys and values in the dtype of the model.
 
 #pragma once
 
-#include "attention.h"
 #include "attention_tile.h"
-#include "transpose.h"
 
 namespace troupe {
 
-template <class T>
-struct ArithmeticOf;
-template <>
-struct ArithmeticOf<float> {
-    using type = Float32;
+struct Float32Product {
+    static constexpr int kParts = 1;
+    static Vec start() { return zero(); }
+    static Vec weight(VecInt words, int) { return as_float(words); }
+    static Vec activation(const uint32_t* x, int) { return Float32::activation(x, 0); }
+    static Vec product(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
 };
-template <>
-struct ArithmeticOf<bf16> {
-    using type = BFloat16;
+
+struct BFloat16Product {
+    static constexpr int kParts = BFloat16::kParts;
+    static Vec start() { return zero(); }
+#ifdef __AVX512BF16__
+    static VecInt weight(VecInt words, int) { return words; }
+#else
+    static Vec weight(VecInt words, int part) { return as_float(part ? upper_16(words) : shift_left_16(words)); }
+#endif
+    static auto activation(const uint32_t* x, int part) { return BFloat16::activation(x, part); }
+    template <class Operand>
+    static Vec product(Vec sum, Operand x, Operand w) {
+        return BFloat16::product(sum, x, w);
+    }
 };
 
 template <class T>
-class PlainTiles {
-    using Arithmetic = typename ArithmeticOf<T>::type;
-    static constexpr int kGroup = Arithmetic::kGroup;
+class PlainTiles : public CacheTiles<T> {
+    using Product = std::conditional_t<std::is_same_v<T, float>, Float32Product, BFloat16Product>;
+    static constexpr int kWord = kWordNumbers<T>, kGroups = kPieceSlots / kWord, kWeightWords = kTileKeys / kWord;
+    using Base = CacheTiles<T>;
+    using Base::pieces;
 
 public:
     using Value = T;
     static constexpr int kMaxBlockRows = kMaxRows;
 
-    // Where each head is, first all keys, then all values; zeros where no row of the work may look.
-    struct Tile {
-        const void* pieces[2 * kTileKeys];
-        const T* key(int64_t index) const { return static_cast<const T*>(pieces[index]); }
-    };
-
     PlainTiles(const AttentionShape& shape, const void* k_cache, const void* v_cache)
-        : shape_(shape),
-          k_cache_(static_cast<const T*>(k_cache)),
-          v_cache_(static_cast<const T*>(v_cache)),
-          head_dim_(shape.head_dim),
-          dim_words_(head_dim_ / kGroup),
-          dim_panels_(ceil_div(head_dim_, kPanelWidth)) {}
+        : Base(shape, k_cache, v_cache), dim_(shape.head_dim), dim_padded_(ceil_div(dim_, kPanelWidth) * kPanelWidth) {}
 
-    WorkspaceSizes sizes() const {
-        int64_t padded = dim_panels_ * kPanelWidth;
-        return {dim_words_, kTileKeys / kGroup, dim_words_ * kTileKeys, kTileKeys / kGroup * padded, padded, padded};
-    }
+    WorkspaceSizes sizes() const { return {dim_ / kWord, kWeightWords, 2 * kTilePieces * piece_words(), dim_padded_}; }
 
-    void start(const Workspace& space) const { std::memset(space.more, 0, dim_panels_ * kPanelWidth * 4); }
-
-    TileFetcher fetcher(const Tile& tile) const { return {tile.pieces, 2 * kTileKeys, int64_t(head_dim_ * sizeof(T))}; }
-
-    void find(const TilePlace& place, const Workspace& space, Tile& tile) const {
-        int64_t stride = shape_.num_kv_heads * head_dim_, size = shape_.block_size;
-        int64_t block = place.start / size, offset = place.start % size;
-        for (int key = 0; key < kTileKeys; ++block, offset = 0) {
-            int64_t run = size - offset < kTileKeys - key ? size - offset : kTileKeys - key;
-            int64_t first = place.start + key;
-            bool is_seen = first <= place.last && first + run > place.first_key;
-            int64_t at = is_seen ? (place.blocks[block] * size + offset) * stride + place.head * head_dim_ : 0;
-            if (first >= place.first_key && first + run - 1 <= place.last) {
-                // All keys are seen, as almost always: a loop without conditions.
-                for (int64_t i = 0; i < run; ++i) {
-                    tile.pieces[key + i] = k_cache_ + at + i * stride;
-                    tile.pieces[kTileKeys + key + i] = v_cache_ + at + i * stride;
-                }
-                key += run;
-                continue;
-            }
-            for (int64_t end = key + run; key < end; ++key, at += stride) {
-                bool is_there = place.start + key >= place.first_key && place.start + key <= place.last;
-                tile.pieces[key] = is_there ? static_cast<const void*>(k_cache_ + at) : space.more;
-                tile.pieces[kTileKeys + key] = is_there ? static_cast<const void*>(v_cache_ + at) : space.more;
-            }
+    // Copy the pieces that are no operands as they are: shorter ones, and values that no row sees and that may be NaN.
+    void prepare(Tile& tile, TileFetcher&, const Workspace& space) const {
+        bool is_short = pieces.slots < kPieceSlots;
+        for (int piece = 0; piece < kTilePieces; ++piece) {
+            int64_t first = tile.first_seen(piece), end = tile.end_seen(piece);
+            if (first < end && (is_short || end - first < kPieceSlots)) copy_values(tile, piece, space);
+            if (first < end && is_short) copy_keys(tile, piece, space);
         }
-    }
-
-    void pack(const Tile& tile, TileFetcher& next, const Workspace& space) const {
-        pack_keys(tile, next, space.keys);
-        pack_values(tile, next, space.values);
     }
 
     // Row `row` of a block of `size` rows that starts at `start`.
     void pack_query(const T* query, const Workspace& space, int64_t start, int row, int size) const {
-        uint32_t* target = space.queries + start * dim_words_ + row;
-        for (int64_t word = 0; word < dim_words_; ++word) std::memcpy(target + word * size, query + word * kGroup, 4);
+        uint32_t* target = space.queries + start * (dim_ / kWord) + row;
+        for (int64_t word = 0; word < dim_ / kWord; ++word) std::memcpy(target + word * size, query + word * kWord, 4);
     }
 
-    void score(const Tile&, const Workspace& space, int64_t start, int size) const {
-        int64_t panel_stride = dim_words_ * kPanelBytes;
-        auto* panels = reinterpret_cast<const uint8_t*>(space.keys);
-        for (int key = 0; key < kTileKeys; key += kMaxPanels * kPanelWidth) {
-            const uint8_t* first = panels + key / kPanelWidth * panel_stride;
-            float* scores = space.scores + start * kTileKeys + key;
-            const uint32_t* queries = space.queries + start * dim_words_;
-            multiply_tile<Arithmetic>(
-                {queries, first, panel_stride, dim_words_, scores, kTileKeys, false}, size, kMaxPanels);
-        }
+    void score(const Tile& tile, const Workspace& space, int64_t start, int size) const {
+        const uint32_t* queries = space.queries + start * (dim_ / kWord);
+        multiply_keys<Product>(tile, dim_ / kWord, size, queries, space.scores + start * kTileKeys);
     }
 
     // The weights of a row become its words in the packed block of rows.
     void put_weights(float* weights, const Workspace& space, int64_t start, int row, int size) const {
-        constexpr int words = kTileKeys / kGroup;
         T narrow[kTileKeys];
         for (int key = 0; key < kTileKeys; key += kLanes) store(narrow + key, load(weights + key));
-        uint32_t* target = space.weights + start * words + row;
-        for (int word = 0; word < words; ++word) std::memcpy(target + word * size, narrow + word * kGroup, 4);
+        uint32_t* target = space.weights + start * kWeightWords + row;
+        for (int word = 0; word < kWeightWords; ++word) std::memcpy(target + word * size, narrow + word * kWord, 4);
     }
 
-    // result += weights . values
-    void gather(const Tile&, const Workspace& space, int64_t start, int size) const {
-        constexpr int words = kTileKeys / kGroup;
-        constexpr int64_t panel_stride = words * kPanelBytes;
-        auto* panels = reinterpret_cast<const uint8_t*>(space.values);
-        int64_t width = dim_panels_ * kPanelWidth;
-        for (int64_t panel = 0; panel < dim_panels_;) {
-            int count = int(dim_panels_ - panel < kMaxPanels ? dim_panels_ - panel : kMaxPanels);
-            float* result = space.result + start * width + panel * kPanelWidth;
-            const uint32_t* weights = space.weights + start * words;
-            const uint8_t* first = panels + panel * panel_stride;
-            multiply_tile<Arithmetic>({weights, first, panel_stride, words, result, width, true}, size, count);
-            panel += count;
-        }
+    // sums += weights . values
+    void accumulate_values(const Tile& tile, const Workspace& space, int64_t start, int size) const {
+        const uint32_t* weights = space.weights + start * kWeightWords;
+        float* sums = space.sums + start * dim_padded_;
+        multiply_values<Product>(tile, dim_, kGroups, size, weights, sums, dim_padded_, true);
     }
 
 private:
-    // panel[word of the head][key]: the keys are the outputs.
-    void pack_keys(const Tile& tile, TileFetcher& next, uint32_t* panels) const {
-        for (int key = 0; key < kTileKeys; key += kLanes) {
-            uint32_t* panel = panels + key / kPanelWidth * dim_words_ * kPanelWidth + key % kPanelWidth;
-            next.fetch(14 * kLanes / 16);
-            int64_t word = 0;
-            for (; word + kLanes <= dim_words_; word += kLanes) {
-                VecInt square[kLanes];
-#pragma GCC unroll 16
-                for (int lane = 0; lane < kLanes; ++lane) square[lane] = load_int(tile.key(key + lane) + word * kGroup);
-                transpose(square);
-#pragma GCC unroll 16
-                for (int row = 0; row < kLanes; ++row) store_int(panel + (word + row) * kPanelWidth, square[row]);
-            }
-            if (word < dim_words_) pack_last_words(tile.pieces + key, word, panel);
+    int64_t piece_words() const { return kPieceSlots * dim_ / kWord; }
+
+    void copy_keys(Tile& tile, int piece, const Workspace& space) const {
+        uint32_t* out = space.more + piece * piece_words();
+        for (int64_t key = tile.first_seen(piece); key < tile.end_seen(piece); ++key) {
+            int64_t slot = this->find_slot(tile, piece * kPieceSlots + key);
+            const uint8_t* source = this->find_keys(tile, slot) + slot % pieces.slots * 4;
+            for (int64_t word = 0; word < dim_ / kWord; ++word)
+                std::memcpy(out + word * kPieceSlots + key, source + word * pieces.slots * 4, 4);
         }
+        tile.pieces[piece] = out;
     }
 
-    // panel[group of keys][dimension]: the dimensions are the outputs.
-    void pack_values(const Tile& tile, TileFetcher& next, uint32_t* panels) const {
-        constexpr int64_t panel_words = kTileKeys / kGroup * kPanelWidth;
-        int64_t whole = head_dim_ / kPanelWidth * kPanelWidth;
-        int rest = int(head_dim_ - whole);
-        for (int key = 0; key < kTileKeys; key += kGroup) {
-            const T* sources[kGroup];
-            for (int member = 0; member < kGroup; ++member) sources[member] = tile.key(kTileKeys + key + member);
-            uint32_t* target = panels + key / kGroup * kPanelWidth;
-            if (key % (2 * kGroup) == 0) next.fetch(2);
-            for (int64_t dim = 0; dim < whole; dim += kPanelWidth, target += panel_words) put_values(sources, dim, target);
-            if (rest) {
-                T padded[kGroup][kPanelWidth] = {};
-                const T* lines[kGroup];
-                for (int member = 0; member < kGroup; ++member) {
-                    lines[member] = padded[member];
-                    std::memcpy(padded[member], sources[member] + whole, rest * sizeof(T));
-                }
-                put_values(lines, 0, target);
-            }
+    void copy_values(Tile& tile, int piece, const Workspace& space) const {
+        T* out = reinterpret_cast<T*>(space.more + (kTilePieces + piece) * piece_words());
+        std::memset(out, 0, piece_words() * 4);
+        for (int64_t key = tile.first_seen(piece); key < tile.end_seen(piece); ++key) {
+            int64_t slot = this->find_slot(tile, piece * kPieceSlots + key), width = pieces.word_slots();
+            auto* source = reinterpret_cast<const T*>(this->find_values(tile, slot)) + pieces.value_index(slot);
+            T* target = out + key / kWord * dim_ * kWord + key % kWord;
+            for (int64_t i = 0; i < dim_; ++i) target[i * kWord] = source[i * width];
         }
+        tile.pieces[kTilePieces + piece] = out;
     }
 
-    static void put_values(const float* const* sources, int64_t dim, uint32_t* target) {
-        for (int lane = 0; lane < kPanelWidth; lane += kLanes) store_int(target + lane, load_int(sources[0] + dim + lane));
-    }
-
-    static void put_values(const bf16* const* sources, int64_t dim, uint32_t* target) {
-        interleave(sources[0] + dim, sources[1] + dim, target);
-    }
-
-    void pack_last_words(const void* const* keys, int64_t word, uint32_t* panel) const {
-        VecInt square[kLanes];
-        for (int lane = 0; lane < kLanes; ++lane) {
-            auto* source = static_cast<const int32_t*>(keys[lane]);
-            square[lane] = load_int_first(source + word, int(dim_words_ - word));
-        }
-        transpose(square);
-        for (int row = 0; row < dim_words_ - word; ++row) store_int(panel + (word + row) * kPanelWidth, square[row]);
-    }
-
-    const AttentionShape& shape_;
-    const T *k_cache_, *v_cache_;
-    int64_t head_dim_, dim_words_, dim_panels_;
+    int64_t dim_, dim_padded_;
 };
 
 }  // namespace troupe

@@ -1,13 +1,16 @@
-// The memory of one piece of attention, and how it asks for the keys and values of its next tile.
+// The memory of one piece of attention, its tiles of keys and values in a cache, and the products with their lines.
 
 #pragma once
 
+#include "attention.h"
 #include "dispatch.h"
+#include "kv_pieces.h"
 #include "pool.h"
 
 namespace troupe {
 
 constexpr int kTileKeys = 64;
+constexpr int kTilePieces = kTileKeys / kPieceSlots;
 constexpr int kTileParts = 128;  // in which a tile is fetched
 
 // Asks for the memory of a tile little by little: a core waits when it has asked for much at once. The tile comes into the
@@ -42,33 +45,40 @@ struct RowScale {
 // Sizes of a Workspace in 32-bit words.
 struct WorkspaceSizes {
     int64_t query, weights;  // a row's queries, a row's weights of a tile
-    int64_t keys, values;    // a tile's
     int64_t more;            // whatever else the tiles need
     int64_t dim_padded;      // a row's result
 };
 
-// Where everything of one piece of work lies in its thread's memory.
+// A row's softmax so far: the largest score, and, relative to it, the sum of the exponentials.
+struct RowTotal {
+    float maximum, total;
+};
+
+// Where everything of one piece of work lies in its thread's memory. `sums` and `totals` are those of the current span of
+// keys, `result` and `result_totals` those of all spans before it.
 struct Workspace {
-    uint32_t *queries, *keys, *values, *weights, *more;
-    float *scores, *result, *maximum, *total;
+    uint32_t *queries, *weights, *more;
+    float *scores, *sums, *result;
+    RowTotal *totals, *result_totals;
     RowScale *query_scales, *weight_scales;
 
     Workspace(Pool* pool, int thread, int64_t rows, int64_t num_heads, const WorkspaceSizes& sizes)
         : rows_(rows), query_words_(sizes.query), dim_padded_(sizes.dim_padded) {
         int64_t all_rows = rows * num_heads;
         int64_t words[] = {
-            all_rows * sizes.query, sizes.keys, sizes.values, rows * sizes.weights, sizes.more, rows * kTileKeys,
-            all_rows * dim_padded_, all_rows,   all_rows,     2 * all_rows,         2 * rows,
+            all_rows * sizes.query,  rows * sizes.weights,    sizes.more,   rows * kTileKeys, all_rows * dim_padded_,
+            all_rows * dim_padded_,  2 * all_rows,            2 * all_rows, 2 * all_rows,     2 * rows,
         };
         int64_t total_words = 0;
         for (int64_t& size : words) total_words += size = ceil_div(size, 16) * 16;
         auto* memory = static_cast<uint32_t*>(pool_scratch(pool, thread, kTileScratch, total_words * 4));
-        uint32_t* parts[11];
-        for (int part = 0; part < 11; memory += words[part++]) parts[part] = memory;
-        queries = parts[0], keys = parts[1], values = parts[2], weights = parts[3], more = parts[4];
-        scores = reinterpret_cast<float*>(parts[5]), result = reinterpret_cast<float*>(parts[6]);
-        maximum = reinterpret_cast<float*>(parts[7]), total = reinterpret_cast<float*>(parts[8]);
-        query_scales = reinterpret_cast<RowScale*>(parts[9]), weight_scales = reinterpret_cast<RowScale*>(parts[10]);
+        uint32_t* parts[10];
+        for (int part = 0; part < 10; memory += words[part++]) parts[part] = memory;
+        queries = parts[0], weights = parts[1], more = parts[2];
+        scores = reinterpret_cast<float*>(parts[3]), sums = reinterpret_cast<float*>(parts[4]);
+        result = reinterpret_cast<float*>(parts[5]);
+        totals = reinterpret_cast<RowTotal*>(parts[6]), result_totals = reinterpret_cast<RowTotal*>(parts[7]);
+        query_scales = reinterpret_cast<RowScale*>(parts[8]), weight_scales = reinterpret_cast<RowScale*>(parts[9]);
     }
 
     // The same with the queries and sums of another head.
@@ -76,8 +86,8 @@ struct Workspace {
         Workspace other = *this;
         int64_t first = head * rows_;
         other.queries += first * query_words_;
-        other.result += first * dim_padded_;
-        other.maximum += first, other.total += first, other.query_scales += first;
+        other.sums += first * dim_padded_, other.result += first * dim_padded_;
+        other.totals += first, other.result_totals += first, other.query_scales += first;
         return other;
     }
 
@@ -90,5 +100,155 @@ struct TilePlace {
     const int32_t* blocks;
     int64_t head, start, first_key, last;
 };
+
+// The pieces of a tile's keys, then those of its values.
+struct Tile {
+    TilePlace place;
+    const void* pieces[2 * kTilePieces];
+    int64_t begin, end;  // of the keys that some row sees, counted from the tile's start
+    const uint8_t* keys(int piece) const { return static_cast<const uint8_t*>(pieces[piece]); }
+    const uint8_t* values(int piece) const { return keys(kTilePieces + piece); }
+    // The seen slots [first_seen, end_seen) of a piece.
+    int64_t first_seen(int piece) const { return clamp(begin - piece * kPieceSlots); }
+    int64_t end_seen(int piece) const { return clamp(end - piece * kPieceSlots); }
+    bool is_seen(int piece) const { return first_seen(piece) < end_seen(piece); }
+
+private:
+    static int64_t clamp(int64_t slot) { return slot < 0 ? 0 : slot > kPieceSlots ? kPieceSlots : slot; }
+};
+
+// The caches of one layer, cut into tiles.
+template <class Number>
+class CacheTiles {
+public:
+    CacheTiles(const AttentionShape& shape, const void* k_cache, const void* v_cache)
+        : pieces(piece_slots(shape.block_size), shape.num_kv_heads, shape.head_dim),
+          k_cache_(k_cache),
+          v_cache_(v_cache),
+          block_size_(shape.block_size) {}
+
+    TileFetcher fetcher(const Tile& tile) const { return {tile.pieces, 2 * kTilePieces, pieces.bytes}; }
+
+    void find(const TilePlace& place, Tile& tile) const {
+        tile.place = place;
+        tile.begin = place.first_key - place.start, tile.end = place.last + 1 - place.start;
+        for (int piece = 0; piece < kTilePieces; ++piece) {
+            // Without a seen key it is a piece of the null block, which holds anything.
+            int64_t slot = tile.is_seen(piece) ? find_slot(tile, piece * kPieceSlots + tile.first_seen(piece)) : 0;
+            tile.pieces[piece] = pieces.find(k_cache_, slot, place.head);
+            tile.pieces[kTilePieces + piece] = pieces.find(v_cache_, slot, place.head);
+        }
+    }
+
+    // The slot of a seen key, counted from the tile's start.
+    int64_t find_slot(const Tile& tile, int64_t key) const {
+        int64_t position = tile.place.start + key;
+        return int64_t(tile.place.blocks[position / block_size_]) * block_size_ + position % block_size_;
+    }
+
+    const uint8_t* find_keys(const Tile& tile, int64_t slot) const { return pieces.find(k_cache_, slot, tile.place.head); }
+    const uint8_t* find_values(const Tile& tile, int64_t slot) const { return pieces.find(v_cache_, slot, tile.place.head); }
+
+    const Pieces<Number> pieces;
+
+private:
+    const void *k_cache_, *v_cache_;
+    int64_t block_size_;
+};
+
+constexpr int kLineVecs = 4;  // vectors of one product
+
+// Where the operands of a product lie: `parts` times `groups` groups of lines, `stride` bytes from group to group. A
+// product with one vector reads `lanes` lanes of it.
+struct Lines {
+    const uint8_t* at[kTilePieces][kLineVecs];  // vector v of a part's first group
+    int64_t parts, groups, stride;
+    int lanes = kLanes;
+};
+
+inline void store_sums(float* c, Vec sums, bool adds) { store(c, adds ? add(load(c), sums) : sums); }
+inline void store_sums(float* c, VecInt sums, bool) { store_int(c, sums); }
+
+// c[row][lane] = x[row][:] . lines[:][lane], or += where `adds`, for ROWS packed rows, x[group][row].
+template <class Product, int ROWS, int VECS>
+__attribute__((noinline, noclone)) void multiply_lines(
+    const uint32_t* x, const Lines& lines, float* c, int64_t c_stride, bool adds) {
+    decltype(Product::start()) sums[ROWS][VECS];
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; ++row)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECS; ++v) sums[row][v] = Product::start();
+    for (int64_t part = 0; part < lines.parts; ++part) {
+        const uint8_t* at[VECS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECS; ++v) at[v] = lines.at[part][v];
+        for (int64_t offset = 0, end = lines.groups * lines.stride; offset < end; offset += lines.stride, x += ROWS) {
+            VecInt words[VECS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECS; ++v)
+                words[v] = VECS == 1 ? load_int_first(at[v] + offset, lines.lanes) : load_int(at[v] + offset);
+#pragma GCC unroll 2
+            for (int half = 0; half < Product::kParts; ++half)
+#pragma GCC unroll 8
+                for (int row = 0; row < ROWS; ++row) {
+                    auto factor = Product::activation(x + row, half);
+#pragma GCC unroll 4
+                    for (int v = 0; v < VECS; ++v)
+                        sums[row][v] = Product::product(sums[row][v], factor, Product::weight(words[v], half));
+                }
+        }
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; ++row)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECS; ++v) store_sums(c + row * c_stride + v * kLanes, sums[row][v], adds);
+}
+
+template <class Product, int VECS>
+void multiply_lines(int rows, const uint32_t* x, const Lines& lines, float* c, int64_t c_stride, bool adds) {
+    switch (rows) {
+        case 1: return multiply_lines<Product, 1, VECS>(x, lines, c, c_stride, adds);
+        case 2: return multiply_lines<Product, 2, VECS>(x, lines, c, c_stride, adds);
+        case 3: return multiply_lines<Product, 3, VECS>(x, lines, c, c_stride, adds);
+#ifdef TROUPE_AVX512
+        case 4: return multiply_lines<Product, 4, VECS>(x, lines, c, c_stride, adds);
+        case 5: return multiply_lines<Product, 5, VECS>(x, lines, c, c_stride, adds);
+        case 6: return multiply_lines<Product, 6, VECS>(x, lines, c, c_stride, adds);
+#endif
+        default: __builtin_unreachable();
+    }
+}
+
+// Scores of a tile: `words` of the head times all keys.
+template <class Product>
+void multiply_keys(const Tile& tile, int64_t words, int rows, const uint32_t* queries, float* scores) {
+    for (int key = 0; key < kTileKeys; key += kLineVecs * kLanes) {
+        Lines lines{{}, 1, words, kPieceSlots * 4};
+        for (int v = 0; v < kLineVecs; ++v) {
+            int at = key + v * kLanes;
+            lines.at[0][v] = tile.keys(at / kPieceSlots) + at % kPieceSlots * 4;
+        }
+        multiply_lines<Product, kLineVecs>(rows, queries, lines, scores + key, kTileKeys, false);
+    }
+}
+
+// The weighted sums of the values of a tile's seen pieces; `groups` words of slots in a piece.
+template <class Product>
+void multiply_values(
+    const Tile& tile, int64_t dim, int groups, int rows, const uint32_t* weights, float* sums, int64_t stride, bool adds) {
+    int first = 0, end = kTilePieces;
+    while (first < end && !tile.is_seen(first)) ++first;
+    while (first < end && !tile.is_seen(end - 1)) --end;
+    for (int64_t at = 0; at < dim;) {
+        Lines lines{{}, end - first, groups, dim * 4};
+        for (int piece = first; piece < end; ++piece)
+            for (int v = 0; v < kLineVecs; ++v) lines.at[piece - first][v] = tile.values(piece) + (at + v * kLanes) * 4;
+        bool is_wide = dim - at >= kLineVecs * kLanes;
+        if (dim - at < kLanes) lines.lanes = int(dim - at);
+        auto* multiply = is_wide ? multiply_lines<Product, kLineVecs> : multiply_lines<Product, 1>;
+        multiply(rows, weights + first * groups * rows, lines, sums + at, stride, adds);
+        at += (is_wide ? kLineVecs : 1) * kLanes;
+    }
+}
 
 }  // namespace troupe

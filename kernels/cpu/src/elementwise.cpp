@@ -3,7 +3,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "kv_int8.h"
+#include "kv_pieces.h"
 
 namespace troupe {
 
@@ -94,16 +94,23 @@ void rope_head(const T* head, const T* norm, const RopeStore& rope, int64_t toke
     });
 }
 
-// Keys are rounded once, from their float32 rotation.
-template <class T>
-void store_int8(const RopeStore& rope, int64_t token, const T* keys, const T* norm, const T* values) {
-    int64_t dim = rope.head_dim, num_kv_heads = rope.num_kv_heads, slot = rope.slots[token];
-    float rotated[kMaxInt8HeadDim];
-    for (int64_t head = 0; head < num_kv_heads; ++head) {
-        rope_head(keys + head * dim, norm ? norm + head * dim : nullptr, rope, token, rotated);
-        uint8_t* key_piece = find_piece(rope.k_cache, slot, head, num_kv_heads, dim);
-        uint8_t* value_piece = find_piece(rope.v_cache, slot, head, num_kv_heads, dim);
-        store_slot(rotated, values + head * dim, dim, slot, key_piece, value_piece);
+// Rotate the keys of a token and write them, with its values, into the cache. In int8 keys are rounded once, from their
+// float32 rotation.
+template <class T, class Number>
+void store_token(const RopeStore& rope, int64_t token, const T* keys, const T* norm, const T* values) {
+    Pieces<Number> pieces(rope.piece_slots, rope.num_kv_heads, rope.head_dim);
+    int64_t dim = rope.head_dim, slot = rope.slots[token];
+    std::conditional_t<Pieces<Number>::kHasScales, float, T> rotated[kMaxHeadDim];
+    for (int64_t head = 0; head < rope.num_kv_heads; ++head, keys += dim, values += dim) {
+        rope_head(keys, norm ? norm + head * dim : nullptr, rope, token, rotated);
+        uint8_t* key_piece = pieces.find(rope.k_cache, slot, head);
+        uint8_t* value_piece = pieces.find(rope.v_cache, slot, head);
+        if constexpr (Pieces<Number>::kHasScales) {
+            store_rounded(pieces, slot, rotated, values, key_piece, value_piece);
+        } else {
+            pieces.put_key(key_piece, slot, rotated);
+            pieces.put_value(value_piece, slot, values);
+        }
     }
 }
 
@@ -117,12 +124,8 @@ void rope_token(const RopeStore& rope, int64_t token) {
         rope_head(heads + head * dim, norm ? norm + head * dim : nullptr, rope, token, q + head * dim);
     const T *keys = heads + num_heads * dim, *values = keys + num_kv_heads * dim;
     const T* key_norm = norm ? norm + num_heads * dim : nullptr;
-    if (rope.is_int8) return store_int8(rope, token, keys, key_norm, values);
-    int64_t slot = rope.slots[token] * num_kv_heads * dim;
-    T* k = static_cast<T*>(rope.k_cache) + slot;
-    for (int64_t head = 0; head < num_kv_heads; ++head)
-        rope_head(keys + head * dim, key_norm ? key_norm + head * dim : nullptr, rope, token, k + head * dim);
-    std::memcpy(static_cast<T*>(rope.v_cache) + slot, values, num_kv_heads * dim * sizeof(T));
+    auto* store = rope.is_int8 ? store_token<T, uint8_t> : store_token<T, T>;
+    store(rope, token, keys, key_norm, values);
 }
 
 // Call `body` with a null pointer of the dtype's type.

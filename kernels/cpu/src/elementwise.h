@@ -32,7 +32,7 @@ struct RopeStore {
     const void* qk_norm;  // [num_heads + num_kv_heads, head_dim] or null
     const float* cos;     // [tokens, head_dim], both halves alike
     const float* sin;     // [tokens, head_dim], the first half negated
-    void* k_cache;        // [slots, num_kv_heads, head_dim], or int8, see `kv_int8.h`
+    void* k_cache;        // in pieces, see `kv_pieces.h`
     void* v_cache;
     const int64_t* slots;  // [tokens]
     void* q;               // [tokens, num_heads, head_dim], may be the place of no other operand
@@ -40,7 +40,7 @@ struct RopeStore {
     float eps;
     int32_t dtype;
     int32_t is_int8;
-    int32_t reserved;
+    int32_t piece_slots;
 };
 
 void run_rope_store(Pool* pool, const RopeStore& rope);

@@ -58,7 +58,7 @@ void run_attention_block(
     RopeStore rope{
         buffers.heads,     layer.qk_norm,        step.cos,         step.sin,    k_cache, v_cache, step.slots, buffers.queries, tokens,
         decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.eps, dtype,
-        decoder.is_int8,   0};
+        decoder.is_int8,   int32_t(piece_slots(decoder.block_size))};
     run_rope_store(pool, rope);
     AttentionShape shape{
         decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.block_size, layer.sliding_window,

@@ -103,7 +103,7 @@ inline void store_first(bf16* p, Vec x, int n) { _mm256_mask_storeu_epi16(p, fir
 inline VecInt zero_int() { return _mm512_setzero_si512(); }
 inline VecInt splat_int(int32_t x) { return _mm512_set1_epi32(x); }
 inline VecInt load_int(const void* p) { return _mm512_loadu_si512(p); }
-inline VecInt load_int_first(const int32_t* p, int n) { return _mm512_maskz_loadu_epi32(first_lanes(n), p); }
+inline VecInt load_int_first(const void* p, int n) { return _mm512_maskz_loadu_epi32(first_lanes(n), p); }
 inline void store_int(void* p, VecInt x) { _mm512_storeu_si512(p, x); }
 inline Vec to_vec(VecInt x) { return _mm512_cvtepi32_ps(x); }
 inline VecInt to_int(Vec x) { return _mm512_cvtps_epi32(x); }
@@ -199,7 +199,9 @@ inline void store_first(bf16* p, Vec x, int n) {
 inline VecInt zero_int() { return _mm256_setzero_si256(); }
 inline VecInt splat_int(int32_t x) { return _mm256_set1_epi32(x); }
 inline VecInt load_int(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
-inline VecInt load_int_first(const int32_t* p, int n) { return _mm256_maskload_epi32(p, first_lanes(n)); }
+inline VecInt load_int_first(const void* p, int n) {
+    return _mm256_maskload_epi32(static_cast<const int32_t*>(p), first_lanes(n));
+}
 inline void store_int(void* p, VecInt x) { _mm256_storeu_si256((__m256i*)p, x); }
 inline Vec to_vec(VecInt x) { return _mm256_cvtepi32_ps(x); }
 inline VecInt to_int(Vec x) { return _mm256_cvtps_epi32(x); }

@@ -21,6 +21,7 @@ from engine.parallel.shared_memory import SharedMemoryComm
 from engine.worker import cache_sizer
 from engine.worker.kv_cache import allocate_kv_cache
 from kernels.cpu import make_native_ops
+from kernels.cpu.pieces import turn_into_pieces
 from kernels.ops import Ops
 from kernels.torch import make_ops
 from tests.engine.conftest import make_tiny_config
@@ -61,6 +62,14 @@ def make_config(one_head: Path) -> MakeConfig:
     return partial(make_tiny_config, one_head)
 
 
+def lay_out(ops: Ops, cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values as the ops have them."""
+    keys, values = cache.clone()
+    if ops.has_pieces:
+        turn_into_pieces(keys, values)
+    return keys, values
+
+
 @pytest.mark.parametrize("make", [make_ops, make_native])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
@@ -80,7 +89,7 @@ def test_merged_parts_are_the_attention_over_all_keys(
     step = (tables, bounds, torch.tensor(seq_lens, dtype=torch.int32))
     metadata = AttnMetadata(torch.zeros(1, 1).long(), tables[None], *step[1:], query_lens, seq_lens)
     q, options = draw(int(bounds[-1]), 6, 24), {"scale": 0.4, "soft_cap": soft_cap}
-    expected = ops.paged_attention(q, cache[0], cache[1], *step, **options)
+    expected = ops.paged_attention(q, *lay_out(ops, cache), *step, **options)
     parts = torch.zeros(size, len(q), 6, 25)
     parts[..., 24] = -torch.inf
     for rank in range(size):
@@ -88,7 +97,9 @@ def test_merged_parts_are_the_attention_over_all_keys(
         own = cache[:, :, rank::size].contiguous()
         part = divide_context(ops, metadata, block_size // size, Sharding(rank, size, context_size=size))
         assert ops.partial_attention is not None
-        results, log_sums = ops.partial_attention(q[part.places], own[0], own[1], **options, plan=part.plan)
+        results, log_sums = ops.partial_attention(
+            q[part.places], *lay_out(ops, own), **options, plan=part.plan
+        )
         parts[rank, part.places] = torch.cat((results, log_sums[..., None]), dim=-1)
     torch.testing.assert_close(merge_parts(parts), expected, atol=1e-5, rtol=0)
 

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from engine.worker import ops_choice
 from engine.worker.native_swap import NativeSwap
 from engine.worker.worker import Worker
 from kernels.cpu import NativeLibrary
-from kernels.ops import StepShape
+from kernels.ops import KVCache, StepShape
 from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
 from tests.engine.worker.plans import make_new_row, make_plan
 from tests.kernels.cpu.conftest import require_library
@@ -65,11 +65,11 @@ def make_swap(build: Any, dtype: torch.dtype = torch.float32) -> NativeSwap:
     return NativeSwap(dtype, 1, build)
 
 
-def move_over(swap: NativeSwap, model: DecoderModel) -> int:
+def move_over(swap: NativeSwap, model: DecoderModel, kv_caches: Sequence[KVCache] = ()) -> int:
     """Make every move there is; returns how many."""
     count = 0
     while swap.has_move:
-        swap.move_next(model)
+        swap.move_next(model, kv_caches)
         count += 1
     return count
 
@@ -87,7 +87,7 @@ def test_a_model_moves_over_between_two_steps(
     assert torch.equal(first, stays.step({"a": prompt[:30]})["a"])
     assert not swap.has_move
     build.finish()
-    move_over(swap, model)
+    move_over(swap, model, moves.kv_caches)
     assert (model.ops.name, swap.status) == ("native", "ready (test)")
     second = moves.step({"a": prompt[30:]})["a"]
     tolerance = 1e-4 if quantization is None else 0.05
@@ -116,7 +116,7 @@ def test_steps_between_two_moves_give_the_same_logits(
     build.finish()
     num_moves = 0
     while swap.has_move:
-        swap.move_next(model)
+        swap.move_next(model, ())
         num_moves += 1
         torch.testing.assert_close(Driver(model).step({"a": prompt})["a"], expected, atol=1e-4, rtol=0)
     assert num_moves == 1 + sum(isinstance(module, Linear | Experts) for module in model.modules())
@@ -141,7 +141,7 @@ def test_a_lack_of_memory_for_a_move_ends_the_moves_and_not_the_steps(
     swap = make_swap(build)
     swap.start()
     build.finish()
-    swap.move_next(model)
+    swap.move_next(model, ())
 
     def refuse(*_: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
