@@ -1,5 +1,5 @@
 """The ops of a forward pass as one `Ops` object, which `kernels.torch`, `kernels.triton` and `kernels.cpu` make."""
 
-from kernels.ops import LayerWeights, Ops
+from kernels.ops import Ops
 
-__all__ = ["LayerWeights", "Ops"]
+__all__ = ["Ops"]

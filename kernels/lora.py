@@ -54,25 +54,6 @@ class LoraSegment(NamedTuple):
     end: int
 
 
-@dataclass(eq=False, slots=True)
-class LoraLayers:
-    """One adapter's changes of all layers, for ops that run whole layers.
-
-    Each layer has those of qkv, output, gate_up and down; None: no change.
-    """
-
-    layers: list[tuple[PackedLora | None, ...]]
-    native: Any = None  # what native ops computed from it
-
-
-@dataclass(frozen=True, slots=True)
-class LoraStep:
-    """The rows of a step that use adapters, for ops that run whole layers."""
-
-    rows: Tensor  # [N] int64
-    segments: list[tuple[LoraLayers, int, int]]
-
-
 def add_lora(y: Tensor, x: Tensor, rows: Tensor, segments: Sequence[LoraSegment]) -> None:
     """Add the products of adapters to y, in place.
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from kernels.grouped import GroupedRows
-from kernels.lora import LoraMatrix, LoraSegment, LoraStep, PackedLora
-from kernels.states import RunConv, ScanStates
+from kernels.lora import LoraMatrix, LoraSegment, PackedLora
+from kernels.states import RunConv, ScanStates, StateSegments
 from kernels.step_buffers import StepBuffers
 
 # int6 is for the matrices of an int4 model whose rounding harms most; int4 where a device has no 6 bits.
@@ -41,24 +41,6 @@ PackedExperts = Any
 StoredPart = tuple[dict[str, Any], dict[str, Tensor]]
 # Result of `make_plan`; its type depends on the implementation.
 Plan = Any
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer's weights, for an implementation that runs whole layers; matrices are packed."""
-
-    input_norm: Tensor
-    qkv: PackedWeight
-    qkv_bias: Tensor | None
-    qk_norm: Tensor | None  # [H + KV, D]
-    output: PackedWeight
-    output_bias: Tensor | None
-    post_attention_norm: Tensor
-    gate_up: PackedWeight
-    gate_up_bias: Tensor | None
-    down: PackedWeight
-    down_bias: Tensor | None
-    sliding_window: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,30 +240,30 @@ class GatherInputs(Protocol):
         """
 
 
-class RunLayers(Protocol):
-    def __call__(
-        self,
-        layers: Sequence[LayerWeights],
-        hidden: Tensor,
-        kv_caches: Sequence[KVCache],
-        cos: Tensor,
-        sin: Tensor,
-        slot_mapping: Tensor,
-        block_tables: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        plan: Plan,
-        *,
-        num_heads: int,
-        eps: float,
-        scale: float,
-        final_norm: Tensor,
-        lora: LoraStep | None = None,
-    ) -> Tensor:
-        """Run all layers and the last norm over the embedded tokens [T, M]; [T, M].
+class Tape(Protocol):
+    """Records what a function does, in calls of these ops and of torch, and repeats it with other inputs."""
 
-        `hidden` is overwritten by the residual stream, whose norm is returned.
-        """
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was done can be repeated."""
+
+    def record(self, function: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Call the function and keep what it does. Its inputs must stay where they are."""
+
+    def next_layer(self) -> None:
+        """Note that a layer ends: from now on, no result of the layer before it is needed."""
+
+    def repeat(self) -> tuple[Tensor, ...]:
+        """Do the same with the present contents of the inputs. The next call overwrites the results."""
+
+    def copy_plan(self, plan: Plan) -> Plan:
+        """Return a plan, for the function, whose contents may change."""
+
+    def copy_segments(self, segments: StateSegments) -> StateSegments:
+        """Return segments, for the function, whose contents may change."""
+
+    def update(self, held: Plan | StateSegments, new: Plan | StateSegments) -> None:
+        """Bring the contents of others, which must live until `repeat` ends, into a plan or segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +315,7 @@ class Ops:
     # Whether `pack_linear` takes a matrix in grouped codes, and keeps them.
     takes_grouped: bool = False
     stored: StoredForm | None = None  # None: packed matrices are not kept
-    run_layers: RunLayers | None = None
+    make_tape: Callable[[], Tape] | None = None  # None: a step is not recorded
     # None: the keys of a request cannot be divided over ranks.
     partial_attention: PartialAttention | None = None
     # None: the host makes the inputs of a step.

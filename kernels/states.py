@@ -7,7 +7,7 @@ a state in the middle of a run can be kept for the prefix cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 CONV_WIDTHS = (2, 3, 4)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class StateSegments:
     """The segments of a step, run after run; they cover its tokens in order."""
 
@@ -24,6 +24,7 @@ class StateSegments:
     first: np.ndarray  # [S] int64, first token
     count: np.ndarray  # [S] int64, number of tokens, may be 0
     run_ends: np.ndarray  # [R] int64, index after each run's last segment
+    native: Any = None  # what native ops computed from it
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,8 @@ class Adapter:
             saved = {
                 linear: ops.pack_linear(each.to(device), None, None) for linear, each in self.saved.items()
             }
-            layers = model.list_lora_layers(matrices)
             embedding = None if self.embedding is None else _move(self.embedding, device)
-            self.bound = BoundAdapter(ops, matrices, layers, saved, embedding, model.lm_head, self.handle)
+            self.bound = BoundAdapter(ops, matrices, saved, embedding, model.lm_head, self.handle)
         return self.bound
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.parallel.shard import Shard
 from kernels import Ops
-from kernels.lora import LoraLayers, LoraSegment, LoraStep, PackedLora
+from kernels.lora import LoraSegment, PackedLora
 from kernels.ops import PackedWeight
 
 
@@ -64,13 +64,12 @@ class AdapterHandle:
         self.freed.append(self.number)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class BoundAdapter:
     """An adapter in the layout of the ops that the model uses."""
 
     ops: Ops
     matrices: dict[nn.Module, PackedLora]
-    layers: LoraLayers | None  # for ops that run whole layers
     saved: dict[nn.Module, PackedWeight]  # whole matrices in place of the model's
     embedding: EmbeddingChange | None
     head: nn.Module
@@ -121,13 +120,6 @@ class StepAdapters:
                 rows = self.rows[start:end]
                 changed = adapter.embedding.apply(token_ids[rows], embedded.index_select(0, rows))
                 embedded.index_copy_(0, rows, changed)
-
-    def make_lora_step(self) -> LoraStep | None:
-        """Return the rows for ops that run whole layers; None if no adapter changes a layer."""
-        segments = [
-            (each.layers, start, end) for each, start, end in self.segments if each.layers is not None
-        ]
-        return LoraStep(self.rows, segments) if segments else None
 
     def select_head(self, index: np.ndarray) -> StepAdapters | None:
         """Return the adapters of some rows, renumbered, that change the output head; None if there are none.

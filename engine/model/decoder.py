@@ -15,9 +15,9 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer, add_norm
 from engine.model.formats.encoded import EncodedTensor
+from engine.model.layer_tape import LayerTapes
 from engine.model.linear import Linear, make_parameter
-from engine.model.mixers.attention import Attention, StepInputs, plan_groups
-from engine.model.mlp import MLP
+from engine.model.mixers.attention import StepInputs, plan_groups
 from engine.model.moe import Experts
 from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
@@ -25,8 +25,7 @@ from engine.model.vision.step_images import StepImages
 from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, WeightTargets, add_prefix
 from engine.parallel.shard import Shard
 from engine.parallel.sharding import ONE_RANK, Sharding
-from kernels import LayerWeights, Ops
-from kernels.lora import LoraLayers, PackedLora
+from kernels import Ops
 from kernels.ops import KVCache, PackedWeight, Quantization
 from kernels.torch import make_ops
 
@@ -102,11 +101,7 @@ class DecoderModel(nn.Module):
                 shared=self.embed_tokens[start : start + length] if config.tie_word_embeddings else None,
                 int4_as="int8",
             )
-        # Whether ops that run whole layers can run these: they know one rotation, one group and Llama's arithmetic.
-        is_plain = len(ropes) == 1 and not any(groups) and all(spec.is_plain for spec in self.specs)
-        is_whole = sharding.size == 1 and sharding.layers is None
-        self._can_fuse = is_plain and is_whole and not sharding.is_sliced
-        self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
+        self._tapes: LayerTapes | None = None  # of the present ops
         self.matrix_parts = self._list_parts()  # by the module's name in the checkpoint
 
     def forward(
@@ -151,8 +146,11 @@ class DecoderModel(nn.Module):
             features, *deep = images.features.split(self.config.hidden_size, dim=-1)
             residual.index_copy_(0, images.places, features)
         self.before_layers()
-        if ops.run_layers is not None and self._can_fuse and not self.aux_layers and not deep:
-            return self._run_layers(ops, residual, kv_caches, step)
+        is_whole = self._sharding.size == 1 and self._sharding.layers is None and not self.aux_layers
+        if is_whole and not deep:
+            if self._tapes is None or self._tapes.ops is not ops:
+                self._tapes = LayerTapes(ops, self._run_layers)
+            return self._tapes.run(residual, kv_caches, step)[0].clone()
         for index, layer in enumerate(self.layers, start=self._first):
             assert isinstance(layer, DecoderLayer)
             if index in self.aux_layers:
@@ -232,7 +230,6 @@ class DecoderModel(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear | Experts) and not module.is_packed:
                 module.pack(self.ops, quantization)
-        self._layer_weights = self._list_weights(self.ops)
 
     def unpack_embedding(self) -> Tensor:
         """Return the table of the embedding, [V, D] in the model's dtype."""
@@ -246,7 +243,6 @@ class DecoderModel(nn.Module):
             if isinstance(module, Linear | Experts):
                 module.repack(self.ops, ops, self.quantization)
                 yield
-        self._layer_weights = self._list_weights(ops)
         self.ops = ops
 
     def weight_targets(self) -> WeightTargets:
@@ -316,41 +312,20 @@ class DecoderModel(nn.Module):
         groups = plan_groups(ops, metadata, kv_caches[0][0].shape[1], self._sharding)
         return StepInputs(ops, metadata, groups, rotations, adapters)
 
-    def _run_layers(self, ops: Ops, hidden: Tensor, kv_caches: Sequence[KVCache], step: StepInputs) -> Tensor:
-        assert ops.run_layers is not None
-        # Specs differ only in the window, which is in the layer weights.
-        metadata, spec = step.attn_metadata, self.specs[0]
-        (rotation,), (group,) = step.rotations, step.groups
-        return ops.run_layers(
-            self._layer_weights,
-            hidden,
-            kv_caches,
-            rotation.cos,
-            rotation.sin,
-            group.slot_mapping,
-            group.block_tables,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            group.plan,
-            num_heads=spec.num_heads,
-            eps=spec.norm_eps,
-            scale=spec.scale,
-            final_norm=self.norm.norm,
-            lora=None if step.adapters is None else step.adapters.make_lora_step(),
-        )
-
-    def list_lora_layers(self, matrices: dict[nn.Module, PackedLora]) -> LoraLayers | None:
-        """Return an adapter's changes layer by layer; None if layers do not run as a whole, or none is changed."""
-        if not self._can_fuse:
-            return None
-        layers: list[tuple[PackedLora | None, ...]] = []
+    def _run_layers(
+        self,
+        residual: Tensor,
+        kv_caches: Sequence[KVCache],
+        step: StepInputs,
+        next_layer: Callable[[], None],
+    ) -> tuple[Tensor, ...]:
+        """Run all layers and the last norm on the residual stream, which is overwritten."""
+        hidden = None
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            attention, mlp = layer.attention, layer.mlp
-            assert isinstance(attention, Attention) and isinstance(mlp, MLP), "the layer is plain"
-            linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
-            layers.append(tuple(matrices.get(linear) for linear in linears))
-        return LoraLayers(layers) if any(any(layer) for layer in layers) else None
+            next_layer()
+            hidden, residual = layer(hidden, residual, kv_caches[layer.cache_index], step)
+        return (add_norm(hidden, residual, self.norm, step.ops),)
 
     def _list_parts(self) -> dict[str, MatrixPart]:
         """Return the matrices that adapters may change."""
@@ -363,10 +338,3 @@ class DecoderModel(nn.Module):
             head = MatrixPart(self.lm_head, 0, self.lm_head.out_features, None, self._head_shard)
             parts.setdefault("lm_head", head)
         return parts
-
-    def _list_weights(self, ops: Ops) -> list[LayerWeights]:
-        """Return the weights for `run_layers`; empty if it is not used, so that repacked matrices are freed."""
-        if ops.run_layers is None or not self._can_fuse:
-            return []
-        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
-        return [layer.list_weights() for layer in layers]

@@ -15,7 +15,7 @@ from engine.model.moe import MoE
 from engine.model.norm import Norm
 from engine.model.weight_targets import Targets, add_prefix
 from engine.parallel.sharding import Sharding
-from kernels import LayerWeights, Ops
+from kernels import Ops
 from kernels.ops import KVCache
 
 STATE_LAYERS: dict[str, type[GatedDeltaNet | Mamba2 | ShortConv]] = {
@@ -89,26 +89,6 @@ class DecoderLayer(nn.Module):
         if norm is not None:
             hidden = norm(hidden, ops)
         return hidden if self.spec.residual_multiplier == 1 else hidden.mul_(self.spec.residual_multiplier)
-
-    def list_weights(self) -> LayerWeights:
-        """Return the packed weights for ops that run whole layers."""
-        attention, mlp = self.attention, self.mlp
-        assert self.input_norm is not None and self.mlp_input_norm is not None, "the layer is plain"
-        assert isinstance(mlp, MLP) and isinstance(attention, Attention), "the layer is plain"
-        return LayerWeights(
-            input_norm=self.input_norm.norm,
-            qkv=attention.qkv_proj.packed,
-            qkv_bias=attention.qkv_proj.bias,
-            qk_norm=attention.qk_norm,
-            output=attention.o_proj.packed,
-            output_bias=attention.o_proj.bias,
-            post_attention_norm=self.mlp_input_norm.norm,
-            gate_up=mlp.gate_up_proj.packed,
-            gate_up_bias=mlp.gate_up_proj.bias,
-            down=mlp.down_proj.packed,
-            down_bias=mlp.down_proj.bias,
-            sliding_window=self.spec.window,
-        )
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor of the layer."""

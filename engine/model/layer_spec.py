@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.kv_cache_spec import KVCacheSpec
@@ -62,14 +62,3 @@ class LayerSpec:
     def kv_spec(self) -> KVCacheSpec:
         """The layer's content in the KV cache."""
         return KVCacheSpec(self.num_kv_heads, self.head_size, self.window)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether ops that run whole layers know its arithmetic."""
-        style = replace(
-            self.style, rope_pairs="halves", norm_offset=0.0, has_fused_qkv=False, has_fused_names=False
-        )
-        is_known = replace(style, qk_norm="none") == LLAMA_STYLE and style.qk_norm != "full"
-        is_scaled = self.rope is not None and self.rope.query_scaling_beta != 0
-        is_known = is_known and self.moe is None and self.state is None
-        return is_known and not is_scaled and self.soft_cap is None and self.residual_multiplier == 1

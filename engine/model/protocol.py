@@ -16,7 +16,6 @@ from engine.model.linear import Linear
 from engine.model.vision.step_images import StepImages
 from engine.model.weight_targets import WeightTargets
 from kernels import Ops
-from kernels.lora import LoraLayers, PackedLora
 from kernels.ops import KVCache, Quantization
 
 
@@ -57,8 +56,6 @@ class Model(Protocol):
     def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor: ...
 
     def unpack_embedding(self) -> Tensor: ...
-
-    def list_lora_layers(self, matrices: dict[nn.Module, PackedLora]) -> LoraLayers | None: ...
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]: ...
 

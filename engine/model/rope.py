@@ -25,6 +25,10 @@ class Rotation:
     sin: Tensor
     query_scale: Tensor | None  # [T, 1, 1] float32, factor of the rotated queries
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [each for each in (self.cos, self.sin, self.query_scale) if each is not None]
+
     def select(self, tokens: slice) -> Rotation:
         """Return the rotation of some of the tokens."""
         scale = None if self.query_scale is None else self.query_scale[tokens]

@@ -42,4 +42,4 @@ def load_shard(
 
 def limit_ops(ops: Ops) -> Ops:
     """Return ops without those that know nothing of ranks: whole layers, drawing from the head, recorded steps."""
-    return replace(ops, run_layers=None, is_graph_safe=False)
+    return replace(ops, make_tape=None, is_graph_safe=False)

@@ -16,9 +16,9 @@ from engine.model import ModelConfig
 from engine.model.weight_memory import estimate_head_copy
 from kernels import Ops
 from kernels.cpu import NativeBuild, count_native_threads, make_native_ops
-from kernels.cpu.layers import can_run
 from kernels.cpu.pieces import turn_into_pieces
 from kernels.cpu.scratch import estimate_scratch
+from kernels.cpu.weights import DTYPES
 from kernels.ops import KVCache, StepShape
 
 logger = logging.getLogger("troupe.worker")
@@ -47,13 +47,13 @@ class NativeSwap:
         self._dtype = dtype
         self._num_threads = num_threads
         self._build = build or NativeBuild()
-        self._is_over = not can_run(dtype)  # the model uses the native ops, or never will
+        self._is_over = dtype not in DTYPES  # the model uses the native ops, or never will
         self._moves: Iterator[None] | None = None
 
     @property
     def status(self) -> str:
         """One line: the ops are ready, being built, or not available and why."""
-        if not can_run(self._dtype):
+        if self._dtype not in DTYPES:
             return f"not available for {str(self._dtype).removeprefix('torch.')}"
         return self._build.status
 
@@ -123,6 +123,6 @@ class NativeSwap:
 
     def _make_ops(self) -> Ops | None:
         library = self._build.library
-        if library is None or not can_run(self._dtype):
+        if library is None or self._dtype not in DTYPES:
             return None
         return make_native_ops(library, self._num_threads)

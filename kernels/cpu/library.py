@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 from kernels.cpu.structs import (
     AttentionShapeStruct,
     BatchStruct,
+    CallStruct,
     ConvStruct,
-    DecoderStruct,
     ExpertsStruct,
     LinearStruct,
     LoraSegmentStruct,
     RopeStoreStruct,
     ScanStruct,
     SegmentsStruct,
-    StepStruct,
 )
 
 _ISA_NAMES = (
@@ -29,6 +32,11 @@ _ISA_NAMES = (
     "AVX-512, and AMX for products of bfloat16 and int8",
 )
 MAX_THREADS = 256
+# Functions that a tape may repeat, in the order of `kReplays` in `src/exports.cpp`.
+TAPE_FUNCTIONS = (
+    *("linear", "lora", "experts", "attention", "rms_norm", "add_rms_norm", "activate", "rope_store"),
+    *("conv", "scan"),
+)
 # function -> (result, arguments); those that compute run in a pool, their first argument
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pack_weight": (None, [c_void_p, c_int32, c_void_p, c_int32, c_int64, c_int64, c_void_p]),
@@ -71,9 +79,9 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "activate": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64]),
     "rope_store": (None, [c_void_p, POINTER(RopeStoreStruct)]),
-    "layers": (None, [c_void_p, POINTER(DecoderStruct), POINTER(BatchStruct), POINTER(StepStruct)]),
     "conv": (None, [c_void_p, POINTER(ConvStruct), POINTER(SegmentsStruct)]),
     "scan": (None, [c_void_p, POINTER(ScanStruct), POINTER(SegmentsStruct)]),
+    "replay": (None, [c_void_p, POINTER(CallStruct), c_int64]),
     "read": (c_int32, [c_void_p, c_void_p, c_int64]),
     "isa": (c_int, []),
     "make_pool": (c_void_p, [c_int]),
@@ -89,6 +97,7 @@ class NativeLibrary:
         self.path = path
         self._library = ctypes.CDLL(os.fspath(path))
         self._functions = {}
+        self._watch_lock = threading.Lock()
         for name, (result, arguments) in _SIGNATURES.items():
             function = self._library[f"troupe_{name}"]
             function.restype, function.argtypes = result, arguments
@@ -99,6 +108,27 @@ class NativeLibrary:
             return self._functions[name]
         except KeyError:
             raise AttributeError(f"the native library has no function {name!r}") from None
+
+    @contextmanager
+    def watch(self, note: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+        """Call `note` with the name and arguments, without the pool, of each call that this thread makes."""
+        thread = threading.get_ident()
+
+        def make(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(pool: int, *arguments: Any) -> Any:
+                if threading.get_ident() == thread:
+                    note(name, arguments)
+                return function(pool, *arguments)
+
+            return call
+
+        with self._watch_lock:
+            try:
+                self.__dict__.update({name: make(name, self._functions[name]) for name in TAPE_FUNCTIONS})
+                yield
+            finally:
+                for name in TAPE_FUNCTIONS:
+                    del self.__dict__[name]
 
     @property
     def isa_name(self) -> str:

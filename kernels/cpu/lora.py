@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.structs import LoraPartStruct, LoraSegmentStruct, LoraStepStruct, LoraStruct
+from kernels.cpu.structs import LoraPartStruct, LoraSegmentStruct, LoraStruct
 from kernels.cpu.weights import DTYPES, address
-from kernels.lora import LoraLayers, LoraMatrix, LoraStep
+from kernels.lora import LoraMatrix
 
 PANEL_WIDTH = 32  # kLoraPanelWidth of `src/lora.h`
 
@@ -57,27 +57,3 @@ def make_segments(pointers: Sequence[tuple[int, int, int]]) -> ctypes.Array[Lora
     for at, (pointer, start, end) in enumerate(pointers):
         found[at] = LoraSegmentStruct(pointer, start, end - start)
     return found
-
-
-class NativeLoraStep:
-    """The adapters of a step for all layers; keeps what `struct` points to alive."""
-
-    def __init__(self, step: LoraStep) -> None:
-        assert step.rows.dtype == torch.int64 and step.rows.is_contiguous(), "rows are int64"
-        self._rows = step.rows
-        self._tables = [_list_pointers(layers) for layers, _, _ in step.segments]
-        pointers = [
-            (ctypes.addressof(table), start, end)
-            for table, (_, start, end) in zip(self._tables, step.segments, strict=True)
-        ]
-        self._segments = make_segments(pointers)
-        self.struct = LoraStepStruct(step.rows.data_ptr(), self._segments, len(pointers))
-
-
-def _list_pointers(layers: LoraLayers) -> ctypes.Array[ctypes.c_void_p]:
-    """Return the pointers of all matrices of an adapter, layer by layer; made once per adapter."""
-    if layers.native is None:
-        matrices = [matrix for layer in layers.layers for matrix in layer]
-        pointers = [None if matrix is None else matrix.address for matrix in matrices]
-        layers.native = (ctypes.c_void_p * len(pointers))(*pointers)
-    return layers.native

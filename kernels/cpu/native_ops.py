@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,30 +12,22 @@ from torch import Tensor
 
 import kernels.torch as torch_ops
 from kernels.cpu.experts import pack_experts, run_experts, unpack_experts
-from kernels.cpu.layers import DecoderCache, check_caches
 from kernels.cpu.library import NativeLibrary, ThreadPool
-from kernels.cpu.lora import NativeLora, NativeLoraStep, make_segments, pack_lora
+from kernels.cpu.lora import NativeLora, make_segments, pack_lora
 from kernels.cpu.panel_memory import PanelMemory
-from kernels.cpu.pieces import count_piece_slots
+from kernels.cpu.pieces import check_caches, count_piece_slots
+from kernels.cpu.plan import NativePlan
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.states import run_conv, scan_states
 from kernels.cpu.stored import put_together, take_apart
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
+from kernels.cpu.tape import Arena, Tape
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
 from kernels.grouped import GroupedRows
-from kernels.lora import LoraSegment, LoraStep
-from kernels.ops import KVCache, LayerWeights, Ops, Quantization, StoredForm
+from kernels.lora import LoraSegment
+from kernels.ops import KVCache, Ops, Quantization, StoredForm
 
 _SILU_MUL, _GELU_MUL, _GELU = range(3)  # `Activation` of elementwise.h
-
-
-@dataclass(frozen=True, slots=True)
-class NativePlan:
-    """The requests of one step as C sees them; the tensors own the memory."""
-
-    struct: BatchStruct
-    block_size: int
-    tensors: tuple[Tensor, Tensor, Tensor]
 
 
 class NativeOps:
@@ -44,7 +36,6 @@ class NativeOps:
     def __init__(self, library: NativeLibrary, num_threads: int) -> None:
         self.library = library
         self.pool = ThreadPool(library, num_threads)
-        self._decoders = DecoderCache()
         self._memory = PanelMemory()
 
     def make_ops(self) -> Ops:
@@ -76,7 +67,7 @@ class NativeOps:
             packs_shared=True,
             takes_grouped=True,
             stored=StoredForm(self.library.path.stem, take_apart, put_together),
-            run_layers=self.run_layers,
+            make_tape=partial(Tape, self.library, self.pool, (Arena(), Arena())),
             estimate_scratch=partial(estimate_scratch, num_threads=self.pool.num_threads),
             cache_dtypes=(torch.int8,),
             has_pieces=True,
@@ -341,39 +332,6 @@ class NativeOps:
             y.data_ptr(),
             _code(y),
         )
-
-    def run_layers(
-        self,
-        layers: Sequence[LayerWeights],
-        hidden: Tensor,
-        kv_caches: Sequence[KVCache],
-        cos: Tensor,
-        sin: Tensor,
-        slot_mapping: Tensor,
-        block_tables: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        plan: NativePlan,
-        *,
-        num_heads: int,
-        eps: float,
-        scale: float,
-        final_norm: Tensor,
-        lora: LoraStep | None = None,
-    ) -> Tensor:
-        """Run a whole step in one call, which gives the results of the single ops bit for bit."""
-        decoder = self._decoders.find(layers, kv_caches, num_heads, eps, scale, final_norm)
-        num_tokens = hidden.shape[0]
-        hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
-        _check(hidden, (num_tokens, decoder.hidden_size), decoder.dtype, "hidden")
-        _check(cos, (num_tokens, 1, decoder.head_dim), torch.float32, "cos")
-        _check(sin, (num_tokens, 1, decoder.head_dim), torch.float32, "sin")
-        _check(slot_mapping, (num_tokens,), torch.int64, "slot_mapping")
-        out = torch.empty_like(hidden)
-        adapters = None if lora is None else NativeLoraStep(lora)
-        step = decoder.make_step(hidden, out, cos, sin, slot_mapping, adapters)
-        self.library.layers(self.pool.handle, decoder.pointer, ctypes.byref(plan.struct), ctypes.byref(step))
-        return out
 
 
 def _code(tensor: Tensor) -> int:

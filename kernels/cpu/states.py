@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,12 +32,11 @@ def run_conv(
     assert width in CONV_WIDTHS, f"a convolution of {width} inputs; possible: {CONV_WIDTHS}"
     assert x.stride(1) == 1 and states.shape[1:] == (width - 1, channels) and weight.shape[1] == channels
     _check_float32(x, weight, bias, states)
-    _check_segments(segments, states.shape[0], num_tokens)
     out = torch.empty(num_tokens, channels)
     struct = ConvStruct(
         *map(address, (x, weight, bias, states, out)), x.stride(0), channels, width, has_silu, 0
     )
-    library.conv(pool.handle, ctypes.byref(struct), ctypes.byref(_make_segments(segments)))
+    library.conv(pool.handle, ctypes.byref(struct), ctypes.byref(find_segments(segments, states.shape[0], num_tokens)))
     return out
 
 
@@ -58,20 +58,37 @@ def scan_states(
     tensors = (mixed, dt, beta, weights.a_log, weights.dt_bias, weights.skip, states)
     _check_float32(*tensors)
     assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), "operands are contiguous"
-    _check_segments(segments, states.shape[0], num_tokens)
     out = torch.empty(num_tokens, weights.num_heads * weights.value_size)
     struct = ScanStruct(
         *map(address, (*tensors, out)),
         *(mixed.shape[1], weights.query_at, weights.key_at, weights.value_at),
         *(weights.num_heads, weights.num_groups, weights.key_size, weights.value_size),
     )
-    library.scan(pool.handle, ctypes.byref(struct), ctypes.byref(_make_segments(segments)))
+    library.scan(pool.handle, ctypes.byref(struct), ctypes.byref(find_segments(segments, states.shape[0], num_tokens)))
     return out
 
 
-def _make_segments(segments: StateSegments) -> SegmentsStruct:
-    arrays = (segments.source, segments.target, segments.first, segments.count, segments.run_ends)
-    return SegmentsStruct(*(array.ctypes.data for array in arrays), len(segments.run_ends))
+@dataclass(frozen=True, slots=True)
+class NativeSegments:
+    """Segments as C sees them, checked for this many slots and tokens."""
+
+    struct: SegmentsStruct
+    num_slots: int
+    num_tokens: int
+
+
+def find_segments(segments: StateSegments, num_slots: int, num_tokens: int) -> SegmentsStruct:
+    """Return the segments of a step as C sees them; they are checked once for all layers.
+
+    The arrays must outlive the structure.
+    """
+    found: NativeSegments | None = segments.native
+    if found is None or (found.num_slots, found.num_tokens) != (num_slots, num_tokens):
+        _check_segments(segments, num_slots, num_tokens)
+        arrays = (segments.source, segments.target, segments.first, segments.count, segments.run_ends)
+        struct = SegmentsStruct(*(array.ctypes.data for array in arrays), len(segments.run_ends))
+        segments.native = found = NativeSegments(struct, num_slots, num_tokens)
+    return found.struct
 
 
 def _check_segments(segments: StateSegments, num_slots: int, num_tokens: int) -> None:

@@ -6,7 +6,9 @@ import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
+MAX_ARGUMENTS = 9  # kMaxArguments of `src/exports.cpp`
 Field = tuple[str, type]
+MAX_ARGUMENTS = 9  # kMaxArguments of `src/exports.cpp`
 
 
 class LinearStruct(ctypes.Structure):
@@ -79,41 +81,6 @@ class RopeStoreStruct(ctypes.Structure):
     ]
 
 
-class LayerStruct(ctypes.Structure):
-    """`Layer`: one layer's weights."""
-
-    _fields_: ClassVar[list[Field]] = [
-        ("input_norm", c_void_p),
-        ("post_attention_norm", c_void_p),
-        ("qk_norm", c_void_p),
-        ("qkv", LinearStruct),
-        ("output", LinearStruct),
-        ("gate_up", LinearStruct),
-        ("down", LinearStruct),
-        ("sliding_window", c_int64),
-    ]
-
-
-class DecoderStruct(ctypes.Structure):
-    """`Decoder`: all layers and what they share."""
-
-    _fields_: ClassVar[list[Field]] = [
-        ("layers", POINTER(LayerStruct)),
-        ("final_norm", c_void_p),
-        ("num_layers", c_int64),
-        ("num_heads", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("block_size", c_int64),
-        ("hidden_size", c_int64),
-        ("inner_size", c_int64),
-        ("eps", c_float),
-        ("scale", c_float),
-        ("dtype", c_int32),
-        ("is_int8", c_int32),
-    ]
-
-
 class LoraPartStruct(ctypes.Structure):
     """`LoraPart`: the change of some outputs of a matrix."""
 
@@ -137,19 +104,9 @@ class LoraStruct(ctypes.Structure):
 
 
 class LoraSegmentStruct(ctypes.Structure):
-    """`LoraSegment`, and `LoraLayersSegment`, whose pointer is to an array of pointers."""
+    """`LoraSegment`: the places of one adapter."""
 
     _fields_: ClassVar[list[Field]] = [("lora", c_void_p), ("first", c_int64), ("count", c_int64)]
-
-
-class LoraStepStruct(ctypes.Structure):
-    """`LoraStep`: the rows of a step that use adapters."""
-
-    _fields_: ClassVar[list[Field]] = [
-        ("rows", c_void_p),
-        ("segments", POINTER(LoraSegmentStruct)),
-        ("num_segments", c_int64),
-    ]
 
 
 class SegmentsStruct(ctypes.Structure):
@@ -182,11 +139,13 @@ class ScanStruct(ctypes.Structure):
     ]
 
 
-class StepStruct(ctypes.Structure):
-    """`Step`: the tensors of one step."""
+class ArgumentUnion(ctypes.Union):
+    """`Argument`: of a call of a tape."""
 
-    _fields_: ClassVar[list[Field]] = [
-        *((name, c_void_p) for name in ("hidden", "out", "cos", "sin", "slots", "caches")),
-        ("num_tokens", c_int64),
-        ("lora", POINTER(LoraStepStruct)),
-    ]
+    _fields_: ClassVar[list[Field]] = [("integer", c_int64), ("number", c_float)]
+
+
+class CallStruct(ctypes.Structure):
+    """`Call`: of a tape."""
+
+    _fields_: ClassVar[list[Field]] = [("function", c_int64), ("arguments", ArgumentUnion * MAX_ARGUMENTS)]

@@ -29,7 +29,6 @@ from engine.model.transformers_backend import packed_experts, paged_interface
 from engine.model.transformers_backend.paged_interface import AttentionCall, UnsupportedModel
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets
 from kernels import Ops
-from kernels.lora import LoraLayers, PackedLora
 from kernels.ops import KVCache, Quantization
 from kernels.torch import make_ops
 
@@ -201,10 +200,6 @@ class TransformersModel(nn.Module):
             self._hidden.hidden = None
         return logits[0].float()
 
-    def list_lora_layers(self, matrices: dict[nn.Module, PackedLora]) -> LoraLayers | None:
-        """Return None: layers do not run as a whole."""
-        return None
-
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         """Return the KV cache content of each layer that attends, in the order of the calls."""
         return self._specs
@@ -348,4 +343,4 @@ def _replace_child(model: PreTrainedModel, name: str, child: nn.Module) -> nn.Mo
 
 def _limit(ops: Ops) -> Ops:
     """Return the ops without those that bypass the model's own code."""
-    return replace(ops, run_layers=None, is_graph_safe=False)
+    return replace(ops, is_graph_safe=False)

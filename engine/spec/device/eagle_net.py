@@ -9,7 +9,7 @@ Sources: Li et al., 2024 (EAGLE); Li et al., 2025 (EAGLE-3).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.decoder_layer import DecoderLayer
 from engine.model.layer_spec import LayerSpec
+from engine.model.layer_tape import LayerTapes
 from engine.model.linear import Linear, make_parameter, pack_linears, repack_linears
 from engine.model.mixers.attention import Attention, StepInputs, plan_groups
 from engine.model.rope import RotaryEmbedding, Rotation
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from engine.parallel.sharding import ONE_RANK
-from kernels import LayerWeights, Ops
+from kernels import Ops
 from kernels.ops import KVCache
 
 
@@ -82,8 +83,8 @@ class EagleNet(nn.Module):
                 dtype=dtype,
                 device=device,
             )
+        self._tapes: LayerTapes | None = None  # of the present ops
         self.rope = RotaryEmbedding(spec.rope, spec.head_size, device)
-        self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
 
     def weight_targets(self) -> Targets:
         """Return the memory for each tensor of the checkpoint; the layer is named `layers.0`."""
@@ -98,12 +99,12 @@ class EagleNet(nn.Module):
     def pack(self, ops: Ops) -> None:
         """Convert the weights to the layout of the ops."""
         pack_linears(self, ops)
-        self._start_ops(ops)
+        self.ops = ops
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops, one matrix per iteration."""
         yield from repack_linears(self, self.ops, ops)
-        self._start_ops(ops)
+        self.ops = ops
 
     def read_target(self, hidden: Tensor) -> Tensor:
         """Return what the layer reads of the target's hidden states, [T, D], from what `observe` was given."""
@@ -123,7 +124,8 @@ class EagleNet(nn.Module):
         """Write the keys and values of tokens, given as in `forward`."""
         attention = self.layer.attention
         assert isinstance(attention, Attention), "the layer has no state"
-        attention.store_keys(self._read(token_ids, hidden)[0], kv_cache, step)
+        embedded = F.embedding(token_ids, self.embedding)
+        attention.store_keys(self._read(embedded, hidden)[0], kv_cache, step)
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs
@@ -136,11 +138,19 @@ class EagleNet(nn.Module):
 
         Returns (input of the output matrix, predicted hidden states), each [T, D].
         """
+        if self._tapes is None or self._tapes.ops is not self.ops:
+            self._tapes = LayerTapes(self.ops, self._run_layer)
+        pairs = torch.cat((F.embedding(token_ids, self.embedding), hidden), dim=-1)
+        output, predicted = (each.clone() for each in self._tapes.run(pairs, (kv_cache,), step))
+        return output, predicted
+
+    def _run_layer(
+        self, pairs: Tensor, kv_caches: Sequence[KVCache], step: StepInputs, next_layer: Callable[[], None]
+    ) -> tuple[Tensor, ...]:
+        """Do the same for embedded tokens and hidden states side by side, [T, 2 D]."""
         ops, layer = self.ops, self.layer
-        if self._layer_weights:
-            return self._run_layer(token_ids, hidden, kv_cache, step)
-        layer_input, residual = self._read(token_ids, hidden)
-        attended = layer.attention(layer_input, kv_cache, step)
+        layer_input, residual = self._read(*pairs.chunk(2, dim=-1))
+        attended = layer.attention(layer_input, kv_caches[0], step)
         assert layer.mlp_input_norm is not None, "the loader has checked where the norms are"
         predicted = layer.mlp(layer.mlp_input_norm.add(attended, residual, ops), ops).add_(residual)
         if self.norm is None:
@@ -148,10 +158,9 @@ class EagleNet(nn.Module):
         output = ops.rms_norm(predicted, self.norm, self.shape.layer.norm_eps)
         return output, output if self.shape.norm_output else predicted
 
-    def _read(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input of attention, and the residual stream."""
         ops, input_norm = self.ops, self.layer.input_norm
-        embedded = F.embedding(token_ids, self.embedding)
         if self.hidden_norm is None:
             residual = self.fc(torch.cat((embedded, hidden), dim=-1))
             return residual if input_norm is None else input_norm(residual, ops), residual
@@ -159,35 +168,3 @@ class EagleNet(nn.Module):
         normed = ops.rms_norm(hidden.contiguous(), self.hidden_norm, self.shape.layer.norm_eps)
         residual = normed.clone() if self.shape.norm_before_residual else hidden.clone()
         return torch.cat((input_norm(embedded, ops), normed), dim=-1), residual
-
-    def _run_layer(
-        self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs
-    ) -> tuple[Tensor, Tensor]:
-        """Do the same in one call of the ops. It adds to the residual stream in place; its last norm is not used."""
-        (rotation,), (group,), spec = step.rotations, step.groups, self.shape.layer
-        assert self.ops.run_layers is not None, "these ops run whole layers"
-        residual = self.fc(torch.cat((F.embedding(token_ids, self.embedding), hidden), dim=-1))
-        self.ops.run_layers(
-            self._layer_weights,
-            residual,
-            (kv_cache,),
-            rotation.cos,
-            rotation.sin,
-            group.slot_mapping,
-            group.block_tables,
-            step.attn_metadata.query_start_loc,
-            step.attn_metadata.seq_lens,
-            group.plan,
-            num_heads=spec.num_heads,
-            eps=spec.norm_eps,
-            scale=spec.scale,
-            final_norm=self._layer_weights[0].post_attention_norm,
-        )
-        return residual, residual
-
-    def _start_ops(self, ops: Ops) -> None:
-        self.ops = ops
-        can_fuse = (
-            not self.shape.is_eagle3 and self.layer.input_norm is not None and self.shape.layer.is_plain
-        )
-        self._layer_weights = [self.layer.list_weights()] if can_fuse and ops.run_layers is not None else []

@@ -1,11 +1,12 @@
 // The C interface that `kernels.cpu.library` loads. Pointers are to contiguous memory that the caller keeps alive.
 
+#include <utility>
+
 #include "attention.h"
 #include "blocks.h"
 #include "elementwise.h"
 #include "experts.h"
 #include "grouped.h"
-#include "layers.h"
 #include "linear.h"
 #include "lora.h"
 #include "panels.h"
@@ -133,11 +134,6 @@ EXPORT void troupe_rope_store(Pool* pool, const RopeStore* rope) {
     run_rope_store(pool, *rope);
 }
 
-EXPORT void troupe_layers(Pool* pool, const Decoder* decoder, const Batch* batch, const Step* step) {
-    PoolLock lock(pool);
-    run_layers(pool, *decoder, *batch, *step);
-}
-
 EXPORT void troupe_conv(Pool* pool, const Conv* conv, const Segments* segments) {
     PoolLock lock(pool);
     run_conv(pool, *conv, *segments);
@@ -146,6 +142,54 @@ EXPORT void troupe_conv(Pool* pool, const Conv* conv, const Segments* segments) 
 EXPORT void troupe_scan(Pool* pool, const Scan* scan, const Segments* segments) {
     PoolLock lock(pool);
     run_scan(pool, *scan, *segments);
+}
+
+// A call of a tape. Mirrored by `kernels.cpu.structs`.
+constexpr int kMaxArguments = 9;
+union Argument {
+    int64_t integer;  // or a pointer
+    float number;
+};
+struct Call {
+    int64_t function;
+    Argument arguments[kMaxArguments];
+};
+
+template <class T>
+T take(const Argument& argument) {
+    if constexpr (std::is_pointer_v<T>)
+        return reinterpret_cast<T>(argument.integer);
+    else if constexpr (std::is_same_v<T, float>)
+        return argument.number;
+    else
+        return T(argument.integer);
+}
+
+template <class... Types, size_t... Indices>
+void call(void (*function)(Pool*, Types...), Pool* pool, const Argument* arguments, std::index_sequence<Indices...>) {
+    static_assert(sizeof...(Types) <= kMaxArguments);
+    function(pool, take<Types>(arguments[Indices])...);
+}
+
+template <class... Types>
+constexpr std::index_sequence_for<Types...> indices_of(void (*)(Pool*, Types...)) {
+    return {};
+}
+
+template <auto function>
+void replay(Pool* pool, const Argument* arguments) {
+    call(function, pool, arguments, indices_of(function));
+}
+
+// In the order of `kernels.cpu.library.TAPE_FUNCTIONS`.
+constexpr void (*kReplays[])(Pool*, const Argument*) = {
+    replay<troupe_linear>,   replay<troupe_lora>,         replay<troupe_experts>,  replay<troupe_attention>,
+    replay<troupe_rms_norm>, replay<troupe_add_rms_norm>, replay<troupe_activate>, replay<troupe_rope_store>,
+    replay<troupe_conv>,     replay<troupe_scan>,
+};
+
+EXPORT void troupe_replay(Pool* pool, const Call* calls, int64_t count) {
+    for (int64_t index = 0; index < count; ++index) kReplays[calls[index].function](pool, calls[index].arguments);
 }
 
 // Read memory as fast as the pool can, for the benchmark's bandwidth; the result only keeps the reads alive.

@@ -32,19 +32,6 @@ struct LoraSegment {
     int64_t first, count;
 };
 
-// Mirrored by `kernels.cpu.structs`: as LoraSegment, with the changes of all layers: qkv, output, gate_up, down of each.
-struct LoraLayersSegment {
-    const Lora* const* matrices;  // null where nothing changes
-    int64_t first, count;
-};
-
-// Mirrored by `kernels.cpu.structs`.
-struct LoraStep {
-    const int64_t* rows;
-    const LoraLayersSegment* segments;
-    int64_t num_segments;
-};
-
 // y[row] = (y[row] + x[row] A^T B^T) * factor + offset for the rows of each segment. The sums of a row have one order,
 // independent of the other rows.
 void run_lora(

@@ -1,6 +1,7 @@
 """Native libraries for the tests: built once per machine, for it and for older processors."""
 
 import functools
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,7 @@ def load_library(architecture: str) -> NativeLibrary | str:
     """The library, or the reason why there is none."""
     with pytest.MonkeyPatch.context() as patch:
         if architecture == TILE_TWIN:
-            patch.setattr(build, "_FLAGS", (*build._FLAGS, "-DTROUPE_TILE_TWIN"))
+            patch.setattr(build, "_FLAGS", (*build._FLAGS, "-DTROUPE_TILE_TWIN", f"-I{Path(__file__).parent}"))
         started = NativeBuild(architecture="native" if architecture == TILE_TWIN else architecture)
         started.start()
     return started.wait() or started.status

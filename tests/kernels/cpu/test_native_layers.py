@@ -1,4 +1,4 @@
-"""A whole step in one native call: equal to the single ops bit for bit, and to transformers within tolerances."""
+"""Steps from tapes equal those of single ops bit for bit; logits equal those of transformers within tolerances."""
 
 import dataclasses
 import weakref
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from engine.model import load_model
+from engine.model import DecoderModel, load_model
 from kernels.ops import Quantization
-from tests.engine.model.drive import Driver, compute_expected, make_prompt, save
+from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.engine.model.mixed_batch import LENGTHS, compute_all, find_ops, load_pair, run_mixed
 from tests.kernels.cpu.conftest import ARCHITECTURES
 
@@ -32,21 +33,47 @@ def test_logits_of_a_bfloat16_model_are_not_rounded_to_it() -> None:
     torch.testing.assert_close(logits.double(), expected, atol=3e-5, rtol=3e-5)
 
 
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("variant", ["llama-tied-biased", "qwen3-layer-types"])
-def test_one_call_gives_the_bits_of_the_single_ops(
-    variant: str, dtype: torch.dtype, quantization: Quantization | None, kv_dtype: torch.dtype | None
+FAMILIES = (
+    *("llama", "qwen3", "gemma2", "gemma3", "olmo2", "olmo3", "cohere2", "granite", "phi3", "starcoder2"),
+    *("olmoe", "gpt_oss", "qwen2_moe", "glm4_moe", "ministral3", "qwen3_next", "granite4h_moe", "lfm2"),
+)
+
+
+def run_steps(model: DecoderModel, kv_dtype: torch.dtype | None) -> list[Tensor]:
+    """Steps of few tokens whose requests, lengths and blocks change, after a long prompt."""
+    driver, prompt, found = Driver(model, kv_dtype=kv_dtype), make_prompt(120), []
+    driver.step({"b": prompt[:90]})
+    batches = [{"a": 4}, {"a": 1, "b": 1}, {"b": 1, "a": 1}, {"b": 2}, {"c": 2}, {"a": 3, "c": 1}, {"b": 4}]
+    for batch in batches * 2:
+        logits = driver.step({name: prompt[:count] for name, count in batch.items()})
+        found += [logits[name] for name in batch]
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "kv_dtype"),
+    [
+        (torch.float32, None, None),
+        (torch.bfloat16, None, None),
+        (torch.bfloat16, "int8", torch.int8),
+        (torch.float32, "int4", torch.int8),
+    ],
+)
+def test_a_tape_gives_the_bits_of_the_single_ops(
+    family: str,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    kv_dtype: torch.dtype | None,
+    tmp_path: Path,
 ) -> None:
-    _, model = load_pair(variant, "native", dtype, quantization)
-    fused = run_mixed(model, kv_dtype)
-    try:
-        model.ops = dataclasses.replace(model.ops, run_layers=None)
-        single = run_mixed(model, kv_dtype)
-    finally:
-        model.ops = find_ops()
-    assert all(torch.equal(fused[name], single[name]) for name in fused)
+    path = save(make_transformers_model(family), tmp_path)
+    model = load_model(path, dtype, ops=find_ops(), quantization=quantization)
+    assert isinstance(model, DecoderModel)
+    taped = run_steps(model, kv_dtype)
+    model.ops = dataclasses.replace(model.ops, make_tape=None)
+    single = run_steps(model, kv_dtype)
+    assert all(torch.equal(*pair) for pair in zip(taped, single, strict=True))
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])

@@ -1,13 +1,11 @@
 // The tile registers of AMX as arrays, and each instruction as loops that follow Intel's manual.
 //
-// Slow, and for tests only: a machine without AMX can so run the products that `tiles.cpp` makes of these instructions.
+// Slow: a machine without AMX can so run the products that `tiles.cpp` makes of these instructions.
 
 #pragma once
 
 #include <cfloat>
 #include <cmath>
-
-#include "simd.h"
 
 namespace troupe {
 
