@@ -90,6 +90,7 @@ class JobRunner:
             await self._store.run(jobs.end_job, job.number, "completed")
         except (EngineDead, EngineSleeping) as error:
             logger.warning("the job %s waits for the engine: %s", job.id, error)
+            await asyncio.sleep(LOOK_S)
         except StoreFull as error:
             logger.warning("the job %s ends: %s", job.id, error)
             await self._store.run(jobs.end_job, job.number, "cancelled", str(error))

@@ -110,7 +110,7 @@ async def prepare(app: FastAPI, engine: Engine, app_config: AppConfig, timeline:
     """Start the engine, and build the page meanwhile."""
     gc.disable()
     if app_config.ui:
-        await asyncio.gather(engine.start(), asyncio.to_thread(mount_page, app, engine, app_config, timeline))
+        await asyncio.gather(engine.start(), asyncio.to_thread(mount_page, app, app.state.context, timeline))
     else:
         await engine.start()
     context: ApiContext = app.state.context
@@ -121,7 +121,7 @@ async def prepare(app: FastAPI, engine: Engine, app_config: AppConfig, timeline:
     gc.enable()
 
 
-def mount_page(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Timeline) -> None:
+def mount_page(app: FastAPI, context: ApiContext, timeline: Timeline) -> None:
     """Import Gradio and mount the page at `/`, behind the routes of the API; runs in a thread."""
     with timeline.phase("page", is_parallel=True):
         for name, value in QUIET.items():
@@ -129,8 +129,8 @@ def mount_page(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Ti
         # by name, because Gradio's import is the slowest and needed only here
         gradio = importlib.import_module("gradio")
         ui = importlib.import_module("app.ui")
-        demo = ui.make_demo(engine, app_config)
-        gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options(app_config.frame_ancestor))
+        demo = ui.make_demo(context)
+        gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options(context.config.frame_ancestor))
         # the mount takes every path without an API route: unknown paths of the page get the same error
         mount = app.routes[-1]
         assert isinstance(mount, Mount) and isinstance(mount.app, FastAPI)

@@ -67,6 +67,7 @@ class Store:
 
     Attributes:
         is_kept: whether the content survives the process.
+        limits: how much is kept, and how long.
         notes: what a person should know about the start, such as a file that was moved aside.
     """
 
@@ -82,6 +83,7 @@ class Store:
             StoreError: the folder cannot be used, or another process uses it.
         """
         self.is_kept = folder is not None
+        self.limits = limits
         self.notes: list[str] = []
         self._lock = None if folder is None else _lock(folder)
         self._thread = ThreadPoolExecutor(1, "store")

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.config import AppConfig
+from app.api.context import ApiContext
 from app.ui.api_hint import build_api_tab
 from app.ui.batch.tab import BatchTab
 from app.ui.chat.settings import Settings, recommend_settings
@@ -36,8 +36,9 @@ EXAMPLES = [
 ]
 
 
-def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
+def make_demo(context: ApiContext) -> gr.Blocks:
     """Build the page; mount it with `mount_options()`. The engine may still be starting."""
+    engine = context.engine
     examples = load_examples()
     with gr.Blocks(
         title="Troupe", analytics_enabled=False, fill_height=True, fill_width=True, delete_cache=KEEP_FILES_S
@@ -46,7 +47,7 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat", elem_id="chat-tab"):
                 chat = ChatTab(
-                    engine, describe_model(engine), choose_examples(engine), choose_settings(engine)
+                    engine, describe_model(engine), choose_examples(engine), context.store, choose_settings(engine)
                 )
                 chat.build(demo)
             with gr.Tab("Extract", id="extract", elem_id="extract-tab"):
@@ -58,7 +59,7 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
             with gr.Tab("Observatory", elem_id="observatory-tab"):
                 build_observatory_tab(engine)
             with gr.Tab("API", elem_id="api-tab"):
-                build_api_tab(demo, engine, needs_key=bool(app_config.api_key))
+                build_api_tab(demo, engine, needs_key=bool(context.config.api_key))
 
         async def leave(request: gr.Request) -> None:
             # A handler's stream reports a closed tab only after the page has opened it.

@@ -67,6 +67,9 @@ class Job:
             seen = self._num_changes
             yield
 
+    def finish(self) -> None:
+        """Do what is to be done once at the end, before those who watch hear of it."""
+
     def change(self) -> None:
         """Report a change to those who watch."""
         self._num_changes += 1
@@ -135,6 +138,7 @@ class Jobs(Generic[J]):
             logger.error("a job of the page failed", exc_info=error)
             job.problem = explain_bug(error)
         job.is_over = True
+        job.finish()
         if not job.readers and job.idle_since is None:
             job.idle_since = self._clock()
         job.change()

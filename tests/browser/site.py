@@ -32,6 +32,7 @@ class Site:
         # Pages of one context share what the browser keeps. It is cleared where no script of the app can write it back.
         self.page.goto(f"{self.base_url}/health")
         self.page.evaluate("localStorage.clear()")
+        self.page.context.clear_cookies()  # the server knows the browser's chats by its cookie
         self.complaints.clear()  # Gradio's about the streams of a page that was left
         self.page.goto(self.base_url)
         self.composer.wait_for()

@@ -1,6 +1,7 @@
 """The chat in a real browser: it streams, stops, restores chats, and frees the engine when the page is closed."""
 
 from pathlib import Path
+from typing import Any
 
 from tests.browser.site import Site
 
@@ -120,7 +121,7 @@ def test_a_chat_that_is_left_goes_on_and_one_that_is_removed_stays_away(lasting:
     lasting.wait_for(lambda: lasting.num_running() == 1)
     chats.get_by_role("button", name="Remove Count, please.").click()
     lasting.wait_for(lambda: lasting.num_running() == 0)
-    lasting.page.get_by_text("Chats are kept in this browser only.").wait_for()
+    lasting.page.get_by_text("There are no chats yet.").wait_for()
     lasting.wait_for(lambda: lasting.page.locator("#messages .message-row").count() == 0)
     lasting.page.locator("#composer button.submit-button").wait_for()
     lasting.wait_for(lambda: chats.locator("li.none").count() == 1)
@@ -177,15 +178,19 @@ def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     site.page.get_by_role("button", name="Remove What can you do?").click()
     other.wait_for(lambda: listed.count() == 1)
     other.page.get_by_role("button", name="Remove Hello!").click()
-    site.page.get_by_text("Chats are kept in this browser only.").wait_for()
+    site.page.get_by_text("There are no chats yet.").wait_for()
+    # The open chat of this tab was removed there: it takes no question any more.
+    site.ask("And now?")
+    site.page.get_by_text("removed in another tab").wait_for()
+    site.page.get_by_role("button", name="New chat").click()
+    ask_and_wait(site, "Hello again!")
     # Both ask in one chat at the same time: neither question is lost.
-    ask_and_wait(site, "And now?", turn=1)
-    other.page.get_by_role("button", name="Hello!").first.click()
-    other.figures.nth(1).wait_for()
+    other.page.get_by_role("button", name="Hello again!").first.click()
+    other.figures.first.wait_for()
     for tab, text in ((site, "And you?"), (other, "And who else?")):
         tab.ask(text)
     for tab in (site, other):
-        tab.figures.nth(2).wait_for()
+        tab.figures.nth(1).wait_for()
     site.page.reload()
     site.page.locator(".branch").get_by_text("2 of 2").wait_for()
     other.page.close()
@@ -269,3 +274,38 @@ def test_images_of_other_hosts_are_links_that_nothing_has_loaded(site: Site) -> 
     assert all("Content Security Policy" in complaint for complaint in site.complaints)
     site.complaints.clear()
     site.external_requests.clear()
+
+
+def test_chats_of_an_older_version_are_taken_over_once(site: Site) -> None:
+    old = [{"id": "old", "title": "Old", "time": 7, "messages": [{"role": "user", "content": "Long ago"}], "forks": []}]
+    site.page.evaluate("chats => localStorage.setItem('troupe-chats', JSON.stringify({ current: 'old', chats }))", old)
+    site.page.reload()
+    site.composer.wait_for()
+    site.toggle("Chats")
+    chats = site.page.locator("#chat-list")
+    chats.get_by_role("button", name="Old").first.click()
+    site.page.locator("#chatbot .user-row", has_text="Long ago").wait_for()
+    site.wait_for(lambda: site.page.evaluate("localStorage.getItem('troupe-chats')") is None)
+    chats.get_by_role("button", name="Remove Old").click()
+    site.page.get_by_text("There are no chats yet.").wait_for()
+    site.page.reload()
+    site.composer.wait_for()
+    site.toggle("Chats")
+    site.page.wait_for_timeout(1500)
+    assert chats.locator("li.none").count() == 1
+
+
+def test_a_browser_without_storage_is_told_what_is_not_kept(chromium: Any, base_url: str) -> None:
+    context = chromium.new_context()
+
+    def drop_cookie(route: Any) -> None:
+        response = route.fetch()
+        headers = {name: value for name, value in response.headers.items() if name != "set-cookie"}
+        route.fulfill(response=response, headers=headers)
+
+    context.route(f"{base_url}/", drop_cookie)
+    site = Site(context.new_page(), base_url)
+    site.page.goto(base_url)
+    site.page.get_by_text("takes no cookie").first.wait_for()
+    ask_and_wait(site, "Hello!")
+    context.close()

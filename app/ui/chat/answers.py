@@ -1,10 +1,13 @@
-"""Answers of the chat. A page that was reloaded finds its answer until ten minutes after the end."""
+"""Answers of the chat, saved once a second and at the end. A reloaded page finds the tokens for ten minutes."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from app.reasoning import Thinking
 from app.ui.jobs import Job, Jobs
@@ -12,6 +15,7 @@ from engine import Engine, RequestOutput
 
 KEEP_S = 600.0
 MAX_KEPT = 512  # answers that have ended
+SAVE_S = 1.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -20,10 +24,22 @@ class Answer(Job):
 
     Attributes:
         thinking: how the text is split into reasoning and content; None if all of it is content.
+        write: begins to write the answer into the store.
+        written: the last writing.
     """
 
     output: RequestOutput | None = None
     thinking: Thinking | None = None
+    write: Callable[[], Future[Any]] | None = None
+    written: Future[Any] | None = None
+
+    def save(self) -> None:
+        """Write the answer into the store."""
+        if self.write is not None:
+            self.written = self.write()
+
+    def finish(self) -> None:
+        self.save()
 
 
 class Answers(Jobs[Answer]):
@@ -32,17 +48,19 @@ class Answers(Jobs[Answer]):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine, KEEP_S, MAX_KEPT)
 
-    def begin(self, make_stream: Callable[[Answer], AsyncGenerator[RequestOutput | None]]) -> Answer:
+    def begin(self, answer: Answer, stream: AsyncGenerator[RequestOutput | None]) -> None:
         """Read a stream to its end in a task of its own."""
-        answer = Answer()
-        self.start(answer, _read(answer, make_stream(answer)))
-        return answer
+        self.start(answer, _read(answer, stream))
 
 
 async def _read(answer: Answer, stream: AsyncGenerator[RequestOutput | None]) -> None:
+    saved = time.monotonic()
     # Leaving the block closes the stream, which aborts the engine's request.
     async with aclosing(stream):
         async for output in stream:
             if output is not None:
                 answer.output = output
                 answer.change()
+                if time.monotonic() - saved >= SAVE_S:
+                    saved = time.monotonic()
+                    answer.save()

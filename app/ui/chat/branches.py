@@ -1,129 +1,86 @@
-"""Versions of a conversation: a repeated or edited question keeps the messages after it as another version.
+"""The versions of a chat: its turns are a tree, and a page shows the path to one leaf.
 
-thread = {"id", "forks": [{"at", "active", "tails"}, ...], "seen": ids of turns, "settings"}
-A fork stands before message `at`; its tails are what can follow, each {"messages", "forks"}, and the active one is what
-the page shows, so its place holds None. `seen` are the turns that this page knows: others came from another tab.
+question ─▶ answer ─▶ question ─▶ answer       a retried answer, an edited question, or a question that another tab asks
+                 └──▶ question ─▶ answer       at the same place, is a further child
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from app.ui.chat.conversation import REASONING_ID, History, read_pending, read_with_names
-
-Fork = dict[str, Any]
-Thread = dict[str, Any]
-Chat = dict[str, Any]
-
-MAX_VERSIONS = 20
+from app.ui.chat.conversation import History
 
 
-def fork(thread: Thread, history: History, at: int) -> Thread:
-    """Return the thread before everything from message `at` on is replaced."""
-    forks = copy.deepcopy(thread["forks"])
-    deeper = [each for each in forks if each["at"] > at]
-    kept = [each for each in forks if each["at"] < at]
-    here = next((each for each in forks if each["at"] == at), None) or {
-        "at": at,
-        "active": 0,
-        "tails": [None],
-    }
-    here["tails"][here["active"]] = {"messages": history[at:], "forks": deeper}
-    # Drop the oldest versions first.
-    here["tails"] = [*here["tails"][1 - MAX_VERSIONS :], None]
-    here["active"] = len(here["tails"]) - 1
-    return {**thread, "forks": [*kept, here]}
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A question, or an answer with its reasoning and figures; `before` is the id of the node that it follows."""
+
+    id: str
+    before: str | None
+    messages: History = field(default_factory=list)
+
+    @property
+    def is_question(self) -> bool:
+        return bool(self.messages) and self.messages[0]["role"] == "user"
 
 
-def switch(thread: Thread, history: History, at: int, to: int) -> tuple[Thread, History]:
-    """Return the thread and the history with another version after message `at`; unchanged if it does not exist."""
-    forks = copy.deepcopy(thread["forks"])
-    here = next((each for each in forks if each["at"] == at), None)
-    if here is None or not 0 <= to < len(here["tails"]) or to == here["active"]:
-        return thread, history
-    deeper = [each for each in forks if each["at"] > at]
-    kept = [each for each in forks if each["at"] < at]
-    here["tails"][here["active"]] = {"messages": history[at:], "forks": deeper}
-    tail = here["tails"][to]
-    here["tails"][to], here["active"] = None, to
-    return {**thread, "forks": [*kept, here, *tail["forks"]]}, [*history[:at], *tail["messages"]]
+class Tree:
+    """The nodes of a chat, in the order in which they were added."""
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self.nodes = {node.id: node for node in nodes}
+        self._children: dict[str | None, list[Node]] = {}
+        for node in self.nodes.values():
+            self._children.setdefault(node.before, []).append(node)
+
+    def find_path(self, leaf: str | None) -> list[Node]:
+        """Return the nodes from the first question to a leaf."""
+        path: list[Node] = []
+        while leaf in self.nodes:
+            path.append(self.nodes[leaf])
+            leaf = path[-1].before
+        return path[::-1]
+
+    def find_leaf(self, node_id: str | None) -> str | None:
+        """Return the end of the latest version after a node."""
+        while children := self._children.get(node_id):
+            node_id = children[-1].id
+        return node_id
+
+    def list_versions(self, node: Node) -> list[Node]:
+        """Return the nodes at the place of a node, itself included."""
+        return self._children[node.before]
+
+    def list_after(self, node_id: str) -> list[str]:
+        """Return the ids of a node and of all that follow it."""
+        return [node_id, *(each for child in self._children.get(node_id, ()) for each in self.list_after(child.id))]
+
+    def describe(self, path: Sequence[Node]) -> list[dict[str, Any]]:
+        """Describe each node of a path that has several versions: its message and turn, its version, their number."""
+        shown, at, turn = [], 0, 0
+        for node in path:
+            turn += node.is_question
+            versions = self.list_versions(node)
+            if len(versions) > 1:
+                active = [each.id for each in versions].index(node.id)
+                found = {"at": at, "turn": turn, "is_question": node.is_question, "active": active}
+                shown.append(found | {"count": len(versions)})
+            at += len(node.messages)
+        return shown
 
 
-def merge(thread: Thread, history: History, stored: Chat | None) -> Thread:
-    """Merge the turns that another tab added to the chat, as further versions where they differ."""
-    thread = {**thread, "seen": sorted({*thread.get("seen", ()), *list_turn_ids(history)})}
-    if stored is None:
-        return thread
-    at = _count_common(history, stored["messages"])
-    theirs = [
-        (at, {"messages": stored["messages"][at:], "forks": [f for f in stored["forks"] if f["at"] > at]})
-    ]
-    theirs += [(each["at"], tail) for each in stored["forks"] for tail in each["tails"] if tail is not None]
-    forks = copy.deepcopy(thread["forks"])
-    seen = set(thread["seen"])
-    for place, tail in theirs:
-        ids = list_turn_ids(tail["messages"])
-        if not ids or list_turn_ids(history[place:])[:1] == ids[:1]:
-            continue
-        here = next((each for each in forks if each["at"] == place), None)
-        ours = [] if here is None else here["tails"]
-        known = next(
-            (i for i, each in enumerate(ours) if each and list_turn_ids(each["messages"])[:1] == ids[:1]),
-            None,
-        )
-        if known is not None:
-            # The same version, of which another tab may have more.
-            if len(tail["messages"]) > len(ours[known]["messages"]) or read_pending(ours[known]["messages"]):
-                ours[known] = tail
-        elif not set(ids) <= seen:
-            if here is None:
-                here = {"at": place, "active": 0, "tails": [None]}
-                forks.append(here)
-            here["tails"].insert(here["active"], tail)
-            here["active"] += 1
-        seen |= set(ids)
-    return {**thread, "forks": forks, "seen": sorted(seen)}
+def join(path: Iterable[Node]) -> History:
+    """Return the messages of a path."""
+    return [message for node in path for message in node.messages]
 
 
-def list_turn_ids(messages: History) -> list[str]:
-    """Return the ids of the turns that end in these messages."""
-    found = [(message.get("metadata") or {}) for message in messages]
-    return [
-        str(each["id"])
-        for each in found
-        if each.get("title") and each.get("id") not in (None, "", REASONING_ID)
-    ]
-
-
-def _count_common(one: History, other: History) -> int:
-    pairs = zip(one, other, strict=False)
-    same = [
-        (a["role"], read_with_names(a["content"])) == (b["role"], read_with_names(b["content"]))
-        for a, b in pairs
-    ]
-    return same.index(False) if False in same else len(same)
-
-
-def prune(thread: Thread, history: History) -> Thread:
-    """Drop forks after the end of the history, for example after an undo."""
-    return {**thread, "forks": [each for each in thread["forks"] if each["at"] < max(len(history), 1)]}
-
-
-def describe(thread: Thread, history: History) -> list[dict[str, Any]]:
-    """Describe each fork for the page: its message, its version, and the number of versions."""
-    shown = []
-    for each in thread["forks"]:
-        turn = sum(message["role"] == "user" for message in history[: each["at"]])
-        # A fork before a question belongs to that question; a fork after it, to its answer.
-        is_question = each["at"] < len(history) and history[each["at"]]["role"] == "user"
-        shown.append(
-            {
-                "at": each["at"],
-                "turn": turn + is_question,
-                "is_question": is_question,
-                "active": each["active"],
-                "count": len(each["tails"]),
-            }
-        )
-    return shown
+def find_place(path: Sequence[Node], index: int) -> int:
+    """Return the position in a path of the node that holds a message of its history."""
+    at = 0
+    for place, node in enumerate(path):
+        at += len(node.messages)
+        if index < at:
+            return place
+    return len(path)

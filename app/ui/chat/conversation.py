@@ -112,11 +112,3 @@ def to_model_messages(history: History, system_prompt: str) -> list[dict[str, An
             messages.append({"role": message["role"], "content": content})
     system = [{"role": "system", "content": system_prompt.strip()}] if system_prompt.strip() else []
     return system + messages
-
-
-def drop_answer(history: History) -> History:
-    """Return the history up to and including the last question."""
-    kept = list(history)
-    while kept and kept[-1]["role"] != "user":
-        kept.pop()
-    return kept

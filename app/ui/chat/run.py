@@ -1,8 +1,7 @@
 """Handlers of the chat: a turn begins at once, streams its answer separately, and is added to the history at its end.
 
 begin (send, retry, edit, example) ──▶ Turn ──▶ watch: only the growing messages travel ──▶ close: history, figures
-The server writes the answer to its end, whatever the page does. The browser keeps the question from the beginning, what
-it has shown of the answer, and the whole answer once the turn is closed.
+The question is in the store when the turn has begun; the server writes the answer to its end, whatever the page does.
 """
 
 from __future__ import annotations
@@ -18,34 +17,36 @@ from typing import Any
 import gradio as gr
 
 from app.reasoning import gate_grammar, prepare_prompt, supports_reasoning
+from app.store import Store, StoreError
+from app.ui.chat import store as chats
 from app.ui.chat.answers import Answer, Answers
 from app.ui.chat.attachments import add_attachments, is_image, load_images
-from app.ui.chat.branches import Thread, fork
+from app.ui.chat.branches import Node, find_place, join
 from app.ui.chat.conversation import (
     History,
     answer_message,
     answer_messages,
-    drop_answer,
     error_message,
     figures_message,
     list_image_paths,
     pending_message,
-    read_pending,
     read_text,
     to_model_messages,
     user_message,
 )
-from app.ui.chat.history import describe_tokens, keep_chat, make_thread, report_problem
+from app.ui.chat.history import Thread, describe_chats, describe_tokens, report_problem
 from app.ui.chat.settings import Settings, make_sampling_params
 from app.ui.chat.side_by_side import join_streams
 from app.ui.explain import explain
 from app.ui.figures import describe_output, describe_position
+from app.ui.owner import find_owner
 from app.ui.pacing import pace
 from engine import Engine, InvalidRequest, LoRARequest, RequestOutput
 
 WAITING = "…"
 # Number of an answer's first tokens that can be inspected.
 MAX_INSPECTED = 1024
+REMOVED = "This chat was removed in another tab, so nothing was sent. Begin a new chat."
 
 Begun = tuple[Any, ...]  # chatbot, composer, growing, thread, turn, chats
 Closed = tuple[Any, ...]  # chatbot, composer, growing, tokens
@@ -75,24 +76,17 @@ class Turn:
     has_refused: bool = False
 
     @property
-    def written(self) -> History:
-        """Return the answer so far."""
-        output = self.answer.output
-        if output is None:
-            return [answer_message(WAITING)]
-        return answer_messages(output.outputs[0].text, self.answer.thinking)
-
-    @property
     def growing(self) -> History:
         """Return the messages after the history: the question, if it is new, and the answer so far."""
-        return [*self.history[self.num_shown :], *self.written]
+        return [*self.history[self.num_shown :], *(write(self.answer) or [answer_message(WAITING)])]
 
 
 class ChatRun:
-    """The handlers of one chat on one engine. Those that begin a turn end in: thread, turn, settings, open chat."""
+    """The handlers of one chat on one engine. Those that begin a turn end in: thread, turn, settings."""
 
-    def __init__(self, engine: Engine, interval_s: float) -> None:
+    def __init__(self, engine: Engine, store: Store, interval_s: float) -> None:
         self.engine = engine
+        self.store = store
         self.interval_s = interval_s
         self.answers = Answers(engine)
 
@@ -101,15 +95,13 @@ class ChatRun:
         """Return whether the model's chat template supports reasoning."""
         return self.engine.tokenizer is not None and supports_reasoning(self.engine.tokenizer.apply_chat_template)
 
-    async def send(
-        self, typed: Mapping[str, Any], history: History, request: gr.Request, *rest: Any
-    ) -> Begun:
+    async def send(self, typed: Mapping[str, Any], request: gr.Request, *rest: Any) -> Begun:
         """Begin a turn with the typed text and attachments; do nothing while another turn runs.
 
         A file that cannot be read or does not fit the model is explained before anything is stored, and the text box
         keeps it.
         """
-        thread, running, *others = rest
+        thread, running, *values = rest
         if is_running(running):
             return _refuse(running)
         text = typed.get("text") or ""
@@ -119,48 +111,45 @@ class ChatRun:
             text = await add_attachments(text, [path for path in files if path not in images])
             await self._check_length(text)
         except InvalidRequest as error:
-            why = f"Not sent. {explain(error, self.engine.state)}"
-            return *(gr.skip() for _ in range(5)), report_problem(others[-1], why)
+            return _report(f"Not sent. {explain(error, self.engine.state)}")
         if not text and not images:
             return tuple(gr.skip() for _ in range(6))
-        asked = [*add_missed(history, running), user_message(text, images)]
-        return self._begin(asked, len(history), thread, request, others)
+        return await self._ask(user_message(text, images), thread, running, request, values)
 
-    async def send_example(
-        self, history: History, data: gr.SelectData, request: gr.Request, *rest: Any
-    ) -> Begun:
+    async def send_example(self, data: gr.SelectData, request: gr.Request, *rest: Any) -> Begun:
         """Begin a turn with the clicked example; do nothing while another turn runs."""
-        thread, running, *others = rest
+        thread, running, *values = rest
         if is_running(running):
             return _refuse(running)
-        asked = [*add_missed(history, running), user_message(data.value["text"])]
-        return self._begin(asked, len(history), thread, request, others)
+        return await self._ask(user_message(data.value["text"]), thread, running, request, values)
 
-    async def retry(self, history: History, data: gr.RetryData, request: gr.Request, *rest: Any) -> Begun:
+    async def retry(self, data: gr.RetryData, request: gr.Request, *rest: Any) -> Begun:
         """Ask the same question again and keep the answer as another version. Does nothing while another turn runs."""
-        thread, running, *others = rest
+        thread, running, *values = rest
         if is_running(running):
             return _refuse(running)
-        asked = drop_answer(history[: first_index(data.index) + 1])
-        thread = fork(thread or make_thread(), history, len(asked))
-        return asked, *self._begin(asked, len(asked), thread, request, others)[1:]
+        path = await self._read_path(request, thread)
+        if path is None:
+            return _report(REMOVED)
+        place = find_place(path, first_index(data.index))
+        while not path[place].is_question:
+            place -= 1
+        return await self._begin_again(path[: place + 1], [], thread, request, values)
 
     async def edit(self, history: History, data: gr.EditData, request: gr.Request, *rest: Any) -> Begun:
         """Ask an edited question and keep the old one as another version. Does nothing while another turn runs."""
         index = first_index(data.index)
-        # The page already has the new text; the earlier version needs the old one.
         images = list_image_paths(history[index]["content"])
-        before = [
-            *history[:index],
-            user_message(read_text(data.previous_value), images),
-            *history[index + 1 :],
-        ]
-        thread, running, *others = rest
+        thread, running, *values = rest
         if is_running(running):
-            return _refuse(running, before)
-        asked = [*history[:index], user_message(read_text(data.value), images)]
-        thread = fork(thread or make_thread(), before, index)
-        return asked, *self._begin(asked, len(asked), thread, request, others)[1:]
+            # The page already has the new text, and gets the old one back.
+            before = user_message(read_text(data.previous_value), images)
+            return _refuse(running, [*history[:index], before, *history[index + 1 :]])
+        path = await self._read_path(request, thread)
+        if path is None:
+            return _report(REMOVED)
+        path = path[: find_place(path, index)]
+        return await self._begin_again(path, [user_message(read_text(data.value), images)], thread, request, values)
 
     async def stop(self, turn: Turn | None) -> None:
         """End the running answer and keep its text."""
@@ -203,40 +192,66 @@ class ChatRun:
             # the turn was shown goes.
             return gr.skip(), gr.skip(), [], gr.skip()
         turn.is_shown = True
-        history = conclude(turn)
-        return history, open_composer(), [], inspect(history, turn)
+        history = [*turn.history, *conclude(turn.answer)]
+        return history, open_composer(), [], inspect(history, turn.answer)
 
-    def resume(self, history: History, thread: Thread) -> tuple[History, Turn | None]:
-        """Resume an opened chat: return its messages, and the turn whose answer the server still has."""
-        answer_id = read_pending(history)
-        if answer_id is None:
-            return history, None
-        answer = self.answers.find(answer_id)
-        if answer is None:
-            return [*history[:-1], figures_message("stopped", answer_id)], None
-        asked = drop_answer(history)
-        return asked, Turn(asked, len(asked), thread, answer)
+    async def _ask(
+        self, question: Any, thread: Thread | None, last: Turn | None, request: gr.Request, values: Sequence[Any]
+    ) -> Begun:
+        path = await self._read_path(request, thread)
+        if path is None:
+            return _report(REMOVED)
+        # The end of the turn before may not have reached the page.
+        is_missed = last is not None and not (last.is_left or last.is_shown)
+        num_shown = last.num_shown if last is not None and is_missed else len(join(path))
+        return await self._begin(path, [question], num_shown, thread, request, values)
 
-    def _begin(
+    async def _begin_again(
+        self, path: list[Node], question: History, thread: Thread | None, request: gr.Request, values: Sequence[Any]
+    ) -> Begun:
+        """Begin a turn in the place of an earlier one: the page gets the history up to the question."""
+        asked = [*join(path), *question]
+        begun = await self._begin(path, question, len(asked), thread, request, values)
+        return (asked, *begun[1:]) if isinstance(begun[4], Turn) else begun
+
+    async def _begin(
         self,
-        asked: History,
+        path: Sequence[Node],
+        question: History,
         num_shown: int,
         thread: Thread | None,
         request: gr.Request,
-        rest: Sequence[Any],
+        values: Sequence[Any],
     ) -> Begun:
-        *values, store = rest
-        settings = Settings(*values)
-        answer = self.answers.begin(
-            lambda answer: self._generate(answer, asked, settings, str(request.session_hash))
-        )
-        thread = {**(thread or make_thread()), "settings": asdict(settings)}
-        turn = Turn(asked, num_shown, thread, answer)
+        settings, owner = Settings(*values), find_owner(request)
+        answer, chat_id = Answer(), thread["id"] if thread is not None else chats.make_id()
+        nodes = [Node(chats.make_id(), path[-1].id if path else None, question)] if question else []
+        before = [*path, *nodes][-1].id
+        pending = [answer_message(""), pending_message(answer.job_id)]
+        nodes.append(Node(answer.job_id, before, pending))
+        try:
+            await self.store.run(chats.begin_turn, owner, chat_id, asdict(settings), nodes)
+        except StoreError as error:
+            return _report(f"Not sent: {error}.")
+
+        def save() -> Any:
+            written = conclude(answer) if answer.is_over else [*write(answer), pending[1]]
+            return self.store.start(chats.put_node, owner, chat_id, Node(answer.job_id, before, written))
+
+        answer.write = save
+        asked = [*join(path), *question]
+        self.answers.begin(answer, self._generate(answer, asked, settings, str(request.session_hash)))
+        turn = Turn(asked, num_shown, {"id": chat_id, "leaf": answer.job_id}, answer)
         busy = gr.update(value=None, submit_btn=False, stop_btn=True)
-        # Store the question at the start, so that it is not lost if the page is left before the answer ends.
-        kept = [*asked, answer_message(""), pending_message(answer.job_id)]
-        turn.thread, change = keep_chat(store, thread, kept)
-        return gr.skip(), busy, turn.growing, turn.thread, turn, change
+        listed = describe_chats(await self.store.run(chats.list_chats, owner), turn.thread)
+        return gr.skip(), busy, turn.growing, turn.thread, turn, listed
+
+    async def _read_path(self, request: gr.Request, thread: Thread | None) -> list[Node] | None:
+        """Return what the page shows, as the store has it; None if another tab has removed it."""
+        if thread is None or thread["leaf"] is None:
+            return []
+        found = await self.store.run(chats.read_chat, find_owner(request), thread["id"])
+        return None if found is None else found[1].find_path(thread["leaf"]) or None
 
     async def _check_length(self, text: str) -> None:
         if self.engine.tokenizer is None:
@@ -293,36 +308,40 @@ def is_running(turn: Turn | None) -> bool:
     return turn is not None and not (turn.is_left or turn.answer.is_over)
 
 
-def add_missed(history: History, turn: Turn | None) -> History:
-    """Return the page's history, with a turn that has ended, but whose end had not reached the page."""
-    is_missed = turn is not None and not turn.is_left and len(history) <= turn.num_shown
-    return conclude(turn) if turn is not None and is_missed else history
+def write(answer: Answer) -> History:
+    """Return the messages of an answer so far; none before its first token."""
+    output = answer.output
+    return [] if output is None else answer_messages(output.outputs[0].text, answer.thinking)
 
 
-def conclude(turn: Turn) -> History:
-    """Return the history with the turn's result."""
-    output, problem = turn.answer.output, turn.answer.problem
-    written = [] if output is None else turn.written
-    if problem is not None:
-        return [*turn.history, *written, error_message(problem)]
+def conclude(answer: Answer) -> History:
+    """Return the messages of an answer that has ended, with its figures or its error."""
+    output = answer.output
+    if answer.problem is not None:
+        return [*write(answer), error_message(answer.problem)]
     if output is None:
-        return [*turn.history, answer_message(""), figures_message("stopped", turn.answer.job_id)]
+        return [answer_message(""), figures_message("stopped", answer.job_id)]
     figures = describe_output(output)
     line = figures if output.finished else f"{figures} · stopped"
-    return [*turn.history, *written, figures_message(line, turn.answer.job_id)]
+    return [*write(answer), figures_message(line, answer.job_id)]
 
 
-def inspect(history: History, turn: Turn) -> dict[str, Any]:
-    """Return every token of the new answer with its probability and alternatives, where recorded.
+def show(path: Sequence[Node]) -> History:
+    """Return the history of a path whose last answer is not being written."""
+    return chats.end_pending(join(path))
+
+
+def inspect(history: History, answer: Answer | None) -> dict[str, Any]:
+    """Return every token of the last answer with its probability and alternatives, where recorded.
 
     As text, because Gradio traverses lists and dictionaries on the event loop: 70 ms for a thousand tokens.
     """
-    shown, output = describe_tokens(history), turn.answer.output
-    if output is None or not output.outputs[0].logprobs:
+    shown, output = describe_tokens(history), None if answer is None else answer.output
+    if answer is None or output is None or not output.outputs[0].logprobs:
         return shown
     positions = output.outputs[0].logprobs[:MAX_INSPECTED]
     steps = list(map(describe_position, positions))
-    return shown | {"id": turn.answer.job_id, "steps": json.dumps(steps, ensure_ascii=False)}
+    return shown | {"id": answer.job_id, "steps": json.dumps(steps, ensure_ascii=False)}
 
 
 def open_composer(**more: Any) -> Any:
@@ -334,6 +353,11 @@ def _refuse(running: Turn, chatbot: Any = None) -> Begun:
     """Begin nothing, because another turn runs; `chatbot` restores what the page has already changed."""
     running.has_refused = True
     return chatbot or gr.skip(), *(gr.skip() for _ in range(5))
+
+
+def _report(problem: str) -> Begun:
+    """Begin nothing, and show why."""
+    return *(gr.skip() for _ in range(5)), report_problem(problem)
 
 
 def first_index(index: int | tuple[int, int]) -> int:

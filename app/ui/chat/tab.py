@@ -1,21 +1,32 @@
-"""The chat tab: layout and wiring. ChatRun has the handlers, history.py the browser's storage."""
+"""The chat tab: layout, wiring, and the handlers that open, change and list chats. ChatRun has those of a turn."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import gradio as gr
 
-from app.ui.chat import history as memory
+from app.store import Store, StoreError, objects
+from app.ui.chat import store as chats
 from app.ui.chat.attachments import FILE_TYPES, IMAGE_TYPES
-from app.ui.chat.branches import Thread, describe, switch
-from app.ui.chat.conversation import History, read_text
-from app.ui.chat.run import ChatRun, Turn, first_index, is_running, open_composer
+from app.ui.chat.branches import Node, Tree, find_place, join
+from app.ui.chat.conversation import read_text
+from app.ui.chat.history import (
+    Thread,
+    build_branches,
+    build_list,
+    describe_chats,
+    describe_tokens,
+    report_problem,
+)
+from app.ui.chat.run import ChatRun, Turn, first_index, inspect, is_running, open_composer, show
 from app.ui.chat.settings import Settings, build_settings, restore_settings
-from app.ui.chat.store import Store, empty_store, find_chat
+from app.ui.owner import describe_keeping, find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
-from app.ui.scripts import keep_partial, keep_touched, read_kept, read_script
+from app.ui.scripts import keep_touched, read_kept, read_script
 from engine import Engine
 
 INSIDE = """<button type="button" class="fold" aria-expanded="false" aria-controls="inside-body">
@@ -29,10 +40,7 @@ PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Short events need no queue.
 AT_ONCE: dict[str, Any] = {"queue": False, **QUIET}
-# The last input of these events is the store: the chats in the browser when the event begins.
-WITH_STORE: dict[str, Any] = {"js": read_kept("readChats"), **AT_ONCE}
-# The same with the open chat only, which is all that a turn needs.
-WITH_CHAT: dict[str, Any] = {"js": read_kept("readOpenChat"), **AT_ONCE}
+EMPTY: Mapping[str, Any] = {}
 
 # chatbot, thread, branches, tokens, chats, growing, composer, turn, settings
 Opened = tuple[Any, ...]
@@ -59,18 +67,33 @@ class _Parts:
         return [*shown, self.growing, self.textbox, self.turn, *self.settings]
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the store has: a chat, all its turns, those that the page shows, and the list of chats."""
+
+    body: dict[str, Any]
+    tree: Tree
+    path: list[Node]
+    listed: list[dict[str, Any]]
+
+    @property
+    def branches(self) -> list[dict[str, Any]]:
+        return self.tree.describe(self.path)
+
+
 class ChatTab(ChatRun):
-    """One chat on one engine; the page's state is the history that travels with each event."""
+    """One chat on one engine; the page's state is which chat and which version of it the page shows."""
 
     def __init__(
         self,
         engine: Engine,
         welcome: str,
         examples: list[str],
+        store: Store,
         defaults: Settings | None = None,
         interval_s: float = UPDATE_INTERVAL_S,
     ) -> None:
-        super().__init__(engine, interval_s)
+        super().__init__(engine, store, interval_s)
         self.defaults = defaults or Settings()
         self.welcome = welcome
         self.examples = examples
@@ -81,11 +104,11 @@ class ChatTab(ChatRun):
 
     def build(self, demo: gr.Blocks) -> None:
         """Put the tab's components on the page and connect them."""
-        chats = memory.build_list()
+        chats = build_list()
         with gr.Column(elem_id="chat", elem_classes="fill"):
             with gr.Column(elem_id="talk"), gr.Column(elem_id="messages"):
                 chatbot, growing = self._build_messages()
-            branches = memory.build_branches()
+            branches = build_branches()
             tokens = self._build_inside()
             textbox = gr.MultimodalTextbox(
                 label="Message", show_label=False, container=False, placeholder=PLACEHOLDER, lines=1, max_lines=8,
@@ -94,8 +117,9 @@ class ChatTab(ChatRun):
             )  # fmt: skip
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
             settings = build_settings(self.defaults, self.list_models())
-            # Never displayed; carries the browser's storage into the event.
+            # Never displayed; they carry the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
+            current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
         thread, turn = gr.State(None), gr.State(None)
         parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn, settings)
         self._connect_turns(parts)
@@ -104,9 +128,9 @@ class ChatTab(ChatRun):
         # One event, so that the settings of the chat and those of the browser cannot overtake each other.
         opening = demo.load(
             self.restore,
-            [thread, kept, chats],
+            [thread, turn, kept, current],
             [*parts.opened[:8], kept],
-            js=read_kept("readSettings", "readOpenChat"),
+            js=read_kept("readSettings", "readCurrent"),
             **AT_ONCE,
         )
         untouched = keep_touched(list(asdict(self.defaults).values()))
@@ -134,131 +158,201 @@ class ChatTab(ChatRun):
             js_on_load=read_script("inside"),
         )  # fmt: skip
 
-    def end(self, turn: Turn | None, store: Store | None) -> tuple[Any, ...]:
-        """Add the turn to the history, and store its chat in the browser."""
+    async def end(self, turn: Turn | None, request: gr.Request) -> tuple[Any, ...]:
+        """Add the turn to the history; returns also thread, branches and chats."""
         closed = self.close(turn)
-        history = closed[0]
-        if turn is None or not isinstance(history, list):
+        if turn is None or not isinstance(closed[0], list):
             return (*closed, *(gr.skip() for _ in range(3)))
-        thread, branches, _, chats = memory.keep(history, turn.thread, store)
-        return (*closed, thread, branches, chats)
+        problem = {}
+        try:
+            if turn.answer.written is not None:
+                await asyncio.wrap_future(turn.answer.written)
+        except StoreError as error:
+            problem = {"problem": f"This answer is lost when the page is closed: {error}."}
+        found = await self._read(request, turn.thread)
+        return *closed, turn.thread, found.branches, describe_chats(found.listed, turn.thread, **problem)
 
-    def undo(
-        self,
-        history: History,
-        thread: Thread | None,
-        turn: Turn | None,
-        store: Store | None,
-        data: gr.UndoData,
+    async def undo(
+        self, thread: Thread | None, turn: Turn | None, data: gr.UndoData, request: gr.Request
     ) -> tuple[Any, ...]:
         """Move the last turn back into the text box; do nothing while an answer is generated."""
-        if is_running(turn):
+        if is_running(turn) or thread is None:
+            return tuple(gr.skip() for _ in range(6))
+        found = await self._read(request, thread)
+        place = find_place(found.path, first_index(data.index))
+        if place >= len(found.path):
             return tuple(gr.skip() for _ in range(6))
         _leave(turn)
-        index = first_index(data.index)
-        text = read_text(history[index]["content"])
-        composer = open_composer(value={"text": text, "files": []})
-        return history[:index], composer, *memory.keep(history[:index], thread, store)
+        question = found.path[place]
+        removed, leaf = found.tree.list_after(question.id), question.before
+        await self.store.run(chats.remove_turns, find_owner(request), thread["id"], removed, leaf)
+        composer = open_composer(value={"text": read_text(question.messages[0]["content"]), "files": []})
+        history, *shown = await self._show(request, thread | {"leaf": leaf})
+        return history, composer, *shown
 
-    def switch(
-        self,
-        history: History,
-        thread: Thread | None,
-        turn: Turn | None,
-        store: Store | None,
-        data: gr.EventData,
+    async def switch(
+        self, thread: Thread | None, turn: Turn | None, data: gr.EventData, request: gr.Request
     ) -> tuple[Any, ...]:
         """Show another version of the conversation; do nothing while an answer is generated."""
-        if is_running(turn):
+        if is_running(turn) or thread is None:
+            return tuple(gr.skip() for _ in range(5))
+        found = await self._read(request, thread)
+        place, to = find_place(found.path, int(data._data["at"])), int(data._data["to"])
+        versions = found.tree.list_versions(found.path[place]) if place < len(found.path) else []
+        if not 0 <= to < len(versions):
             return tuple(gr.skip() for _ in range(5))
         if turn is not None and turn.is_shown:
             _leave(turn)
-        thread = thread or memory.make_thread()
-        thread, history = switch(thread, history, int(data._data["at"]), int(data._data["to"]))
-        return history, *memory.keep(history, thread, store)
+        leaf = found.tree.find_leaf(versions[to].id)
+        await self.store.run(chats.change_chat, find_owner(request), thread["id"], leaf=leaf)
+        return await self._show(request, thread | {"leaf": leaf})
 
-    def restore(self, thread: Thread | None, kept: Any, store: Store | None) -> tuple[Any, ...]:
-        """Restore the chat that was open when the page was left; in place of the settings, list their updates.
+    async def restore(
+        self, thread: Thread | None, turn: Turn | None, kept: Any, chat_id: str | None, request: gr.Request
+    ) -> tuple[Any, ...]:
+        """Open the chat that this tab had open, the latest in a new tab; in place of the settings, list their updates.
 
         A question that was asked, or a chat that was opened, before this event, stays.
         """
-        store = store or empty_store()
-        chat = find_chat(store, store.get("current")) if thread is None else None
-        opened = self._skip_opened() if chat is None else self._open(store, chat["id"])
-        if chat is not None and chat.get("settings"):
-            return *opened[:8], {"updates": opened[8:]}
-        return *opened[:8], {"updates": restore_settings(self.defaults, kept, self.list_models())}
+        owner = find_owner(request)
+        more = {"where": describe_keeping(self.store, owner)}
+        notes = [more["where"]] if owner.startswith(objects.GUEST) else self.store.notes
+        more |= {"problem": " ".join(notes)} if notes else {}
+        if thread is not None:
+            return *self._skip_opened()[:8], {"updates": restore_settings(self.defaults, kept, self.list_models())}
+        if chat_id is None:
+            listed = await self.store.run(chats.list_chats, owner)
+            chat_id = listed[0]["id"] if listed else None
+        *opened, settings = await self._open(request, chat_id, more)
+        updates = restore_settings(self.defaults, settings or kept, self.list_models())
+        return *opened, {"updates": updates}
 
-    def pick(self, turn: Turn | None, store: Store | None, data: gr.EventData) -> Opened:
+    async def pick(self, turn: Turn | None, data: gr.EventData, request: gr.Request) -> Opened:
         """Open another chat. The answer in the previous chat continues, and is shown when that chat is opened again."""
         is_here = turn is not None and turn.thread["id"] == data._data["id"]
         if turn is not None and is_here and turn.is_watched and is_running(turn):
-            # The page shows this chat and its answer, which another tab may not have stored yet.
             return self._skip_opened()
-        _leave(turn)
-        return self._open(store or empty_store(), data._data.get("id"))
+        return await self._replace(turn, request, data._data.get("id"))
 
-    def fresh(self, turn: Turn | None, store: Store | None) -> Opened:
+    async def fresh(self, turn: Turn | None, request: gr.Request) -> Opened:
         """Open a new chat."""
-        _leave(turn)
-        return self._open(store or empty_store(), None)
+        return await self._replace(turn, request, None)
 
-    async def drop(
-        self, thread: Thread | None, turn: Turn | None, store: Store | None, data: gr.EventData
-    ) -> Opened:
-        """Remove a chat; if it is open, its answer ends and the page becomes empty."""
-        chat_id, store = str(data._data.get("id")), store or empty_store()
+    async def drop(self, thread: Thread | None, turn: Turn | None, data: gr.EventData, request: gr.Request) -> Opened:
+        """Remove a chat, and give it to the page, which may bring it back; an open one ends its answer."""
+        chat_id, owner = str(data._data.get("id")), find_owner(request)
         is_open = thread is not None and thread["id"] == chat_id
-        opened = list(self._skip_opened())
+        if is_open and turn is not None:
+            turn.answer.stop()
+        removed = await self.store.run(chats.export_chats, owner, chat_id)
+        await self.store.run(objects.delete, owner, "chat", chat_id)
+        more: dict[str, Any] = {"removed": {"text": removed, "was_open": is_open}}
         if is_open:
-            if turn is not None:
-                turn.answer.stop()
-            _leave(turn)
-            opened = list(self._open(store, None))
-        opened[4] = memory.drop(store, chat_id, is_open)
-        return tuple(opened)
+            return await self._replace(turn, request, None, more)
+        return await self._list(request, thread, **more)
+
+    async def bring(self, thread: Thread | None, turn: Turn | None, data: gr.EventData, request: gr.Request) -> Opened:
+        """Import the chats of a file, or those that this browser kept before; open the first if the page wants it."""
+        try:
+            found = await self.store.run(chats.import_chats, find_owner(request), str(data._data.get("text")))
+        except (chats.ChatsError, StoreError) as error:
+            problem = f"Nothing imported: {error}. Choose a file that Export has written."
+            return (*self._skip_opened()[:4], report_problem(problem), *self._skip_opened()[5:])
+        if data._data.get("opens") and found:
+            return await self._replace(turn, request, found[0])
+        return await self._list(request, thread, is_taken=bool(data._data.get("is_old")))
+
+    async def rename(self, thread: Thread | None, data: gr.EventData, request: gr.Request) -> Opened:
+        """Give a chat another title."""
+        title = str(data._data.get("title"))[: chats.MAX_TITLE_CHARS]
+        owner, chat_id = find_owner(request), str(data._data.get("id"))
+        await self.store.run(chats.change_chat, owner, chat_id, title=title, named=True)
+        return await self._list(request, thread)
+
+    async def search(self, thread: Thread | None, data: gr.EventData, request: gr.Request) -> Opened:
+        """List the chats that contain a text, or all."""
+        text = str(data._data.get("text") or "")
+        return await self._list(request, thread, text, is_search=bool(text))
+
+    async def export(self, request: gr.Request) -> Opened:
+        """Give the page all chats as a file."""
+        text = await self.store.run(chats.export_chats, find_owner(request))
+        return (*self._skip_opened()[:4], {"id": chats.make_id(), "file": text}, *self._skip_opened()[5:])
+
+    async def _read(self, request: gr.Request, thread: Thread | None) -> _Found:
+        """Return what the store has of the open chat, and the list of chats."""
+        owner, chat_id = find_owner(request), None if thread is None else thread["id"]
+        found = await self.store.run(chats.read_chat, owner, chat_id)
+        listed = await self.store.run(chats.list_chats, owner)
+        body, tree = found or ({}, Tree())
+        return _Found(body, tree, tree.find_path(thread["leaf"]) if thread is not None else [], listed)
+
+    async def _show(self, request: gr.Request, thread: Thread) -> tuple[Any, ...]:
+        """Return history, thread, branches, tokens and chats."""
+        found = await self._read(request, thread)
+        history = show(found.path)
+        return history, thread, found.branches, describe_tokens(history), describe_chats(found.listed, thread)
+
+    async def _list(self, request: gr.Request, thread: Thread | None, text: str = "", **more: Any) -> Opened:
+        """Update the list of chats only; another one may be opened meanwhile."""
+        listed = await self.store.run(chats.list_chats, find_owner(request), text)
+        skipped = self._skip_opened()
+        return (*skipped[:4], describe_chats(listed, thread, **more), *skipped[5:])
 
     def _skip_opened(self) -> Opened:
         return tuple(gr.skip() for _ in range(8 + len(asdict(self.defaults))))
 
-    def _open(self, store: Store, chat_id: str | None) -> Opened:
-        history, thread, change = memory.open_chat(store, chat_id)
-        history, turn = self.resume(history, thread)
-        if turn is None:
-            composer, growing = open_composer(), []
-        else:
-            composer, growing = gr.update(submit_btn=False, stop_btn=True), turn.growing
-        kept = thread["settings"]
+    async def _replace(
+        self, turn: Turn | None, request: gr.Request, chat_id: str | None, more: Mapping[str, Any] = EMPTY
+    ) -> Opened:
+        """Open another chat in the place of the one that the page shows."""
+        _leave(turn)
+        *opened, kept = await self._open(request, chat_id, more)
         kept = asdict(self.defaults) | kept if kept else None
-        settings = restore_settings(self.defaults, kept, self.list_models())
-        shown = [history, thread, describe(thread, history), memory.describe_tokens(history), change]
-        return (*shown, growing, composer, turn, *settings)
+        return (*opened, *restore_settings(self.defaults, kept, self.list_models()))
+
+    async def _open(self, request: gr.Request, chat_id: str | None, more: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return what the page shows of a stored or a new chat, and the chat's settings."""
+        found = await self._read(request, {"id": chat_id, "leaf": None})
+        thread: Thread = {"id": chat_id if found.body else chats.make_id(), "leaf": found.body.get("leaf")}
+        path = found.tree.find_path(thread["leaf"])
+        answer = self.answers.find(thread["leaf"] or "")
+        history, turn, growing, composer = show(path), None, [], open_composer()
+        if answer is not None and not answer.is_over:
+            history = join(path[:-1])
+            turn = Turn(history, len(history), thread, answer)
+            growing, composer = turn.growing, gr.update(submit_btn=False, stop_btn=True)
+        listed = describe_chats(found.listed, thread, **more)
+        tokens = inspect(history, None if turn is not None else answer)
+        shown = [history, thread, found.tree.describe(path), tokens, listed, growing, composer, turn]
+        return (*shown, found.body.get("settings"))
 
     def _connect_turns(self, parts: _Parts) -> None:
         chatbot, textbox, turn = parts.chatbot, parts.textbox, parts.turn
         begun = [chatbot, textbox, parts.growing, parts.thread, turn, parts.chats]
-        asked = [chatbot, parts.thread, turn, *parts.settings, parts.chats]
+        asked = [parts.thread, turn, *parts.settings]
         for begin in (
-            textbox.submit(self.send, [textbox, *asked], begun, **WITH_CHAT),
-            chatbot.example_select(self.send_example, asked, begun, **WITH_CHAT),
-            chatbot.retry(self.retry, asked, begun, **WITH_CHAT),
-            chatbot.edit(self.edit, asked, begun, **WITH_CHAT),
+            textbox.submit(self.send, [textbox, *asked], begun, **AT_ONCE),
+            chatbot.example_select(self.send_example, asked, begun, **AT_ONCE),
+            chatbot.retry(self.retry, asked, begun, **AT_ONCE),
+            chatbot.edit(self.edit, [chatbot, *asked], begun, **AT_ONCE),
         ):
             self._finish(begin.then(self.watch, turn, parts.growing, **QUIET), parts)
         textbox.stop(self.stop, turn, None, **AT_ONCE)
-        # The displayed part of an answer stays in the browser in case the server is lost.
-        parts.growing.change(None, parts.growing, None, js=keep_partial(), **AT_ONCE)
 
     def _connect_history(self, parts: _Parts) -> None:
         chatbot, thread, turn, chats = parts.chatbot, parts.thread, parts.turn, parts.chats
         opened = parts.opened
         taken_back = [chatbot, parts.textbox, thread, parts.branches, parts.tokens, chats]
-        chatbot.undo(self.undo, [chatbot, thread, turn, chats], taken_back, **WITH_CHAT)
-        self._go_on(chats.pick(self.pick, [turn, chats], opened, **WITH_STORE), parts)
-        chats.fresh(self.fresh, [turn, chats], opened, **WITH_STORE)
-        chats.drop(self.drop, [thread, turn, chats], opened, **WITH_STORE)
-        chats.bring(memory.bring, chats, chats, **WITH_STORE)
-        parts.branches.turn(self.switch, [chatbot, thread, turn, chats], opened[:5], **WITH_CHAT)
+        chatbot.undo(self.undo, [thread, turn], taken_back, **AT_ONCE)
+        self._go_on(chats.pick(self.pick, turn, opened, **AT_ONCE), parts)
+        chats.fresh(self.fresh, turn, opened, **AT_ONCE)
+        chats.drop(self.drop, [thread, turn], opened, **AT_ONCE)
+        self._go_on(chats.bring(self.bring, [thread, turn], opened, **AT_ONCE), parts)
+        chats.rename(self.rename, thread, opened, **AT_ONCE)
+        chats.search(self.search, thread, opened, **AT_ONCE)
+        chats.export(self.export, None, opened, **AT_ONCE)
+        parts.branches.turn(self.switch, [thread, turn], opened[:5], **AT_ONCE)
 
     def _go_on(self, opening: Any, parts: _Parts) -> None:
         """Watch the answer of a chat that was opened while it is generated."""
@@ -268,7 +362,7 @@ class ChatTab(ChatRun):
         # Not the turn, because another one may have begun meanwhile.
         shown = [parts.chatbot, parts.textbox, parts.growing, parts.tokens]
         ended = [*shown, parts.thread, parts.branches, parts.chats]
-        watching.then(self.end, [parts.turn, parts.chats], ended, **WITH_CHAT)
+        watching.then(self.end, parts.turn, ended, **AT_ONCE)
 
 
 def _leave(turn: Turn | None) -> None:

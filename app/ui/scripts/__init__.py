@@ -27,11 +27,6 @@ def keep_touched(defaults: list[Any]) -> str:
     )
 
 
-def keep_partial() -> str:
-    """Return an event's `js` function that stores the displayed part of the answer in the open chat."""
-    return f"(messages) => {{\n{read_script('kept')}\nkeepPartial(messages);\n}}"
-
-
 def read_script(name: str) -> str:
     """Return the script of that name."""
     return (Path(__file__).parent / f"{name}.js").read_text(encoding="utf-8")

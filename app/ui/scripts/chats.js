@@ -1,6 +1,6 @@
-// The list of chats: search, open, rename, remove and undo that, export, import. `props.value` is what the last event changed in them.
+// The list of chats: search, open, rename, remove and undo that, export, import. `props.value` is the server's last list.
 const host = element.querySelector(".chats");
-let wanted = "", store = readChats();
+let wanted = "", store = { chats: [], current: null, leaf: null };
 
 const make = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -10,20 +10,22 @@ const make = (tag, attributes = {}, ...children) => {
   return node;
 };
 
-const chats = () => store.chats;
 // On a narrow screen the list covers the chat.
 const close = () => { if (matchMedia("(max-width: 768px)").matches) document.querySelector("#chats.open .toggle-button")?.click(); };
-const matches = (chat) => !wanted || [chat.title, ...chat.messages.map((each) => each.content)].join("\n").toLowerCase().includes(wanted);
 const day = (seconds) => seconds ? new Date(seconds * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" }) : "";
 
-const save = () => {
-  const file = new Blob([JSON.stringify({ chats: chats() }, null, 1)], { type: "application/json" });
-  const link = make("a", { href: URL.createObjectURL(file), download: "troupe-chats.json" });
+const save = (text) => {
+  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: "application/json" })), download: "troupe-chats.json" });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 };
 
-const search = make("input", { type: "search", placeholder: "Search chats", "aria-label": "Search chats", oninput: (event) => { wanted = event.target.value.toLowerCase(); draw(); } });
+let typing;
+const search = make("input", { type: "search", placeholder: "Search chats", "aria-label": "Search chats", oninput: (event) => {
+  wanted = event.target.value;
+  clearTimeout(typing);
+  typing = setTimeout(() => trigger("search", { text: wanted }), 200);
+} });
 const picker = make("input", { type: "file", accept: "application/json,.json", hidden: "", "aria-label": "Chats to import", onchange: async (event) => {
   const file = event.target.files[0];
   event.target.value = "";
@@ -32,24 +34,23 @@ const picker = make("input", { type: "file", accept: "application/json,.json", h
 const list = make("ul", {});
 const fresh = make("button", { type: "button", class: "fresh", onclick: () => { trigger("fresh"); close(); } }, "New chat");
 const tools = make("div", { class: "tools" },
-  make("button", { type: "button", onclick: save }, "Export"),
+  make("button", { type: "button", onclick: () => trigger("export") }, "Export"),
   make("button", { type: "button", onclick: () => picker.click() }, "Import"), picker);
 const removed = make("p", { class: "removed", role: "status", hidden: "" });
-host.append(fresh, search, list, removed, tools);
+const where = make("p", { class: "where" });
+host.append(fresh, search, list, removed, tools, where);
 
 const UNDO_MS = 20000;
-const remove = (chat) => {
-  const wasOpen = chat.id === store.current;
-  trigger("drop", { id: chat.id });
-  removed.replaceChildren(`Removed “${chat.title}”. `, make("button", { type: "button", onclick: () => {
+const offerUndo = ({ text, was_open }) => {
+  const { title } = JSON.parse(text).chats[0] || {};
+  if (!title) return;
+  removed.replaceChildren(`Removed “${title}”. `, make("button", { type: "button", onclick: () => {
     removed.hidden = true;
-    changeChats({ current: store.current || null, put: [chat], removed: [] });
-    reload();
-    if (wasOpen) trigger("pick", { id: chat.id });
+    trigger("bring", { text, opens: was_open });
   } }, "Undo"));
   removed.hidden = false;
-  clearTimeout(remove.timer);
-  remove.timer = setTimeout(() => { removed.hidden = true; }, UNDO_MS);
+  clearTimeout(offerUndo.timer);
+  offerUndo.timer = setTimeout(() => { removed.hidden = true; }, UNDO_MS);
 };
 const rename = (chat, item) => {
   let isDone = false;
@@ -57,10 +58,10 @@ const rename = (chat, item) => {
     if (isDone) return;
     isDone = true;
     if (title && title !== chat.title) {
-      const chats = readChats().chats.map((each) => each.id === chat.id ? { ...each, title, named: true } : each);
-      writeChats(readKept(CHATS).current, chats, [chat.id]);
+      chat.title = title;
+      trigger("rename", { id: chat.id, title });
     }
-    reload();
+    draw();
     list.querySelector(`[data-id="${chat.id}"] .open`)?.focus();
   };
   const input = make("input", { type: "text", value: chat.title, maxlength: "60", "aria-label": "Title of the chat",
@@ -75,43 +76,52 @@ const rename = (chat, item) => {
 };
 
 const draw = () => {
-  const found = chats().filter(matches);
-  const empty = chats().length ? "No chat has these words." : "Chats are kept in this browser only.";
-  list.replaceChildren(...found.map((chat) => {
+  const empty = wanted ? "No chat has these words." : "There are no chats yet.";
+  list.replaceChildren(...store.chats.map((chat) => {
     const isOpen = chat.id === store.current;
     const item = make("li", { class: isOpen ? "current" : "", "data-id": chat.id },
       make("button", { type: "button", class: "open", title: chat.title, ...(isOpen ? { "aria-current": "true" } : {}),
         onclick: () => { trigger("pick", { id: chat.id }); close(); }, ondblclick: () => rename(chat, item) }, make("span", {}, chat.title), make("small", {}, day(chat.time))),
       make("button", { type: "button", class: "rename", "aria-label": `Rename ${chat.title}`, title: "Rename", onclick: () => rename(chat, item) }, "✎"),
-      make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, title: "Remove", onclick: () => remove(chat) }, "×"));
+      make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, title: "Remove", onclick: () => trigger("drop", { id: chat.id }) }, "×"));
     return item;
   }));
-  if (!found.length) list.append(make("li", { class: "none" }, empty));
+  if (!store.chats.length) list.append(make("li", { class: "none" }, empty));
 };
-const reload = () => { store = readChats(); draw(); };
+// Other tabs of this browser show the same chats.
+const others = new BroadcastChannel(CHATS);
+const isRenaming = () => list.contains(document.activeElement) && document.activeElement.tagName === "INPUT";
 const take = () => {
-  const change = props.value;
-  // After a redraw the component still has its last change, which has already been applied.
-  if (change?.id && change.id !== window.troupeLastChange) {
-    window.troupeLastChange = change.id;
-    changeChats(change);
-    if (change.problem) warn(change.problem);
-  }
-  reload();
-};
-// Changes by other tabs; without a key the whole storage was cleared.
-window.addEventListener("storage", ({ key }) => {
-  if (!element.isConnected || (key !== CHATS && key !== null)) return;
-  // Update only the chat that this tab has opened; an empty tab stays empty.
-  let own = null;
-  try { own = sessionStorage.getItem(CHATS); } catch { /* forbidden */ }
-  const open = () => store.chats.find((chat) => chat.id === own);
-  const before = JSON.stringify(open()?.messages);
-  if (list.contains(document.activeElement) && document.activeElement.tagName === "INPUT") return;
-  reload();
-  // The open chat has grown in another tab; a chat that this tab writes is merged when its turn ends.
+  const value = props.value;
+  // After a redraw the component still has its last value, which has already been taken.
+  if (!value?.id || value.id === window.troupeLastChange) return;
+  window.troupeLastChange = value.id;
+  if (value.problem) warn(value.problem);
+  if (value.file) save(value.file);
+  if (value.removed) offerUndo(value.removed);
+  if (value.is_taken) dropOld();
+  if (value.where) where.textContent = value.where;
+  if (!value.chats) return;
+  const isNews = !value.is_search && JSON.stringify(value.chats) !== JSON.stringify(store.chats);
+  store = value;
+  writeCurrent(store.current);
+  if (wanted && !value.is_search) trigger("search", { text: wanted });
+  else if (!isRenaming()) draw();
+  if (isNews && !take.isQuiet) others.postMessage("changed");
+  // The open chat has grown in another tab; one that this tab writes is shown when its turn ends.
+  const open = store.chats.find(({ id }) => id === store.current);
   const isWriting = document.querySelector("#growing .message-row") || document.querySelector("#chatbot textarea");
-  if (open() && !isPending(open()) && JSON.stringify(open().messages) !== before && !isWriting) trigger("pick", { id: store.current });
-});
+  if (take.isQuiet && open && open.leaf !== store.leaf && !isWriting) trigger("pick", { id: store.current });
+  take.isQuiet = false;
+};
+others.onmessage = () => {
+  if (!element.isConnected) return others.close();
+  take.isQuiet = true;
+  trigger("search", { text: wanted });
+};
+// Chats that an older version kept in this browser go to the server, once.
+const readOld = () => { const { chats } = readKept(CHATS); return Array.isArray(chats) && chats.length ? chats : null; };
+const dropOld = () => { try { for (const key of [CHATS, "troupe-partial"]) localStorage.removeItem(key); } catch { /* forbidden */ } };
 watch("value", take);
 take();
+if (readOld()) setTimeout(() => trigger("bring", { text: JSON.stringify({ chats: readOld() }), is_old: true }), 1000);

@@ -2,14 +2,14 @@
 
 import asyncio
 import inspect
-from types import SimpleNamespace
-from typing import Any
 
 import fastapi
 import gradio as gr
 import httpx
 import pytest
 
+from app.api.context import ApiContext
+from app.config import AppConfig
 from app.ui import make_demo, mount_options
 from app.ui.api_hint import find_page_url, make_snippets
 from app.ui.demo import describe_model
@@ -17,14 +17,12 @@ from app.ui.theme import STYLE_SHEET
 from engine import EngineConfig
 from tests.fakes import FakeEngine
 
-CONFIG: Any = SimpleNamespace(api_key=())
-
 
 @pytest.fixture(scope="module")
 def demo() -> gr.Blocks:
     # In a loop, which Gradio would otherwise make and never close.
     async def build() -> gr.Blocks:
-        return make_demo(FakeEngine(state="starting"), CONFIG)
+        return make_demo(ApiContext(FakeEngine(state="starting"), AppConfig()))
 
     return asyncio.run(build())
 
@@ -52,7 +50,7 @@ def test_handlers_that_read_what_the_event_loop_changes_run_on_it(demo: gr.Block
 def test_every_event_reads_anew_what_the_browser_keeps(demo: gr.Blocks) -> None:
     """A tab's earlier copy may be outdated, because other tabs write to the storage too."""
     readers = {
-        "chat-list": ("readChats()", "readOpenChat()"),
+        "kept-chat": ("readCurrent()",),
         "verified": ("readVerified()",),
         "kept-settings": ("readSettings()",),
     }

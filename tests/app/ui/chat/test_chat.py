@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,25 +10,46 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.ui.chat.answers import KEEP_S
+from app.store import Limits, Store, objects
+from app.ui.chat import store as chats
 from app.ui.chat.conversation import answer_message, figures_message, read_text, user_message
-from app.ui.chat.run import conclude
 from app.ui.chat.settings import Settings
 from app.ui.chat.tab import ChatTab
 from engine import EngineDead, EngineOverloaded
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
-REQUEST: Any = SimpleNamespace(session_hash="abc")
+REQUEST: Any = SimpleNamespace(session_hash="abc", request=None)
 SETTINGS = (Settings().system_prompt, 0.0, 1.0, 0, 0.0, 64, "", "", "none", "", 0, True)
-THREAD: Any = {"id": "t", "forks": [], "seen": [], "settings": None}
-REST: Any = (*SETTINGS, None)  # the last inputs of what begins a turn
+OWNER = f"{objects.GUEST}abc"
 TURN = [user_message("hello"), answer_message("hi"), figures_message("3 tokens")]
 
 
 def make_tab(**options: Any) -> tuple[ChatTab, FakeEngine]:
     engine = FakeEngine(reply=lambda prompt: "fine, thanks", **options)
-    return ChatTab(engine, "welcome", [], interval_s=0), engine
+    return ChatTab(engine, "welcome", [], Store(), interval_s=0), engine
+
+
+async def seed(tab: ChatTab, messages: Any = TURN) -> Any:
+    """A stored chat, opened."""
+    text = json.dumps({"chats": [{"id": "t", "messages": messages}]})
+    await tab.store.run(chats.import_chats, OWNER, text)
+    return (await open_chat(tab))[1]
+
+
+async def open_chat(tab: ChatTab, chat_id: str | None = "t", turn: Any = None) -> Any:
+    return await tab.pick(turn, at(id=chat_id), REQUEST)
+
+
+def at(**data: Any) -> Any:
+    return SimpleNamespace(_data=data)
+
+
+async def read(tab: ChatTab, chat_id: str = "t") -> Any:
+    """The chat's fields and its turns as texts, each with the one before it."""
+    body, tree = await tab.store.run(chats.read_chat, OWNER, chat_id)
+    texts = {node.id: read_text(node.messages[0]["content"]) for node in tree.nodes.values()}
+    return body, [(texts.get(node.before), texts[node.id]) for node in tree.nodes.values()]
 
 
 def typed(text: str, *files: str) -> dict[str, Any]:
@@ -42,13 +62,13 @@ async def play(tab: ChatTab, begun: tuple[Any, ...]) -> Any:
     grew = [update async for update in tab.watch(turn)]
     history, composer, growing, tokens = tab.close(turn)
     assert growing == []
-    return SimpleNamespace(grew=grew, history=history, composer=composer, tokens=tokens)
+    return SimpleNamespace(grew=grew, history=history, composer=composer, tokens=tokens, thread=begun[3])
 
 
 async def ask(
-    tab: ChatTab, text: str = "hello", history: Any = (), *files: str, settings: Any = SETTINGS
+    tab: ChatTab, text: str = "hello", thread: Any = None, *files: str, turn: Any = None, settings: Any = SETTINGS
 ) -> tuple[Any, ...]:
-    return await tab.send(typed(text, *files), list(history), REQUEST, THREAD, None, *settings, None)
+    return await tab.send(typed(text, *files), REQUEST, thread, turn, *settings)
 
 
 async def begin_writing(tab: ChatTab) -> tuple[Any, AsyncGenerator[Any, None]]:
@@ -68,7 +88,7 @@ async def finish(tab: ChatTab, turn: Any, updates: AsyncGenerator[Any, None]) ->
 
 async def test_an_answer_grows_without_the_history_before_it_and_ends_with_its_figures() -> None:
     tab, _ = make_tab()
-    begun = await ask(tab, "hello", [user_message("q"), answer_message("a")] * 40)
+    begun = await ask(tab, "hello", await seed(tab, [user_message("q"), answer_message("a")] * 40))
     assert begun[0] == gr.skip() and begun[2] == [user_message("hello"), answer_message("…")]
     assert (begun[1]["stop_btn"], begun[1]["value"]) == (True, None)
     played = await play(tab, begun)
@@ -82,7 +102,7 @@ async def test_an_answer_grows_without_the_history_before_it_and_ends_with_its_f
 async def test_history_settings_and_session_reach_the_engine() -> None:
     tab, engine = make_tab()
     settings = ("be kind", *SETTINGS[1:-2], -3, False)
-    played = await play(tab, await ask(tab, "and you?", TURN, settings=settings))
+    played = await play(tab, await ask(tab, "and you?", await seed(tab), settings=settings))
     (request,) = engine.requests
     assert request.prompt == "<system>be kind\n<user>hello\n<assistant>hi\n<user>and you?\n<assistant>"
     assert (request.options["cache_salt"], request.options["priority"]) == ("session-abc", -3)
@@ -95,40 +115,44 @@ async def test_every_answer_ends_with_its_own_tokens_and_their_rivals() -> None:
     steps = json.loads(first.tokens["steps"])
     assert "".join(step["text"] for step in steps) == "fine, thanks" and steps[0]["p"] == 0.7788
     assert [each["text"] for each in steps[0]["top"]] == ["f", "~"]
-    second = await play(tab, await ask(tab, "again", first.history))
+    second = await play(tab, await ask(tab, "again", first.thread))
     assert second.tokens["ids"] == [first.tokens["id"], second.tokens["id"]]
     assert first.tokens["id"] != second.tokens["id"]
 
 
-async def test_a_retry_keeps_the_answer_before_as_another_version() -> None:
+async def test_a_retried_answer_and_an_edited_question_are_versions_that_can_be_shown_again() -> None:
     tab, engine = make_tab()
-    begun = await tab.retry(TURN, SimpleNamespace(index=0), REQUEST, THREAD, None, *REST)
-    fork, (chat,) = begun[3]["forks"][0], begun[5]["put"]
-    assert (fork["at"], fork["active"], fork["tails"][0]["messages"]) == (1, 1, TURN[1:])
-    assert chat["messages"][0] == TURN[0] and chat["forks"][0]["tails"][0]["messages"] == TURN[1:]
-    assert len((await play(tab, begun)).history) == 3
+    thread = await seed(tab)
+    begun = await tab.retry(SimpleNamespace(index=0), REQUEST, thread, None, *SETTINGS)
+    assert begun[0] == TURN[:1] and len((await play(tab, begun)).history) == 3
     assert engine.requests[0].prompt.endswith("<user>hello\n<assistant>")
-
-
-async def test_an_edit_keeps_the_old_text_and_its_answers_as_another_version() -> None:
-    tab, engine = make_tab()
     data: Any = SimpleNamespace(index=(0, 0), value="bye", previous_value="hello")
-    # The page sends the new words in their place.
-    begun = await tab.edit([user_message("bye"), *TURN[1:]], data, REQUEST, THREAD, None, *REST)
-    assert begun[3]["forks"][0]["tails"][0]["messages"] == TURN
+    begun = await tab.edit([user_message("bye"), *TURN[1:]], data, REQUEST, begun[3], None, *SETTINGS)
     played = await play(tab, begun)
-    assert read_text(played.history[0]["content"]) == "bye" and "<user>bye" in engine.requests[0].prompt
+    assert read_text(played.history[0]["content"]) == "bye" and "<user>bye" in engine.requests[1].prompt
+    _, turns = await read(tab)
+    assert turns[2:] == [("hello", "fine, thanks"), (None, "bye"), ("bye", "fine, thanks")]
+    back, thread, branches, _, listed = await tab.switch(begun[3], None, at(at=0, to=0), REQUEST)
+    assert read_text(back[1]["content"]) == "fine, thanks" and listed["leaf"] == thread["leaf"]
+    assert [(each["at"], each["active"], each["count"]) for each in branches] == [(0, 0, 2), (1, 1, 2)]
+    back, *_ = await tab.switch(thread, None, at(at=1, to=0), REQUEST)
+    assert back == TURN and (await open_chat(tab))[0] == TURN
+    assert (await tab.switch(thread, None, at(at=1, to=2), REQUEST))[0] == gr.skip()
 
 
 async def test_undo_takes_the_question_back_into_the_composer_but_not_while_it_is_answered() -> None:
-    tab, _ = make_tab()
-    history, composer, *_, change = tab.undo([*TURN, *TURN], THREAD, None, None, SimpleNamespace(index=3))
-    assert history == TURN and composer["value"]["text"] == "hello"
-    assert change["put"][0]["messages"] == TURN
-    turn, updates = await begin_writing(tab)
-    untouched = tab.undo(TURN, THREAD, turn, None, SimpleNamespace(index=0))
+    tab, engine = make_tab()
+    thread = await seed(tab, [*TURN, *TURN])
+    history, composer, thread, *_, listed = await tab.undo(thread, None, SimpleNamespace(index=3), REQUEST)
+    assert history == TURN and composer["value"]["text"] == "hello" and len((await read(tab))[1]) == 2
+    engine.hold = asyncio.Event()
+    turn = (await ask(tab, "more", thread))[4]
+    untouched = await tab.undo(turn.thread, turn, SimpleNamespace(index=0), REQUEST)
     assert all(each == gr.skip() for each in untouched)
-    await finish(tab, turn, updates)
+    engine.hold.set()
+    await play(tab, (None,) * 3 + (turn.thread, turn))
+    _, _, thread, *_, listed = await tab.undo(turn.thread, turn, SimpleNamespace(index=0), REQUEST)
+    assert listed["chats"] == [] and thread["leaf"] is None, "a chat without turns is no chat"
 
 
 @pytest.mark.parametrize(
@@ -140,12 +164,12 @@ async def test_an_attached_file_is_sent_or_refused_before_anything_is_stored(
     path = tmp_path / "note.txt"
     path.write_text("the ``` cat")
     tab, engine = make_tab()
-    await play(tab, await ask(tab, "What is this?", [], str(path)))
+    await play(tab, await ask(tab, "What is this?", None, str(path)))
     assert "What is this?\n\nnote.txt\n````\nthe ``` cat\n````" in engine.requests[0].prompt
     path.write_bytes(data)
-    *nothing, change = await ask(tab, "", [], str(path))
-    assert nothing == [gr.skip()] * 5 and words in change["problem"] and change["put"] == []
-    assert "current" not in change and len(engine.requests) == 1
+    *nothing, change = await ask(tab, "", None, str(path))
+    assert nothing == [gr.skip()] * 5 and words in change["problem"] and "chats" not in change
+    assert len(engine.requests) == 1
 
 
 async def test_an_empty_message_asks_nothing() -> None:
@@ -161,17 +185,17 @@ async def test_an_answer_is_shown_once_and_a_late_update_of_it_is_cleared() -> N
     assert tab.close(begun[4]) == (gr.skip(), gr.skip(), [], gr.skip())
 
 
-def test_a_page_that_opens_without_an_answer_leaves_a_question_asked_meanwhile_alone() -> None:
+async def test_a_page_that_opens_without_an_answer_leaves_a_question_asked_meanwhile_alone() -> None:
     """What follows the page's opening may end after the question has begun its turn."""
     tab, _ = make_tab()
-    history, composer, *_ = tab.end(None, None)
+    history, composer, *_ = await tab.end(None, REQUEST)
     assert history == composer == gr.skip()
 
 
 async def test_a_second_question_waits_until_the_first_is_answered() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
-    assert await tab.send(typed("and?"), [], REQUEST, THREAD, turn, *REST) == (gr.skip(),) * 6
+    assert await ask(tab, "and?", turn.thread, turn=turn) == (gr.skip(),) * 6
     # Its own end must not close the turn that still runs, nor begin it again.
     assert tab.close(turn) == (gr.skip(),) * 4
     assert [update async for update in tab.watch(turn)] == [gr.skip()]
@@ -183,15 +207,15 @@ async def test_a_question_asked_before_the_page_has_the_end_of_an_answer_loses_n
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
     _ = [update async for update in updates]
-    # The page still sends the history without the first turn, whose end begins after the second turn has.
-    begun = await tab.send(typed("and?"), [], REQUEST, turn.thread, turn, *REST)
+    # The page has no history of the first turn, whose end begins after the second turn has.
+    begun = await ask(tab, "and?", turn.thread, turn=turn)
     assert [read_text(each["content"]) for each in begun[2]][:2] == ["hello", "fine, thanks"]
     assert tab.close(begun[4]) == (gr.skip(),) * 4
     history = (await play(tab, begun)).history
     assert [each["role"] for each in history] == ["user", "assistant", "assistant"] * 2
     assert "<user>hello\n<assistant>fine, thanks\n<user>and?" in engine.requests[1].prompt
     # Nor is it added again once it is shown.
-    third = await tab.send(typed("more"), history, REQUEST, begun[3], begun[4], *REST)
+    third = await ask(tab, "more", begun[3], turn=begun[4])
     assert read_text(third[2][0]["content"]) == "more"
     await play(tab, third)
 
@@ -211,12 +235,13 @@ async def test_a_page_that_opens_may_watch_a_question_asked_meanwhile(
 
 async def test_an_event_that_opens_the_chat_again_leaves_its_answer_on_the_page() -> None:
     """Another tab has written to the chat; the question of this one may not be in the browser yet."""
-    tab, _ = make_tab()
+    tab, engine = make_tab(hold=asyncio.Event())
     turn, updates = await begin_writing(tab)
-    again: Any = SimpleNamespace(_data={"id": turn.thread["id"]})
-    assert all(each == gr.skip() for each in tab.pick(turn, None, again)) and not turn.is_left
+    chat_id = turn.thread["id"]
+    assert all(each == gr.skip() for each in await open_chat(tab, chat_id, turn)) and not turn.is_left
+    engine.hold.set()
     await finish(tab, turn, updates)
-    tab.pick(turn, None, again)
+    await open_chat(tab, chat_id, turn)
     assert turn.is_left
 
 
@@ -233,11 +258,11 @@ async def test_no_other_turn_begins_beside_an_answer(
     begin: str, data: Any, shown: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tab, engine = make_tab()
-    turn = (await ask(tab, "and you?", TURN))[4]
+    turn = (await ask(tab, "and you?", await seed(tab)))[4]
     updates = tab.watch(turn)
     await anext(updates)
-    page = [user_message("bye"), *TURN[1:]] if begin == "edit" else TURN
-    assert await getattr(tab, begin)(page, data, REQUEST, THREAD, turn, *REST) == (shown, *(gr.skip(),) * 5)
+    page = [[user_message("bye"), *TURN[1:]]] if begin == "edit" else []
+    assert await getattr(tab, begin)(*page, data, REQUEST, turn.thread, turn, *SETTINGS) == (shown, *(gr.skip(),) * 5)
     assert [update async for update in tab.watch(turn)] == [gr.skip()]
     assert "still being written" in capsys.readouterr().out
     history, _ = await finish(tab, turn, updates)
@@ -289,59 +314,68 @@ async def test_a_stop_without_an_answer_does_not_hit_the_next_one() -> None:
     assert read_text((await play(tab, await ask(tab))).history[1]["content"]) == "fine, thanks"
 
 
-def store_of(change: Any) -> Any:
-    return {"current": change["current"], "chats": change["put"]}
-
-
-async def test_an_answer_goes_on_without_its_page_and_is_found_again_until_ten_minutes_after_its_end() -> (
-    None
-):
+async def test_an_answer_goes_on_without_its_page_and_is_found_again() -> None:
     hold = asyncio.Event()
     tab, engine = make_tab(hold=hold)
-    *_, turn, change = await tab.send(typed("hello"), [], REQUEST, None, None, *REST)
-    (chat,) = change["put"]
-    assert chat["id"] == change["current"] == turn.thread["id"] and chat["title"] == "hello"
-    assert chat["settings"]["max_tokens"] == 64
+    turn = (await ask(tab))[4]
     updates = tab.watch(turn)
     await anext(updates)
     await updates.aclose()  # the page is closed, and opened again
-    opened = tab.restore(None, None, store_of(change))
-    assert opened[0] == chat["messages"][:1] and opened[6]["stop_btn"] is True
-    again = opened[7]
+    history, thread, *_, listed, _, composer, again, settings = await tab.restore(None, None, {}, None, REQUEST)
+    assert history == [user_message("hello")] and composer["stop_btn"] is True and thread == turn.thread
+    assert listed["chats"][0]["title"] == "hello" and settings["updates"][5] == 64
     hold.set()
     grew = [update async for update in tab.watch_again(again)]
     assert read_text(grew[-2][0]["content"]) == "fine, thanks" and not engine.requests[0].is_aborted
-    history, *_, kept = tab.end(again, store_of(change))
-    assert kept["put"][0]["messages"] == history and read_text(history[1]["content"]) == "fine, thanks"
-    assert (
-        conclude(tab.restore(None, None, store_of(change))[7]) == history
-    )  # still there, should the page not have kept it
-    tab.answers._clock = lambda: time.monotonic() + KEEP_S + 1
-    lost = tab.restore(None, None, store_of(change))
-    assert lost[7] is None and lost[0][-1]["metadata"]["title"] == "stopped"
+    history = (await tab.end(again, REQUEST))[0]
+    opened = await tab.restore(None, None, {}, thread["id"], REQUEST)
+    assert opened[0] == history and read_text(history[1]["content"]) == "fine, thanks" and opened[3]["steps"]
+    assert (await tab.restore(None, None, {}, "", REQUEST))[0] == [], "a tab that showed an empty chat"
+
+
+async def test_a_lost_server_leaves_the_answer_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.ui.chat.answers.SAVE_S", 0.0)
+    tab, _ = make_tab(step_s=0.001)
+    turn, updates = await begin_writing(tab)
+    for _ in range(3):
+        await anext(updates)
+    other = ChatTab(FakeEngine(), "welcome", [], tab.store)
+    history, *_, turn = (await open_chat(other, turn.thread["id"]))[:8]
+    assert turn is None and history[-1]["metadata"]["title"] == "stopped"
+    text = read_text(history[1]["content"])
+    assert text and "fine, thanks".startswith(text)
+    await updates.aclose()
 
 
 async def test_a_chat_that_is_left_gets_its_answer_and_the_next_one_gets_nothing_of_it() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
-    opened = tab.fresh(turn, None)
+    opened = await tab.fresh(turn, REQUEST)
     assert opened[0] == [] and opened[6]["submit_btn"] is True and opened[7] is None
     history, composer = await finish(tab, turn, updates)
     assert history == composer == gr.skip()
     await wait_until(lambda: turn.answer.is_over)
     assert not engine.requests[0].is_aborted and turn.answer.output.finished
-    assert tab.end(turn, None)[-1] == gr.skip()
+    assert (await tab.end(turn, REQUEST))[-1] == gr.skip()
+    assert read_text((await open_chat(tab, turn.thread["id"]))[0][1]["content"]) == "fine, thanks"
 
 
-async def test_only_the_chat_that_is_removed_ends_its_answer() -> None:
-    tab, engine = make_tab()
+async def test_a_removed_chat_ends_its_answer_and_can_be_brought_back() -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    await seed(tab)
     turn, updates = await begin_writing(tab)
-    await tab.drop(THREAD, turn, None, SimpleNamespace(_data={"id": "another"}))
-    assert not turn.is_left
-    opened = await tab.drop(THREAD, turn, None, SimpleNamespace(_data={"id": THREAD["id"]}))
-    assert opened[0] == [] and opened[4]["current"] is None
+    other = await tab.drop(turn.thread, turn, at(id="t"), REQUEST)
+    assert not turn.is_left and other[0] == gr.skip() and not other[4]["removed"]["was_open"]
+    opened = await tab.drop(turn.thread, turn, at(id=turn.thread["id"]), REQUEST)
+    assert opened[0] == [] and opened[4]["chats"] == []
     _ = [update async for update in updates]
     assert engine.requests[0].is_aborted
+    assert await tab.store.run(lambda db: db.execute("SELECT id FROM objects").fetchall()) == []
+    begun = await ask(tab, "more", turn.thread)
+    assert "removed in another tab" in begun[5]["problem"]
+    text = other[4]["removed"]["text"]
+    back = await tab.bring(None, None, at(text=text, opens=True), REQUEST)
+    assert back[0] == TURN and back[1]["id"] == "t"
 
 
 async def test_a_bug_in_an_answer_is_shown_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -350,41 +384,53 @@ async def test_a_bug_in_an_answer_is_shown_and_logged(caplog: pytest.LogCaptureF
     assert "a bug (RuntimeError)" in read_text(history[-1]["content"]) and "job of the page failed" in caplog.text
 
 
-async def test_a_turn_of_another_tab_becomes_a_version_and_the_later_end_of_it_is_taken() -> None:
+async def test_two_tabs_that_ask_at_one_place_make_versions() -> None:
     tab, _ = make_tab()
-    before = {"current": "t", "chats": [{"id": "t", "messages": TURN, "forks": []}]}
-    one = await tab.send(typed("one"), TURN, REQUEST, THREAD, None, *REST[:-1], before)
-    both = store_of(one[5])
-    two = await tab.send(typed("two"), TURN, REQUEST, THREAD, None, *REST[:-1], both)
-    (fork,) = two[5]["put"][0]["forks"]
-    assert (fork["at"], fork["active"], read_text(fork["tails"][0]["messages"][0]["content"])) == (
-        3,
-        1,
-        "one",
-    )
-    _ = [update async for update in tab.watch(one[4])]
-    first_end = store_of(tab.end(one[4], store_of(two[5]))[-1])
-    _ = [update async for update in tab.watch(two[4])]
-    (chat,) = tab.end(two[4], first_end)[-1]["put"]
-    assert read_text(chat["messages"][4]["content"]) == "fine, thanks"
-    assert (
-        chat["forks"][0]["tails"][0]["messages"][1]["content"] == "fine, thanks" and len(chat["forks"]) == 1
-    )
+    thread = await seed(tab)
+    one, two = await ask(tab, "one", thread), await ask(tab, "two", thread)
+    await play(tab, one)
+    await play(tab, two)
+    assert (await read(tab))[1][2:] == [("hi", "one"), ("one", "fine, thanks"), ("hi", "two"), ("two", "fine, thanks")]
+    branches = (await open_chat(tab))[2]
+    assert [(each["at"], each["active"], each["count"]) for each in branches] == [(3, 1, 2)]
 
 
 async def test_versions_stay_as_they_are_while_an_answer_is_written() -> None:
-    tab, _ = make_tab()
-    asked_again = await tab.retry(TURN, SimpleNamespace(index=0), REQUEST, THREAD, None, *REST)
-    played = await play(tab, asked_again)
-    history, thread, to_first = played.history, asked_again[3], SimpleNamespace(_data={"at": 1, "to": 0})
-    turn = (await tab.send(typed("and?"), history, REQUEST, thread, None, *REST))[4]
+    tab, engine = make_tab()
+    asked_again = await tab.retry(SimpleNamespace(index=0), REQUEST, await seed(tab), None, *SETTINGS)
+    thread, to_first = (await play(tab, asked_again)).thread, at(at=1, to=0)
+    engine.hold = asyncio.Event()
+    turn = (await ask(tab, "and?", thread))[4]
     updates = tab.watch(turn)
     await anext(updates)
-    assert tab.switch(history, thread, turn, None, to_first) == (gr.skip(),) * 5
+    assert await tab.switch(turn.thread, turn, to_first, REQUEST) == (gr.skip(),) * 5
+    engine.hold.set()
     _ = [update async for update in updates]
     # Before the page has heard of the end: the turn goes into the version that it was asked in.
-    assert tab.switch(history, thread, turn, None, to_first)[0] == TURN
-    kept, *_, ended, branches, change = tab.end(turn, None)
-    assert kept[:3] == history and ended["forks"][0]["active"] == 1 and branches[0]["active"] == 1
-    assert tab.switch(kept, ended, None, None, to_first)[0] == TURN
-    assert change["put"][0]["messages"] == kept
+    assert (await tab.switch(turn.thread, turn, to_first, REQUEST))[0] == TURN
+    kept, *_, branches, _ = await tab.end(turn, REQUEST)
+    assert len(kept) == 6 and branches[0]["active"] == 1
+
+
+async def test_a_full_store_refuses_a_question_and_says_when_an_answer_is_not_kept() -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    tab.store = Store(limits=Limits(max_bytes=8000))
+    refused = await ask(tab, "x" * 1500)
+    assert "no room left" in refused[5]["problem"] and engine.requests == []
+    begun = await ask(tab)
+    (used,) = await tab.store.run(lambda db: db.execute("SELECT bytes FROM owners").fetchone())
+    await tab.store.run(objects.put, OWNER, "file", "f", {}, data=b"x" * (1990 - used))
+    engine.hold.set()
+    _ = [update async for update in tab.watch(begun[4])]
+    history, *_, listed = await tab.end(begun[4], REQUEST)
+    assert read_text(history[1]["content"]) == "fine, thanks" and "lost when the page is closed" in listed["problem"]
+
+
+async def test_settings_come_back_with_their_chat_and_a_page_without_cookie_is_warned() -> None:
+    tab, _ = make_tab()
+    settings = ("be kind", 1.5, *SETTINGS[2:])
+    thread = (await play(tab, await ask(tab, settings=settings))).thread
+    opened = await tab.restore(None, None, {"top_k": 5}, thread["id"], REQUEST)
+    assert opened[8]["updates"][:2] == ["be kind", 1.5] and "takes no cookie" in opened[4]["problem"]
+    opened = await tab.restore(thread, None, {"temperature": 1.5}, None, REQUEST)
+    assert all(each == gr.skip() for each in opened[:8]) and opened[8]["updates"][1] == 1.5

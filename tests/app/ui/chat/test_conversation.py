@@ -4,7 +4,6 @@ from app.reasoning import Thinking
 from app.ui.chat.conversation import (
     answer_message,
     answer_messages,
-    drop_answer,
     error_message,
     figures_message,
     read_text,
@@ -38,11 +37,6 @@ def test_text_is_read_from_all_forms_that_gradio_uses() -> None:
         "a",
         "",
     ]
-
-
-def test_dropping_an_answer_keeps_its_question() -> None:
-    history = [user_message("a"), answer_message("b"), figures_message("x")]
-    assert drop_answer(history) == history[:1]
 
 
 def test_reasoning_is_a_folded_message_and_not_read_back_to_the_model() -> None:
