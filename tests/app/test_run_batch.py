@@ -69,7 +69,7 @@ def test_every_row_gets_the_answer_of_its_route(files: Files, fake_local: FakeEn
 
 def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, fake_local: FakeEngine) -> None:
     files.write(
-        row("value", temperature=9),
+        row("value", temperature=-9),
         row("type", temperature="hot"),
         row("stream", stream=True),
         row("url", url="/v1/embeddings"),

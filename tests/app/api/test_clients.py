@@ -74,7 +74,7 @@ async def test_extra_body_reaches_the_engine(client: openai.AsyncOpenAI, server:
 @pytest.mark.parametrize(
     ("fields", "kind", "param"),
     [
-        ({"temperature": 3}, openai.BadRequestError, "temperature"),
+        ({"temperature": -3}, openai.BadRequestError, "temperature"),
         ({"model": "x"}, openai.NotFoundError, "model"),
     ],
 )

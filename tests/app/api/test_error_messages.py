@@ -191,7 +191,7 @@ async def test_errors_of_responses_use_their_field_names(
         ("/v1/messages", {"max_tokens": 2, "min_tokens": 3}, "min_tokens=3 must not exceed max_tokens=2"),
         ("/api/chat", {"options": {"num_predict": 0}}, "options.num_predict=0 must be an integer from 1"),
         ("/api/chat", {"options": {"stop": ["a"] * 17}}, "options.stop has 17 entries"),
-        ("/api/generate", {"prompt": "x", "options": {"temperature": 9}}, "options.temperature=9.0 must be"),
+        ("/api/generate", {"prompt": "x", "options": {"temperature": -9}}, "options.temperature=-9.0 must be"),
         ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens=0 must be an integer"),
         ("/v1/responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens=0 must be an integer"),
     ],

@@ -208,7 +208,7 @@ WRONG: dict[str, list[Any]] = {
         [{"type": "function_call", "call_id": "1"}],
     ],
     "max_output_tokens": [0, 2**63], "max_tokens": [5], "n": [2],
-    "messages": [[{"role": "user", "content": "x"}]], "temperature": [3], "top_p": ["1"],
+    "messages": [[{"role": "user", "content": "x"}]], "temperature": [-3], "top_p": ["1"],
     "text": [
         {"format": {"type": "json_schema", "name": "p"}},
         {"format": {"type": "json_schema", "name": "p", "schema": {"type": "nonsense"}}},
