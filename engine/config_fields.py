@@ -62,7 +62,8 @@ class EngineFields:
     enable_native_ops: Annotated[bool,
         "on CPU: build the C++ ops in the background and switch to them when ready"] = True
     weight_cache: Annotated[bool,
-        "on CPU: keep packed weights in the user's cache folder, for a faster next start"] = True
+        "keep the tokenizer of a GGUF file, and on CPU packed weights, in the user's cache folder for a faster "
+        "next start"] = True
     enable_cuda_graphs: Annotated[bool,
         "on CUDA: record decode steps as CUDA graphs in the background and replay them"] = True
     num_threads: Annotated[int | None, (1, 1024),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.actors.watchdog import watch_steps
+from engine.cache_folder import CacheFolder
 from engine.cluster.link_messages import Asleep, CoreFailed, CoreReady, Heartbeat, WakeUp
 from engine.config import EngineConfig
 from engine.engine_core import EngineCore
@@ -153,7 +154,8 @@ def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer | None, tuple[int, .
     """Return the tokenizer, unless the config skips it, and the ids of the tokens that end a text."""
     if config.skip_tokenizer_init:
         return None, read_eos_token_ids(config.model)
-    tokenizer = Tokenizer(config.tokenizer or config.model, config.model if config.tokenizer else None)
+    cache = CacheFolder() if config.weight_cache else None
+    tokenizer = Tokenizer(config.tokenizer or config.model, config.model if config.tokenizer else None, cache)
     return tokenizer, tokenizer.eos_token_ids
 
 

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import tokenizers
 import transformers
 
+from engine.cache_folder import CacheFolder, hash_inputs
 from engine.errors import ConfigError, InvalidRequest
 from engine.input.chat_messages import read_messages
 from engine.input.incremental_text import IncrementalText, WindowedText
@@ -33,6 +35,8 @@ TOKENIZER_PATTERNS = (
     *("*.jinja", "chat_template.json", "config.json", "generation_config.json"),
 )
 _JSON_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# What transformers reads from a GGUF file beside the tokenizer itself.
+_GGUF_SETTINGS = ("bos_token", "eos_token", "unk_token", "pad_token", "chat_template", "add_bos_token", "add_eos_token")
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {"self", "messages", "conversation", "conversations", "tools", "chat_template", "tokenize"}
     | {"add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length"}
@@ -57,19 +61,26 @@ class Tokenizer:
     Args:
         path_or_name: a folder, or the name of a hub repository.
         model: the checkpoint to serve, which defines the EOS tokens; None: the same as `path_or_name`.
+        cache: where what a GGUF file's tokenizer was built into is kept; None: nowhere.
 
     Raises:
         ConfigError: the tokenizer is missing or cannot be read.
     """
 
-    def __init__(self, path_or_name: str | Path, model: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        path_or_name: str | Path,
+        model: str | Path | None = None,
+        cache: CacheFolder | None = None,
+    ) -> None:
         self.name = str(path_or_name)
         field = "model" if model is None else "tokenizer"
         if is_gguf(path_or_name):
             source = resolve_gguf(path_or_name)
+            self._tokenizer = _load_gguf(source, self.name, cache)
         else:
             source = resolve_checkpoint(path_or_name, TOKENIZER_PATTERNS, field)
-        self._tokenizer = _load(source, self.name)
+            self._tokenizer = _load_folder(source, self.name)
         self._backend = getattr(self._tokenizer, "backend_tokenizer", None)
         self.eos_token_ids = read_eos_token_ids(model or source, self._tokenizer.eos_token_id)
         self._special_ids = self._read_special_ids()
@@ -308,20 +319,31 @@ def _make_id_to_token(backend: Any) -> Callable[[int], str | None]:
     return id_to_token
 
 
-def _load(source: Path, name: str) -> Any:
-    """Load the transformers tokenizer of a folder or GGUF file."""
-    return _load_gguf(source, name) if is_gguf(source) else _load_folder(source, name)
-
-
-def _load_gguf(path: Path, name: str) -> Any:
+def _load_gguf(path: Path, name: str, cache: CacheFolder | None) -> Any:
+    """Load the tokenizer of a GGUF file, which transformers builds in twice the time that its own files take."""
     GGUFFile(path)  # says what is wrong with a file that is not GGUF
+    # transformers reads some of the files beside it.
+    files = [path, *sorted(each for pattern in TOKENIZER_PATTERNS for each in path.parent.glob(pattern))]
+    key = hash_inputs(files, transformers.__version__, tokenizers.__version__)
+    names = [f"{key}.{part}.json" for part in ("settings", "tokenizer")]
+    settings, file = (None if cache is None else cache.find(each) for each in names)
+    if settings is not None and file is not None:
+        with suppress(Exception):  # as below: a broken file is written again
+            kept = json.loads(settings.read_text("utf-8"))
+            return transformers.PreTrainedTokenizerFast(tokenizer_file=str(file), **kept)
     try:
-        return transformers.PreTrainedTokenizerFast.from_pretrained(
+        tokenizer: Any = transformers.PreTrainedTokenizerFast.from_pretrained(
             path.parent.absolute(), gguf_file=path.name, trust_remote_code=False
         )
     except Exception as error:  # as below
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ConfigError(f"tokenizer={name!r}: the file has no usable tokenizer. {reason}") from error
+    if cache is not None:
+        kept = {key: value for key, value in tokenizer.init_kwargs.items() if key in _GGUF_SETTINGS}
+        contents = json.dumps(kept).encode(), tokenizer.backend_tokenizer.to_str().encode()
+        for each, content in zip(names, contents, strict=True):
+            cache.write(each, [content], len(content))
+    return tokenizer
 
 
 def _load_folder(folder: Path, name: str) -> Any:

@@ -3,26 +3,23 @@
     ~/.cache/troupe/packed/<hash of the checkpoint's files, settings, code and processor>.bin
         length of the header, 8 bytes; header, JSON; tensors, each at a multiple of 64 bytes
 
-A file is written in the background, and renamed when it is complete. What a hash covers is never compared again.
+A file is written in the background. What a hash covers is never compared again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
-import shutil
-import stat
 import threading
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from engine.cache_folder import CacheFolder, hash_inputs
 from engine.model.decoder import DecoderModel
 from engine.model.linear import Linear
 from engine.model.moe import Experts
@@ -31,26 +28,18 @@ from kernels.ops import Ops, StoredForm, StoredPart
 logger = logging.getLogger("troupe.worker")
 
 _MIN_BYTES = 64 * 2**20  # smaller models are packed in less time than a start takes
-_MAX_TOTAL_BYTES = 64 * 2**30  # the files that were used longest ago are removed
-_MIN_FREE_BYTES = 4 * 2**30  # on the disk, after a file was written
 _LINE_BYTES = 64
 _PIECE_BYTES = 16 * 2**20  # written at once
 _CLOSE_S = 30.0  # for which `close` waits for a file that is being written
-_STALE_S = 3600.0
 _SOURCES = (Path(__file__).parent, Path(__file__).parents[2] / "kernels")
 _EMBEDDING = "embedding"
 
 
 class WeightCache:
-    """The folder of packed models. A folder that cannot be used is as good as an empty one.
-
-    Args:
-        folder: default: in the user's cache.
-    """
+    """The packed models of a folder."""
 
     def __init__(self, folder: Path | None = None, min_bytes: int = _MIN_BYTES) -> None:
-        base = os.environ.get("XDG_CACHE_HOME")
-        self._folder = folder or (Path(base) if base else Path("~/.cache").expanduser()) / "troupe" / "packed"
+        self._folder = CacheFolder(folder)
         self._min_bytes = min_bytes
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -59,31 +48,18 @@ class WeightCache:
         """Return the name of a packed model; None if these ops have no form for files."""
         if ops.stored is None:
             return None
-        found = hashlib.sha256(f"{ops.stored.build}\0{settings}\0".encode())
-        for file in files:
-            info = file.stat()
-            found.update(
-                f"{os.path.realpath(file)}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}\0".encode()
-            )
-        for folder in _SOURCES:
-            for source in sorted(folder.rglob("*.py")):
-                found.update(source.read_bytes())
-        return found.hexdigest()[:32]
+        sources = (source.read_text("utf-8") for folder in _SOURCES for source in sorted(folder.rglob("*.py")))
+        return hash_inputs(files, ops.stored.build, settings, *sources) + ".bin"
 
     def fill(self, key: str, model: DecoderModel) -> bool:
         """Map the packed weights into a model; False if there are none."""
-        form, path = model.ops.stored, self._folder / f"{key}.bin"
+        form, path = model.ops.stored, self._folder.find(key)
         assert form is not None, "the ops have made the key"
-        try:
-            info = path.stat()
-            if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                logger.warning("packed weights: %s can be changed by others, and is not used", path)
-                return False
-            header, data = _open(path, info.st_size)
-            _restore(model, header, data, form)
-            os.utime(path)
-        except FileNotFoundError:
+        if path is None:
             return False
+        try:
+            header, data = _open(path, path.stat().st_size)
+            _restore(model, header, data, form)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             logger.warning("packed weights: %s is not used: %s", path, error)
             return False
@@ -91,7 +67,7 @@ class WeightCache:
         return True
 
     def store(self, key: str, model: DecoderModel) -> None:
-        """Write a model's packed weights in the background, if they are worth it and the disk has room."""
+        """Write a model's packed weights in the background, if they are worth it."""
         form = model.ops.stored
         assert form is not None, "the ops have made the key"
         entries, tensors = _describe(model, form)
@@ -99,18 +75,8 @@ class WeightCache:
         size = sum(_align(each.nbytes) for each in tensors) + _align(8 + len(header))
         if size < self._min_bytes:
             return
-        try:
-            self._folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-            self._make_room(size)
-            if shutil.disk_usage(self._folder).free < size + _MIN_FREE_BYTES:
-                logger.info("packed weights: not stored, the disk of %s is nearly full", self._folder)
-                return
-        except OSError as error:
-            logger.info("packed weights: not stored: %s", error)
-            return
-        self._thread = threading.Thread(
-            target=self._write, args=(key, header, tensors), name="packed-weights", daemon=True
-        )
+        write = partial(self._folder.write, key, self._list_pieces(header, tensors), size)
+        self._thread = threading.Thread(target=write, name="packed-weights", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -120,41 +86,16 @@ class WeightCache:
             self._is_over.set()
             self._thread.join()
 
-    def _make_room(self, size: int) -> None:
-        """Remove what broken writers left, and the files that were used longest ago, if there are too many."""
-        for path in self._folder.glob("*.tmp"):
-            if time.time() - path.stat().st_mtime > _STALE_S:
-                path.unlink(missing_ok=True)
-        files = sorted(self._folder.glob("*.bin"), key=lambda path: path.stat().st_mtime)
-        total = size + sum(path.stat().st_size for path in files)
-        for path in files:
-            if total <= _MAX_TOTAL_BYTES and shutil.disk_usage(self._folder).free >= size + _MIN_FREE_BYTES:
-                return
-            total -= path.stat().st_size
-            path.unlink(missing_ok=True)
-
-    def _write(self, key: str, header: bytes, tensors: list[Tensor]) -> None:
-        path = self._folder / f"{key}.{os.getpid()}.tmp"
-        try:
-            with path.open("wb") as file:
-                path.chmod(stat.S_IRUSR | stat.S_IWUSR)
-                file.write(len(header).to_bytes(8, "little") + header)
-                file.write(bytes(-file.tell() % _LINE_BYTES))
-                for tensor in tensors:
-                    view = tensor.reshape(-1).view(torch.uint8).numpy().data
-                    for start in range(0, len(view), _PIECE_BYTES):
-                        if self._is_over.is_set():
-                            return
-                        file.write(view[start : start + _PIECE_BYTES])
-                    file.write(bytes(-tensor.nbytes % _LINE_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            path.replace(self._folder / f"{key}.bin")
-            logger.info("packed weights: stored for the next start in %s", self._folder)
-        except OSError as error:
-            logger.info("packed weights: not stored: %s", error)
-        finally:
-            path.unlink(missing_ok=True)
+    def _list_pieces(self, header: bytes, tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
+        yield len(header).to_bytes(8, "little") + header
+        yield bytes(-(8 + len(header)) % _LINE_BYTES)
+        for tensor in tensors:
+            view = tensor.reshape(-1).view(torch.uint8).numpy().data
+            for start in range(0, len(view), _PIECE_BYTES):
+                if self._is_over.is_set():
+                    raise OSError("the engine is closed")
+                yield view[start : start + _PIECE_BYTES]
+            yield bytes(-tensor.nbytes % _LINE_BYTES)
 
 
 def _align(size: int) -> int:
@@ -168,7 +109,7 @@ def _open(path: Path, size: int) -> tuple[dict[str, Any], Tensor]:
         if length > size - 8:
             raise ValueError("it is truncated")
         header: dict[str, Any] = json.loads(file.read(length))
-    data = torch.from_file(os.fspath(path), shared=False, size=size, dtype=torch.uint8)
+    data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     return header, data[_align(8 + length) :]
 
 

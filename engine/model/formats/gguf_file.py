@@ -15,6 +15,7 @@ import mmap
 import re
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from glob import escape
 from math import prod
 from pathlib import Path
@@ -92,7 +93,7 @@ class _Entry:
     shape: tuple[int, ...]  # outermost first
     kind: int
     offset: int  # from the start of the file
-    data: Tensor  # of the file or part, [bytes] uint8
+    path: Path  # of the file or part
 
 
 class GGUFFile:
@@ -107,12 +108,17 @@ class GGUFFile:
 
     def __init__(self, path_or_name: str | Path) -> None:
         self.path = resolve_gguf(path_or_name)
-        self.header_hash, self.metadata, self._entries = _open(self.path)
         parts = list_parts(self.path)
+        self._maps: dict[Path, Tensor] = {}  # files, [bytes] uint8
+        self._entries: dict[str, _Entry] = {}
+        for part in reversed(parts):
+            info = part.stat()
+            header = _read_header(part, (info.st_ino, info.st_size, info.st_mtime_ns))
+            self.header_hash, self.metadata, entries = header
+            self._entries = entries | self._entries
+            self._maps[part] = torch.from_file(str(part), shared=False, size=info.st_size, dtype=torch.uint8)
         if (count := self.metadata.get("split.count", 1)) > len(parts):
             raise ConfigError(f"{self.path} is the first of {count} parts, and its name does not say so")
-        for part in parts[1:]:
-            self._entries |= _open(part)[2]
 
     @property
     def file_type(self) -> str:
@@ -159,9 +165,10 @@ class GGUFFile:
 
     def _view(self, name: str) -> Tensor:
         entry, num_bytes = self._entries[name], self._count_bytes(name)
-        if entry.offset + num_bytes > len(entry.data):
+        data = self._maps[entry.path]
+        if entry.offset + num_bytes > len(data):
             raise ConfigError(f"{self.path} is truncated: tensor {name} ends after the file")
-        return entry.data[entry.offset : entry.offset + num_bytes]
+        return data[entry.offset : entry.offset + num_bytes]
 
     def _count_bytes(self, name: str) -> int:
         entry = self._entries[name]
@@ -181,20 +188,25 @@ class GGUFFile:
         return prod(entry.shape) // kind.block_size * kind.block_bytes
 
 
-def _open(path: Path) -> tuple[bytes, dict[str, Any], dict[str, _Entry]]:
-    """Return a hash of the header, the metadata and the tensors."""
+@lru_cache(maxsize=16)
+def _read_header(path: Path, stamp: tuple[int, int, int]) -> tuple[bytes, dict[str, Any], dict[str, _Entry]]:
+    """Return a hash of the header, the metadata and the tensors. A start asks for them several times.
+
+    Args:
+        stamp: of this version of the file.
+    """
     if not path.stat().st_size:
         raise ConfigError(f"{path} is not a GGUF file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         reader = _Reader(content)
         try:
-            metadata, entries = _read_header(path, reader)
+            metadata, entries = _parse_header(path, reader)
         except (struct.error, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is truncated or not a GGUF file: {error}") from error
         return hashlib.sha256(content[: reader.place]).digest(), metadata, entries
 
 
-def _read_header(path: Path, reader: _Reader) -> tuple[dict[str, Any], dict[str, _Entry]]:
+def _parse_header(path: Path, reader: _Reader) -> tuple[dict[str, Any], dict[str, _Entry]]:
     if reader.take(4) != _MAGIC:
         raise ConfigError(f"{path} is not a GGUF file")
     version, num_tensors, num_entries = reader.unpack("IQQ")
@@ -215,8 +227,7 @@ def _read_header(path: Path, reader: _Reader) -> tuple[dict[str, Any], dict[str,
     if alignment not in (8, 16, 32, 64, 128, 256, 4096):
         raise ConfigError(f"{path}: general.alignment={alignment!r} must be a power of two from 8 to 4096")
     start = -(-reader.place // alignment) * alignment
-    data = torch.from_file(str(path), shared=False, size=len(reader.content), dtype=torch.uint8)
-    return metadata, {name: _Entry(shape, kind, start + offset, data) for name, shape, kind, offset in found}
+    return metadata, {name: _Entry(shape, kind, start + offset, path) for name, shape, kind, offset in found}
 
 
 class _Reader:

@@ -120,8 +120,8 @@ def test_another_rounding_has_another_key(
     """How matrices are rounded, and to how many bits."""
     root, ops = Path(weight_cache.__file__).parents[2], find_ops()
     key = WeightCache(tmp_path).make_key([], ops, "")
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == root / source))
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, code: read(path, code) + "#" * (path == root / source))
     assert WeightCache(tmp_path).make_key([], ops, "") != key
     monkeypatch.undo()
     assert WeightCache(tmp_path).make_key([], ops, "") == key
@@ -133,13 +133,13 @@ def test_the_file_that_was_used_longest_ago_makes_room(tmp_path: Path, monkeypat
     start(folders[0], cache)
     start(folders[1], cache)
     old, _ = files = sorted(cache.glob("*.bin"), key=lambda path: path.stat().st_mtime_ns)
-    monkeypatch.setattr("engine.model.weight_cache._MAX_TOTAL_BYTES", sum(file.stat().st_size for file in files))
+    monkeypatch.setattr("engine.cache_folder._MAX_TOTAL_BYTES", sum(file.stat().st_size for file in files))
     os.utime(old, ns=(1, 1))
     start(folders[2], cache)
     assert len(list(cache.glob("*.bin"))) == 2 and not old.exists()
 
 
 def test_a_full_disk_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.model.weight_cache._MIN_FREE_BYTES", 2**60)
+    monkeypatch.setattr("engine.cache_folder._MIN_FREE_BYTES", 2**60)
     start(save(make_transformers_model("qwen3"), tmp_path / "model"), tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*.bin"))

@@ -8,10 +8,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM
 
 from engine import LLM, SamplingParams, read_sampling_defaults
+from engine.cache_folder import CacheFolder
 from engine.config_fields import DEMO_MODEL
 from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
@@ -155,7 +157,9 @@ def test_greedy_tokens_of_the_demo_model_equal_those_of_transformers(tmp_path: P
             assert list(output.outputs[0].token_ids) == ids[0, prompt.shape[1] :].tolist()
 
 
-def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(tmp_path: Path) -> None:
+def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     letters = [chr(code) for code in range(33, 127)] + ["Ġ", "he", "ll", "hell", "hello"]
     vocabulary = [*letters, "<|im_end|>", "<|eot|>"]
     metadata = {
@@ -171,12 +175,24 @@ def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(tmp_path: Pat
     source = make_transformers_model("qwen3", vocab_size=len(vocabulary))
     path = tmp_path / "model.gguf"
     write_gguf(save(source, tmp_path), path, {"": Type.F32}, metadata)
-    tokenizer = Tokenizer(path)
-    ids = tokenizer.encode("hello you<|im_end|>")
-    assert [vocabulary[each] for each in ids] == ["hello", "Ġ", "y", "o", "u", "<|im_end|>"]
-    assert tokenizer.decode(ids[:-1]) == "hello you"
-    assert tokenizer.has_chat_template
-    assert tokenizer.eos_token_ids == (len(letters), len(letters) + 1)
+    cache = CacheFolder(tmp_path / "cache")
+
+    def check() -> None:
+        tokenizer = Tokenizer(path, cache=cache)
+        ids = tokenizer.encode("hello you<|im_end|>")
+        assert [vocabulary[each] for each in ids] == ["hello", "Ġ", "y", "o", "u", "<|im_end|>"]
+        assert tokenizer.decode(ids[:-1]) == "hello you"
+        assert tokenizer.has_chat_template
+        assert tokenizer.eos_token_ids == (len(letters), len(letters) + 1)
+
+    check()
+    build = transformers.PreTrainedTokenizerFast.from_pretrained
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", None)
+    check()  # reads what the first start has kept
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", build)
+    for file in cache.path.iterdir():
+        file.write_text("{")
+        check()
 
 
 def test_the_factors_of_llama_3_are_recovered(tmp_path: Path) -> None:
