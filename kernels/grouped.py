@@ -163,8 +163,24 @@ class OrderedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvertedRows:
+    """A matrix in another form; see `GroupedInt.convert`."""
+
+    source: GroupedRows
+    form: Form
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.source.shape
+
+    def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
+        """As `GroupedRows`."""
+        return self.source.read(rows, convert).convert(self.form)
+
+
+@dataclass(frozen=True, slots=True)
 class StackedRows:
-    """Matrices above each other, in the most bits and the smallest groups of a part, which divide the others."""
+    """Matrices of one form above each other."""
 
     parts: Sequence[GroupedRows]
 
@@ -174,20 +190,35 @@ class StackedRows:
 
     @property
     def form(self) -> Form:
-        forms = [part.form for part in self.parts]
-        group_size, bits = min(form.group_size for form in forms), max(form.bits for form in forms)
-        return Form(bits, group_size, all(form.is_centred for form in forms))
+        return self.parts[0].form
 
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         """As `GroupedRows`; in slices alone."""
         assert isinstance(rows, slice), "stacked rows are read in their order"
-        found, first, form = [], 0, self.form
+        found, first = [], 0
         for part in self.parts:
             start, end = max(rows.start - first, 0), min(rows.stop - first, part.shape[0])
             if start < end:
-                found.append(part.read(slice(start, end), convert).convert(form))
+                found.append(part.read(slice(start, end), convert))
             first += part.shape[0]
         return stack(found)
+
+
+def align(parts: Sequence[Tensor | GroupedRows], bits: Bits) -> list[GroupedRows]:
+    """Return matrices, some of them in codes, in one form: the most bits and the smallest groups of all.
+
+    Numbers, and codes of more than `bits`, are rounded. The smallest groups must divide the others.
+    """
+    group_size = min(part.form.group_size for part in parts if not isinstance(part, Tensor))
+    rounded: list[GroupedRows] = [
+        RoundedRows(part, part.shape, bits, group_size)
+        if isinstance(part, Tensor) or part.form.bits > bits
+        else part
+        for part in parts
+    ]
+    forms = [part.form for part in rounded]
+    form = Form(max(each.bits for each in forms), group_size, all(each.is_centred for each in forms))
+    return [part if part.form == form else ConvertedRows(part, form) for part in rounded]
 
 
 def stack(parts: Sequence[GroupedInt]) -> GroupedInt:

@@ -63,6 +63,19 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """The matrices of all experts of one layer, each in codes: those of gate and up in one form, those of down too."""
+
+    gate: Sequence[GroupedRows]  # E of [I, M]
+    up: Sequence[GroupedRows]
+    down: Sequence[GroupedRows]  # E of [M, I]
+    gate_up_bias: Tensor | None  # [E, 2 I]
+    down_bias: Tensor | None  # [E, M]
+    activation: GatedActivation
+    dtype: torch.dtype  # in which the products are computed
+
+
+@dataclass(frozen=True, slots=True)
 class StepShape:
     """The largest step of an engine, as far as the memory that it takes for a while depends on it."""
 
@@ -292,7 +305,8 @@ class Ops:
     paged_attention: PagedAttention
     linear: Multiply
     pack_linear: PackLinear
-    pack_experts: Callable[[ExpertWeights, Quantization | None], PackedExperts]
+    # ExpertRows, which are not rounded again, only if `takes_grouped`.
+    pack_experts: Callable[[Any, Quantization | None], PackedExperts]
     run_experts: RunExperts
     run_conv: RunConv
     scan_states: ScanStates

@@ -13,7 +13,7 @@ from engine.model.formats.encoded import EncodedTensor
 from engine.model.weight_targets import ShardedTarget, Target, Targets, WeightTarget, own
 from engine.parallel.shard import Shard
 from kernels import Ops
-from kernels.grouped import Bits, GroupedRows, OrderedRows, RoundedRows, StackedRows
+from kernels.grouped import Bits, GroupedRows, OrderedRows, StackedRows, align
 from kernels.lora import LoraMatrix, PackedLora
 from kernels.ops import Multiply, PackedWeight, Quantization
 from kernels.torch.linear import linear
@@ -148,16 +148,7 @@ class Linear(nn.Module):
             values = [_read_values(tensor, order) for tensor, order in parts]
             return values[0] if len(values) == 1 else torch.cat(values)
         sources = [_order_rows(tensor, order) for tensor, order in parts]
-        group_size = min(each.form.group_size for each in sources if not isinstance(each, Tensor))
-        bits: Bits = 6 if quantization == "int6" else 4 if quantization == "int4" else 8
-        return StackedRows(
-            [
-                RoundedRows(each, each.shape, bits, group_size)
-                if isinstance(each, Tensor) or each.form.bits > bits
-                else each
-                for each in sources
-            ]
-        )
+        return StackedRows(align(sources, find_most_bits(quantization)))
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
         """Convert the packed matrix to the layout of other ops."""
@@ -190,6 +181,11 @@ class Linear(nn.Module):
             targets |= found
             row += rows
         return own(targets, self)
+
+
+def find_most_bits(quantization: Quantization | None) -> Bits:
+    """Return the bits of codes that a model of this quantization keeps; codes of more are rounded."""
+    return 6 if quantization == "int6" else 4 if quantization == "int4" else 8
 
 
 def _read_values(tensor: Tensor | EncodedTensor, order: Tensor | None) -> Tensor:

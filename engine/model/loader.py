@@ -23,7 +23,7 @@ from engine.model.formats.gguf_model import GGUFModel
 from engine.model.formats.safetensors_reader import read_encoded
 from engine.model.implementation import TransformersConfig, import_backend, read_model_config
 from engine.model.linear import Linear
-from engine.model.moe import Experts
+from engine.model.moe import ConvertedTarget, Experts
 from engine.model.protocol import Model
 from engine.model.weight_cache import WeightCache
 from engine.model.weight_memory import check_weight_memory
@@ -232,8 +232,9 @@ def _load_tensor(
         return
     keep = target.keep if isinstance(target, WeightTarget) and loading.keeps_tensors else None
     if isinstance(tensor, EncodedTensor):
-        if keep is not None and loading.keeps_codes:
-            keep(tensor)
+        keep_codes = target.keep_codes if isinstance(target, WeightTarget | ConvertedTarget) else None
+        if loading.keeps_codes and (keep_codes := keep_codes or keep) is not None:
+            keep_codes(tensor)
             return
         tensor = tensor.dequantize()
     is_known = (tensor.is_floating_point() and tensor.dtype.itemsize > 1) or tensor.dtype == target.dtype

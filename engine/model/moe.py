@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from engine.model.adapters import StepAdapters
+from engine.model.formats.encoded import EncodedTensor
+from engine.model.formats.mxfp4 import Mxfp4Tensor
 from engine.model.layer_spec import LayerSpec
-from engine.model.linear import Linear, make_parameter
+from engine.model.linear import Linear, find_most_bits, make_parameter
 from engine.model.mlp import MLP
 from engine.model.moe_spec import MoESpec
-from engine.model.mxfp4 import BLOCK_SIZE, Mxfp4Experts
 from engine.model.weight_targets import (
     ShardedTarget,
     SkippedTarget,
+    Target,
     Targets,
     WeightTarget,
     add_prefix,
@@ -26,7 +29,8 @@ from engine.parallel.comm import Comm, fold
 from engine.parallel.shard import Shard
 from engine.parallel.sharding import Sharding
 from kernels import Ops
-from kernels.ops import ExpertWeights, PackedExperts, Quantization, RunExperts
+from kernels.grouped import GroupedRows, align
+from kernels.ops import ExpertRows, ExpertWeights, PackedExperts, Quantization, RunExperts
 from kernels.torch.elementwise import compute_sigmoid
 
 # Keeps a sum of sigmoids that are all 0 from dividing by 0. Source: DeepSeek-V3.
@@ -41,6 +45,7 @@ class ConvertedTarget:
     shape: torch.Size  # of the checkpoint's tensor
     convert: Callable[[Tensor], Tensor]  # to the shape of the memory
     dtype: torch.dtype | None = None
+    keep_codes: Callable[[EncodedTensor], None] | None = None  # as in `WeightTarget`
     owner: nn.Module | None = None
 
     def copy(self, tensor: Tensor) -> None:
@@ -75,6 +80,7 @@ class Experts(nn.Module):
         self.down: nn.Parameter | None = make(num_experts, hidden_size, inner_size)
         self.gate_up_bias = make(num_experts, 2 * inner_size) if spec.has_bias else None
         self.down_bias = make(num_experts, hidden_size) if spec.has_bias else None
+        self._given: dict[tuple[str, int], EncodedTensor] = {}  # gate, up or down of an expert, until all are packed
         # Each packed slice is beside its op, because layers move to other ops while steps run.
         self._packed: list[tuple[RunExperts, PackedExperts]] = []
 
@@ -119,12 +125,57 @@ class Experts(nn.Module):
         weights = ExpertWeights(
             self.gate_up.data, self.gate_up_bias, self.down.data, self.down_bias, self._spec.activation
         )
-        sharding, slices = self._sharding, iter([weights])
-        if (sharding.size > 1 or sharding.is_sliced) and not sharding.has_whole_experts:
+        sharding = self._sharding
+        slices: Iterator[ExpertWeights | ExpertRows] = iter([self._join_codes(weights, quantization) or weights])
+        if self._is_cut:
             num_slices = sharding.count_slices(self._inner[1], multiple=1)
             slices = _cut_inner(weights, num_slices, num_slices * sharding.size)
         self._packed = [(ops.run_experts, ops.pack_experts(each, quantization)) for each in slices]
         self.gate_up = self.down = None
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether each expert is multiplied in slices of its inner values."""
+        sharding = self._sharding
+        return (sharding.size > 1 or sharding.is_sliced) and not sharding.has_whole_experts
+
+    def _keep_codes(self, part: str, expert: int, tensor: EncodedTensor) -> None:
+        self._given[part, expert] = tensor
+
+    def _keep_blocks(self, parts: tuple[str, ...], tensor: EncodedTensor) -> None:
+        """Take a stack of matrices, whose rows belong to the parts in turn."""
+        assert isinstance(tensor, Mxfp4Tensor), "no other format has stacks"
+        for expert in range(self._num_experts):
+            for place, part in enumerate(parts):
+                self._given[part, expert] = tensor[expert][place :: len(parts)]
+
+    def _join_codes(self, weights: ExpertWeights, quantization: Quantization | None) -> ExpertRows | None:
+        """Return the matrices in codes; None if some of them have none, and `weights` hold all values."""
+        gate, up = weights.gate_up.chunk(2, dim=1)
+        memories = {"gate": gate, "up": up, "down": weights.down}
+        if quantization is None and len(self._given) < len(memories) * self._num_experts:
+            while self._given:
+                (part, expert), tensor = self._given.popitem()
+                memories[part][expert].copy_(tensor.dequantize())
+        if not self._given:
+            return None
+
+        def collect(part: str) -> list[Tensor | GroupedRows]:
+            given = (self._given.pop((part, expert), None) for expert in range(self._num_experts))
+            values = memories[part]
+            return [values[at] if each is None else each.to_grouped() for at, each in enumerate(given)]
+
+        rows = align([*collect("gate"), *collect("up")], find_most_bits(quantization))
+        down = align(collect("down"), find_most_bits("int6" if quantization == "int4" else quantization))
+        return ExpertRows(
+            gate=rows[: self._num_experts],
+            up=rows[self._num_experts :],
+            down=down,
+            gate_up_bias=weights.gate_up_bias,
+            down_bias=weights.down_bias,
+            activation=weights.activation,
+            dtype=weights.down.dtype,
+        )
 
     def take_packed(self, ops: Ops, packed: PackedExperts) -> None:
         """Take the matrices in the layout of the ops, in place of `pack`."""
@@ -163,7 +214,7 @@ class Experts(nn.Module):
             case "interleaved":
                 return self._shard(self._bias_targets() | _interleaved_targets(self.gate_up, self.down))
             case "mxfp4":
-                return self._shard(self._bias_targets() | _mxfp4_targets(self.gate_up, self.down))
+                return self._shard(self._bias_targets() | self._block_targets(self.gate_up, self.down))
 
     def _shard(self, targets: Targets) -> Targets:
         """Return targets that take this rank's part out of tensors of all experts."""
@@ -193,35 +244,53 @@ class Experts(nn.Module):
                     "experts.down_proj": Shard(1, whole, ((start, length),)),
                 }
             case _:
-                blocks = Shard(2, whole // BLOCK_SIZE, ((start // BLOCK_SIZE, length // BLOCK_SIZE),))
-                matrices = {}
-                for part in ("blocks", "scales"):
-                    matrices[f"experts.gate_up_proj_{part}"] = Shard(1, 2 * whole, pairs)
-                    matrices[f"experts.down_proj_{part}"] = blocks
+                matrices = {
+                    "experts.gate_up_proj": Shard(1, 2 * whole, pairs),
+                    "experts.down_proj": Shard(2, whole, ((start, length),)),
+                }
         return matrices | {"experts.gate_up_proj_bias": Shard(1, 2 * whole, pairs)}
 
     def _separate_targets(self, gate_up: Tensor, down: Tensor) -> Targets:
         gate, up, down_name = self._spec.names.experts
-        rows, columns = (Shard(dim, self._spec.inner_size, (self._inner,)) for dim in (0, 1))
-        parts: list[tuple[str, Tensor, Shard | None]] = [
-            *zip((f"{gate}.weight", f"{up}.weight"), gate_up.chunk(2, dim=1), (rows, rows), strict=True),
-            (f"{down_name}.weight", down, columns),
+        is_whole = self._inner == (0, self._spec.inner_size)
+        rows, columns = (
+            None if is_whole else Shard(dim, self._spec.inner_size, (self._inner,)) for dim in (0, 1)
+        )
+        gate_memory, up_memory = gate_up.chunk(2, dim=1)
+        parts: list[tuple[str, Tensor, Shard | None, str]] = [
+            (f"{gate}.weight", gate_memory, rows, "gate"),
+            (f"{up}.weight", up_memory, rows, "up"),
+            (f"{down_name}.weight", down, columns, "down"),
         ]
         if self.gate_up_bias is not None and self.down_bias is not None:
-            biases = self.gate_up_bias.chunk(2, dim=1)
-            parts += zip((f"{gate}.bias", f"{up}.bias"), biases, (rows, rows), strict=True)
-            parts.append((f"{down_name}.bias", self.down_bias, None))
+            gate_bias, up_bias = self.gate_up_bias.chunk(2, dim=1)
+            parts += [(f"{gate}.bias", gate_bias, rows, ""), (f"{up}.bias", up_bias, rows, "")]
+            parts.append((f"{down_name}.bias", self.down_bias, None, ""))
         targets: Targets = {}
         for expert in range(self._spec.num_experts):
             index = expert - self._first
             is_own = 0 <= index < self._num_experts
-            for name, stacked, shard in parts:
-                target = WeightTarget(stacked[index]) if is_own else SkippedTarget(stacked.shape[1:])
+            for name, stacked, shard, part in parts:
+                target: Target = SkippedTarget(stacked.shape[1:])
+                if is_own:
+                    keep = partial(self._keep_codes, part, index) if part and not self._is_cut else None
+                    target = WeightTarget(stacked[index], keep_codes=keep)
                 if is_own and shard is not None:
                     targets[f"experts.{expert}.{name}"] = ShardedTarget(target, shard)
                 else:
                     targets[f"experts.{expert}.{name}"] = target
         return targets
+
+    def _block_targets(self, gate_up: Tensor, down: Tensor) -> Targets:
+        # Several ranks decode their parts, and one rank that must have their bits does, too.
+        keep, keep_down = (
+            None if self._sharding.is_sliced else partial(self._keep_blocks, parts)
+            for parts in (("gate", "up"), ("down",))
+        )
+        return {
+            "experts.gate_up_proj": ConvertedTarget(gate_up, gate_up.shape, _split_pairs, keep_codes=keep),
+            "experts.down_proj": WeightTarget(down, keep_codes=keep_down),
+        }
 
     def _bias_targets(self) -> Targets:
         assert self.gate_up_bias is not None and self.down_bias is not None, "gpt-oss has expert biases"
@@ -320,21 +389,6 @@ def _interleaved_targets(gate_up: Tensor, down: Tensor) -> Targets:
         ),
         "experts.down_proj": WeightTarget(down.transpose(1, 2)),
     }
-
-
-def _mxfp4_targets(gate_up: Tensor, down: Tensor) -> Targets:
-    def write_gate_up(expert: int, matrix: Tensor) -> None:
-        gate_up[expert].copy_(_split_pairs(matrix.unsqueeze(0))[0])
-
-    def write_down(expert: int, matrix: Tensor) -> None:
-        down[expert].copy_(matrix)
-
-    targets: Targets = {}
-    for name, memory, write in (("gate_up_proj", gate_up, write_gate_up), ("down_proj", down, write_down)):
-        num_experts, num_outputs, num_inputs = memory.shape
-        pair = Mxfp4Experts((num_experts, num_outputs, num_inputs), write)
-        targets |= {f"experts.{name}_{part}": target for part, target in pair.targets.items()}
-    return targets
 
 
 def _split_pairs(tensor: Tensor) -> Tensor:

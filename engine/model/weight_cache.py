@@ -12,7 +12,6 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ logger = logging.getLogger("troupe.worker")
 _MIN_BYTES = 64 * 2**20  # smaller models are packed in less time than a start takes
 _LINE_BYTES = 64
 _PIECE_BYTES = 16 * 2**20  # written at once
+_DELAY_S = 5.0  # after which a file is written: the first requests have the processor and the disk for themselves
 _CLOSE_S = 30.0  # for which `close` waits for a file that is being written
 _SOURCES = (Path(__file__).parent, Path(__file__).parents[2] / "kernels")
 _EMBEDDING = "embedding"
@@ -41,7 +41,7 @@ class WeightCache:
     def __init__(self, folder: Path | None = None, min_bytes: int = _MIN_BYTES) -> None:
         self._folder = CacheFolder(folder)
         self._min_bytes = min_bytes
-        self._is_over = threading.Event()
+        self._is_closing, self._is_over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def make_key(self, files: Sequence[Path], ops: Ops, settings: str) -> str | None:
@@ -75,12 +75,17 @@ class WeightCache:
         size = sum(_align(each.nbytes) for each in tensors) + _align(8 + len(header))
         if size < self._min_bytes:
             return
-        write = partial(self._folder.write, key, self._list_pieces(header, tensors), size)
+
+        def write() -> None:
+            self._is_closing.wait(_DELAY_S)
+            self._folder.write(key, self._list_pieces(header, tensors), size)
+
         self._thread = threading.Thread(target=write, name="packed-weights", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Wait for a file that is being written, or give it up."""
+        self._is_closing.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
             self._is_over.set()

@@ -92,9 +92,7 @@ def _estimate_native_bytes(
 ) -> int:
     """Return the bytes of a model on the native ops, which pack each matrix as it is read."""
     if keeps_codes:
-        experts = sum(moe.count_matrix_numbers(config.hidden_size) for moe in config.layer_moes if moe)
-        coded = count_parameters(config) - experts
-        return int(coded * _CODE_BYTES) + experts * dtype.itemsize
+        return int(count_parameters(config) * _CODE_BYTES)
     itemsize = _packed_itemsize(config, dtype, quantization)
     matrices, table = _count_matrix_numbers(config), config.vocab_size * config.hidden_size
     heads = 0 if config.tie_word_embeddings else table
@@ -140,7 +138,7 @@ def check_weight_memory(
         name: model name for the error.
         dtype: dtype of all weights until they are packed, including those to be quantized.
         is_native: whether the native ops pack each matrix of the decoder as it is read.
-        keeps_codes: whether matrices keep the codes of the checkpoint, in 4 or 8 bits; those of experts do not.
+        keeps_codes: whether matrices keep the codes of the checkpoint, in 4 to 8 bits.
         num_ranks: ranks that divide the weights, except the embedding.
 
     Raises:

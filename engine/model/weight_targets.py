@@ -45,6 +45,8 @@ class WeightTarget:
     offset: float = 0.0  # added to each number
     # Takes a tensor as the checkpoint has it, for ops that pack it from there; None: it is copied to the memory.
     keep: Callable[[Tensor | EncodedTensor], None] | None = None
+    # Takes a matrix in codes alone, for ops that pack it from there.
+    keep_codes: Callable[[EncodedTensor], None] | None = None
     part: MatrixPart | None = None  # where an adapter changes the matrix
     owner: nn.Module | None = None
 

@@ -141,10 +141,6 @@ def check_shardable(config: ModelConfig, size: int, has_whole_experts: bool = Fa
             raise ConfigError(f"{name} is more than the model's {moe.num_experts} experts")
         if not has_whole_experts:
             numbers["inner values of an expert (enable_expert_parallel divides none)"] = moe.inner_size
-            if moe.names.layout == "mxfp4":
-                numbers["blocks of 32 inner values (enable_expert_parallel divides none)"] = (
-                    moe.inner_size // 32
-                )
     for what, number in numbers.items():
         if number % size:
             raise ConfigError(f"{name} does not divide the model's {number} {what}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.resolved_config import WorkerConfig
-from kernels.cpu.panel_memory import map_large_pages
+from kernels.cpu.panel_memory import PanelMemory
 from kernels.ops import INT8_SCALE_BYTES, MAX_INT8_HEAD_DIM
 
 CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
@@ -78,20 +78,17 @@ def allocate_kv_cache(
     groups = group_layers(specs)
     largest = max((group.layers for group in groups), key=len, default=())
     caches: list[tuple[Tensor, Tensor] | None] = [None] * len(specs)
+    memory = PanelMemory()  # a step reads blocks all over it, and a small cache shares large pages between layers
     try:
         for index, layer in enumerate(largest):
             size = num_blocks * block_size * _count_stored(specs[layer], dtype)
-            memory = _allocate(size, dtype, device), _allocate(size, dtype, device)
+            if device.type == "cpu":
+                pair = [memory.take(size * dtype.itemsize).view(dtype) for _ in range(2)]
+            else:
+                pair = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
             for sharer in (group.layers[index] for group in groups if index < len(group.layers)):
                 shape = (num_blocks, block_size, specs[sharer].num_kv_heads, -1)
-                caches[sharer] = memory[0].view(shape), memory[1].view(shape)
+                caches[sharer] = pair[0].view(shape), pair[1].view(shape)
     except (RuntimeError, OSError, OverflowError) as error:  # torch has no subclass for missing memory
         raise ConfigError(too_large + str(error).partition("\n")[0]) from error
     return [cache for cache in caches if cache is not None]
-
-
-def _allocate(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return uninitialised memory; on a CPU in large pages, because a step reads blocks all over it."""
-    if device.type != "cpu":
-        return torch.empty(size, dtype=dtype, device=device)
-    return map_large_pages(size * dtype.itemsize).view(dtype)

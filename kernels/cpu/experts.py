@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,8 @@ from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import ExpertsStruct, LinearStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, WeightKind, choose_kind, pack, unpack
-from kernels.ops import ExpertWeights, GatedActivation, Quantization
+from kernels.grouped import GroupedRows
+from kernels.ops import ExpertRows, ExpertWeights, GatedActivation, Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ def pack_experts(
     library: NativeLibrary,
     pool: ThreadPool,
     memory: PanelMemory,
-    experts: ExpertWeights,
+    experts: ExpertWeights | ExpertRows,
     quantization: Quantization | None,
 ) -> NativeExperts:
     """Pack the matrices of a layer. All experts are stored in one way, which one call needs.
@@ -43,22 +45,30 @@ def pack_experts(
     Raises:
         ValueError: as `kernels.cpu.weights.pack`.
     """
-    gate_up, down = experts.gate_up.contiguous(), experts.down.contiguous()
-    halves = [*gate_up.chunk(2, dim=1)]
+
+    stacks: list[Sequence[Tensor | GroupedRows]]
+    dtype: torch.dtype | None = None
+    kinds: list[WeightKind | None] = [None, None]
+    if isinstance(experts, ExpertRows):
+        stacks, dtype = [experts.gate, experts.up, experts.down], experts.dtype
+    else:
+        gate_up, down = experts.gate_up.contiguous(), experts.down.contiguous()
+        stacks = [list(each) for each in (*gate_up.chunk(2, dim=1), down)]
+        if quantization is None:
+            kinds = [choose_kind(library, pool, each, each.dtype) for each in (gate_up, down)]
     biases = [None, None] if experts.gate_up_bias is None else [*experts.gate_up_bias.chunk(2, dim=1)]
-
-    def pack_all(
-        matrices: Tensor, biases: Tensor | None, kind: WeightKind | None, quantization: Quantization | None
-    ) -> list[NativeWeight]:
-        return [
-            pack(library, pool, memory, matrix, None if biases is None else biases[index], quantization, kind)
-            for index, matrix in enumerate(matrices)
-        ]
-
-    kinds = [None if quantization else choose_kind(library, pool, each, each.dtype) for each in (gate_up, down)]
-    gate, up = (pack_all(half, bias, kinds[0], quantization) for half, bias in zip(halves, biases, strict=True))
     fine: Quantization | None = "int6" if quantization == "int4" else quantization
-    return make_experts(gate, up, pack_all(down, experts.down_bias, kinds[1], fine), experts.activation)
+    gate, up, lower = (
+        [
+            pack(library, pool, memory, matrix, None if bias is None else bias[index], rounding, kind, dtype)
+            for index, matrix in enumerate(stack)
+        ]
+        for stack, bias, rounding, kind in zip(
+            *(stacks, (*biases, experts.down_bias), (quantization, quantization, fine), (kinds[0], *kinds)),
+            strict=True,
+        )
+    )
+    return make_experts(gate, up, lower, experts.activation)
 
 
 def make_experts(

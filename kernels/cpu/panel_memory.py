@@ -1,4 +1,4 @@
-"""PanelMemory: packed matrices side by side in large pieces of memory, which the system maps in pages of 2 MiB."""
+"""PanelMemory: tensors side by side in large pieces of memory, which the system maps in pages of 2 MiB."""
 
 from __future__ import annotations
 

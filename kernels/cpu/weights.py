@@ -24,7 +24,7 @@ _PANEL_WIDTH = 32  # of `src/panels.h`
 # Bytes of a weight with its share of scales and minimums.
 WEIGHT_BYTES: dict[Quantization, float] = {"int8": 34 / 32, "int6": 26 / 32, "int4": 20 / 32}
 _BITS: dict[Quantization, Bits] = {"int8": 8, "int6": 6, "int4": 4}
-_NUMBERS_AT_ONCE = 2**20  # of a matrix in grouped codes: what is converted stays in the cache until it is packed
+_NUMBERS_AT_ONCE = 2**21  # of a matrix in grouped codes: what is converted stays in the cache until it is packed
 
 
 class WeightKind(IntEnum):

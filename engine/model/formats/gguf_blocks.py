@@ -77,7 +77,7 @@ class GGUFTensor:
 
 _BITS: dict[Type, Bits] = {
     **dict.fromkeys((Type.Q4_0, Type.Q4_1, Type.Q4_K), 4),
-    **dict.fromkeys((Type.Q5_0, Type.Q5_1, Type.Q5_K), 6),
+    **dict.fromkeys((Type.Q5_0, Type.Q5_1, Type.Q5_K, Type.MXFP4), 6),
 }
 _WITH_MINIMUMS = (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K)
 # By the number of the type in the file.

@@ -44,7 +44,7 @@ def parse_format(data: Any, where: str) -> WeightFormat | None:
             _expect(data, where, "fmt", ("e4m3", None))
             return WeightFormat("fp8", block=_parse_block(data.get("weight_block_size"), where))
         case "mxfp4":
-            return None  # the experts take its blocks as they are
+            return WeightFormat("mxfp4")
         case method:
             supported = ", ".join(each for each in METHODS if each != "gguf")
             raise ConfigError(f"{where}: quant_method={method!r} is not supported; supported: {supported}")

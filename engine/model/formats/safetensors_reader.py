@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.formats.float8 import ScaledTensor
+from engine.model.formats.mxfp4 import Mxfp4Tensor
 from engine.model.formats.packed_int import read_awq, read_compressed, read_gptq
 from engine.model.formats.quant_config import WeightFormat
 
@@ -35,6 +36,7 @@ _PARTS: dict[str, tuple[_Parts, ...]] = {
             (".weight_zero_point", ".input_scale", ".input_zero_point"),
         ),
     ),
+    "mxfp4": (("_blocks", "", ("_scales",), ()),),
     "fp8": (
         (".weight", ".weight", (".weight_scale_inv",), (".input_scale", ".activation_scale")),
         (".weight", ".weight", (".weight_scale",), (".input_scale", ".activation_scale")),
@@ -120,6 +122,8 @@ def _decode(weight_format: WeightFormat, main: Tensor, parts: dict[str, Tensor])
     match weight_format.method:
         case "awq":
             return read_awq(main, parts[".qzeros"], parts[".scales"])
+        case "mxfp4":
+            return Mxfp4Tensor(main, parts["_scales"])
         case "gptq":
             return read_gptq(
                 *(main, parts[".qzeros"], parts[".scales"], parts.get(".g_idx")),

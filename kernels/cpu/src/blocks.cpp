@@ -25,27 +25,28 @@ float round_to_half(float value) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT)));
 }
 
-// Round a group of COUNT values, or `count` if that is 0, to codes around 0. Returns the scale, NaN where the group has a NaN.
-template <int COUNT>
+// Round a group to codes around 0. Returns the scale, NaN where the group has a NaN.
 float round_group(const float* values, int64_t count, float greatest, int8_t* codes) {
-    if (COUNT) count = COUNT;
     // The bits of magnitudes are in the order of their values, and those of NaN are above infinity's.
-    uint32_t largest = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, values + i, 4);
-        bits &= 0x7fffffffu;
-        largest = bits > largest ? bits : largest;
-    }
+    alignas(64) int32_t bits[kLanes], whole[kLanes];
+    auto for_each_vec = [&](auto body) {
+        for (int64_t i = 0; i < count; i += kLanes)
+            body(i, load_first(values + i, int(count - i < kLanes ? count - i : kLanes)));
+    };
+    VecInt largest = zero_int();
+    for_each_vec([&](int64_t, Vec value) { largest = max_int(largest, as_int(abs(value))); });
+    store_int(bits, largest);
+    int32_t most = 0;
+    for (int32_t each : bits) most = each > most ? each : most;
     float magnitude;
-    std::memcpy(&magnitude, &largest, 4);
+    std::memcpy(&magnitude, &most, 4);
     float scale = round_to_half(magnitude / greatest);
-    float divisor = scale == 0.0f ? 1.0f : scale;
-    for (int64_t i = 0; i < count; ++i) {
-        float code = std::nearbyint(values[i] / divisor);
-        code = code < -greatest ? -greatest : code > greatest ? greatest : code;
-        codes[i] = code == code ? int8_t(code) : int8_t(0);
-    }
+    Vec divisor = splat(scale == 0.0f ? 1.0f : scale), limit = splat(greatest), floor = splat(-greatest);
+    for_each_vec([&](int64_t i, Vec value) {
+        // NaN stays one in the second operands, and becomes the integer whose lowest byte is 0.
+        store_int(whole, to_int(min(limit, max(floor, round(div(value, divisor))))));
+        for (int64_t at = 0; at < kLanes && i + at < count; ++at) codes[i + at] = int8_t(whole[at]);
+    });
     return scale;
 }
 
@@ -185,6 +186,20 @@ struct Q8_0 {
     }
 };
 
+// Numbers of a table: IQ4_NL with a scale of float16, and MXFP4 with an exponent, whose table has twice the numbers.
+template <bool IS_MXFP4>
+struct Table {
+    static constexpr int kValues = kGroup, kBytes = (IS_MXFP4 ? 1 : 2) + 16;
+    static void split(const uint8_t* block, Target to) {
+        static constexpr int8_t numbers[2][16] = {
+            {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+            {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
+        to.scales[0] = IS_MXFP4 ? std::ldexp(1.0f, block[0] - 128) : read_half(block);
+        split_nibbles<16, 0>(block + kBytes - 16, to.codes);
+        for (int i = 0; i < kGroup; ++i) to.codes[i] = numbers[IS_MXFP4][to.codes[i]];
+    }
+};
+
 // Q4_K and Q5_K: scale, scale of minimums, 8 scales and minimums of 6 bits, fifth bits, 128 bytes of two codes.
 template <bool HAS_FIFTH>
 struct Large {
@@ -221,7 +236,7 @@ struct Q6_K {
                 for (int i = part * 16; i < part * 16 + 16; ++i)
                     values[i] = own * float(((low[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4) - 32);
             }
-            to.scales[group] = round_group<kGroup>(values, kGroup, 127.0f, to.codes + group * kGroup);
+            to.scales[group] = round_group(values, kGroup, 127.0f, to.codes + group * kGroup);
         }
     }
 };
@@ -252,6 +267,8 @@ bool split_blocks(
         case 12: split_all<Large<false>>(pool, blocks, num_values, to); return true;
         case 13: split_all<Large<true>>(pool, blocks, num_values, to); return true;
         case 14: split_all<Q6_K>(pool, blocks, num_values, to); return true;
+        case 20: split_all<Table<false>>(pool, blocks, num_values, to); return true;
+        case 39: split_all<Table<true>>(pool, blocks, num_values, to); return true;
         default: return false;
     }
 }
@@ -265,9 +282,7 @@ void round_rows(
     parallel(pool, rows, [&](int64_t row, int) {
         for (int64_t group = 0; group < groups; ++group) {
             int64_t at = row * columns + group * group_size, left = columns - group * group_size;
-            bool is_usual = group_size == kGroup && left >= kGroup;
-            scales[row * groups + group] = is_usual ? round_group<kGroup>(values + at, kGroup, greatest, codes + at)
-                : round_group<0>(values + at, left < group_size ? left : group_size, greatest, codes + at);
+            scales[row * groups + group] = round_group(values + at, left < group_size ? left : group_size, greatest, codes + at);
         }
     });
 }

@@ -180,22 +180,26 @@ void pack_grouped(
     with_grouped(linear.kind, [&](auto grouped) {
         using Grouped = decltype(grouped);
         parallel(pool, ceil_div(linear.out_features, kPanelWidth), [&](int64_t panel, int thread) {
-            uint8_t* target = panels + panel * groups.panel_bytes();
-            std::memset(target, 0, groups.panel_bytes());
+            uint8_t* to = panels + panel * groups.panel_bytes();
             auto* line = static_cast<int8_t*>(pool_scratch(pool, thread, kTileScratch, groups.size));
-            for (int64_t lane = 0; lane < kPanelWidth && panel * kPanelWidth + lane < linear.out_features; ++lane) {
-                int64_t output = panel * kPanelWidth + lane;
-                for (int64_t group = 0; group < groups.count; ++group) {
-                    uint8_t* to = target + group * groups.bytes;
-                    put_half(to + lane * kHalfBytes, scales[output * groups.count + group]);
-                    if (!Grouped::kIsCentred)
-                        put_half(to + (kPanelWidth + lane) * kHalfBytes, minimums[output * groups.count + group]);
-                    int64_t left = linear.in_features - group * groups.size;
-                    std::memset(line, 0, groups.size);
-                    std::memcpy(line, codes + output * linear.in_features + group * groups.size, left < groups.size ? left : groups.size);
-                    to += groups.factor_bytes + lane * 4;
-                    for (int64_t unit = 0; unit < groups.size; unit += kUnit, to += Grouped::kBits * kPanelBytes)
-                        put_unit<Grouped>(line + unit, to);
+            int64_t first = panel * kPanelWidth, left = linear.out_features - first;
+            int num_lanes = int(left < kPanelWidth ? left : kPanelWidth);
+            for (int64_t group = 0; group < groups.count; ++group, to += groups.bytes) {
+                int64_t start = group * groups.size, rest = linear.in_features - start;
+                if (num_lanes < kPanelWidth) std::memset(to, 0, groups.bytes);
+                for (int64_t lane = 0; lane < num_lanes; ++lane) {
+                    const int8_t* source = codes + (first + lane) * linear.in_features + start;
+                    int64_t factor = (first + lane) * groups.count + group;
+                    put_half(to + lane * kHalfBytes, scales[factor]);
+                    if (!Grouped::kIsCentred) put_half(to + (kPanelWidth + lane) * kHalfBytes, minimums[factor]);
+                    if (rest < groups.size) {
+                        std::memset(line, 0, groups.size);
+                        std::memcpy(line, source, rest);
+                        source = line;
+                    }
+                    uint8_t* lines = to + groups.factor_bytes + lane * 4;
+                    for (int64_t unit = 0; unit < groups.size; unit += kUnit, lines += Grouped::kBits * kPanelBytes)
+                        put_unit<Grouped>(source + unit, lines);
                 }
             }
         });

@@ -109,6 +109,7 @@ inline Vec to_vec(VecInt x) { return _mm512_cvtepi32_ps(x); }
 inline VecInt to_int(Vec x) { return _mm512_cvtps_epi32(x); }
 inline VecInt add_int(VecInt a, VecInt b) { return _mm512_add_epi32(a, b); }
 inline VecInt sub_int(VecInt a, VecInt b) { return _mm512_sub_epi32(a, b); }
+inline VecInt max_int(VecInt a, VecInt b) { return _mm512_max_epi32(a, b); }
 inline Vec as_float(VecInt x) { return _mm512_castsi512_ps(x); }
 inline VecInt as_int(Vec x) { return _mm512_castps_si512(x); }
 inline VecInt or_int(VecInt a, VecInt b) { return _mm512_or_si512(a, b); }
@@ -207,6 +208,7 @@ inline Vec to_vec(VecInt x) { return _mm256_cvtepi32_ps(x); }
 inline VecInt to_int(Vec x) { return _mm256_cvtps_epi32(x); }
 inline VecInt add_int(VecInt a, VecInt b) { return _mm256_add_epi32(a, b); }
 inline VecInt sub_int(VecInt a, VecInt b) { return _mm256_sub_epi32(a, b); }
+inline VecInt max_int(VecInt a, VecInt b) { return _mm256_max_epi32(a, b); }
 inline Vec as_float(VecInt x) { return _mm256_castsi256_ps(x); }
 inline VecInt as_int(Vec x) { return _mm256_castps_si256(x); }
 inline VecInt or_int(VecInt a, VecInt b) { return _mm256_or_si256(a, b); }

@@ -7,7 +7,7 @@ import torch
 
 from kernels.cpu.native_ops import NativeOps
 from kernels.cpu.weights import NativeWeight, WeightKind, make_convert
-from kernels.grouped import Bits, Form, GroupedInt, StackedRows, round_grouped
+from kernels.grouped import Bits, Form, GroupedInt, StackedRows, align, round_grouped
 from kernels.ops import Quantization
 from kernels.torch.linear import GroupedIntWeight
 from tests.kernels.cpu.conftest import require_library
@@ -109,7 +109,7 @@ def test_codes_and_scales_survive_packing(ops: NativeOps, bits: Bits, is_centred
 def test_a_stack_of_other_forms_keeps_its_values(ops: NativeOps, is_centred: bool) -> None:
     parts = [make_grouped((5, 70), bits, size, is_centred) for bits, size in ((4, 64), (6, 32), (8, 32))]
     parts += [] if is_centred else [make_grouped((5, 70), 6, 32, True)]
-    stacked = StackedRows(parts)
+    stacked = StackedRows(align(parts, 8))
     assert stacked.form == Form(8, 32, is_centred)
     expected = torch.cat([part.dequantize() for part in parts])
     actual = ops.unpack_linear(ops.pack_linear(stacked, None, None))

@@ -17,11 +17,15 @@ from engine.errors import ConfigError
 from engine.model import ModelConfig, load_model
 from engine.model.formats.gguf_config import ARCHITECTURES
 from engine.model.formats.gguf_file import GGUFFile
+from engine.model.moe import Experts
+from kernels.cpu.weights import WeightKind
 from tests.engine.model.drive import Driver
 from tests.engine.model.formats.gguf_files import add_value
 from tests.engine.model.formats.make_gguf_files import FOLDER, LOGITS, MODELS, PROMPT
+from tests.engine.model.mixed_batch import find_ops
 
 BLOCK = 32
+CODES = {kind for kind in WeightKind if kind >= WeightKind.GROUPED4}
 
 
 def compute_logits(path: Path) -> torch.Tensor:
@@ -45,6 +49,24 @@ def test_a_rounded_file_equals_a_file_of_its_decoded_weights(name: str, tmp_path
     rounded, decoded = tmp_path / "rounded.gguf", tmp_path / "decoded.gguf"
     rewrite(FOLDER / f"{name}.gguf", rounded, decoded)
     assert torch.equal(compute_logits(rounded), compute_logits(decoded))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, sizes) in MODELS.items() if any("expert" in key for key in sizes)])
+def test_native_ops_keep_the_codes_of_experts(name: str, tmp_path: Path) -> None:
+    rounded, decoded = tmp_path / "rounded.gguf", tmp_path / "decoded.gguf"
+    rewrite(FOLDER / f"{name}.gguf", rounded, decoded)
+    coded, plain = load_model(rounded, ops=find_ops()), load_model(decoded)
+    pairs = [
+        each for each in zip(coded.modules(), plain.modules(), strict=True) if isinstance(each[0], Experts)
+    ]
+    assert pairs
+    for pair in pairs:
+        (packed,), (expected,) = (each.list_packed() for each in pair)
+        assert {each.kind for each in (*packed.gate, *packed.up, *packed.down)} <= CODES
+        found, wanted = coded.ops.unpack_experts(packed), plain.ops.unpack_experts(expected)
+        assert torch.equal(found.gate_up, wanted.gate_up) and torch.equal(found.down, wanted.down)
+    logits = [Driver(each).step({"a": PROMPT})["a"] for each in (coded, plain)]
+    assert torch.cosine_similarity(*logits, dim=-1).median() > 0.97
 
 
 def test_a_divided_file_is_read_from_its_first_part_and_from_the_hub(

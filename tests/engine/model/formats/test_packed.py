@@ -230,10 +230,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Size], tuple[Tensors, E
 }
 
 
-def write_checkpoint(folder: Path, method: str) -> tuple[Any, Tensors]:
+INT4 = frozenset((WeightKind.GROUPED4, WeightKind.CENTRED4))
+CODES = dict.fromkeys(FORMATS, INT4) | {"fp8": frozenset((WeightKind.CENTRED8,))}
+
+
+def write_checkpoint(folder: Path, method: str, family: str = "qwen3", **sizes: int) -> tuple[Any, Tensors]:
     """Write a tiny model whose layers' matrices are in the format; returns it and its decoded weights."""
     settings, encode = FORMATS[method]
-    source = make_transformers_model("qwen3", **SIZES)
+    source = make_transformers_model(family, **SIZES, **sizes)
     save(source, folder)
     stored, decoded = {}, {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -275,6 +279,19 @@ def test_native_ops_multiply_with_the_codes_of_a_checkpoint(tmp_path: Path, meth
     logits = Driver(model).step({"a": make_prompt(30)})["a"]
     expected = compute_expected(load_reference(source, decoded), make_prompt(30))
     assert torch.cosine_similarity(logits, expected, dim=-1).median() > 0.97
+
+
+@pytest.mark.parametrize("method", FORMATS)
+def test_native_ops_keep_the_codes_of_experts(tmp_path: Path, method: str) -> None:
+    _, decoded = write_checkpoint(tmp_path, method, "qwen3_moe", moe_intermediate_size=64)
+    model = load_model(tmp_path, ops=find_ops())
+    name = next(name for name in decoded if name.endswith("experts.1.down_proj.weight"))
+    (packed,) = model.layers[int(name.split(".")[2])].mlp.experts.list_packed()
+    assert {each.kind for each in (*packed.gate, *packed.up, *packed.down)} <= CODES[method]
+    down = model.ops.unpack_experts(packed).down[1]
+    torch.testing.assert_close(down, decoded[name], atol=0.02 if method == "fp8" else 1e-3, rtol=0)
+    logits = [Driver(each).step({"a": make_prompt(30)})["a"] for each in (model, load_model(tmp_path))]
+    assert torch.cosine_similarity(*logits, dim=-1).median() > 0.97
 
 
 @pytest.mark.parametrize(
