@@ -25,8 +25,10 @@ float round_to_half(float value) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT)));
 }
 
-// Round a group to codes around 0. Returns the scale, NaN where the group has a NaN.
+// Round a group of COUNT values, or `count` if that is 0, to codes around 0. Returns the scale, NaN where the group has a NaN.
+template <int COUNT = 0>
 float round_group(const float* values, int64_t count, float greatest, int8_t* codes) {
+    if (COUNT) count = COUNT;
     // The bits of magnitudes are in the order of their values, and those of NaN are above infinity's.
     alignas(64) int32_t bits[kLanes], whole[kLanes];
     auto for_each_vec = [&](auto body) {
@@ -45,7 +47,9 @@ float round_group(const float* values, int64_t count, float greatest, int8_t* co
     for_each_vec([&](int64_t i, Vec value) {
         // NaN stays one in the second operands, and becomes the integer whose lowest byte is 0.
         store_int(whole, to_int(min(limit, max(floor, round(div(value, divisor))))));
-        for (int64_t at = 0; at < kLanes && i + at < count; ++at) codes[i + at] = int8_t(whole[at]);
+        int8_t bytes[kLanes];
+        for (int at = 0; at < kLanes; ++at) bytes[at] = int8_t(whole[at]);
+        std::memcpy(codes + i, bytes, count - i < kLanes ? count - i : kLanes);
     });
     return scale;
 }
@@ -227,16 +231,23 @@ struct Q6_K {
     static constexpr int kValues = 256, kBytes = 210;
     static void split(const uint8_t* block, Target to) {
         float scale = read_half(block + 208), values[kGroup];
-        for (int group = 0; group < 8; ++group) {
-            int half = group / 4, quarter = group % 4;
-            const uint8_t *low = block + half * 64 + quarter % 2 * 32, *high = block + 128 + half * 32;
-            int low_shift = quarter / 2 * 4, high_shift = quarter * 2;
-            for (int part = 0; part < 2; ++part) {
-                float own = scale * float(int8_t(block[192 + group * 2 + part]));
-                for (int i = part * 16; i < part * 16 + 16; ++i)
-                    values[i] = own * float(((low[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4) - 32);
+        int8_t numbers[kValues];
+        for (int half = 0; half < 2; ++half)
+            for (int i = 0; i < 32; ++i) {
+                const uint8_t* low = block + half * 64 + i;
+                uint8_t high = block[128 + half * 32 + i];
+                int8_t* number = numbers + half * 128 + i;
+                number[0] = int8_t(((low[0] & 15) | (high & 3) << 4) - 32);
+                number[32] = int8_t(((low[32] & 15) | (high >> 2 & 3) << 4) - 32);
+                number[64] = int8_t((low[0] >> 4 | (high >> 4 & 3) << 4) - 32);
+                number[96] = int8_t((low[32] >> 4 | (high >> 6) << 4) - 32);
             }
-            to.scales[group] = round_group(values, kGroup, 127.0f, to.codes + group * kGroup);
+        for (int group = 0; group < 8; ++group) {
+            for (int part = 0; part < kGroup; part += 16) {
+                float own = scale * float(int8_t(block[192 + group * 2 + part / 16]));
+                for (int i = part; i < part + 16; ++i) values[i] = own * float(numbers[group * kGroup + i]);
+            }
+            to.scales[group] = round_group<kGroup>(values, kGroup, 127.0f, to.codes + group * kGroup);
         }
     }
 };
@@ -282,7 +293,9 @@ void round_rows(
     parallel(pool, rows, [&](int64_t row, int) {
         for (int64_t group = 0; group < groups; ++group) {
             int64_t at = row * columns + group * group_size, left = columns - group * group_size;
-            scales[row * groups + group] = round_group(values + at, left < group_size ? left : group_size, greatest, codes + at);
+            bool is_usual = group_size == kGroup && left >= kGroup;
+            scales[row * groups + group] = is_usual ? round_group<kGroup>(values + at, kGroup, greatest, codes + at)
+                : round_group(values + at, left < group_size ? left : group_size, greatest, codes + at);
         }
     });
 }

@@ -279,6 +279,8 @@ def test_kv_cache_takes_the_bytes_announced_and_says_when_there_is_no_room(tmp_p
     caches = allocate_kv_cache(specs, 7, 16, torch.bfloat16, torch.device("cpu"))
     total = sum(cache.nbytes for pair in caches for cache in pair)
     assert total == 7 * compute_bytes_per_block(specs, 16, torch.bfloat16)
+    places = [cache.data_ptr() for pair in caches for cache in pair]
+    assert max(places) - min(places) < total + 2**12  # small layers share large pages
     for num_blocks in (2**40, 2**60):
         with pytest.raises(ConfigError, match=f"num_blocks={num_blocks}: cpu cannot allocate a KV cache of"):
             allocate_kv_cache(specs, num_blocks, 16, torch.float32, torch.device("cpu"))
