@@ -79,7 +79,7 @@ def test_a_divided_file_is_read_from_its_first_part_and_from_the_hub(
     assert torch.equal(compute_logits(tmp_path / parts[0]), expected)
     asked = []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
         asked.append((name, allow_patterns))
         return str(tmp_path)
 
