@@ -39,9 +39,7 @@ class AnswerReader:
         news = self._take_tokens(step, done)
         # Send prompt logprobs at once, not with the next token: they are long.
         news.details.extend(request.make_detail() for request in scored if request.pending_prompt_logprobs)
-        if step.gated and len(done.indices):
-            came = set(done.indices.tolist())
-            step.gated = [index for index in step.gated if index not in came]
+        step.drop_gated(done.indices)
         return news
 
     def _take_prompt_logprobs(self, step: StepRecord, done: StepDone) -> list[Request]:
@@ -67,6 +65,9 @@ class AnswerReader:
         for eos_token_id in self._eos_token_ids:
             is_end |= token_ids == eos_token_id
         has_many = len(token_ids) > len(batch)
+        stops = table.find_stops(np.repeat(slots, counts) if has_many else slots, token_ids)
+        if stops is not None:
+            is_end |= stops
         is_special |= np.logical_or.reduceat(is_end, np.cumsum(counts) - counts) if has_many else is_end
         plain, plain_ids, plain_counts = batch, token_ids, counts
         if is_special.any():
@@ -88,7 +89,7 @@ class AnswerReader:
             for append, token_id in zip(plain.appends, new_ids, strict=True):
                 append(token_id)
         news = NewTokens(batch.handles, counts.tolist() if has_many else [], told_ids, details)
-        if step.gated:
+        if len(step.gated):
             has_grammar = np.repeat(table.has_grammar[batch.slots], counts).tolist()
             handles = np.repeat(batch.handles, counts).tolist() if has_many else batch.handles
             self.accepted += compress(zip(handles, news.token_ids, strict=True), has_grammar)

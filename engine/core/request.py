@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.core.request_table import RequestTable
+from engine.core.request_table import MAX_STOP_IDS, RequestTable
 from engine.messages import AddRequest, Detail, NewCompletion
 from engine.outputs import TokenLogprobs
 from engine.sampling_params import find_end_ids
@@ -97,8 +97,8 @@ class Request:
         # The token that is drawn after a pooled prompt is dropped; it needs no room in the model's context.
         self.max_num_tokens = min(limit, max_model_len + (params.pooling is not None))
         self.stop_ids = find_end_ids(params, eos_token_ids)
-        # Whether every token has logprobs, or may be a stop token.
-        self.needs_detail = params.logprobs is not None or bool(params.stop_token_ids)
+        # Whether every token has logprobs, or may be one of so many stop tokens that the table does not hold them.
+        self.needs_detail = params.logprobs is not None or len(params.stop_token_ids) > MAX_STOP_IDS
 
         self.status = RequestStatus.WAITING
         self.queue_key: tuple[float, float, int] = (0.0, 0.0, 0)
@@ -120,6 +120,7 @@ class Request:
         table.num_planned[slot] = len(self.token_ids)
         table.max_num_tokens[slot] = self.max_num_tokens
         table.has_grammar[slot] = self.has_grammar
+        table.set_stop_ids(slot, params.stop_token_ids[:MAX_STOP_IDS])
         # Only the first completion computes the prompt's logprobs.
         if params.prompt_logprobs is not None and completion is message.completions[0]:
             table.score_end[slot] = self.num_prompt_tokens - 1

@@ -160,9 +160,9 @@ class Scheduler:
 
     def order_masks(self) -> FillMasks | None:
         """Return the masks of one step that can be filled now, because all earlier tokens are known, or None."""
-        waiting: set[int] = set()  # handles whose token of an earlier step is not known
+        is_waiting = np.zeros(self.table.slots.size, dtype=bool)  # by slot: a token of an earlier step is not known
         for step in self._steps:
-            if (order := step.order_masks(waiting)) is not None:
+            if len(step.gated) and (order := step.order_masks(is_waiting)) is not None:
                 accepted, self._reader.accepted = self._reader.accepted, []
                 return FillMasks(step.step_id, accepted, *order)
         return None
@@ -372,7 +372,7 @@ class Scheduler:
             block_moves=moves,
             block_saves=block_saves,
         )
-        gated = np.flatnonzero(is_gated).tolist()
+        gated = np.flatnonzero(is_gated)
         num_preemptions = table.num_preemptions[slots]
         self._steps.append(
             StepRecord(
@@ -402,7 +402,7 @@ class Scheduler:
         if self.drafts is not None:
             self.drafts.take(step, done)
         if done.is_last:
-            if step.gated:  # rows that ended before their mask arrived
+            if len(step.gated):  # rows that ended before their mask arrived
                 step.take_back_samples(self.table, step.gated)
             self._steps.remove(step)
             if self.drafts is not None:

@@ -77,11 +77,14 @@ class StepRecord:
     counts: np.ndarray  # scheduled tokens
     num_preemptions: np.ndarray  # when planned; a higher value later means that the run was discarded
     num_samples: np.ndarray
-    gated: list[int]  # indices whose tokens need masks and have not arrived
+    gated: np.ndarray  # indices whose tokens need masks and have not arrived
     drafts: dict[int, Draft]  # by slot
     is_waiting: bool = False  # some rows draft, so that the step was planned after the answer of the last one
     is_answered: bool = False
-    ordered: set[int] = field(default_factory=set)  # indices whose masks have been ordered
+    is_ordered: np.ndarray = field(init=False)  # [R] bool, whether the row's masks have been ordered
+
+    def __post_init__(self) -> None:
+        self.is_ordered = np.zeros(len(self.batch), dtype=bool)
 
     @property
     def is_decode(self) -> bool:
@@ -96,7 +99,7 @@ class StepRecord:
         is_answered[indices] = True
         return self.batch.select(is_answered)
 
-    def take_back_samples(self, table: RequestTable, indices: Sequence[int]) -> None:
+    def take_back_samples(self, table: RequestTable, indices: Sequence[int] | np.ndarray) -> None:
         """Undo the planned samples of these rows: no token will arrive for them."""
         slots, num_samples = self.batch.slots[indices], self.num_samples[indices]
         table.num_in_flight[slots] -= num_samples
@@ -107,8 +110,13 @@ class StepRecord:
         if not skipped:
             return
         self.take_back_samples(table, skipped)
-        self.gated = [index for index in self.gated if index not in skipped]
+        self.drop_gated(np.array(skipped))
         self._uncompute(table, np.array(skipped), self.counts[skipped])
+
+    def drop_gated(self, indices: np.ndarray) -> None:
+        """Remove rows from `gated`: their tokens have arrived, or will not."""
+        if len(self.gated):
+            self.gated = self.gated[~np.isin(self.gated, indices)]
 
     def settle_samples(self, table: RequestTable, indices: np.ndarray, counts: np.ndarray) -> None:
         """Record how many tokens arrived for these rows. Undo what was computed after a rejected draft."""
@@ -126,25 +134,26 @@ class StepRecord:
         is_same = table.num_preemptions[slots] == self.num_preemptions[indices]
         table.num_computed[slots] -= np.where(is_same, counts, 0)
 
-    def order_masks(self, waiting: set[int]) -> tuple[list[MaskTarget], list[int]] | None:
+    def order_masks(self, is_waiting: np.ndarray) -> tuple[list[MaskTarget], list[int]] | None:
         """Return the gated rows whose masks can be ordered now, and the indices of rows whose requests have ended.
 
         Args:
-            waiting: handles whose token of an earlier step has not arrived; this step's handles are added.
+            is_waiting: by slot, whether a token of an earlier step has not arrived; this step's slots are added.
         """
-        targets, ended = [], []
-        for index in self.gated:
-            request = self.batch.requests[index]
-            is_ready = request.handle not in waiting and index not in self.ordered
-            waiting.add(request.handle)
-            if is_ready and request.is_finished:
-                ended.append(index)
-            elif is_ready:
-                draft = self.drafts.get(request.slot)
-                targets.append(
-                    MaskTarget(index, request.handle, [] if draft is None else list(draft.token_ids))
-                )
-        if not targets and not ended:
+        slots = self.batch.slots[self.gated]
+        ready = self.gated[~(is_waiting[slots] | self.is_ordered[self.gated])]
+        is_waiting[slots] = True
+        if not len(ready):
             return None
-        self.ordered.update(ended, (target.index for target in targets))
+        self.is_ordered[ready] = True
+        pairs = [(index, self.batch.requests[index]) for index in ready.tolist()]
+        ended = [index for index, request in pairs if request.is_finished]
+        pairs = [pair for pair in pairs if not pair[1].is_finished] if ended else pairs
+        if not self.drafts:
+            return [MaskTarget(index, request.handle) for index, request in pairs], ended
+        found = [(index, request, self.drafts.get(request.slot)) for index, request in pairs]
+        targets = [
+            MaskTarget(index, request.handle, [] if draft is None else list(draft.token_ids))
+            for index, request, draft in found
+        ]
         return targets, ended
