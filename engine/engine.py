@@ -26,6 +26,8 @@ from engine.metrics import EngineStats
 from engine.model.report import ModelReport, make_report
 from engine.outputs import EngineSnapshot, RequestOutput
 from engine.sampling_params import SamplingParams
+from engine.stats_log import log_stats
+from engine.tracing import make_tracer
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +53,8 @@ class Engine(Supervisor):
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
         self._arrivals: set[Arrival] = set()
+        self._log: asyncio.Task[None] | None = None
+        self._tracer = make_tracer(self.config)
         self.adapters = AdapterCatalog(
             self.config.enable_lora, self.config.model_name, self._require_client
         )
@@ -62,12 +66,21 @@ class Engine(Supervisor):
             ConfigError: the config, the checkpoint, an adapter or the available memory does not allow it.
         """
         await super().start()
+        if not self.config.disable_log_stats:
+            self._log = asyncio.create_task(log_stats(self.stats), name="troupe stats log")
         for name, path in self.config.read_lora_modules().items():
             try:
                 await self.adapters.load(name, path)
             except InvalidRequest as error:
                 await self.close()
                 raise ConfigError(f"lora_modules: {name}={path}: {error}") from error
+
+    async def close(self) -> None:
+        """End all requests with EngineDead, and every task and thread but that of a hung step. Safe to call twice."""
+        if self._log is not None:
+            self._log.cancel()
+        await super().close()
+        self._tracer.close()
 
     async def __aenter__(self) -> Engine:
         await self.start()
@@ -135,7 +148,8 @@ class Engine(Supervisor):
                 is_finished = False
                 while not is_finished:
                     output = await stream.get()
-                    is_finished = output.finished
+                    if is_finished := output.finished:
+                        self._tracer.report(output, params, stream.count_tokens())
                     yield output
             finally:
                 if timer is not None:

@@ -211,6 +211,7 @@ class CoreStats(msgspec.Struct, frozen=True):
     num_cached_blocks: int = 0
     step_gaps_s: list[float] = []  # executor idle times while there was work, since the last message
     mask_times_s: list[float] = []  # durations of filling masks, since the last message
+    step_tokens: list[int] = []  # tokens of each step planned since the last message
     drafts: dict[str, SourceCounts] = {}  # by source
     kv_offload_loads: int = 0
     kv_received_tokens: int = 0

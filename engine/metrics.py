@@ -5,33 +5,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import zip_longest
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 
 from engine.messages import CoreStats, SourceCounts
+from engine.outputs import RequestMetrics
+from engine.sampling_params import SamplingParams
 
 LATENCY_BUCKETS_S = (
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 GAP_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+TOKEN_BUCKETS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 256.0)
 
 Kind = Literal["gauge", "counter"]
 NO_CORE = CoreStats()
@@ -40,10 +30,11 @@ NO_CORE = CoreStats()
 class Histogram:
     """Counts per bucket; upper bounds are inclusive, as in Prometheus."""
 
-    __slots__ = ("buckets", "counts", "sum")
+    __slots__ = ("buckets", "counts", "help", "sum")
 
-    def __init__(self, buckets: tuple[float, ...]) -> None:
+    def __init__(self, buckets: tuple[float, ...], help: str = "") -> None:
         self.buckets = buckets
+        self.help = help
         self.counts = [0] * (len(buckets) + 1)  # the last one is +Inf
         self.sum = 0.0
 
@@ -67,7 +58,7 @@ class Histogram:
 
     def copy(self) -> Histogram:
         """Return an independent copy."""
-        twin = Histogram(self.buckets)
+        twin = Histogram(self.buckets, self.help)
         twin.counts = list(self.counts)
         twin.sum = self.sum
         return twin
@@ -77,19 +68,49 @@ class Metrics:
     """Lives as long as the engine, over restarts. Written on the event loop."""
 
     def __init__(self) -> None:
-        self.ended_cores = CoreStats()  # counters of those that have ended, added up
+        self.ended_cores: dict[int, CoreStats] = {}  # counters of those that have ended, by replica
         # Counters of EngineStats.
         self.prompt_tokens = self.generation_tokens = self.num_rejected = self.num_restarts = 0
-        self.num_resumed = self.num_resumed_inexact = self.num_prefills = 0
+        self.num_resumed = self.num_resumed_inexact = self.num_prefills = self.prompt_tokens_cached = 0
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0, "dead_end": 0}
-        self.ttft = Histogram(LATENCY_BUCKETS_S)
-        self.itl = Histogram(LATENCY_BUCKETS_S)
-        self.e2e = Histogram(LATENCY_BUCKETS_S)
-        self.queue_time = Histogram(LATENCY_BUCKETS_S)
-        self.grammar_compile = Histogram(LATENCY_BUCKETS_S)
-        self.grammar_mask = Histogram(GAP_BUCKETS_S)
-        self.step_gap = Histogram(GAP_BUCKETS_S)
-        self.loop_lag = Histogram(GAP_BUCKETS_S)
+        self._histograms: dict[str, Histogram] = {}  # by name in Prometheus
+        add = self._add
+        self.ttft = add("time_to_first_token_seconds", LATENCY_BUCKETS_S, "From arrival to the first token.")
+        self.itl = add("inter_token_latency_seconds", LATENCY_BUCKETS_S, "Between two tokens of a request.")
+        self.e2e = add("e2e_request_latency_seconds", LATENCY_BUCKETS_S, "From arrival to the end.")
+        self.queue_time = add("request_queue_time_seconds", LATENCY_BUCKETS_S, "From arrival to the first step.")
+        self.prefill_time = add(
+            "request_prefill_time_seconds", LATENCY_BUCKETS_S, "From the first step to the first token."
+        )
+        self.decode_time = add(
+            "request_decode_time_seconds", LATENCY_BUCKETS_S, "From the first token to the last one."
+        )
+        self.inference_time = add(
+            "request_inference_time_seconds", LATENCY_BUCKETS_S, "From the first step to the last token."
+        )
+        self.token_time = add(
+            "request_time_per_output_token_seconds", LATENCY_BUCKETS_S, "Mean time of a token after the first."
+        )
+        self.num_prompt_tokens = add("request_prompt_tokens", TOKEN_BUCKETS, "Prompt tokens of a request.")
+        self.num_output_tokens = add("request_generation_tokens", TOKEN_BUCKETS, "Output tokens of a completion.")
+        self.longest_output = add(
+            "request_max_num_generation_tokens", TOKEN_BUCKETS, "Output tokens of the longest completion of a request."
+        )
+        self.max_tokens = add("request_params_max_tokens", TOKEN_BUCKETS, "Limits of the requests that have one.")
+        self.num_choices = add("request_params_n", CHOICE_BUCKETS, "Completions of a request.")
+        self.step_tokens = add("iteration_tokens_total", TOKEN_BUCKETS, "Tokens computed in one step.")
+        self.grammar_compile = add("grammar_compile_seconds", LATENCY_BUCKETS_S, "Compiling one grammar.")
+        self.grammar_mask = add("grammar_mask_seconds", GAP_BUCKETS_S, "Filling the masks of one step.")
+        self.step_gap = add(
+            "step_gap_seconds", GAP_BUCKETS_S,
+            "From the end of a step behind which no other was queued to the start of the next, while there was work: "
+            "how long the device waited. Steps that follow each other without such a gap are not counted.",
+        )  # fmt: skip
+        self.loop_lag = add("event_loop_lag_seconds", GAP_BUCKETS_S, "How late the event loop wakes up.")
+
+    def _add(self, name: str, buckets: tuple[float, ...], text: str) -> Histogram:
+        found = self._histograms[name] = Histogram(buckets, text)
+        return found
 
     def observe_core(self, stats: CoreStats) -> None:
         """Count what a core has measured since its last message."""
@@ -97,11 +118,37 @@ class Metrics:
             self.step_gap.observe(gap_s)
         for time_s in stats.mask_times_s:
             self.grammar_mask.observe(time_s)
+        for num_tokens in stats.step_tokens:
+            self.step_tokens.observe(num_tokens)
 
-    def note_core_end(self, stats: CoreStats) -> None:
+    def observe_end(self, times: RequestMetrics, counts: Sequence[int], params: SamplingParams) -> None:
+        """Count a request that has ended.
+
+        Args:
+            counts: output tokens of each completion.
+        """
+        self.longest_output.observe(max(counts))
+        self.num_choices.observe(params.n)
+        if params.max_tokens is not None:
+            self.max_tokens.observe(params.max_tokens)
+        start, first, last = times.first_scheduled_time, times.first_token_time, times.last_token_time
+        if start is None or first is None or last is None:
+            return
+        self.prefill_time.observe(first - start)
+        self.decode_time.observe(last - first)
+        self.inference_time.observe(last - start)
+        if counts[0] > 1:
+            self.token_time.observe((last - first) / (counts[0] - 1))
+
+    def note_core_end(self, stats: CoreStats, replica: int = 0) -> None:
         """Keep the counters of a core that has ended; its gauges went with it."""
-        sums = add_fields([self.ended_cores, stats], CORE_COUNTERS)
-        self.ended_cores = CoreStats(**sums, drafts=add_counts(self.ended_cores.drafts, stats.drafts))
+        self.ended_cores[replica] = self.add_ended(stats, replica)
+
+    def add_ended(self, stats: CoreStats, replica: int) -> CoreStats:
+        """Return a replica's gauges, and its counters with those of its earlier cores."""
+        before = self.ended_cores.get(replica, NO_CORE)
+        sums = add_fields([before, stats], CORE_COUNTERS)
+        return msgspec.structs.replace(stats, **sums, drafts=add_counts(before.drafts, stats.drafts))
 
     def make_stats(
         self, core: CoreStats = NO_CORE, num_waiting: int = 0, num_opening: int = 0
@@ -115,27 +162,18 @@ class Metrics:
         return EngineStats(
             **{name: getattr(core, name) for name in CORE_GAUGES},
             **{name: getattr(self, name) for name in FRONT_COUNTERS},
-            **add_fields([self.ended_cores, core], CORE_COUNTERS),
+            **add_fields([*self.ended_cores.values(), core], CORE_COUNTERS),
             num_waiting=num_waiting,
             num_waiting_for_grammar=num_opening,
             kv_usage=1.0 - core.num_free_blocks / core.num_blocks if core.num_blocks else 0.0,
             finished=dict(self.finished),
-            drafts=add_counts(self.ended_cores.drafts, core.drafts),
+            drafts=reduce(add_counts, (each.drafts for each in (*self.ended_cores.values(), core))),
             histograms=self.histograms(),
         )
 
     def histograms(self) -> dict[str, Histogram]:
-        """Copy the histograms, keyed by Prometheus name."""
-        return {
-            "time_to_first_token_seconds": self.ttft.copy(),
-            "inter_token_latency_seconds": self.itl.copy(),
-            "e2e_request_latency_seconds": self.e2e.copy(),
-            "request_queue_time_seconds": self.queue_time.copy(),
-            "grammar_compile_seconds": self.grammar_compile.copy(),
-            "grammar_mask_seconds": self.grammar_mask.copy(),
-            "step_gap_seconds": self.step_gap.copy(),
-            "event_loop_lag_seconds": self.loop_lag.copy(),
-        }
+        """Return copies of all histograms, by name in Prometheus."""
+        return {name: each.copy() for name, each in self._histograms.items()}
 
 
 def add_counts(one: dict[str, SourceCounts], other: dict[str, SourceCounts]) -> dict[str, SourceCounts]:
@@ -186,6 +224,8 @@ class EngineStats:
     num_cached_blocks: Annotated[int, "gauge", "kv_cache_cached_blocks",
         "KV cache blocks that a prefix can be found in."] = 0
     prompt_tokens: Annotated[int, "counter", "prompt_tokens", "Prompt tokens processed."] = 0
+    prompt_tokens_cached: Annotated[int, "counter", "prompt_tokens_cached",
+        "Prompt tokens that requests found in the prefix cache."] = 0
     generation_tokens: Annotated[int, "counter", "generation_tokens", "Tokens generated."] = 0
     prefix_cache_queries: Annotated[int, "counter", "prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache."] = 0

@@ -207,6 +207,9 @@ class FakeEngine:
     async def reset_prefix_cache(self) -> bool:
         return True
 
+    def replica_stats(self) -> dict[int, Any]:
+        return {}
+
     def describe_replicas(self) -> list[Any]:
         return []
 

@@ -19,6 +19,7 @@ from app.api.ollama import routes as ollama
 from app.api.openapi import ERRORS, make_openapi
 from app.api.origins import AllowedOrigins
 from app.api.responses import routes as responses
+from app.api.trace_context import TraceContext
 from app.config import AppConfig
 
 # OpenAI endpoint that no model here supports -> the missing feature
@@ -68,6 +69,8 @@ def make_api(context: ApiContext) -> FastAPI:
         ),
         check_room=context.engine.check_capacity,
     )
+    if context.engine.config.otlp_traces_endpoint is not None:
+        app.add_middleware(TraceContext)
     return app
 
 

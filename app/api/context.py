@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.routing import APIRoute
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from starlette.responses import Response
 
 from app import __version__
@@ -83,13 +83,9 @@ class ApiContext:
         """Reads the files in messages."""
         return DocumentReader()
 
-    @cached_property
-    def _registry(self) -> CollectorRegistry:
-        return metrics.make_registry(self.engine)
-
-    def render_metrics(self) -> bytes:
-        """Return the engine's counters in Prometheus' format."""
-        return generate_latest(self._registry)
+    def render_metrics(self, prefix: str) -> bytes:
+        """Return the engine's counters in Prometheus' format, their names after `prefix` and a colon."""
+        return generate_latest(metrics.make_registry(self.engine, f"{prefix}:"))
 
     @cached_property
     def template(self) -> TemplateFacts:

@@ -1,7 +1,8 @@
-"""EngineStats as Prometheus metrics: vLLM's names with the prefix `troupe:`."""
+"""EngineStats as Prometheus metrics: vLLM's names with the prefix `troupe:`, or `vllm:` for its Grafana boards."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
@@ -13,7 +14,6 @@ from prometheus_client.registry import Collector
 
 from engine import Engine, EngineStats, list_metrics
 
-PREFIX = "troupe:"
 LABELS = ("model_name", "engine")
 Values = Mapping[Any, float]  # by a tuple of the labels behind LABELS
 STATES = (
@@ -28,33 +28,31 @@ REPLICA_GAUGES = (
     ("replica_kv_cache_usage_perc", "kv_usage", "Share of the replica's KV blocks in use; 1 is all of them."),
     ("replica_restarts", "num_restarts", "Restarts of the replica's process."),
 )
-HISTOGRAM_HELP = {
-    "time_to_first_token_seconds": "From arrival to the first token.",
-    "inter_token_latency_seconds": "Between two tokens of a request.",
-    "e2e_request_latency_seconds": "From arrival to the end.",
-    "request_queue_time_seconds": "From arrival to the first step.",
-    "step_gap_seconds": (
-        "From the end of a step behind which no other was queued to the start of the next, while there was work: "
-        "how long the device waited. Steps that follow each other without such a gap are not counted."
-    ),
-    "event_loop_lag_seconds": "How late the event loop wakes up.",
-    "grammar_compile_seconds": "Compiling one grammar.",
-    "grammar_mask_seconds": "Filling the masks of one step.",
-}
 
 
 class EngineCollector(Collector):
     """Reads a snapshot of the engine whenever Prometheus asks."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, prefix: str) -> None:
         self.engine = engine
+        self.prefix = prefix
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family of one snapshot."""
         stats, state, depth = self.engine.stats(), self.engine.state, self.engine.sleep_level
+        replicas = self.engine.replica_stats()
         for field, kind, name, text in list_metrics():
-            make = self._gauge if kind == "gauge" else self._counter
-            yield make(name, text, {(): getattr(stats, field)})
+            family = (GaugeMetricFamily if kind == "gauge" else CounterMetricFamily)(
+                self.prefix + name, text, labels=LABELS
+            )
+            values = {"0": getattr(stats, field)}
+            if len(replicas) > 1 and all(hasattr(each, field) for each in replicas.values()):
+                values = {str(index): getattr(each, field) for index, each in replicas.items()}
+            for index, value in values.items():
+                family.add_metric((self.engine.model_name, index), float(value))
+            yield family
+        yield self._cache_config()
+        yield self._lora()
         finished = {(reason,): count for reason, count in stats.finished.items()}
         yield self._counter("request_success", "Finished requests by reason.", finished, "finished_reason")
         states = {(name,): state == name for name in STATES}
@@ -66,15 +64,31 @@ class EngineCollector(Collector):
         yield from self._histograms(stats)
 
     def _gauge(self, name: str, text: str, values: Values, *labels: str) -> Metric:
-        return self._fill(GaugeMetricFamily(PREFIX + name, text, labels=(*LABELS, *labels)), values)
+        return self._fill(GaugeMetricFamily(self.prefix + name, text, labels=(*LABELS, *labels)), values)
 
     def _counter(self, name: str, text: str, values: Values, *labels: str) -> Metric:
-        return self._fill(CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, *labels)), values)
+        return self._fill(CounterMetricFamily(self.prefix + name, text, labels=(*LABELS, *labels)), values)
 
     def _fill(self, family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
         for labels, value in values.items():
             family.add_metric((self.engine.model_name, "0", *labels), float(value))
         return family
+
+    def _cache_config(self) -> Metric:
+        config = self.engine.config
+        values = {
+            "block_size": config.block_size, "cache_dtype": config.kv_cache_dtype,
+            "num_gpu_blocks": self.engine.stats().num_blocks, "gpu_memory_utilization": config.memory_share,
+            "enable_prefix_caching": config.enable_prefix_caching,
+        }  # fmt: skip
+        text = "Settings of the KV cache, as labels."
+        return self._gauge("cache_config_info", text, {tuple(map(str, values.values())): 1}, *values)
+
+    def _lora(self) -> Metric:
+        names = ",".join(self.engine.adapters.list_used())
+        text = "Adapters of the requests that have not ended, as a label; the value is the time of day."
+        values = {(str(self.engine.config.max_loras), names): time.time()}
+        return self._gauge("lora_requests_info", text, values, "max_lora", "running_lora_adapters")
 
     def _replicas(self) -> Iterator[Metric]:
         """Yield one value per replica, whose number is the label `engine`."""
@@ -84,7 +98,7 @@ class EngineCollector(Collector):
         ]
         rows += [(name, text, [getattr(r, field) for r in replicas]) for name, field, text in REPLICA_GAUGES]
         for name, text, values in rows if replicas else ():
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+            gauge = GaugeMetricFamily(self.prefix + name, text, labels=LABELS)
             for replica, value in zip(replicas, values, strict=True):
                 gauge.add_metric((self.engine.model_name, str(replica.index)), float(value))
             yield gauge
@@ -108,7 +122,7 @@ class EngineCollector(Collector):
 
     def _histograms(self, stats: EngineStats) -> Iterator[Metric]:
         for name, histogram in stats.histograms.items():
-            family = HistogramMetricFamily(PREFIX + name, HISTOGRAM_HELP.get(name, name), labels=LABELS)
+            family = HistogramMetricFamily(self.prefix + name, histogram.help or name, labels=LABELS)
             # Prometheus counts every value in all buckets above it, too
             bounds = (*map(str, histogram.buckets), "+Inf")
             buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
@@ -116,8 +130,8 @@ class EngineCollector(Collector):
             yield family
 
 
-def make_registry(engine: Engine) -> CollectorRegistry:
+def make_registry(engine: Engine, prefix: str = "troupe:") -> CollectorRegistry:
     """Return a separate registry, so that two servers in one process do not conflict."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineCollector(engine))
+    registry.register(EngineCollector(engine, prefix))
     return registry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -93,6 +93,6 @@ async def show_version() -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def show_metrics(context: Context) -> Response:
-    """The engine's counters in Prometheus' text format."""
-    return Response(context.render_metrics(), media_type=METRICS_TYPE)
+async def show_metrics(context: Context, prefix: Literal["troupe", "vllm"] = "troupe") -> Response:
+    """The engine's counters in Prometheus' text format; with prefix=vllm the boards made for vLLM show them."""
+    return Response(context.render_metrics(prefix), media_type=METRICS_TYPE)

@@ -63,6 +63,7 @@ class SchedulerActor:
         self._num_step_tokens = 0
         # Both since the last CoreStats.
         self._step_gaps_s: list[float] = []
+        self._step_tokens: list[int] = []
         self._mask_times_s: list[float] = []
         self._deliver(self._make_stats())
 
@@ -98,7 +99,8 @@ class SchedulerActor:
             self._tell_grammar(questions)
         while (plan := scheduler.schedule()) is not None:
             self._tell_executor(plan)
-            self._num_step_tokens += int(plan.num_scheduled_tokens.sum())
+            self._step_tokens.append(int(plan.num_scheduled_tokens.sum()))
+            self._num_step_tokens += self._step_tokens[-1]
             if self._idle_since is not None:
                 self._step_gaps_s.append(time.monotonic() - self._idle_since)
                 self._idle_since = None
@@ -151,6 +153,7 @@ class SchedulerActor:
         scheduler, kv_cache = self.scheduler, self.scheduler.kv_cache
         gaps, self._step_gaps_s = self._step_gaps_s, []
         mask_times, self._mask_times_s = self._mask_times_s, []
+        step_tokens, self._step_tokens = self._step_tokens, []
         state, pool = scheduler.state, kv_cache.pool
         # Positional: it is made in every step.
         return CoreStats(
@@ -158,6 +161,7 @@ class SchedulerActor:
             *(state.num_preemptions, kv_cache.num_queried_tokens, kv_cache.num_hit_tokens),
             *(pool.num_usable, pool.num_free, pool.num_cached),
             step_gaps_s=gaps,
+            step_tokens=step_tokens,
             mask_times_s=mask_times,
             drafts={} if scheduler.drafts is None else scheduler.drafts.planner.count(),
             kv_offload_loads=kv_cache.num_loaded_tokens,

@@ -80,6 +80,10 @@ class AdapterCatalog:
             self._drop_unused(old.digest)
         return ref
 
+    def list_used(self) -> list[str]:
+        """Return the names of the adapters whose requests have not ended."""
+        return [ref.name for ref in self.refs if self._num_users[ref.digest]]
+
     async def unload(self, name: str) -> None:
         """Remove an adapter. The name is free at once; returns when the last request has ended.
 

@@ -484,7 +484,7 @@ class Client:
         for call in self._calls.values():
             call.take(replica.index, None)
         self._newly_accepted.pop(replica.index, None)
-        self._metrics.note_core_end(replica.stats)
+        self._metrics.note_core_end(replica.stats, replica.index)
         replica.stats = CoreStats()
         self.stats = self._sum_stats(replica.stats)
 
@@ -635,8 +635,9 @@ class Client:
         sums = add_fields(stats, (*CORE_COUNTERS, *CORE_GAUGES, "num_open_steps"))
         drafts = reduce(add_counts, (each.drafts for each in stats))
         return CoreStats(
-            **sums, step_gaps_s=latest.step_gaps_s, mask_times_s=latest.mask_times_s, drafts=drafts
-        )
+            **sums, step_gaps_s=latest.step_gaps_s, mask_times_s=latest.mask_times_s,
+            step_tokens=latest.step_tokens, drafts=drafts,
+        )  # fmt: skip
 
     async def take_snapshot(self, with_blocks: bool) -> EngineSnapshot:
         """Raises EngineDead if no core runs, or it ended first; so do the other calls."""

@@ -49,6 +49,7 @@ class OutputStream:
         self.num_unfinished = params.n
         self._is_delta = params.output_kind == "delta"
         self._prompt = prompt
+        self._params = params
         self._metrics = metrics
         self._prompt_logprobs: list[TokenLogprobs | None] = []  # received so far
         self._pooled: np.ndarray | None = None
@@ -91,6 +92,15 @@ class OutputStream:
             self.num_unfinished -= 1
         self._metrics.finished[completion.finish_reason] += 1
         self._metrics.e2e.observe(time.monotonic() - self.times.arrival_time)
+        self._metrics.num_output_tokens.observe(len(completion.token_ids))
+        if self.num_unfinished == 0:
+            self._metrics.num_prompt_tokens.observe(len(self._prompt_token_ids))
+            self._metrics.prompt_tokens_cached += self._num_cached_tokens
+            self._metrics.observe_end(self.times, self.count_tokens(), self._params)
+
+    def count_tokens(self) -> list[int]:
+        """Return the number of output tokens of each completion."""
+        return [len(each.token_ids) for each in self.completions]
 
     def wake(self) -> None:
         """Let the reader look for output."""

@@ -31,7 +31,7 @@ from engine.front.router import Router
 from engine.input.images.intake import ImageIntake, make_intake
 from engine.input.input_processor import InputProcessor
 from engine.input.tokenizer import Tokenizer
-from engine.messages import Sleep
+from engine.messages import CoreStats, Sleep
 from engine.metrics import Histogram, Metrics, ReplicaStats
 from engine.model import ModelConfig, read_model_config
 from engine.resolved_config import ResolvedConfig
@@ -139,6 +139,10 @@ class Supervisor:
     def count_serving(self) -> int:
         """Return how many replicas compute answers, at least 1: those that restart count, dead ones do not."""
         return max(1, sum(each.state != "dead" and not each.is_prefill_only for each in self.replicas))
+
+    def replica_stats(self) -> dict[int, CoreStats]:
+        """Return the gauges and counters of each replica, by its number."""
+        return {each.index: self._metrics.add_ended(each.stats, each.index) for each in self.replicas}
 
     def describe_replicas(self) -> list[ReplicaStats]:
         """Return state and load of each replica."""

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import EngineSnapshot, Histogram
+from engine import EngineSnapshot, EngineStats, Histogram, RequestMetrics, SamplingParams, stats_log
 from engine.core.snapshot import take_snapshot
 from engine.messages import CoreStats
 from engine.metrics import Metrics
+from engine.stats_log import describe_load
 from tests.engine.core.harness import SchedulerHarness, make_request
 
 
@@ -43,10 +44,50 @@ def test_a_snapshot_of_all_histograms_stands_still() -> None:
 def test_counters_go_on_behind_those_of_cores_that_have_ended() -> None:
     metrics = Metrics()
     metrics.note_core_end(CoreStats(num_steps=5, num_step_tokens=50, num_preemptions=1, num_running=3))
-    metrics.note_core_end(CoreStats(num_steps=1, prefix_cache_hits=16))
+    metrics.note_core_end(CoreStats(num_steps=1, prefix_cache_hits=16), replica=1)
+    assert metrics.add_ended(CoreStats(num_steps=2, num_running=4), 1) == CoreStats(
+        num_steps=3, num_running=4, prefix_cache_hits=16
+    )
     stats = metrics.make_stats(CoreStats(num_steps=2, num_step_tokens=7, num_blocks=10, num_free_blocks=4))
     assert (stats.num_steps, stats.num_step_tokens, stats.num_preemptions) == (8, 57, 1)
     assert (stats.prefix_cache_hits, stats.num_running, stats.kv_usage) == (16, 0, 0.6)
+
+
+def test_the_end_of_a_request_fills_its_histograms() -> None:
+    metrics = Metrics()
+    params = SamplingParams(n=2, max_tokens=9)
+    metrics.observe_end(RequestMetrics(1.0, 2.0, 4.0, 7.0), [4, 2], params)
+    metrics.observe_core(CoreStats(step_tokens=[3, 5]))
+    sums = {name: each.sum for name, each in metrics.histograms().items() if each.count}
+    assert sums == {
+        "request_prefill_time_seconds": 2.0, "request_decode_time_seconds": 3.0,
+        "request_inference_time_seconds": 5.0, "request_time_per_output_token_seconds": 1.0,
+        "request_max_num_generation_tokens": 4.0, "request_params_n": 2.0, "request_params_max_tokens": 9.0,
+        "iteration_tokens_total": 8.0,
+    }  # fmt: skip
+    metrics.observe_end(RequestMetrics(1.0), [0], SamplingParams())  # it never ran
+
+
+def test_the_line_about_the_load_has_rates_since_the_last_one() -> None:
+    before = EngineStats(prompt_tokens=100, generation_tokens=50, prefix_cache_queries=10, prefix_cache_hits=10)
+    now = EngineStats(
+        num_running=3, num_waiting=1, num_waiting_for_grammar=1, kv_usage=0.125, prompt_tokens=300,
+        generation_tokens=90, prefix_cache_queries=30, prefix_cache_hits=15,
+    )  # fmt: skip
+    assert describe_load(before, now, 10.0) == (
+        "prompt 20.0 tokens/s, output 4.0 tokens/s, running 3, waiting 2, KV cache 12.5%, prefix cache hits 25.0%"
+    )
+
+
+async def test_the_load_is_logged_while_there_is_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stats_log, "INTERVAL_S", 0.0)
+    caplog.set_level("INFO", "troupe.engine")
+    looks = iter([EngineStats(), EngineStats(), EngineStats(num_steps=1), EngineStats(num_steps=1)])
+    with pytest.raises(RuntimeError):  # there is no further look
+        await stats_log.log_stats(lambda: next(looks))
+    assert len(caplog.messages) == 1
 
 
 def look(house: SchedulerHarness) -> EngineSnapshot:

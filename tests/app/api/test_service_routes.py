@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine import EngineConfig, EngineOverloaded
+from engine.messages import CoreStats
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer
 from tests.waiting import wait_until
@@ -139,6 +140,16 @@ async def test_metrics_use_vllms_names_under_our_prefix_and_cumulative_buckets(s
     assert 'troupe:generation_tokens_total{engine="0",model_name="fake"} 20.0' in text
     assert 'troupe:request_success_total{engine="0",finished_reason="stop",model_name="fake"} 1.0' in text
     assert 'troupe:engine_state{engine="0",model_name="fake",state="ready"} 1.0' in text
+    assert 'troupe:cache_config_info{block_size="16",cache_dtype="auto"' in text
+    _, renamed = await server.get("/metrics?prefix=vllm")
+    assert 'vllm:num_requests_running{engine="0",model_name="fake"} 0.0' in renamed and "troupe:" not in renamed
+    assert (await server.get("/metrics?prefix=x"))[0] == 400
+    cores = {index: CoreStats(num_running=index, num_steps=5 + index) for index in range(2)}
+    server.engine.replica_stats = lambda: cores
+    _, text = await server.get("/metrics")
+    for index in range(2):
+        assert f'troupe:num_requests_running{{engine="{index}",model_name="fake"}} {index}.0' in text
+        assert f'troupe:engine_steps_total{{engine="{index}",model_name="fake"}} {5 + index}.0' in text
     stats = server.engine.stats()
     histogram = server.engine.make_histogram((0.1, 1.0), (0.05, 0.5, 0.5, 5.0))
     server.engine.stats = lambda: replace(stats, histograms={"time_to_first_token_seconds": histogram})
