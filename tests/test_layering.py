@@ -21,7 +21,7 @@ ALLOWED = {
 }
 ASYNC_FILES = {
     "engine/engine.py", "engine/engine_core.py", "engine/core_host.py", "engine/llm.py", "engine/beam_search.py",
-    "engine/embedder.py",
+    "engine/embedder.py", "engine/stats_log.py",
     "engine/input/input_processor.py", "engine/input/images/intake.py", "engine/input/images/source.py",
 }  # fmt: skip
 ASYNC_FOLDERS = ("engine/actors/", "engine/cluster/", "engine/front/", "app/")
