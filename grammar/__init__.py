@@ -15,15 +15,18 @@ from .limits import GrammarLimits
 from .match.stop_tokens import StoppableMatcher
 from .output_check import OutputCheck
 from .plan import PlanEntry
-from .spec import GrammarSpec, Reasoning
+from .spec import GrammarSpec, Reasoning, read_spaces
 from .spec_reader import read_spec
-from .tags.parameters import list_raw
-from .tags.tool_calls import ToolStyle, list_tool_styles, make_forced_tags, make_tool_tags
+from .tags.arguments import ArgumentReader
+from .tags.tool_calls import make_tool_spec
+from .tags.tool_styles import ToolStyle, list_tool_styles
+from .tool_check import find_tool_refusal
 from .validator import SchemaValidator
 from .vocabulary import Vocabulary
 from .xml.validator import XmlValidator
 
 __all__ = [
+    "ArgumentReader",
     "CompiledGrammar",
     "Filler",
     "GrammarCompiler",
@@ -46,11 +49,11 @@ __all__ = [
     "allocate_bitmask",
     "fill_bitmask",
     "fill_draft_bitmask",
+    "find_tool_refusal",
     "is_panic",
     "is_set",
-    "list_raw",
     "list_tool_styles",
-    "make_forced_tags",
-    "make_tool_tags",
+    "make_tool_spec",
+    "read_spaces",
     "read_spec",
 ]

@@ -252,6 +252,7 @@ class Program:
         grammar: its text in llguidance's format, "" where another engine compiled it.
         checks: the residual checks (match/checks.py), None for a grammar that needs none.
         usage: of its matchers.
+        is_bounded: no check may want a longer number than `NumberBound` lets through.
     """
 
     new_matcher: Callable[[], Matcher]
@@ -259,6 +260,7 @@ class Program:
     grammar: str = ""
     checks: Any = None
     usage: Usage = field(default_factory=Usage)
+    is_bounded: bool = True
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ ebnf -> llguidance; xgrammar if it is asked for
 structural_tag -> llguidance, as one grammar (tags/compile.py)
 """
 
+import json
 import threading
 import time
 from collections import OrderedDict
@@ -17,10 +18,12 @@ from functools import cached_property
 
 from .backend import MAX_GROWTH_BYTES, CompiledGrammar, Program
 from .bitmask import allocate_bitmask
-from .engines.llguidance_backend import LLGuidanceBackend
+from .engines.lark import take_schemas
+from .engines.llguidance_backend import Complaint, LLGuidanceBackend, explain_refusal
+from .engines.llguidance_json import HEADER, join_grammars, take_parts
 from .engines.outlines_backend import OutlinesBackend
 from .engines.xgrammar_backend import XGrammarBackend
-from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
+from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, naming
 from .json_route import compile_json_schema
 from .limits import GrammarLimits
 from .match.closing_tokens import ClosingTokens
@@ -29,6 +32,7 @@ from .plan import PlanEntry
 from .spec import GrammarSpec, Reasoning
 from .tags.checked import CheckedVocabulary
 from .tags.compile import TagCompiler
+from .tags.tool_calls import compile_tool_calls
 from .vocabulary import Vocabulary
 
 # Seconds for which a refusal is cached, and the number of cached refusals.
@@ -56,7 +60,7 @@ class GrammarCompiler:
         limits = limits or GrammarLimits()
         self.vocabulary = vocabulary
         llguidance = LLGuidanceBackend(vocabulary, limits, native_pool)
-        checked = CheckedVocabulary(vocabulary, limits)
+        checked = CheckedVocabulary(llguidance)
         self._tags = TagCompiler(llguidance, self._compile_leaf, checked, limits.max_tags_s)
         self._llguidance = llguidance
         self._outlines = OutlinesBackend(vocabulary, limits)
@@ -117,6 +121,11 @@ class GrammarCompiler:
             return self._compile_gated(spec, spec.reasoning)
         if spec.kind == "structural_tag":
             return self._tags.compile(spec)
+        if spec.kind == "lark" and "%json" in spec.text:
+            return self._compile_with_schemas(spec)
+        if spec.kind == "tool_calls":
+            tags = self._tags
+            return compile_tool_calls(spec, self._llguidance, self._compile_leaf, tags.checked, tags.max_seconds)
         if spec.backend in TAKEN_KINDS and spec.kind not in TAKEN_KINDS[spec.backend]:
             kinds = " and ".join(TAKEN_KINDS[spec.backend])
             raise UnsupportedGrammar("", spec.kind, f"{spec.backend} takes only {kinds}")
@@ -150,6 +159,24 @@ class GrammarCompiler:
         if spec.backend not in (None, "llguidance"):
             raise UnsupportedGrammar("", spec.kind, "only llguidance compiles a part of a structural tag")
         return compile_json_schema(spec, self._llguidance, lambda: self._closing, name, is_built)
+
+    def _compile_with_schemas(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Compile a Lark grammar with schemas in it, which llguidance has to enforce alone."""
+        lark, schemas = take_schemas(spec.text)
+        parts = [json.dumps({"lark_grammar": HEADER + lark})]
+        for number, schema in enumerate(schemas):
+            with naming(f"%json {number}"):
+                leaf = GrammarSpec.json_schema(schema, spec.whitespace)
+                program = self._compile_leaf(leaf, f"j{number}", True).program
+            if program.checks is not None:
+                raise UnsupportedGrammar("", "%json", f"schema {number} has keywords that only a check enforces")
+            parts.append(take_parts(program.grammar))
+        entry = PlanEntry("", spec.kind, self._llguidance.name)
+        try:
+            program = self._llguidance.compile_text(join_grammars(parts), is_slow=True)
+        except Complaint as complaint:
+            raise explain_refusal(spec, str(complaint)) from complaint
+        return CompiledGrammar(self._llguidance.name, lambda: (entry,), program)
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

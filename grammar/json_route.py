@@ -27,6 +27,7 @@ from .schema.exactness import Gap, Surroundings, find_gaps
 from .schema.keywords import join_pointer
 from .schema.node import Node, iterate_children, iterate_nodes
 from .schema.places import PlaceMap
+from .schema.plain import check_plain
 from .schema.quotations import Source
 from .schema.reader import read_schema
 from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate
@@ -66,6 +67,11 @@ def compile_json_schema(
         name: of the grammar, as a part of another one.
         is_built: build the grammar; without, it is only written.
     """
+    if spec.property_order == "schema" and spec.source is None and isinstance(spec.document, dict):
+        is_open = check_plain(spec.document)
+        plain = None if is_open is None else compile_plain(spec, backend, is_open, name, is_built)
+        if plain is not None:
+            return CompiledGrammar(backend.name, lambda: plan_plain(spec, backend.name), plain)
     root = read_schema(spec.document, spec.text)
     if root is False:
         raise InvalidGrammar("no text satisfies the schema: it is false")
@@ -89,6 +95,25 @@ def compile_json_schema(
     if weakening.dropped:
         program = add_checks(program, spec.document, PlaceMap(node, weakening.dropped), find_tokens())
     return CompiledGrammar(backend.name, lambda: make_plan(around.nodes, weakening, backend.name), program)
+
+
+def compile_plain(
+    spec: GrammarSpec, backend: LLGuidanceBackend, is_open: bool, name: str, is_built: bool
+) -> Program | None:
+    """Return the program of a plain schema, None if llguidance does not take it."""
+    grammar = make_json_grammar(f"start: @{name}v0", [spec.document], spec.whitespace, is_open, name)
+    if not is_built:
+        return Program(refuse_matcher, len(grammar), grammar)
+    try:
+        return backend.compile_text(grammar, is_json=True)
+    except Complaint:
+        return None
+
+
+def plan_plain(spec: GrammarSpec, engine: str) -> tuple[PlanEntry, ...]:
+    root = read_schema(spec.document, spec.text)
+    nodes = tuple(iterate_nodes([root if isinstance(root, Node) else Node("", {})]))
+    return make_plan(nodes, Weakening([], Surroundings(nodes)), engine)
 
 
 @dataclass(slots=True)
@@ -184,17 +209,17 @@ class SchemaCompiler:
             try:
                 return writer.write(self.root), writer.values
             except Refusal as refusal:
-                if refusal.node is None or not self.weakening.drop_unsaid(refusal.node, refusal.keyword):
+                if refusal.node is None or not self.weakening.drop_inexpressible(refusal.node, refusal.keyword):
                     raise make_error(refusal) from refusal
 
     def _compile_grammar(self, lark: str, values: list[Json]) -> Program | str:
         grammar = self._make_grammar(lark, values)
+        # A check may require a longer number.
+        is_bounded = self._list_dropped().isdisjoint(_NUMERIC)
         if not self.is_built:
-            return Program(refuse_matcher, len(grammar), grammar)
+            return Program(refuse_matcher, len(grammar), grammar, is_bounded=is_bounded)
         try:
             num_quotable = self.source.num_characters if self.source is not None else 0
-            # A check may require a longer number.
-            is_bounded = self._list_dropped().isdisjoint(_NUMERIC)
             return self.backend.compile_text(grammar, num_quotable, is_json=is_bounded)
         except Complaint as complaint:
             return str(complaint)
@@ -230,7 +255,7 @@ class SchemaCompiler:
         pointer = next(iter(self.weakening.dropped)).pointer if len(places) == 1 else None
         reason = message.rpartition(": ")[2]
         return InvalidGrammar(
-            f"no text satisfies the schema: nothing is left by {'; '.join(places[:8])}: {reason}", pointer
+            f"no value satisfies the schema together with {'; '.join(places[:8])}: {reason}", pointer
         )
 
 
@@ -315,7 +340,9 @@ def add_checks(program: Program, document: Any, places: PlaceMap, tokens: Closin
     # The engine's grammar, the document and one validator for each checked place.
     size = program.size_bytes + 32 * len(json.dumps(document))
     make_inner, grammar = program.new_matcher, program.grammar
-    return Program(lambda: ResidualMatcher(make_inner(), checks), size, grammar, checks, program.usage)
+    return Program(
+        lambda: ResidualMatcher(make_inner(), checks), size, grammar, checks, program.usage, program.is_bounded
+    )
 
 
 def refuse_slow_patterns(roots: Iterable[Node]) -> None:

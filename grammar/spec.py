@@ -1,6 +1,7 @@
 """GrammarSpec: the constraint that a request puts on its output."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,13 @@ from .tags.structural_tag import describe_tags, list_leaves, name_place
 from .xml.tree import describe_document
 
 Kind = Literal[
-    "json_schema", "json_object", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag"
+    "json_schema", "json_object", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag", "tool_calls"
 ]
-Whitespace = Literal["spaced", "compact", "any"]
+# "spaced", "compact", "any", or a class of white space with a count.
+Whitespace = str
 PropertyOrder = Literal["schema", "any"]
-WHITESPACES = get_args(Whitespace)
+WHITESPACES = ("spaced", "compact", "any")
+SPACES = re.compile(r"\[(?: |\\[trn])+\]\{[1-9][0-9]{0,2}(?:,[0-9]{1,3})?\}")
 PROPERTY_ORDERS = get_args(PropertyOrder)
 
 BACKENDS = ("llguidance", "xgrammar", "outlines_core")
@@ -56,7 +59,8 @@ class GrammarSpec:
     Attributes:
         kind: what `text` is.
         text: the schema, the choices or the table as JSON, the pattern, the EBNF or the Lark grammar.
-        whitespace: what separates JSON values: "spaced" as json.dumps does, "compact", or "any" (bounded).
+        whitespace: what separates JSON values: "spaced" as json.dumps does, "compact", "any" (bounded), or what may
+            stand between them, such as "[ \\n]{1,4}" (see `read_spaces`).
         backend: the engine to use, or None for the one that is faithful.
         source: the text of which strings with `"x-grounded": true` have to be parts.
         property_order: of JSON objects: that of the schema, or any.
@@ -75,7 +79,7 @@ class GrammarSpec:
     def __post_init__(self) -> None:
         if self.backend is not None and self.backend not in BACKENDS:
             raise InvalidGrammar(f"unknown grammar backend {self.backend!r}; choose from {list(BACKENDS)}")
-        if self.whitespace not in WHITESPACES:
+        if self.whitespace not in WHITESPACES and SPACES.fullmatch(self.whitespace) is None:
             raise InvalidGrammar(f"unknown whitespace {self.whitespace!r}; choose from {list(WHITESPACES)}")
         if self.property_order not in PROPERTY_ORDERS:
             raise InvalidGrammar(f"unknown property order {self.property_order!r}; choose schema or any")
@@ -211,6 +215,27 @@ class GrammarSpec:
             )
 
 
+_SPACES = re.compile(r"(?:\[((?: |\\[trn]|\s)+)\]|( |\\[trn])|(\\s))(\*|\?|\{0,([1-9][0-9]{0,2})\})")
+_ESCAPED = {"\t": r"\t", "\r": r"\r", "\n": r"\n"}
+
+
+def read_spaces(pattern: str) -> Whitespace:
+    """Return the white space of a pattern for what may stand between JSON values, such as "[ \\n]?"; at most 64 of it.
+
+    Raises:
+        InvalidGrammar: it is no class of white space with *, ? or {0,n}.
+    """
+    found = _SPACES.fullmatch(pattern)
+    if found is None:
+        raise InvalidGrammar(
+            f"the white space {pattern[:80]!r} must be one class of white space with *, ? or {{0,n}}, such as '[ \\n]?'"
+        )
+    inside = found[1] or found[2] or r" \t\r\n"
+    inside = "".join(_ESCAPED.get(char, char) for char in inside)
+    most = {"*": "64", "?": "1"}.get(found[4], found[5])
+    return f"[{inside}]{{1,{most}}}"
+
+
 NAMES = {"json_schema": "JSON Schema", "structural_tag": "structural tag"}
 
 
@@ -222,14 +247,14 @@ def parse_json(text: str, kind: str) -> Any:
     """Parse JSON text; raise InvalidGrammar with line and column for other text."""
     check_size(text, kind)
     try:
-        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_twice)
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=reject_duplicate_keys)
     except RecursionError as error:
         raise make_depth_error(kind) from error
     except ValueError as error:
         raise InvalidGrammar(f"the {NAMES.get(kind, kind)} is not valid JSON: {error}") from error
 
 
-def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse an object with a duplicate key, of which Python's parser would keep the last."""
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -4,6 +4,7 @@ A token is a character, a prompt is answered by a script, and a test decides whe
 """
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,10 +79,21 @@ class FakeTokenizer:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        lines = "".join(f"<{message['role']}>{_join(message['content'])}\n" for message in messages)
+        lines = "".join(
+            f"<{message['role']}>{_join(message['content'])}{self.write_calls(message.get('tool_calls', ()))}\n"
+            for message in messages
+        )
         if self.knows_tools:
             lines = "".join(f"<tool>{tool['function']['name']}\n" for tool in tools or ()) + lines
         return lines.rstrip("\n") if continue_final_message else lines + "<assistant>" * add_generation_prompt
+
+    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Write calls as Hermes does, if the template knows tools."""
+        functions = [call["function"] for call in calls] if self.knows_tools else []
+        return "\n".join(
+            f'<tool_call>\n{{"name": "{each["name"]}", "arguments": {json.dumps(each["arguments"])}}}\n</tool_call>'
+            for each in functions
+        )
 
 
 def _join(content: Any) -> Any:

@@ -284,7 +284,7 @@ class Call:
         tools, spec = self.tools, self.answer
         calls = choice.calls
         try:
-            if tools is not None and (tools.spec or (tools.answer and calls)):
+            if tools is not None and (tools.is_forced or (tools.answer and calls)):
                 return bool(calls) and all(map(tools.is_valid_call, calls))
             if tools is not None and tools.answer is not None:
                 spec = tools.answer.spec

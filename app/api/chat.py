@@ -218,7 +218,7 @@ class ChatWriter(ReplyWriter):
         return found | ({"tool_calls": calls} if calls else {})
 
     def write_first(self, index: int, output: RequestOutput) -> Json:
-        is_wordless = self.call.tools is not None and self.call.tools.spec is not None
+        is_wordless = self.call.tools is not None and self.call.tools.is_forced
         return self._entry(index, {"role": "assistant", "content": None if is_wordless else self.call.echo})
 
     def write_logprobs(self, delta: Delta) -> Json | None:
@@ -328,11 +328,11 @@ async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_p
         prompt, thinking = await prepare_prompt(engine, template.supports_reasoning, messages, **options)
     except InvalidRequest as error:
         raise use_names(error, names) from error
-    if thinking is not None and thinking.has_channels and tools is not None and tools.spec is None:
+    if thinking is not None and thinking.has_channels and tools is not None and not tools.is_bare:
         thinking = None  # the parser of the calls reads the channels
     spec = None if constraint is None else constraint.spec
     # The text shows the special tokens that begin a call; the grammar allows no others.
-    shows_special = tools is not None and tools.text_spec is not None
+    shows_special = tools is not None and not tools.is_bare
     if thinking is not None:
         thinking = replace(thinking, is_shown=body.include_reasoning is not False)
         shows_special |= template.hides_reasoning or thinking.has_channels

@@ -1,6 +1,8 @@
 """Lark grammars for llguidance: the part of its dialect that users may write."""
 
+import json
 import re
+from typing import Any
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
 
@@ -12,10 +14,10 @@ _QUOTED = re.compile(
 # Syntax that would set options, name tokens instead of text, or include a schema without normalisation.
 _FORBIDDEN = (
     ("%llguidance", "options of the engine are not the grammar's to set"),
-    ("%json", "a schema inside is not analysed; use the kind json_schema"),
     ("<", "tokens cannot be named; a grammar speaks about text"),
     ("@", "there is no other grammar to refer to"),
 )
+_JSON = re.compile(rf"(?:{_QUOTED.pattern})|(?P<json>%json\s*)")
 # Attributes after a rule's name control sampling, truncation or capture.
 _ATTRIBUTES = re.compile(r"^[^\S\n]*[?!]?\w[\w.-]*\s*\[\s*(\w*)", re.MULTILINE)
 
@@ -30,9 +32,35 @@ def _blank(found: re.Match[str]) -> str:
     return " " if is_comment or found["string"] or found["pattern"] else found[0]
 
 
+def take_schemas(text: str) -> tuple[str, list[Any]]:
+    """Return a grammar with references @j0, @j1 in place of `%json` and a schema, and the schemas.
+
+    Raises:
+        InvalidGrammar: no JSON object follows a `%json`.
+    """
+    parts, schemas, at = list[str](), list[Any](), 0
+    while (found := _JSON.search(text, at)) is not None:
+        parts.append(text[at : found.end()])
+        at = found.end()
+        if found["json"] is None:
+            continue
+        try:
+            schema, at = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise InvalidGrammar(f"no JSON follows the %json at character {found.start('json')}") from error
+        parts[-1] = parts[-1].removesuffix(found["json"]) + f"@j{len(schemas)}"
+        schemas.append(schema)
+    return "".join([*parts, text[at:]]), schemas
+
+
 def check_lark(text: str) -> None:
     """Raise GrammarError for a grammar without a start rule or with tokens that are not text."""
     bare = remove_quoted(text)
+    if "%json" in bare:
+        lark, schemas = take_schemas(text)
+        bare = remove_quoted(lark)
+        if bare.count("@") == len(schemas):
+            bare = bare.replace("@", "")
     attribute = _ATTRIBUTES.search(bare)
     if attribute is not None:
         reason = "attributes of a rule are options of the engine, which are not the grammar's to set"

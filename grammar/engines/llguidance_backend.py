@@ -60,6 +60,12 @@ class _TokenizerAdapter:
         self.tokens = [b"" if b"\xff" in token else token for token in vocabulary.token_bytes]
         for index in vocabulary.eos_token_ids:
             self.tokens[index] = b"\xff<eos_%d>" % index
+        # A token without text marks places in a grammar (tags/checked.py); one more, if a mask has the room.
+        named = {*vocabulary.special_tokens.values()}
+        blank = (i for i in range(vocabulary.size - 1, -1, -1) if not self.tokens[i] and i not in named)
+        self.marker = next(blank, vocabulary.size if vocabulary.size % 32 else None)
+        if self.marker == vocabulary.size:
+            self.tokens.append(b"")
         self._ids = {token: index for index, token in enumerate(self.tokens) if len(token) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -82,12 +88,23 @@ class LLGuidanceBackend:
         self.filler = LLGuidanceFiller(vocabulary)
         self.number_bound = NumberBound(vocabulary)
         self.executor = LLExecutor(NUM_THREADS)
-        wrapper = TokenizerWrapper(_TokenizerAdapter(vocabulary))
+        adapter = _TokenizerAdapter(vocabulary)
+        self._marker = adapter.marker
         self._tokenizer = LLTokenizer(
-            wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids), slices=SLICES
+            TokenizerWrapper(adapter),
+            n_vocab=len(adapter.tokens),
+            eos_token=list(vocabulary.eos_token_ids),
+            slices=SLICES,
         )
         # The engine writes here and nothing reads it, so several threads may share it.
         self._scratch = np.empty(vocabulary.num_words, np.int32)
+
+    @property
+    def marker(self) -> int:
+        """A token without text, which only a grammar with markers names."""
+        if self._marker is None:
+            raise UnsupportedGrammar("", "structural_tag", "the vocabulary has no token without text to mark values")
+        return self._marker
 
     def compile(self, spec: GrammarSpec) -> Program:
         """Compile a Lark grammar, an XML tree or a regular language."""

@@ -33,24 +33,37 @@ def make_json_grammar(
         name: of the Lark grammar, by which another one calls it.
     """
     options = make_options(whitespace, has_open_names)
-    parts = [json.dumps({"name": name, "lark_grammar": HEADER + lark})] if lark else []
-    for number, schema in enumerate(schemas):
+    names = [f"{name}v{number}" for number in range(len(schemas))]
+    parts = []
+    if name and lark == f"start: @{name}v0":
+        names = [name]  # a part that is called by its name needs no rules of its own
+    elif lark:
+        parts.append(json.dumps({"name": name, "lark_grammar": HEADER + lark}))
+    for each, schema in zip(names, schemas, strict=True):
         body = json.dumps(schema, ensure_ascii=False)[1:-1]
         separator = ", " if body else ""
-        parts.append(
-            f'{{"name": "{name}v{number}", "json_schema": {{{body}{separator}"x-guidance": {options}}}}}'
-        )
+        parts.append(f'{{"name": "{each}", "json_schema": {{{body}{separator}"x-guidance": {options}}}}}')
     return join_grammars(parts)
+
+
+def is_flexible(whitespace: str) -> bool:
+    """Return whether white space may stand between values or not."""
+    return whitespace not in ("spaced", "compact")
+
+
+def find_pattern(whitespace: str) -> str:
+    """Return the pattern of the white space that may stand between values."""
+    return WHITESPACE if whitespace == "any" else whitespace
 
 
 @cache
 def make_options(whitespace: str, has_open_names: bool) -> str:
     """Return, as JSON, how llguidance is to write JSON."""
-    item_separator, key_separator = SEPARATORS[whitespace]
+    item_separator, key_separator = SEPARATORS.get(whitespace, SEPARATORS["any"])
     options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
-    options["whitespace_flexible"] = whitespace == "any"
-    if whitespace == "any":
-        options["whitespace_pattern"] = WHITESPACE
+    options["whitespace_flexible"] = is_flexible(whitespace)
+    if is_flexible(whitespace):
+        options["whitespace_pattern"] = find_pattern(whitespace)
     if has_open_names:
         options["json_allowed_escapes"] = _SHORT_ESCAPES
     return json.dumps(options)

@@ -17,7 +17,7 @@ _OUTSIDE = re.compile(rb'[\s:,\[\]{}0-9+\-.Etruefalsn]*(?:"|$)')
 _CLOSER = re.compile(rb"[\s:,\[\]{}0-9+\-.Etruefalsn]*[\]}]")
 # The rest of a string, if no escape is open, with the quote that ends it.
 _ENDING = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)
-_DELIMITER = re.compile(rb"[,}\]\s]")
+_DELIMITER = re.compile(rb"[^0-9+\-.eE]")
 # Tokens with more brackets than that are looked at wherever as many are needed.
 MAX_NUM_CLOSERS = 8
 
@@ -47,11 +47,14 @@ class TokenClass:
 
 
 class ClosingTokens:
-    """The tokens that may complete a value in one or another situation.
+    """The tokens that may complete a value, by class; of each, those with a number of brackets to be closed first.
 
-    quote: inside a string that is checked. delimiter: inside a number that is checked. far quote: inside another
-    string. escaped quote: inside any string, after a backslash. any: elsewhere. Each with a number of brackets that
-    have to be closed first.
+    class          where the text stands                tokens
+    quote          inside a string that is checked      those that end a string
+    far quote      inside another string                those that end it and complete something behind it
+    escaped quote  inside any string, after a backslash those with a quote
+    delimiter      inside a number that is checked      those with anything but digits and signs of numbers
+    any            elsewhere                            those that complete a value begun before or in them
 
     Attributes:
         quoted: bitmask row, int32 [ceil(V/32)], of the tokens that end a string in which no escape is open.

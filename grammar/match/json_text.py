@@ -140,6 +140,8 @@ class _Walk(NamedTuple):
             if mode is Mode.NUMBER and not self.is_fine(state.place, state.start, offset, state.frame):
                 return None
             state = after(state.frame, state.position)
+            if state.mode is Mode.END:
+                return state
         return self.step_between(state, byte, offset)
 
     def step_between(self, state: State, byte: int, offset: int) -> State | None:

@@ -13,25 +13,31 @@ MAX_EXPONENT_DIGITS = 2
 _CHARS = frozenset(b"0123456789+-.eE")
 _NUMBER = re.compile(rb"[-+.0-9eE]*\Z")
 _LONG_EXPONENT = re.compile(rb"[eE][-+]?[0-9]{%d,}\Z" % MAX_EXPONENT_DIGITS)
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_ENDS = frozenset(b",}] \t\r\n<)")  # what may stand behind a number
 
 
 class NumberBound:
-    """Edits the masks of texts that are JSON from their first byte."""
+    """Edits the masks of texts with JSON in them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokens = vocabulary.token_bytes
         self._number_tokens = frozenset(
             index for index, token in enumerate(self._tokens) if token and _CHARS.issuperset(token)
         )
-        goes_on = np.zeros(32 * vocabulary.num_words, dtype=bool)
-        goes_on[[index for index, token in enumerate(self._tokens) if token[:1] and token[0] in _CHARS]] = True
-        self._ends = ~np.packbits(goes_on, bitorder="little").view(np.int32)
+        self._ends = ~self._make_row(vocabulary, _CHARS)
+        self._text = self._make_row(vocabulary, frozenset(range(256)) - _CHARS - _ENDS)
+
+    def _make_row(self, vocabulary: Vocabulary, firsts: frozenset[int]) -> np.ndarray:
+        """Return the row, int32 [words], of the tokens that begin with one of some bytes."""
+        found = np.zeros(32 * vocabulary.num_words, dtype=bool)
+        found[[index for index, token in enumerate(self._tokens) if token[:1] and token[0] in firsts]] = True
+        return np.packbits(found, bitorder="little").view(np.int32)
 
     def apply(self, token_ids: Sequence[int], words: np.ndarray) -> None:
         """Take the tokens that continue a number out of a mask, if it is as long as it may be and can end.
 
-        A number that the schema wants longer, such as a `const`, cannot end before.
+        A number that the schema wants longer, such as a `const`, cannot end before. Where anything may come
+        next that ends no number, the digits are in a string or in free text.
 
         Args:
             token_ids: the text so far.
@@ -39,11 +45,8 @@ class NumberBound:
         """
         if not token_ids or token_ids[-1] not in self._number_tokens or not self._is_long(token_ids):
             return
-        text = b"".join(self._tokens[token_id] for token_id in token_ids)
-        if b'"' in _STRING.sub(b"", text):  # the digits are in a string
-            return
         left = words & self._ends
-        if left.any():
+        if left.any() and not (words & self._text).any():
             words[:] = left
 
     def _is_long(self, token_ids: Sequence[int]) -> bool:

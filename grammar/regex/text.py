@@ -1,4 +1,4 @@
-"""Small facts about patterns as text."""
+"""Helpers for the source text of regular expressions."""
 
 import re
 from collections.abc import Sequence

@@ -95,10 +95,10 @@ class Row(NamedTuple):
 
 
 NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-INEXACT = "that 64 bits or a double do not hold exactly, so it would shift"
+INEXACT = "that cannot be represented exactly as a double"
 PATTERN_REASON = "one of its character classes would match other characters than JSON Schema requires"
 LONG_ESCAPE_REASON = (
-    "it takes a control character without a short escape, which is not written where other names are allowed"
+    "it needs a \\uXXXX escape, which is disabled in schemas with open property names"
 )
 
 

@@ -88,7 +88,7 @@ def guide_one_of(node: Node, branches: list[Schema]) -> Guide:
 
 
 def negate(schema: Schema, known: Schema | None) -> Schema:
-    """Return a schema of the values that violate another one, and perhaps of more; `True` where nothing is known.
+    """Return a superset of the values that violate a schema; `True` if unknown.
 
     Args:
         known: a schema that the values satisfy.

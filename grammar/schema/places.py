@@ -1,4 +1,4 @@
-"""The places in an instance at which residual keywords of a schema apply, whatever else it holds."""
+"""Where in an instance a residual check applies unconditionally."""
 
 import itertools
 import json

@@ -16,7 +16,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from ..engines.llguidance_json import SEPARATORS, WHITESPACE
+from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
 from ..errors import InvalidGrammar
 from ..regex.text import escape
 from .count_guides import make, make_validator
@@ -82,8 +82,8 @@ class RuleWriter:
     _num_rules: int = 0
 
     def __post_init__(self) -> None:
-        self._gap = " ws?" if self.whitespace == "any" else ""
-        self._comma, self._colon = SEPARATORS[self.whitespace]
+        self._gap = " ws?" if is_flexible(self.whitespace) else ""
+        self._comma, self._colon = SEPARATORS.get(self.whitespace, SEPARATORS["any"])
 
     def write(self, root: Node) -> str:
         """Return the grammar, "" where nothing satisfies the schema.
@@ -97,7 +97,7 @@ class RuleWriter:
             return ""
         lines = [f"start: {start}", *self._lines]
         if self._gap:
-            lines.append(f"ws: /{WHITESPACE}/")
+            lines.append(f"ws: /{find_pattern(self.whitespace)}/")
         if self.source is not None:
             lines.append(self.source.write())
         return "\n".join(lines)

@@ -63,9 +63,9 @@ class Weakening:
         """Leave a keyword that the engine refused to the checks; False if no check can enforce it."""
         # A schema that refers to itself cannot be combined with another; the others still guide.
         is_circular = keyword == "$ref" and "ircular" in reason
-        return (keyword in _DROPPABLE or is_circular) and self.drop_unsaid(node, keyword)
+        return (keyword in _DROPPABLE or is_circular) and self.drop_inexpressible(node, keyword)
 
-    def drop_unsaid(self, node: Node, keyword: str) -> bool:
+    def drop_inexpressible(self, node: Node, keyword: str) -> bool:
         """Leave a keyword that cannot be expressed to the checks; False if that changes nothing."""
         if keyword == "minProperties" and node in self._counted:
             self._counted.discard(node)

@@ -1,95 +1,186 @@
-"""Structural tags with values that llguidance enforces only in part: residual checks beside the one grammar.
+"""Texts with values that llguidance enforces only in part: residual checks beside the one grammar.
 
-The grammar has the weakened schema of such a value. A marker token, which no text contains, may replace the value,
-so that llguidance reports where one begins. From there on a ResidualMatcher follows the value to its end.
+The grammar has the weakened schema of such a value, and as an alternative a marker: a token without text. Where the
+text before a value has been written, llguidance says whether the marker could come, so whether the value begins there.
+From there on a matcher of its own follows the value to its end.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from ..backend import Matcher
-from ..bitmask import clear_beyond, clear_bits, is_set
+from ..backend import Matcher, Program
+from ..bitmask import clear_bits, is_set
 from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
-from ..limits import GrammarLimits
 from ..match.checks import ResidualChecks
+from ..match.closing_tokens import TokenClass
 from ..match.residual import ResidualMatcher
-from ..vocabulary import Vocabulary
+from .text_value import TextCheck, TextMatcher
 
-_OPENERS = b"{["
+# A token may complete a part of the value that begins in it.
+_CLOSING = re.compile(rb'[\[{"\-0-9tfn].*[}\],"\s<)]', re.DOTALL)
+ValueMatcher = ResidualMatcher | TextMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedValue:
+    """A place in a text at which a value with checks begins.
+
+    Attributes:
+        number: what stands in the grammar behind the marker.
+        lead: the last bytes of the text before each such value; b"" where it may be anything.
+        checks: of the value.
+        size_bytes: memory of the checks.
+    """
+
+    number: int
+    lead: bytes
+    checks: ResidualChecks | TextCheck
+    size_bytes: int = 0
+
+    def begin(self, inner: Matcher, text: bytes) -> ValueMatcher | None:
+        """Return a matcher after the first bytes of the value; None if they break a check."""
+        make = TextMatcher if isinstance(self.checks, TextCheck) else ResidualMatcher
+        return make.start_inside(inner, self.checks, text)  # type: ignore[arg-type]
+
+
+# The bytes of the lead before a token, those in it, and the tokens, each with the beginning of the value.
+Opening = tuple[bytes, bytes, list[tuple[int, bytes]]]
 
 
 @dataclass
 class CheckedVocabulary:
-    """A vocabulary for such tags: with every byte as a token and with a marker, both behind its own tokens.
+    """What the checks of one vocabulary need, made when it is first asked for."""
 
-    All of it is made when it is first asked for.
-    """
-
-    vocabulary: Vocabulary
-    limits: GrammarLimits
-
-    @cached_property
-    def extended(self) -> Vocabulary:
-        known = {data for data in self.vocabulary.token_bytes if len(data) == 1}
-        missing = [bytes((byte,)) for byte in range(255) if bytes((byte,)) not in known]
-        tokens = [*self.vocabulary.token_bytes, *missing, b""]
-        return Vocabulary(tokens, self.vocabulary.eos_token_ids, self.vocabulary.special_tokens)
+    backend: LLGuidanceBackend
+    _with: dict[bytes, TokenClass] = field(default_factory=dict)
 
     @property
     def marker(self) -> int:
-        return self.extended.size - 1
+        return self.backend.marker
 
     @cached_property
-    def byte_ids(self) -> dict[int, int]:
-        return {data[0]: index for index, data in enumerate(self.extended.token_bytes) if len(data) == 1}
+    def spellings(self) -> tuple[bytes, ...]:
+        """The bytes of each token, of a special one its name."""
+        vocabulary = self.backend.vocabulary
+        names = {token_id: name.encode() for name, token_id in vocabulary.special_tokens.items()}
+        return tuple(names.get(token_id, data) for token_id, data in enumerate(vocabulary.token_bytes))
+
+    def list_with(self, byte: bytes) -> TokenClass:
+        """Return the tokens in which a byte stands."""
+        if byte not in self._with:
+            tokens = self.spellings
+            found = [token_id for token_id, data in enumerate(tokens) if byte in data]
+            self._with[byte] = TokenClass(np.array(sorted(found, key=lambda i: len(tokens[i])), np.int64))
+        return self._with[byte]
 
     @cached_property
-    def backend(self) -> LLGuidanceBackend:
-        return LLGuidanceBackend(self.extended, self.limits)
+    def _sorted(self) -> list[tuple[bytes, int]]:
+        tokens = self.backend.vocabulary.token_bytes
+        return sorted((data, token_id) for token_id, data in enumerate(tokens) if data and b"\xff" not in data)
 
     @cached_property
-    def openings(self) -> dict[tuple[bytes, bytes], list[tuple[int, bytes]]]:
-        """Text before a value and its bracket -> the tokens in which it begins and a part of it may be complete.
+    def _closing(self) -> list[tuple[int, bytes]]:
+        return [(token_id, data) for data, token_id in self._sorted if _CLOSING.match(data)]
 
-        Each token stands with the beginning of the value.
-        """
-        found: dict[tuple[bytes, bytes], list[tuple[int, bytes]]] = {}
-        for token_id, data in enumerate(self.vocabulary.token_bytes):
-            for at in [at for at, byte in enumerate(data) if byte in _OPENERS and b"\xff" not in data]:
-                value = data[at:]
-                if any(sign in value for sign in (b"}", b"]", b",")) or value.count(b'"') > 1:
-                    found.setdefault((data[:at], value[:1]), []).append((token_id, value))
-        return found
+    def list_openings(self, lead: bytes) -> list[Opening]:
+        """Return, for each way to split a lead, the tokens in which a value begins and may be completed in part."""
+        if not lead:
+            return [*self._list_inside(b"")]
+        found = [(lead, b"", self._closing)]
+        for size in range(1, len(lead) + 1):
+            head = lead[-size:]
+            tokens = [
+                (token_id, data[size:]) for data, token_id in self._begin(head) if _CLOSING.match(data[size:])
+            ]
+            if tokens:
+                found.append((lead[:-size], head, tokens))
+        return [*found, *self._list_inside(lead)]
 
-    def spell(self, data: bytes) -> list[int]:
-        return [self.byte_ids[byte] for byte in data]
+    def _list_inside(self, lead: bytes) -> Iterator[Opening]:
+        """Yield the tokens with more text before the lead, or with any text where there is none."""
+        by_head: dict[bytes, list[tuple[int, bytes]]] = {}
+        for data, token_id in self._sorted:
+            for at in range(min(len(lead), 1), len(data)):
+                if data.startswith(lead, at) and _CLOSING.match(data[at + len(lead) :]):
+                    by_head.setdefault(data[: at + len(lead)], []).append((token_id, data[at + len(lead) :]))
+        for head, tokens in by_head.items():
+            yield b"", head, tokens
+
+    def _begin(self, head: bytes) -> Iterator[tuple[bytes, int]]:
+        for at in range(bisect_left(self._sorted, (head, 0)), len(self._sorted)):
+            if not self._sorted[at][0].startswith(head):
+                return
+            yield self._sorted[at]
+
+    def spell(self, data: bytes) -> list[int] | None:
+        """Return tokens of these bytes, None if the vocabulary has none."""
+        ids: list[int] = []
+        while data:
+            size = next((size for size in range(len(data), 0, -1) if data[:size] in self._ids), 0)
+            if not size:
+                return None
+            ids.append(self._ids[data[:size]])
+            data = data[size:]
+        return ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return dict(self._sorted)
+
+
+class CheckedProgram:
+    """The checked values of one grammar, and the tokens in which they may begin."""
+
+    def __init__(self, tables: CheckedVocabulary, values: Sequence[CheckedValue]) -> None:
+        self.tables = tables
+        self.values = {value.number: value for value in values}
+        self.leads = tuple(dict.fromkeys(value.lead for value in values))
+        self.num_kept = max(map(len, self.leads))
+
+    @cached_property
+    def openings(self) -> list[Opening]:
+        return [opening for lead in self.leads for opening in self.tables.list_openings(lead)]
+
+    def find_value(self, inner: LLGuidanceMatcher, tail: bytes, head: bytes) -> CheckedValue | None:
+        """Return the value that begins after a text and further bytes."""
+        text = tail + head
+        leads = [lead for lead in self.leads if text.endswith(lead)]
+        ids = self.tables.spell(head) if leads else None
+        if ids is None or inner.count_valid([*ids, self.tables.marker]) <= len(ids):
+            return None
+        for value in self.values.values():
+            number = self.tables.spell(b"%d;" % value.number)
+            assert number is not None, "every vocabulary has digits"
+            whole = [*ids, self.tables.marker, *number]
+            if value.lead in leads and inner.count_valid(whole) == len(whole):
+                return value
+        return None
 
 
 class CheckedMatcher(Matcher):
     """Grammar state of one request.
 
     Args:
-        inner: the matcher of the grammar over the extended vocabulary.
-        checks: number of a value, which the grammar has behind the marker -> its brackets and its checks.
+        inner: the matcher of the grammar with the markers.
     """
 
     inner: LLGuidanceMatcher
 
-    def __init__(
-        self, inner: Matcher, tables: CheckedVocabulary, checks: Mapping[int, tuple[bytes, ResidualChecks]]
-    ) -> None:
-        super().__init__(tables.vocabulary, inner.usage)
-        assert isinstance(inner, LLGuidanceMatcher), "structural tags go to llguidance"
+    def __init__(self, inner: Matcher, program: CheckedProgram) -> None:
+        super().__init__(inner.vocabulary, inner.usage)
+        assert isinstance(inner, LLGuidanceMatcher), "such grammars go to llguidance"
         self.inner = inner
-        self._tables = tables
-        self._checks = checks
-        # The matcher of the value that is being written.
-        self._checker: ResidualMatcher | None = None
-        # Its state before each accepted text token.
-        self._history: list[ResidualMatcher | None] = []
+        self._program = program
+        # The matcher of the value that is being written, and the last bytes of the text.
+        self._checker: ValueMatcher | None = None
+        self._tail = b""
+        # Both before each accepted text token.
+        self._history: list[tuple[ValueMatcher | None, bytes]] = []
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
@@ -97,68 +188,62 @@ class CheckedMatcher(Matcher):
         return self.inner.error or (None if self._checker is None else self._checker.error)
 
     def _take(self, token_id: int) -> bool:
-        data, checker = self.vocabulary.token_bytes[token_id], self._checker
-        begun = self._find_begin(data)
-        if not (self.inner if checker is None else checker).accept_token(token_id):
+        if token_id == self._program.tables.marker:
+            return False
+        data, checker = self._program.tables.spellings[token_id], self._checker
+        begun = [*self._find_begins(data)]
+        taker = self.inner if checker is None else checker
+        if not taker.accept_token(token_id):
             return False
         after = None if checker is None or checker.is_value_complete else checker
-        if begun is not None:
-            number, at = begun
-            after = self._begin(number, data[at:])
+        for value, text in begun:
+            after = value.begin(self.inner, text)
             if after is None:
-                (self.inner if checker is None else checker).rollback(1)
+                taker.rollback(1)
                 return False
             after = None if after.is_value_complete else after
-        self._history.append(checker)
+        self._history.append((checker, self._tail))
         self._checker = after
+        self._tail = (self._tail + data)[-self._program.num_kept :] if self._program.num_kept else b""
         return True
 
-    def _find_begin(self, data: bytes) -> tuple[int, int] | None:
-        for at in range(len(data) - 1, -1, -1):
-            if data[at] in _OPENERS and (number := self._ask(data[:at], data[at : at + 1])) is not None:
-                return number, at
-        return None
-
-    def _begin(self, number: int, text: bytes) -> ResidualMatcher | None:
-        return ResidualMatcher.start_inside(self.inner, self._checks[number][1], text)
-
-    def _ask(self, head: bytes, opener: bytes) -> int | None:
-        """Return the checked value that begins after some bytes with a bracket."""
-        tables = self._tables
-        ids = [*tables.spell(head), tables.marker]
-        if self.inner.count_valid(ids) < len(ids):
-            return None
-        # An object and an array may begin at the same place, but two values of one type may not.
-        for number, (openers, _) in self._checks.items():
-            whole = [*ids, *tables.spell(b"%d;" % number)]
-            if opener in openers and self.inner.count_valid(whole) == len(whole):
-                return number
-        return None
+    def _find_begins(self, data: bytes) -> Iterator[tuple[CheckedValue, bytes]]:
+        """Yield the values that begin in a token, with their first bytes."""
+        text, num_before = self._tail + data, len(self._tail)
+        for lead in self._program.leads:
+            for at in range(len(data)):
+                if text.endswith(lead, 0, num_before + at):
+                    value = self._program.find_value(self.inner, self._tail, data[:at])
+                    if value is not None and value.lead == lead:
+                        yield value, data[at:]
 
     def _take_back(self, num_tokens: int) -> None:
         for _ in range(num_tokens):
-            self._checker = self._history.pop()
+            self._checker, self._tail = self._history.pop()
             (self.inner if self._checker is None else self._checker).rollback(1)
-
-    @property
-    def reads_inner(self) -> bool:
-        """The row of the inner matcher is one of the extended vocabulary."""
-        return False
 
     def is_completed(self) -> bool:
         return self.inner.is_completed()
 
     def write_row(self, words: np.ndarray) -> None:
-        tables = self._tables
-        extended = np.zeros((1, tables.extended.num_words), np.int32)
-        self.inner.fill_next_token_bitmask(extended)
-        words[:] = extended[0, : len(words)]
-        clear_beyond(words, tables.vocabulary.size)
+        program = self._program
+        clear_bits(words, [program.tables.marker])
         if self._checker is not None:
             self._checker.write_row(words)
-        for (head, opener), openings in tables.openings.items():
-            allowed = [(token_id, value) for token_id, value in openings if is_set(words, token_id)]
-            number = self._ask(head, opener) if allowed else None
-            if number is not None:
-                wrong = [token_id for token_id, value in allowed if self._begin(number, value) is None]
-                clear_bits(words, wrong)
+        for before, head, tokens in program.openings:
+            if not self._tail.endswith(before):
+                continue
+            allowed = [(token_id, text) for token_id, text in tokens if is_set(words, token_id)]
+            value = program.find_value(self.inner, self._tail, head) if allowed else None
+            if value is not None:
+                clear_bits(words, [token_id for token_id, text in allowed if value.begin(self.inner, text) is None])
+
+
+
+def add_values(program: Program, tables: CheckedVocabulary, values: Sequence[CheckedValue]) -> Program:
+    """Return a program whose grammar marks values, with the checks of these values."""
+    if not values:
+        return program
+    checked, make_inner = CheckedProgram(tables, values), program.new_matcher
+    size = program.size_bytes + sum(value.size_bytes for value in values)
+    return Program(lambda: CheckedMatcher(make_inner(), checked), size, usage=program.usage)

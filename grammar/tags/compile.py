@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backend import CompiledGrammar, Program
+from ..backend import CompiledGrammar
 from ..engines.llguidance_backend import Complaint, LLGuidanceBackend
-from ..engines.llguidance_json import HEADER, join_grammars, take_parts
+from ..engines.llguidance_json import HEADER, is_flexible, join_grammars, take_parts
 from ..errors import InvalidGrammar, UnsupportedGrammar, naming
-from ..match.checks import ResidualChecks
 from ..plan import PlanEntry
-from ..schema.rules import TYPES, types_of
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
-from .checked import CheckedMatcher, CheckedVocabulary
+from .arguments import find_types
+from .checked import CheckedValue, CheckedVocabulary, add_values
 from .gbnf_rules import write_gbnf
 from .graph import Step, TagGraph
 from .lark import ANY_CHARACTER, Conflict, TagWriter, Value
@@ -68,16 +67,10 @@ class TagCompiler:
                 reason = f"the values of the structural tag take more than {self.max_seconds:g} s to compile"
                 raise InvalidGrammar(reason)
             text.compile_schema(pointer, lambda leaf, name: self.route(leaf, name, is_built))
-        checks = text.find_checks()
-        if not checks:
-            program = self.backend.compile_text(text.write(self.backend), is_slow=text.has_rules)
-            return CompiledGrammar(NAME, text.make_plan, program)
-        checked = self.checked
-        program = checked.backend.compile_text(text.write(checked.backend, checked.marker), is_slow=text.has_rules)
-        size = program.size_bytes + sum(text.size_bytes(number) for number in checks)
-        make_inner = program.new_matcher
-        made = Program(lambda: CheckedMatcher(make_inner(), checked, checks), size, usage=program.usage)
-        return CompiledGrammar(NAME, text.make_plan, made)
+        values = text.find_checks()
+        written = text.write(self.backend, self.checked.marker if values else None)
+        program = self.backend.compile_text(written, is_slow=text.has_rules, is_json=text.is_bounded)
+        return CompiledGrammar(NAME, text.make_plan, add_values(program, self.checked, values))
 
 
 class TagText:
@@ -131,23 +124,23 @@ class TagText:
                 with naming(self._name_place(pointer)):
                     backend.compile(self._spec.make_leaf(self._name_place(pointer, False), part))
 
-    def find_checks(self) -> dict[int, tuple[bytes, ResidualChecks]]:
-        """Return the brackets and the residual checks of values, by the first of their nodes."""
-        found: dict[int, tuple[bytes, ResidualChecks]] = {}
+    def find_checks(self) -> list[CheckedValue]:
+        """Return the values with residual checks, each numbered by the first of its nodes."""
+        found = []
         for pointer in self.schemas:
             program = self._compiled[pointer].program
             if program.checks is not None and pointer in self._index:
-                types = find_types(self._parts[pointer]["json_schema"])
-                if not types <= {"object", "array"}:
-                    reason = "only objects and arrays are checked inside a structural tag"
-                    raise UnsupportedGrammar(self._name_place(pointer), "type", reason)
-                openers = b"".join({"object": b"{", "array": b"["}[each] for each in types)
-                found[self._index[pointer]] = openers, program.checks
+                number = self._index[pointer]
+                nodes = [node for node, value in self._values.items() if value == pointer]
+                leads = {self._graph.find_lead(node) for node in nodes}
+                found += [CheckedValue(number, lead.encode(), program.checks, program.size_bytes) for lead in leads]
         return found
 
-    def size_bytes(self, number: int) -> int:
-        """Return the memory of a value's checks."""
-        return self._compiled[self._values[number]].program.size_bytes
+    @property
+    def is_bounded(self) -> bool:
+        """Whether long numbers may be ended: no pattern writes digits, and no check wants a number."""
+        has_patterns = any(part["type"] in ("regex", "grammar") for part in self._parts.values())
+        return not has_patterns and all(each.program.is_bounded for each in self._compiled.values())
 
     def make_plan(self) -> tuple[PlanEntry, ...]:
         """Return the plan: each format by its place, and what is in the values by whom it is enforced."""
@@ -194,7 +187,7 @@ class TagText:
         first = "".join(_FIRST.get(each, _NUMBER_FIRST) for each in sorted(types))
         more = _NUMBER_MORE if types & {"number", "integer"} else ""
         call = f'(@v{index} | <[{marker}]> "{index};")' if is_checked else f"@v{index}"
-        return Value(call, f"[{first}]", more, is_checked, is_spaced=self._spec.whitespace == "any")
+        return Value(call, f"[{first}]", more, is_checked, is_spaced=is_flexible(self._spec.whitespace))
 
     def _write_rules(self, backend: LLGuidanceBackend, values: Mapping[int, Value]) -> str:
         for has_fast_text in (True, False):
@@ -206,13 +199,3 @@ class TagText:
         place, kind = self._name_place(pointer, False), self._parts[pointer]["type"]
         raise UnsupportedGrammar(place, kind, conflict.reason)
 
-
-def find_types(schema: Any) -> set[str]:
-    """Return the types that a value may have, as far as the schema itself determines them."""
-    if not isinstance(schema, dict):
-        return set(TYPES)
-    if "type" in schema:
-        types = schema["type"]
-        return {types} if isinstance(types, str) else set(types)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return set(TYPES) if values is None else set[str]().union(*map(types_of, values))

@@ -68,6 +68,28 @@ class TagGraph:
         self._names = sorted(vocabulary.special_tokens, key=len, reverse=True)
         self.start = self._build(part, "/format", ACCEPT, ())
 
+    def find_lead(self, target: int) -> str:
+        """Return the text right before a node; "" where it may be another."""
+        found, pending, seen = set(), [target], {target}
+        while pending:
+            each = pending.pop()
+            for index, node in enumerate(self.nodes):
+                if isinstance(node, Fork) and each in node.targets and index not in seen:
+                    seen.add(index)
+                    pending.append(index)
+                elif isinstance(node, Step) and node.next == each and node is not END:
+                    found.add(node.value if node.kind == "literal" else self._name_token(node))
+                elif isinstance(node, FreeText) and each in (*(next for _, next in node.patterns), node.next):
+                    found.add("" if each == node.next else next(p for p, n in node.patterns if n == each))
+            if each == self.start:
+                found.add("")
+        return found.pop() if len(found) == 1 else ""
+
+    def _name_token(self, node: Step) -> str:
+        """Return the name of a special token, "" for other nodes."""
+        specials = self._vocabulary.special_tokens
+        return next((name for name in specials if node.kind == "token" and specials[name] == node.value), "")
+
     def _add(self, node: Node) -> int:
         if node not in self._known:
             self._known[node] = self._append(node)

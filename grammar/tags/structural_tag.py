@@ -7,7 +7,7 @@ FORMAT is an object with a `type`; FORMATS lists them. Formats have xgrammar's m
 exactly: inner schemas, patterns and grammars are compiled as they would be alone, or refused with their pointer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any
@@ -139,25 +139,9 @@ def _check(part: Json, where: str) -> None:
         )
 
 
-def make_const(text: str) -> Json:
-    return {"type": "const_string", "value": text}
-
-
 def make_tag(begin: str, content: Json, end: str) -> Json:
     """Return the format of a content between two texts."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def make_sequence(*elements: Json) -> Json:
-    return {"type": "sequence", "elements": list(elements)}
-
-
-def make_choice(elements: Sequence[Json]) -> Json:
-    return {"type": "or", "elements": list(elements)}
-
-
-def make_optional(content: Json) -> Json:
-    return {"type": "optional", "content": content}
 
 
 def list_leaves(part: Json, pointer: str) -> Iterator[tuple[str, Json]]:

@@ -33,10 +33,9 @@ from app.ui.chat.attachments import fence
 from engine import EngineConfig
 from engine.front.stop_strings import StopStrings
 from engine.input.tokenizer import Tokenizer
-from grammar import GrammarError, GrammarSpec
+from grammar import GrammarError, GrammarSpec, list_tool_styles
 from grammar.spec_reader import read_spec
 from grammar.tags.gbnf_rules import read_gbnf
-from grammar.tags.tool_calls import list_tool_styles
 
 # A reader is quick if the large text takes that long.
 SIZE, FACTOR, LIMIT, QUICK_S = 6_000, 4, 9, 0.004
@@ -120,7 +119,7 @@ def split_thoughts(text: str) -> None:
 
 def read_calls(text: str) -> None:
     for style in list_tool_styles().values():
-        parser = StyledCalls(style, {"f": frozenset("a")}, text[2] in "<[{")
+        parser = StyledCalls(style, {"f": {"properties": {"a": {"type": "string"}}}}, text[2] in "<[{")
         in_pieces(parser.feed, text, 30)
         parser.close()
 

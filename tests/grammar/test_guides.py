@@ -246,7 +246,7 @@ def test_keywords_of_an_impossible_property_guide(merged_compiler, byte_compiler
 
 def test_what_nothing_satisfies_beside_a_property_that_cannot_be_there_is_refused(byte_compiler):
     schema = {**CLOSED, "properties": PROPERTIES, "if": X_IS_1, "then": {"required": ["x"]}}
-    with pytest.raises(InvalidGrammar, match="nothing is left by 'if', 'then' at #"):
+    with pytest.raises(InvalidGrammar, match="together with 'if', 'then' at #"):
         byte_compiler.compile(GrammarSpec.json_schema(schema))
 
 

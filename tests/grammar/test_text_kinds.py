@@ -17,7 +17,6 @@ HEADER = ",".join(COLUMNS)
     ("text", "sign"),
     [
         ('%llguidance {}\nstart: "a"', "%llguidance"),
-        ('start: %json {"uniqueItems": true}', "%json"),
         ("start: <[256]>", "<"),
         ("start: @other", "@"),
         ("start: gen\ngen[max_tokens=2]: /[a-z]+/", "max_tokens"),
@@ -30,6 +29,20 @@ def test_lark_extensions_are_refused(text, sign):
     with pytest.raises(UnsupportedGrammar) as refusal:
         GrammarSpec.lark(text)
     assert refusal.value.keyword == sign
+
+
+def test_schemas_in_lark_are_enforced_or_refused(byte_compiler):
+    text = 'start: "<%json>" %json {"type": "array", "items": {"enum": ["a\\"}"]}} tail\ntail: "!" %json {"const": 1}'
+    matcher = byte_compiler.compile(GrammarSpec.lark(text))
+    for written, is_right in (('<%json>["a\\"}"]!1', True), ('<%json>["b"]!1', False), ("<%json>[]!2", False)):
+        one = matcher.matcher()
+        assert (all(map(one.accept_token, written.encode())) and one.is_completed()) == is_right
+    for wrong, error in (
+        ('start: %json {"uniqueItems": true}', UnsupportedGrammar), ("start: %json x", InvalidGrammar),
+        ('start: %json {"type": "nonsense"}', InvalidGrammar), ('start: @j0 %json {"const": 1}', UnsupportedGrammar),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            byte_compiler.compile(GrammarSpec.lark(wrong))
 
 
 @pytest.mark.parametrize(

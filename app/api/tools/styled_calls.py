@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from app.reasoning import overlap
-from grammar import ToolStyle
+from grammar import ArgumentReader, ToolStyle
 
 # longer than any name with its delimiters
-MAX_HEAD_CHARS = 256
+MAX_HEAD_CHARS = 384
 SCALAR = re.compile(r"[-+.\w]+")
 PYTHON = {"True": "true", "False": "false", "None": "null"}
 
@@ -79,28 +79,91 @@ class JsonEnd:
         return len(text)
 
 
+class LiteralEnd:
+    """Finds the end of a literal of Python, or of Gemma's notation, in text that arrives in pieces."""
+
+    def __init__(self, quotes: tuple[str, ...]) -> None:
+        self.is_ended = False
+        self._quotes = quotes
+        self._quote = ""  # of the open string
+        self._depth = 0
+        self._is_escaped = False
+
+    def find(self, text: str, start: int) -> int:
+        """Return up to where the text from `start` is a part of the literal, as far as the text shows it."""
+        at = start
+        while at < len(text):
+            rest = text[at : at + 16]
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._quote:
+                if text.startswith(self._quote, at):
+                    at, self._quote = at + len(self._quote), ""
+                    if self._end_value():
+                        return at
+                    continue
+                if self._quote.startswith(rest):
+                    return at
+                self._is_escaped = text[at] == "\\" and len(self._quote) == 1
+            elif quote := next((each for each in self._quotes if rest.startswith(each)), ""):
+                at, self._quote = at + len(quote), quote
+                continue
+            elif any(each.startswith(rest) for each in self._quotes):
+                return at
+            elif text[at] in "[{":
+                self._depth += 1
+            elif self._depth == 0 and text[at] in ",)]}<\n":
+                self.is_ended = True
+                return at
+            elif text[at] in "]}":
+                self._depth -= 1
+                if self._end_value():
+                    return at + 1
+            at += 1
+        return at
+
+    def _end_value(self) -> bool:
+        self.is_ended = self._depth == 0
+        return self.is_ended
+
+
+class ArgumentPattern(NamedTuple):
+    """How an argument is written.
+
+    Attributes:
+        before: up to its value; its group is the key.
+        after: what ends the value.
+        is_text: whether the value is text; None where its schema says so.
+    """
+
+    before: re.Pattern[str]
+    after: str
+    is_text: bool | None
+
+
 @dataclass(frozen=True, slots=True)
 class Patterns:
     """Patterns that find the parts of calls in a text.
 
     Attributes:
         marks: what begins the first call.
-        head: from there up to the arguments; its group is the name.
-        next_head: the same for a call right after another one.
+        heads: from there up to the arguments, with the groups name, and id or index.
+        next_heads: the same for a call right after another one.
         message: the beginning of a message, where an answer has several; its group is the channel.
-        argument: one argument up to its value; its group is the key.
-        after_value, after_arguments: what ends them.
+        arguments: the ways to write one.
+        after_arguments: what ends them.
+        tail_id: what follows them up to the id of the call, None where no id does.
         separator: what stands between two calls, None where text may.
         close: what ends the last of them.
     """
 
     marks: tuple[str, ...]
-    head: re.Pattern[str]
-    next_head: re.Pattern[str]
+    heads: tuple[re.Pattern[str], ...]
+    next_heads: tuple[re.Pattern[str], ...]
     message: re.Pattern[str]
-    argument: re.Pattern[str]
-    after_value: str
+    arguments: tuple[ArgumentPattern, ...]
     after_arguments: str
+    tail_id: re.Pattern[str] | None
     separator: str | None
     close: str
 
@@ -108,25 +171,37 @@ class Patterns:
 @cache
 def make_patterns(style: ToolStyle) -> Patterns:
     """Return the patterns of a style."""
-
-    number = rf"\d+{re.escape(style.number)}" if style.number else ""
     first = r"(?=\{)" if style.parameter is None else ""
-    names = [re.escape(head).replace(r"\{name\}", r"([\w-]+)(?=[^\w-])") for head in style.heads]
-    calls = f"(?:{'|'.join(names)}){number}{first}"
+    heads = [_fill(re.escape(head)) + first for head in style.heads]
     channel = re.escape(style.channel).replace(r"\{channel\}", "(analysis|commentary|final)")
-    before, _, after = (style.parameter or "{key}{value}").partition("{value}")
-    key = re.escape(before).replace(r"\{key\}", r"([\w.$@-]+)")
+    before_id, _, tail = style.tail.rpartition("{id}")
     return Patterns(
         (style.next_message,) if style.channel else style.marks,
-        re.compile(f"(?:{'|'.join(map(re.escape, style.openings))}){calls}"),
-        re.compile(calls),
+        tuple(re.compile(re.escape(opening) + head) for opening in style.openings for head in heads),
+        tuple(map(re.compile, heads)),
         re.compile(channel or "(?!)"),
-        re.compile(f"(?:{re.escape(style.parameter_separator)})?{key}"),
-        after,
-        style.tail or style.end,
-        None if style.separator is None else style.tail + style.separator,
-        style.tail + style.end,
+        tuple(_list_arguments(style)),
+        tail or style.end,
+        re.compile(_fill(re.escape(before_id + "{id}"))) if before_id else None,
+        None if style.separator is None else tail + style.separator,
+        tail + style.end,
     )
+
+
+def _fill(head: str) -> str:
+    found = head.replace(r"\{name\}", r"(?P<name>[\w-]+)(?=[^\w-])")
+    return found.replace(r"\{index\}", r"(?P<index>\d+)").replace(r"\{id\}", r"(?P<id>[\w-]+)")
+
+
+def _list_arguments(style: ToolStyle) -> Iterator[ArgumentPattern]:
+    separator = f"(?:{re.escape(style.parameter_separator)})?"
+    ways = [(style.parameter, None)] if style.other_parameter is None else [
+        (style.parameter, True), (style.other_parameter, False),
+    ]  # fmt: skip
+    for parameter, is_text in ways:
+        before, _, after = (parameter or "{key}{value}").partition("{value}")
+        key = re.escape(before).replace(r"\{key\}", r"([\w.$@-]+)")
+        yield ArgumentPattern(re.compile(separator + key), after, is_text)
 
 
 class Part(Enum):
@@ -138,40 +213,45 @@ class Part(Enum):
     ARGUMENTS = 3  # one JSON object
     NEXT_ARGUMENT = 4  # the key of an argument, or the end of them
     TEXT_ARGUMENT = 5
-    JSON_ARGUMENT = 6
-    AFTER_ARGUMENT = 7
-    TAIL = 8  # from the end of the arguments to the end of the call, or to the next
-    REST = 9  # content without calls
+    WHOLE_ARGUMENT = 6  # one that can be read only as a whole
+    JSON_ARGUMENT = 7
+    AFTER_ARGUMENT = 8
+    ID = 9  # from the end of the arguments up to the id of the call
+    TAIL = 10  # from there to the end of the call, or to the next
+    REST = 11  # content without calls
 
 
 class StyledCalls:
     """Splits text that follows a grammar; parts that do not match stay content.
 
     Args:
-        raw: name of a tool -> its arguments that are written as text.
+        tools: name of a tool -> the schema of its arguments.
         is_whole: the text is either content or calls.
     """
 
     def __init__(
         self,
         style: ToolStyle,
-        raw: Mapping[str, frozenset[str]],
+        tools: Mapping[str, Mapping[str, Any]],
         is_whole: bool = False,
         shows_reasoning: bool = True,
     ) -> None:
         self.num_calls = 0
         self._style, self._patterns = style, make_patterns(style)
         self._marks = re.compile("|".join(map(re.escape, self._patterns.marks)))
-        self._raw = raw
+        self._readers = {name: ArgumentReader(style, schema) for name, schema in tools.items()}
         self._part = (
             Part.HEAD if style.channel else Part.START if is_whole or style.is_whole else Part.CONTENT
         )
-        self._head = self._patterns.head
+        self._heads = self._patterns.heads
         self._text = ""  # text that has not been returned yet
         self._at = 0  # how much of it has been returned, during `feed`
-        self._json = JsonEnd()
+        self._end: JsonEnd | LiteralEnd = JsonEnd()
         self._name = ""  # name of the called tool
+        self._key, self._after = "", ""  # name of the argument, and what ends its value
+        self._value: list[str] = []  # of an argument that can be read only as a whole
         self._num_arguments = 0
+        self._is_literal = False  # the value is one of the style's language
         self._is_reasoning, self._shows_reasoning = False, shows_reasoning
         self._is_after_call = False
         self._pieces: list[Piece] = []
@@ -182,8 +262,10 @@ class StyledCalls:
             Part.ARGUMENTS: self._take_arguments,
             Part.NEXT_ARGUMENT: self._take_key,
             Part.TEXT_ARGUMENT: self._take_text,
+            Part.WHOLE_ARGUMENT: self._take_whole,
             Part.JSON_ARGUMENT: self._take_value,
             Part.AFTER_ARGUMENT: self._take_after,
+            Part.ID: self._take_id,
             Part.TAIL: self._take_tail,
             Part.REST: self._take_rest,
         }
@@ -230,7 +312,7 @@ class StyledCalls:
             self._say(self._text[self._at : found.start()])
             # nothing else stands between two messages
             self._at = found.end() if self._style.channel else found.start()
-            self._part, self._head = Part.HEAD, self._patterns.head
+            self._part, self._heads = Part.HEAD, self._patterns.heads
             return True
         end = self._text[max(self._at, len(self._text) - MAX_HEAD_CHARS) :]
         held = max(overlap(end, mark) for mark in self._patterns.marks)
@@ -244,43 +326,77 @@ class StyledCalls:
             self._at, self._part = message.end(), Part.CONTENT
             self._is_reasoning = message[1] == "analysis"
             return True
-        found = self._head.match(self._text, self._at)
-        if found is None:
-            if len(self._text) - self._at <= MAX_HEAD_CHARS:
+        matches = (head.match(self._text, self._at) for head in self._heads)
+        found = next(filter(None, matches), None)
+        is_known = found is None or found["name"] in self._readers
+        if found is None or not is_known:
+            if is_known and len(self._text) - self._at <= MAX_HEAD_CHARS:
                 return False
             # not a call: skip its first character and continue
             self._say(self._text[self._at])
             self._at += 1
             self._part = Part.CONTENT
             return True
-        self._name = next(filter(None, found.groups()))
-        self._pieces.append(Piece("function", "", self.num_calls, f"call_{uuid.uuid4().hex[:24]}", self._name))
+        self._name = found["name"]
+        self._pieces.append(Piece("function", "", self.num_calls, self._make_id(found), self._name))
         self.num_calls += 1
         self._num_arguments = 0
         self._at = found.end()
-        self._json = JsonEnd()
+        self._end = JsonEnd()
         self._part = Part.ARGUMENTS if self._style.parameter is None else Part.NEXT_ARGUMENT
         return True
 
+    def _make_id(self, head: re.Match[str]) -> str:
+        """Return the id of a call: the model's own if it has written one, since its template shows ids."""
+        groups = head.groupdict()
+        if groups.get("index") is not None and "functions." in head[0]:
+            return f"functions.{self._name}:{groups['index']}"
+        if groups.get("id") is not None:
+            return str(groups["id"])
+        # Mistral's templates take ids of nine letters and digits only.
+        made = uuid.uuid4().hex
+        return made[:9] if "[TOOL_CALLS]" in self._style.openings[0] else f"call_{made[:24]}"
+
     def _take_arguments(self) -> bool:
         if self._take_json():
-            self._part, self._is_after_call = Part.TAIL, True
+            self._part, self._is_after_call = Part.TAIL if self._patterns.tail_id is None else Part.ID, True
+        return True
+
+    def _take_id(self) -> bool:
+        assert self._patterns.tail_id is not None, "an id follows the arguments"
+        found = self._patterns.tail_id.match(self._text, self._at)
+        if found is None or found.end() == len(self._text):
+            is_over = len(self._text) - self._at > MAX_HEAD_CHARS
+            self._part = Part.TAIL if is_over else self._part
+            return is_over
+        self._at, self._part = found.end(), Part.TAIL
         return True
 
     def _take_json(self) -> bool:
-        end = self._json.find(self._text, self._at)
+        end = self._end.find(self._text, self._at)
         self._add(self._text[self._at : end])
         self._at = end
-        return self._json.is_ended
+        return self._end.is_ended
 
     def _take_key(self) -> bool:
-        found = self._patterns.argument.match(self._text, self._at)
-        if found is not None:
-            is_raw = found[1] in self._raw.get(self._name, ())
-            self._add(f"{', ' if self._num_arguments else '{'}{json.dumps(found[1])}: {chr(34) * is_raw}")
+        ways = ((way, way.before.match(self._text, self._at)) for way in self._patterns.arguments)
+        way, found = next((pair for pair in ways if pair[1] is not None), (None, None))
+        if way is not None and found is not None:
+            self._key, self._after = found[1], way.after
+            kind = self._readers[self._name].find_kind(self._key)
+            if way.is_text is not None:
+                kind = "text" if way.is_text else "other"
+            is_text = kind == "text"
+            self._add(f"{', ' if self._num_arguments else '{'}{json.dumps(self._key)}: {chr(34) * is_text}")
             self._num_arguments += 1
-            self._at, self._json = found.end(), JsonEnd()
-            self._part = Part.TEXT_ARGUMENT if is_raw else Part.JSON_ARGUMENT
+            self._at, self._value = found.end(), []
+            self._end = JsonEnd()
+            if self._style.dialect != "json":
+                self._end = LiteralEnd((self._style.quote,) if self._style.quote else ("'", '"'))
+            self._part = Part.TEXT_ARGUMENT if is_text else Part.WHOLE_ARGUMENT
+            if kind == "other" and self._style.dialect == "json":
+                self._part = Part.JSON_ARGUMENT
+            self._is_literal = kind == "other"
         elif self._text.startswith(self._patterns.after_arguments, self._at):
             self._add("}" if self._num_arguments else "{}")
             self._part, self._is_after_call = Part.TAIL, True
@@ -290,20 +406,39 @@ class StyledCalls:
             return False
         return True
 
-    def _take_text(self) -> bool:
-        mark = self._patterns.after_value.rstrip()
+    def _find_end(self) -> tuple[int, bool]:
+        """Return how far a text argument goes, and whether it ends there."""
+        mark = self._after.rstrip("\n")
         found = self._text.find(mark, self._at)
         end = found if found >= 0 else len(self._text) - overlap(self._text[self._at :][-len(mark) :], mark)
+        return end, found >= 0
+
+    def _take_text(self) -> bool:
+        end, is_ended = self._find_end()
         self._add(escape(self._text[self._at : end]))
         self._at = end
-        if found >= 0:
+        if is_ended:
             self._add('"')
             self._part = Part.AFTER_ARGUMENT
-        return found >= 0
+        return is_ended
+
+    def _take_whole(self) -> bool:
+        if self._is_literal:
+            end = self._end.find(self._text, self._at)
+            is_ended = self._end.is_ended
+        else:
+            end, is_ended = self._find_end()
+        self._value.append(self._text[self._at : end])
+        self._at = end
+        if is_ended:
+            self._add(self._readers[self._name].read(self._key, "".join(self._value)))
+            self._part = Part.AFTER_ARGUMENT
+        return is_ended
 
     def _take_value(self) -> bool:
         scalar = SCALAR.match(self._text, self._at)
-        if scalar is None or self._json.is_begun:
+        assert isinstance(self._end, JsonEnd), "the value is JSON"
+        if scalar is None or self._end.is_begun:
             if self._take_json():
                 self._part = Part.AFTER_ARGUMENT
             return True
@@ -314,10 +449,9 @@ class StyledCalls:
         return True
 
     def _take_after(self) -> bool:
-        after = self._patterns.after_value
-        if self._text.startswith(after, self._at):
-            self._at += len(after)
-        elif after.startswith(self._text[self._at :]):
+        if self._text.startswith(self._after, self._at):
+            self._at += len(self._after)
+        elif self._after.startswith(self._text[self._at :]):
             return False
         self._part = Part.NEXT_ARGUMENT
         return True
@@ -331,7 +465,7 @@ class StyledCalls:
             return False  # the separator may be a prefix of the end
         elif separator is not None and self._text.startswith(separator, self._at):
             self._at += len(separator)
-            self._part, self._head = Part.HEAD, self._patterns.next_head
+            self._part, self._heads = Part.HEAD, self._patterns.next_heads
         elif self._is_tail_begun():
             return False
         else:

@@ -2,8 +2,8 @@
 
 tool_choice   none        the tools are left out
               auto        the chat template shows them; what it calls a call triggers a grammar (a structural tag),
-                          so that only the tools there are get called, with arguments that fit. Where the template's
-                          way of writing calls is unknown, that of Hermes is used.
+                          so that only the tools there are get called, with arguments that fit. A template whose
+                          way of writing calls cannot be read is refused.
                           Where the template knows no tools, the model answers in text without seeing them.
                           Beside a response_format, the answer is calls or what that describes, in one grammar
               required    a grammar: {"name": ..., "arguments": ...} of one tool, or an array of those; it wins over a
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -36,10 +36,8 @@ from grammar import (
     SchemaValidator,
     ToolStyle,
     UnsupportedGrammar,
-    list_raw,
-    list_tool_styles,
-    make_forced_tags,
-    make_tool_tags,
+    find_tool_refusal,
+    make_tool_spec,
 )
 
 Json = dict[str, Any]
@@ -47,26 +45,25 @@ Json = dict[str, Any]
 MODES = ("none", "auto", "required")
 CHOICE = ("tool_choice",)
 TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the model was not shown them"
-MAX_PARALLEL_CALLS = 16
+NO_STYLE = (
+    "the form in which the model {model!r} writes tool calls could not be read from its chat template; name it "
+    "with the server's option --tool-call-parser, or use tool_choice required"
+)
 # Grammars and schemas of tools that are kept.
 MAX_NUM_SPECS = 32
 MAX_NUM_SCHEMAS = 512
 # OpenAI allows 64 characters, Anthropic 128
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
-# where a grammar of calls contains a tool's schema, by the tool's number, or the schema of an argument
-IN_CALL = re.compile(
-    r"/format(?:/\w+)*?/tags/(\d+)/content(?:/elements/(\d+)(?=/[ce]))?(?:/elements/\d+|/content)*(?:/json_schema)?"
-    r"(/(?:\$defs|definitions)/root(?=/))?"
-)
-IN_FORCED = re.compile(r"/format(?:/\w+)*?/elements/(\d+)/content()()(?:/json_schema)?")
-IN_ANSWER = re.compile(r"/format(?:/\w+)*?(?:/json_schema|/pattern|(?=:))")
+# where a grammar of calls contains a tool's schema, by the tool's number, and the answer's
+IN_CALL = re.compile(r"/tools/(\d+)/parameters")
+IN_ANSWER = "/answer"
+# kinds of constraints that may be the answer beside calls
+PARTS = ("json_schema", "json_object", "regex", "choice")
 # second line: the Responses API of OpenAI
 FUNCTION_FIELDS = (
     *("name", "description", "parameters", "strict"),
     *("output_schema", "defer_loading", "allowed_callers", "async"),
 )
-# one call, or an array of them, as `make_forced_tags` describes it
-FORCED = ToolStyle(("[", ""), separator=", ", end="]", is_whole=True)
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -78,6 +75,7 @@ class Tool:
     parameters: Json
     definition: Json  # as the client sent it, for the chat template; of a custom tool, as a function
     is_custom: bool = False
+    is_strict: bool = False
 
 
 class ToolChoice(NamedTuple):
@@ -100,20 +98,20 @@ class ToolUse:
     """The tools that a request uses.
 
     Attributes:
-        spec: the grammar of outputs that contain calls only; None when the model may answer in text.
+        spec: the grammar of the answer.
+        style: how the model writes calls.
+        is_forced: the answer is calls and nothing else.
         is_parallel: whether it may call more than once.
-        style: how the model writes calls within text (`styles.py`); None when they are forced.
-        text_spec: the grammar of text that may contain such calls; None when they are forced.
-        answer: the constraint of an answer that calls nothing, a part of `text_spec`; None without one.
+        answer: the constraint of an answer that calls nothing, a part of `spec`; None without one.
         shows_reasoning: whether the reply has the reasoning of a style that writes it as messages.
         calls_field: the field of a message that has the calls; the older one has a single call.
     """
 
     tools: tuple[Tool, ...]
-    spec: GrammarSpec | None
+    spec: GrammarSpec
+    style: ToolStyle
+    is_forced: bool = False
     is_parallel: bool = True
-    style: str | None = None
-    text_spec: GrammarSpec | None = None
     answer: Constraint | None = None
     shows_reasoning: bool = True
     calls_field: Literal["tool_calls", "function_call"] = "tool_calls"
@@ -122,15 +120,17 @@ class ToolUse:
     def definitions(self) -> list[Json]:
         return [tool.definition for tool in self.tools]
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether calls are written without the model's own marks."""
+        return self.style in (ToolStyle.bare(True), ToolStyle.bare(False))
+
     def make_parser(self) -> StyledCalls | CustomCalls:
         """Return the parser of calls in one output."""
-        if self.spec is not None:
-            parser = StyledCalls(FORCED, {})
-        else:
-            assert self.style is not None, "tools that are not forced are called in a style"
-            style = list_tool_styles()[self.style]
-            raw = {tool.name: list_raw(tool.parameters, style.parameter or "") for tool in self.tools}
-            parser = StyledCalls(style, raw, self.answer is not None, self.shows_reasoning)
+        schemas = {tool.name: tool.parameters for tool in self.tools}
+        # A list of calls may also be written as one call.
+        style = replace(ToolStyle.bare(True), openings=("[", "")) if self.is_bare else self.style
+        parser = StyledCalls(style, schemas, self.answer is not None, self.shows_reasoning)
         customs = frozenset(tool.name for tool in self.tools if tool.is_custom)
         return CustomCalls(parser, customs) if customs else parser
 
@@ -146,27 +146,6 @@ class ToolUse:
         except (ValueError, RecursionError):
             return False
         return schema is not None and SchemaValidator(schema).is_valid(arguments)
-
-    def in_style(self, style: str | None, answer: Constraint | None) -> ToolUse:
-        """Return the same tools, called in the model's style.
-
-        Args:
-            style: None if unknown; the style of Hermes is used then.
-            answer: the constraint of an answer without calls; None where text may stand beside calls.
-
-        Raises:
-            ApiError: 400 for parameters or an answer that cannot be a part of such a grammar.
-        """
-        if self.spec is not None:
-            return self
-        style = style or "hermes"
-        content = None if answer is None else _make_format(answer)
-        options = () if answer is None else (answer.spec.whitespace, answer.spec.backend)
-        try:
-            spec = _make_text_spec(style, _write_schemas(self.tools), self.is_parallel, json.dumps(content), *options)
-        except GrammarError as error:
-            raise explain(error, replace(self, style=style, answer=answer)) from error
-        return replace(self, style=style, text_spec=spec, answer=answer)
 
 
 def use_tools(
@@ -203,12 +182,42 @@ def use_tools(
     if choice.mode == "auto" and not template.knows_tools:
         warn(TOOLS_NOT_SHOWN)
         return None
-    use = ToolUse(used, None, is_parallel, calls_field=calls_field, shows_reasoning=body.include_reasoning is not False)
-    if choice.mode == "auto":
-        return use.in_style(template.tool_style, answer)
-    is_array = choice.mode == "required" and is_parallel
-    spec = _make_spec(used, MAX_PARALLEL_CALLS if is_array else None)
-    return replace(use, spec=spec, is_parallel=is_array)
+    is_forced = choice.mode != "auto"
+    is_parallel &= choice.mode != "one"
+    style = template.tool_style if template.knows_tools else None
+    if style is None and not is_forced:
+        raise BadRequest(NO_STYLE.format(model=body.model), "tools", "unsupported_field")
+    style = style or ToolStyle.bare(is_parallel)
+    enforced = tuple(_list_enforced(used, style))
+    answer = None if is_forced else answer
+    if answer is not None and (answer.spec.kind not in PARTS or answer.spec.source is not None):
+        message = f"{answer.param} cannot shape the answer of a request with tools; use tool_choice none or required"
+        raise BadRequest(message, "tool_choice", "too_many_constraints")
+    given = None if answer is None else answer.spec
+    try:
+        spec = _make_spec(style, json.dumps(enforced), is_forced, is_parallel, given)
+    except GrammarError as error:
+        raise to_api_error(error, "tools") from error
+    shows = body.include_reasoning is not False
+    return ToolUse(used, spec, style, is_forced, is_parallel, answer, shows, calls_field)
+
+
+def _list_enforced(tools: Sequence[Tool], style: ToolStyle) -> Iterator[tuple[str, Json]]:
+    """Yield the names and the schemas that calls follow.
+
+    Raises:
+        ApiError: 400 for a strict tool whose schema cannot be enforced.
+    """
+    for tool in tools:
+        try:
+            error = _find_refusal(style, json.dumps(tool.parameters))
+        except GrammarError as contradiction:
+            raise explain_tool(contradiction, tool) from contradiction
+        if error is not None and tool.is_strict:
+            raise explain_tool(error, tool) from error
+        if error is not None:
+            warn(f"the arguments of the tool {tool.name!r} are any object: {error}")
+        yield tool.name, tool.parameters if error is None else {"type": "object"}
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
@@ -236,56 +245,34 @@ def read_functions(body: ChatRequest) -> ChatRequest:
 
 
 def combine(tools: ToolUse | None, answer: Constraint | None) -> Constraint | None:
-    """Return the one constraint of a request: that of forced tools, or of tools with the answer, takes precedence."""
-    spec = None if tools is None else tools.spec or tools.text_spec
-    return answer if spec is None else Constraint("tools", spec)
-
-
-def _make_format(answer: Constraint) -> Json:
-    """Return the part of a structural tag for an answer.
-
-    Raises:
-        ApiError: 400 for a constraint that can be none.
-    """
-    spec = answer.spec
-    if spec.kind in ("json_schema", "json_object") and spec.source is None:
-        any_order = spec.property_order == "any"
-        return {"type": "json_schema", "json_schema": spec.document, "any_order": any_order}
-    if spec.kind == "regex":
-        return {"type": "regex", "pattern": spec.text}
-    if spec.kind == "choice":
-        texts = [{"type": "const_string", "value": text} for text in spec.document]
-        return {"type": "or", "elements": texts}
-    message = (
-        f"{answer.param} cannot shape the answer of a request with tools; use tool_choice none or required"
-    )
-    raise BadRequest(message, "tool_choice", "too_many_constraints")
+    """Return the one constraint of a request: that of tools, with the answer, takes precedence."""
+    return answer if tools is None else Constraint("tools", tools.spec)
 
 
 def explain(error: GrammarError, use: ToolUse) -> ApiError:
     """Return the error for a rejected grammar of calls: names the tool, with a pointer into its schema."""
     text = error.pointer if isinstance(error, UnsupportedGrammar) else str(error)
-    found = IN_CALL.match(text) or (None if use.answer else IN_FORCED.match(text))
-    if found is None:
-        found = IN_ANSWER.match(text)
-        if found is None or use.answer is None:
-            return to_api_error(error, "tools")
-        return to_api_error(_move(error, found[0], ""), use.answer.param)
-    tool = use.tools[int(found[1]) % len(use.tools)]  # a style may list every tool several times
-    is_listed = found[2] and use.style is not None and not list_tool_styles()[use.style].parameter_separator
-    # arguments are listed only if the properties are an object
-    place = f"/properties/{list(tool.parameters['properties'])[int(found[2])]}" if is_listed and not found[3] else ""
-    known = to_api_error(_move(error, found[0], place), "tools")
+    found = IN_CALL.match(text)
+    if found is not None:
+        return explain_tool(_move(error, found[0]), use.tools[int(found[1])])
+    if use.answer is not None and text.startswith(IN_ANSWER):
+        return to_api_error(_move(error, IN_ANSWER), use.answer.param)
+    return to_api_error(error, "tools")
+
+
+def explain_tool(error: GrammarError, tool: Tool) -> ApiError:
+    """Return the error for a tool's schema."""
+    known = to_api_error(error, "tools")
     return ApiError(400, f"tool {tool.name!r}: {known}", "tools", known.code, details=known.details)
 
 
-def _move(error: GrammarError, place: str, to: str) -> GrammarError:
-    """Return the same error with another prefix of its pointer."""
+def _move(error: GrammarError, place: str) -> GrammarError:
+    """Return the same error with a pointer that begins behind a place."""
     if isinstance(error, UnsupportedGrammar):
-        return UnsupportedGrammar(to + error.pointer.removeprefix(place), error.keyword, error.reason)
+        return UnsupportedGrammar(error.pointer.removeprefix(place), error.keyword, error.reason)
     pointer = error.pointer if isinstance(error, InvalidGrammar) else None
     text = str(error).removeprefix(place).removeprefix(": ")
-    return InvalidGrammar(text, pointer and to + pointer.removeprefix(place))
+    return InvalidGrammar(text, pointer and pointer.removeprefix(place))
 
 
 def _read_tool(where: Path, tool: Mapping[str, Any]) -> Tool | None:
@@ -301,7 +288,7 @@ def _read_tool(where: Path, tool: Mapping[str, Any]) -> Tool | None:
 def read_custom(where: Path, custom: Mapping[str, Any]) -> Tool | None:
     """Return a custom tool of any API; None for one that is left out because of its grammar."""
     function = to_function(where, custom)
-    return None if function is None else replace(read_function(where, function), is_custom=True)
+    return None if function is None else replace(read_function(where, function), is_custom=True, is_strict=True)
 
 
 def read_function(where: Path, function: Mapping[str, Any], tool: Mapping[str, Any] | None = None) -> Tool:
@@ -333,7 +320,8 @@ def read_function(where: Path, function: Mapping[str, Any], tool: Mapping[str, A
     parameters = {"type": "object", **parameters}
     if parameters["type"] != "object":
         raise refuse((*where, "parameters"), " must have the type object: arguments have names")
-    return Tool(name, parameters, dict(tool or {"type": "function", "function": function}))
+    is_strict = function.get("strict") is True
+    return Tool(name, parameters, dict(tool or {"type": "function", "function": function}), is_strict=is_strict)
 
 
 def read_choice(choice: str | Mapping[str, Any] | None, has_tools: bool) -> ToolChoice:
@@ -380,24 +368,11 @@ def _read_name(choice: object) -> str:
     return name
 
 
-def _make_spec(tools: Sequence[Tool], max_calls: int | None) -> GrammarSpec:
-    """Return the grammar of one call, or of an array of calls."""
-    try:
-        return _make_forced_spec(_write_schemas(tools), max_calls)
-    except GrammarError as error:
-        raise explain(error, ToolUse(tuple(tools), None)) from error
-
-
 def _check_schema(tool: Tool) -> None:
     try:
         _parse_schema(json.dumps(tool.parameters))
     except GrammarError as error:
-        known = to_api_error(error, "tools")
-        raise ApiError(400, f"tool {tool.name!r}: {known}", "tools", known.code, details=known.details) from error
-
-
-def _write_schemas(tools: Sequence[Tool]) -> str:
-    return json.dumps([(tool.name, tool.parameters) for tool in tools])
+        raise explain_tool(error, tool) from error
 
 
 # Clients send the same tools with each request, and 64 of them take 15 ms.
@@ -406,19 +381,13 @@ def _parse_schema(schema: str) -> GrammarSpec:
     return GrammarSpec.json_schema(schema)
 
 
-@lru_cache(MAX_NUM_SPECS)
-def _make_forced_spec(schemas: str, max_calls: int | None) -> GrammarSpec:
-    return GrammarSpec.structural_tag(make_forced_tags(json.loads(schemas), max_calls))
+@lru_cache(MAX_NUM_SCHEMAS)
+def _find_refusal(style: ToolStyle, schema: str) -> UnsupportedGrammar | None:
+    return find_tool_refusal(style, json.loads(schema))
 
 
 @lru_cache(MAX_NUM_SPECS)
-def _make_text_spec(
-    style: str,
-    schemas: str,
-    is_parallel: bool,
-    content: str,
-    whitespace: Literal["spaced", "compact", "any"] = "spaced",
-    backend: str | None = None,
+def _make_spec(
+    style: ToolStyle, tools: str, is_forced: bool, is_parallel: bool, answer: GrammarSpec | None
 ) -> GrammarSpec:
-    tags = make_tool_tags(style, json.loads(schemas), is_parallel, json.loads(content))
-    return GrammarSpec.structural_tag(tags, whitespace, backend)
+    return make_tool_spec(style, json.loads(tools), is_forced, is_parallel, answer)

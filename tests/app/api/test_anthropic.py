@@ -106,7 +106,7 @@ async def test_the_official_client_reads_a_forced_call(start: Start) -> None:
             async for _ in events:
                 pass
             streamed = await events.get_final_message()
-    assert server.engine.requests[-1].params.grammar.kind == "structural_tag"
+    assert server.engine.requests[-1].params.grammar.kind == "tool_calls"
     for one in (message, streamed):
         (block,) = one.content
         assert (one.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "weather")
@@ -131,9 +131,10 @@ async def test_results_of_tools_reach_the_template(knowing: Server) -> None:
         {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
     ]
     for asked, end in ((messages, "<tool>sun\n<user>so?\n<assistant>"), (messages[:2], "<assistant>")):
+        end = f"<tool_call>\n{{\"name\": \"weather\", \"arguments\": {{}}}}\n</tool_call>\n{end}"
         status, reply = await send(knowing, messages=asked, tools=[TOOL])
         assert status == 200, reply
-        assert knowing.engine.requests[-1].prompt.endswith(f"<assistant>\n{end}")
+        assert knowing.engine.requests[-1].prompt.endswith(f"<assistant>{end}")
 
 
 @pytest.mark.parametrize("form", [lambda line, rest: f"{line}\n{rest}", lambda *texts: list(map(text_block, texts))])

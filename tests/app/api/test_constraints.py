@@ -167,8 +167,8 @@ async def test_auto_is_enforced_by_the_style_of_the_models_template(tmp_path: Pa
         status, reply = await server.post("/v1/chat/completions", body)
     assert status == 200, reply
     plan = reply["structured"]["plan"]
-    assert reply["structured"]["backend"] == "structural_tag"
-    place = "/format/rules/0/1/elements/1/tags/0/content/json_schema/properties/city"
+    assert reply["structured"]["backend"] == "tool_calls"
+    place = "/tools/0/parameters/properties/city"
     assert {"pointer": place, "keyword": "enum", "enforced_by": "llguidance"} in plan
 
 

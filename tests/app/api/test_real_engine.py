@@ -156,7 +156,7 @@ async def test_a_named_function_gets_arguments_that_fit(server: Server, seed: in
 async def test_arguments_of_no_object_or_no_backend_are_a_400_of_the_tools(
     server: Server, parameters: Any
 ) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}]
     status, reply = await call(server, tools=tools, tool_choice="required")
     assert (status, reply["error"]["param"]) == (400, "tools"), reply
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,18 +10,13 @@ from typing import Any
 import pytest
 
 from app.api.tools.styled_calls import Piece, StyledCalls, join_pieces
-from app.api.tools.use import FORCED
-from app.template_facts import find_style
-from engine import InvalidRequest
 from grammar import (
     GrammarCompiler,
-    GrammarSpec,
     SchemaValidator,
-    UnsupportedGrammar,
+    ToolStyle,
     Vocabulary,
-    list_raw,
     list_tool_styles,
-    make_tool_tags,
+    make_tool_spec,
 )
 from tests.app.api.harness import Start
 from tests.app.api.test_tools import CITY, TOOLS, collect
@@ -49,7 +43,7 @@ TEXTS = {
     "kimi_k2": "So < it.\n<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
     f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_call_begin|>functions.clock:1"
     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
-    "mistral_v11": f"So < it.\n[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]clock[ARGS]{{}}",
+    "mistral_v13": f"So < it.\n[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]clock[ARGS]{{}}",
     "qwen3_coder": f"So < it.\n<tool_call>\n<function=weather>\n<parameter=city>\n{CITY_TEXT}\n</parameter>\n"
     "</function>\n</tool_call>\n<tool_call>\n<function=clock>\n</function>\n</tool_call>",
     "glm45": f"So < it.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{CITY_TEXT}</arg_value>\n"
@@ -95,12 +89,11 @@ def tokenise(text: str, is_special: bool) -> list[int]:
 
 
 def make_parser(style: str, is_whole: bool = False) -> StyledCalls:
-    raw = {name: list_raw(schema, TOOL_STYLES[style].parameter or "") for name, schema in SCHEMAS}
-    return StyledCalls(TOOL_STYLES[style], raw, is_whole)
+    return StyledCalls(TOOL_STYLES[style], dict(SCHEMAS), is_whole)
 
 
 def is_accepted(compiler: GrammarCompiler, style: str, text: str, **options: Any) -> bool:
-    compiled = compiler.compile(GrammarSpec.structural_tag(make_tool_tags(style, SCHEMAS, **options)))
+    compiled = compiler.compile(make_tool_spec(TOOL_STYLES[style], SCHEMAS, **options))
     verdicts = set()
     for is_special in (True, False):
         matcher = compiled.matcher()
@@ -175,50 +168,20 @@ WRITTEN = {
 
 @pytest.mark.parametrize("style", WRITTEN)
 def test_arguments_written_one_by_one_keep_to_the_whole_schema(compiler: GrammarCompiler, style: str) -> None:
-    compiled = compiler.compile(GrammarSpec.structural_tag(make_tool_tags(style, [("f", RICH)])))
+    compiled = compiler.compile(make_tool_spec(TOOL_STYLES[style], [("f", RICH)]))
 
     def takes(text: str) -> bool:
         matcher = compiled.matcher()
         return all(map(matcher.accept_token, text.encode())) and matcher.is_completed()
 
-    text, raw = WRITTEN[style], {"f": list_raw(RICH, TOOL_STYLES[style].parameter or "")}
+    text = WRITTEN[style]
     assert takes(text)
-    wrongs = ("3", "0"), ("3", '"3"'), ('["</x>", ', '["\\n", '), ("C", "K"), ("days", "city"), ("null", "1")
+    wrongs = ("3", "0"), ("3", '"3"'), ('["</x>", ', '["\\n", '), ("C", "K"), ("days", "city")
     for right, wrong in wrongs:
         assert right in text and not takes(text.replace(right, wrong)), (right, wrong)
     for size in (1, 2, 1000):
-        content, _, ((name, arguments),) = read(StyledCalls(TOOL_STYLES[style], raw), text, size)
+        content, _, ((name, arguments),) = read(StyledCalls(TOOL_STYLES[style], {"f": RICH}), text, size)
         assert (content, name, json.loads(arguments)) == ("", "f", VALUES)
-
-
-@pytest.mark.parametrize("style", ["qwen3_coder", "glm45", "minimax_m2"])
-@pytest.mark.parametrize(
-    "more",
-    [
-        *({"x-order": 1}, {"propertyOrdering": ["a"]}, {"strict": True}, {"nullable": True}, {"$id": "tool"}),
-        *({"$anchor": "t", "x-mcp": {}}, {"minLength": 3, "items": False, "format": "f"}, {"then": False}),
-        *({"minProperties": 1, "maxProperties": 2}, {"dependentRequired": {}}, {"unevaluatedProperties": False}),
-    ],
-)
-def test_annotations_and_keywords_without_effect_mean_nothing_where_arguments_are_written_one_by_one(
-    style: str, more: dict[str, Any]
-) -> None:
-    text = {"type": "string"}
-    schema = {"type": "object", "properties": {"a": text}, "required": ["a"], "additionalProperties": False}
-    noted = {**schema, "properties": {"a": {**text, "x-order": 1, "nullable": False, "minimum": 3}, "z": False}}
-    assert make_tool_tags(style, [("f", {**noted, **more})]) == make_tool_tags(style, [("f", schema)])
-
-
-@pytest.mark.parametrize(
-    "keyword",
-    [
-        *({"minProperties": 1}, {"required": ["x"]}, {"properties": {"a b": True}}, {"anyOf": [{}]}),
-        *({"dependentRequired": {"a": ["b"]}}, {"patternProperties": {"a": {}}}, {"const": {}}, {"$ref": "#/$defs/a"}),
-    ],
-)
-def test_arguments_that_cannot_be_written_one_by_one_are_refused(keyword: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedGrammar, match=re.escape(next(iter(keyword)))):
-        make_tool_tags("glm45", [("f", {"type": "object", **keyword})])
 
 
 def test_a_whole_answer_is_calls_or_text(compiler: GrammarCompiler) -> None:
@@ -258,7 +221,8 @@ def test_a_cut_answer_that_has_to_be_a_call_has_no_content(style: str) -> None:
     texts = WHOLE | {"hermes": TEXTS["hermes"].removeprefix("So < it.\n"), "forced": FORCED_CALLS}
     text, said = texts[style], "So < it.\n<|end|"  # a special token is one token, so the last of these are free text
     for length in range(len(text) + 1):
-        parser = StyledCalls(FORCED, {}) if style == "forced" else make_parser(style, style == "hermes")
+        bare = StyledCalls(ToolStyle.bare(True), dict(SCHEMAS))
+        parser = bare if style == "forced" else make_parser(style, style == "hermes")
         words, reasoning, _ = read(parser, text[:length], 1000, is_cut=True)
         assert (words, said.startswith(reasoning)) == ("", True), text[:length]
 
@@ -268,11 +232,12 @@ def test_whatever_the_grammar_lets_through_is_read_as_valid_calls(
     compiler: GrammarCompiler, style: str
 ) -> None:
     """Random texts that are led into a call by its first mark: every call is complete and its arguments are valid."""
-    compiled = compiler.compile(GrammarSpec.structural_tag(make_tool_tags(style, SCHEMAS)))
+    compiled = compiler.compile(make_tool_spec(TOOL_STYLES[style], SCHEMAS))
     num_calls = 0
     for seed in range(8):
         matcher, rng = compiled.matcher(), random.Random(seed)
         mark = TOOL_STYLES[style].marks[0].encode()
+        mark += b'weather", ' if style == "llama3_json" else b""
         assert all(map(matcher.accept_token, mark))
         text = mark + (walk(matcher, VOCABULARY, rng, num_free=0) or b"")
         _, _, calls = read(make_parser(style), text.decode(), 1000)
@@ -297,38 +262,30 @@ class StyledTokenizer(FakeTokenizer):
     style: str = "hermes"
     knows_tools: bool = True
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
-        text = super().apply_chat_template(messages, **kwargs)
-        for call in (call for message in messages for call in message.get("tool_calls", ())):
-            name, arguments = call["function"]["name"], call["function"]["arguments"]
-            written = (
-                (TEXTS | WHOLE)[self.style].replace("weather", name).replace(ARGUMENTS, json.dumps(arguments))
+    def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        return write_calls(TOOL_STYLES[self.style], [(call["function"], call["id"]) for call in calls])
+
+
+def write_calls(style: ToolStyle, calls: Sequence[tuple[Mapping[str, Any], str]]) -> str:
+    """Write calls in a style whose values other than strings are JSON."""
+    written = []
+    for number, (function, call_id) in enumerate(calls):
+        arguments = json.dumps(function["arguments"])
+        if style.parameter is not None:
+            pairs = function["arguments"].items()
+            arguments = style.parameter_separator.join(
+                style.find_parameter(isinstance(value, str)).replace("{key}", key).replace(
+                    "{value}", value if isinstance(value, str) and style.writes_text else json.dumps(value)
+                )
+                for key, value in pairs
             )
-            text += written.replace("city", next(iter(arguments)))
-        return text
-
-
-@pytest.mark.parametrize("style", TEXTS | WHOLE)
-def test_the_style_is_read_from_the_chat_template(style: str) -> None:
-    assert find_style(StyledTokenizer(style=style).apply_chat_template) == style
-
-
-@pytest.mark.parametrize(
-    ("written", "style"),
-    [
-        ('<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>', "hermes"),
-        ("<tool_call>\n<function=probe>", None),
-        ("[TOOL_CALLS]probe[CALL_ID]x[ARGS]{}", None),
-        ("nothing", None),
-    ],
-)
-def test_other_templates_have_their_style_or_none(written: str, style: str | None) -> None:
-    def render(messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
-        if any("tool_calls" in message for message in messages):
-            raise InvalidRequest("no calls, please")
-        return written
-
-    assert find_style(render) == style
+        head = style.heads[0].replace("{name}", function["name"]).replace("{index}", str(number))
+        written.append((head + arguments + style.tail).replace("{id}", call_id))
+    if not written:
+        return ""
+    if style.separator is None:
+        return "\n".join(style.openings[0] + each + style.end for each in written)
+    return style.openings[0] + style.separator.join(written) + style.end
 
 
 @pytest.mark.parametrize("style", TEXTS)
@@ -337,7 +294,7 @@ async def test_auto_is_enforced_and_streams_arguments_as_they_come(start: Start,
     status, reply = await server.chat(tools=TOOLS)
     assert status == 200, reply
     params = server.engine.requests[-1].params
-    assert (params.grammar.kind, params.skip_special_tokens) == ("structural_tag", False)
+    assert (params.grammar.kind, params.skip_special_tokens) == ("tool_calls", False)
     message = reply["choices"][0]["message"]
     assert (message["content"], reply["choices"][0]["finish_reason"]) == ("So < it.\n", "tool_calls")
     made = {"name": "weather", "arguments": ARGUMENTS}, {"name": "clock", "arguments": "{}"}
@@ -411,7 +368,7 @@ async def test_one_call_is_all_when_parallel_calls_are_off(start: Start) -> None
     server = await start(FakeEngine(record="x", tokenizer=StyledTokenizer()))
     await server.chat(tools=TOOLS, parallel_tool_calls=False)
     spec = server.engine.requests[-1].params.grammar
-    assert json.loads(spec.text)["format"]["loop"] is False
+    assert json.loads(spec.text)["is_parallel"] is False
 
 
 async def test_responses_and_messages_separate_content_and_calls_too(start: Start) -> None:

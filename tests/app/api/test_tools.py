@@ -12,9 +12,9 @@ from app.api.messages import read_messages, write_as_text
 from app.api.protocol import ChatRequest
 from app.api.tools.custom import to_function
 from app.api.tools.lark_regex import NotRegular, to_regex
-from app.api.tools.use import Tool, ToolUse, explain, read_choice, read_tools, use_tools
+from app.api.tools.use import ToolUse, explain, read_choice, read_tools, use_tools
 from app.template_facts import TemplateFacts
-from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar
+from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar, list_tool_styles
 from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import FakeEngine, FakeTokenizer
 from tests.grammar.vocabularies import accepts, make_byte_vocabulary
@@ -98,13 +98,17 @@ async def test_a_forced_call_is_in_the_message(forced: Server, choice: Any) -> N
 
 
 @pytest.mark.parametrize(("parallel", "knows_tools"), [({}, True), ({"parallel_tool_calls": True}, False)])
-async def test_parallel_calls_are_an_array(start: Start, parallel: dict[str, Any], knows_tools: bool) -> None:
-    server = await start(FakeEngine(record=TWO, tokenizer=FakeTokenizer(knows_tools=knows_tools)))
+async def test_parallel_calls_are_in_the_model_s_form_or_an_array(
+    start: Start, parallel: dict[str, Any], knows_tools: bool
+) -> None:
+    written = tagged(CALL, '{"name": "clock", "arguments": {}}') if knows_tools else TWO
+    server = await start(FakeEngine(record=written, tokenizer=FakeTokenizer(knows_tools=knows_tools)))
     _, reply = await server.chat(tools=TOOLS, tool_choice="required", **parallel)
     calls = reply["choices"][0]["message"]["tool_calls"]
     assert [call["function"]["name"] for call in calls] == ["weather", "clock"]
     assert len({call["id"] for call in calls}) == 2
-    assert reader_of_last(server)(json.loads(TWO))
+    spec = server.engine.requests[-1].params.grammar
+    assert accepts(GrammarCompiler(make_byte_vocabulary()).compile(spec).matcher(), make_byte_vocabulary(), written)
     _, again, end = collect(await server.chat_chunks(tools=TOOLS, tool_choice="required", **parallel))
     assert [call["function"] for call in again] == [call["function"] for call in calls]
     assert end == "tool_calls"
@@ -166,7 +170,7 @@ async def test_auto_shows_the_tools_and_finds_the_calls(knowing: Server) -> None
     status, reply = await knowing.chat(tools=TOOLS)
     assert status == 200, reply
     assert knowing.engine.requests[-1].prompt.startswith("<tool>weather\n<tool>clock\n")
-    assert knowing.engine.requests[-1].params.grammar.kind == "structural_tag"
+    assert knowing.engine.requests[-1].params.grammar.kind == "tool_calls"
     choice = reply["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me < see.\n", "tool_calls")
     calls = choice["message"]["tool_calls"]
@@ -414,9 +418,12 @@ async def test_the_official_stream_helper_follows_the_arguments(forced: Server) 
     assert json.loads(final.choices[0].message.tool_calls[0].function.arguments) == ARGUMENTS
 
 
-def require(tools: list[dict[str, Any]], choice: Any = "required") -> ToolUse:
-    body = ChatRequest(model="m", messages=MESSAGES, tools=tools, tool_choice=choice)
-    use = use_tools(read_tools(tools), read_choice(choice, True), body, TemplateFacts(True, "hermes"))
+HERMES = TemplateFacts(True, list_tool_styles()["hermes"])
+
+
+def require(tools: list[dict[str, Any]], choice: Any = "required", template: TemplateFacts = HERMES) -> ToolUse:
+    body = ChatRequest(model="m", messages=MESSAGES, tools=tools, tool_choice=choice, parallel_tool_calls=True)
+    use = use_tools(read_tools(tools), read_choice(choice, True), body, template)
     assert use is not None
     return use
 
@@ -448,7 +455,7 @@ def test_each_tool_keeps_to_its_own_draft_and_names(parameters: Any, right: Any,
     other = ANCHORED | {"type": "object", "$defs": {"e": {"$anchor": "e", "enum": ["second"]}}}
     new = {"properties": {"p": {"prefixItems": [{"type": "null"}], "items": False}}, "required": ["p"]}
     tools = [tool("one", closed), tool("two", other), tool("three", new | {"type": "object"})]
-    takes = reader_of(require(tools).spec)
+    takes = reader_of(require(tools, template=TemplateFacts()).spec)
     for name, arguments, expected in (
         ("one", right, True), ("one", wrong, False), ("three", {"p": [None]}, True), ("three", {"p": [1]}, False)
     ):  # fmt: skip
@@ -459,7 +466,6 @@ def test_each_tool_keeps_to_its_own_draft_and_names(parameters: Any, right: Any,
     ("text", "expected"),
     [
         (CALL, True),
-        (TWO, True),
         ('{"name": "weather", "arguments": {"city": 5}}', False),
         ('{"name": "other", "arguments": {}}', False),
         (CALL[:-5], False),
@@ -485,9 +491,9 @@ def allow(mode: str, *names: str) -> dict[str, Any]:
 
 def test_allowed_tools_leave_no_others() -> None:
     forced = require(TOOLS, allow("required", "clock"))
-    assert [tool.name for tool in forced.tools] == ["clock"] and forced.spec is not None
+    assert [tool.name for tool in forced.tools] == ["clock"] and forced.is_forced
     auto = require(TOOLS, allow("auto", "clock", "weather"))
-    assert len(auto.tools) == 2 and auto.spec is None
+    assert len(auto.tools) == 2 and not auto.is_forced
 
 
 @pytest.mark.parametrize(
@@ -529,26 +535,47 @@ async def test_a_schema_that_is_too_deep_is_reported_with_its_tool(server: Serve
 
 
 def test_a_keyword_without_enforcer_is_reported_with_its_tool() -> None:
-    tools = ToolUse((Tool("one", {}, {}), Tool("two", {}, {})), None)
-    for place in ("/format/elements/1/elements/1", "/format/tags/3"):
-        error = UnsupportedGrammar(f"{place}/content/json_schema", "$dynamicRef", "why not")
-        told = explain(error, tools)
-        assert str(told) == "tool 'two': '$dynamicRef' at # is not supported: why not"
-        assert told.details["pointer"] == "" and told.code == "unsupported_grammar"
-    assert str(explain(GrammarError("other"), tools)) == "other"
-    properties = {"a": {"type": "string"}, "b": {"$ref": "#/$defs/b"}}
-    fields = {"properties": properties, "$defs": {"b": {"$dynamicRef": "#x"}}}
-    use = ToolUse((Tool("one", fields, {}),), None).in_style("glm47", None)
-    with pytest.raises(UnsupportedGrammar) as refusal:
-        GrammarCompiler(make_byte_vocabulary()).compile(use.text_spec)
-    assert explain(refusal.value, use).details["pointer"] == "/$defs/b"
+    use = require([tool("one", {}), tool("two", {})])
+    error = UnsupportedGrammar("/tools/1/parameters/properties/a", "$dynamicRef", "why not")
+    told = explain(error, use)
+    assert str(told) == "tool 'two': '$dynamicRef' at /properties/a is not supported: why not"
+    assert told.details["pointer"] == "/properties/a" and told.code == "unsupported_grammar"
+    assert str(explain(GrammarError("other"), use)) == "other"
+
+
+@pytest.mark.parametrize("is_strict", [True, False, None])
+async def test_a_schema_that_cannot_be_enforced_is_refused_only_for_a_strict_tool(
+    knowing: Server, is_strict: bool | None
+) -> None:
+    hard = {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}
+    given = tool("hard", hard)
+    given["function"]["strict"] = is_strict
+    status, headers, reply = await knowing.ask(
+        "/v1/chat/completions", "POST", json=CHAT | {"tools": [*TOOLS, given]}
+    )
+    if is_strict:
+        assert (status, reply["error"]["pointer"]) == (400, "/properties/a")
+    else:
+        assert status == 200 and "'hard' are any object" in headers["x-troupe-warning"]
+
+
+async def test_a_model_whose_form_of_calls_is_unknown_is_refused_by_name(start: Start) -> None:
+    class Silent(FakeTokenizer):
+        def write_calls(self, calls: Any) -> str:
+            return "".join(call["function"]["name"] for call in calls)
+
+    server = await start(FakeEngine(record=CALL, tokenizer=Silent(knows_tools=True)))
+    status, reply = await server.chat(tools=TOOLS)
+    assert status == 400 and "the model 'fake' writes tool calls could not be read" in reply["error"]["message"]
+    status, reply = await server.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert status == 200 and reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
 def test_the_grammar_of_the_same_tools_is_built_once() -> None:
     """Clients send their tools with each request."""
     for choice in ("auto", "required"):
         first, second = require(TOOLS, choice), require(TOOLS, choice)
-        assert first.text_spec is second.text_spec and first.spec is second.spec
+        assert first.spec is second.spec
 
 
 async def test_functions_are_tools_under_their_older_names(knowing: Server, forced: Server) -> None:
