@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from app.api.errors import BadRequest, refuse, to_api_error, use_names
-from app.api.fields import check_unknown
+from app.api.fields import check_unknown, warn
 from app.api.protocol import (
     MAX_PROMPTS,
     ChatFields,
@@ -19,10 +20,10 @@ from app.api.protocol import (
 )
 from app.api.wording import Path
 from engine import InvalidRequest, SamplingParams
-from grammar import GrammarError, GrammarSpec, read_spec
+from grammar import GrammarError, GrammarSpec, read_spaces, read_spec
 
 Names = Mapping[str, str]  # field of a chat or text completion -> its name on the route
-Whitespace = Literal["spaced", "compact", "any"]
+Whitespace = str  # as in a GrammarSpec
 PropertyOrder = Literal["schema", "any"]
 
 # names of other engines for the backends
@@ -241,14 +242,14 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
     asked = body.structured_outputs
     if asked is None:
         return []
-    for name in ("whitespace_pattern", "disable_additional_properties"):
-        if getattr(asked, name):
-            raise BadRequest(
-                f"structured_outputs.{name} is not supported", "structured_outputs", "unsupported_field"
-            )
     backend = _backend(asked.backend, "structured_outputs")
     whitespace: Whitespace = "compact" if asked.disable_any_whitespace else asked.whitespace or "spaced"
-    given = (asked.json_, asked.regex, asked.choice, asked.grammar, asked.json_object)
+    if asked.whitespace_pattern is not None:
+        whitespace = _read_spaces(asked.whitespace_pattern, "structured_outputs")
+    schema = asked.json_
+    if asked.disable_additional_properties and schema is not None:
+        schema = _close_objects(schema)
+    given = (schema, asked.regex, asked.choice, asked.grammar, asked.json_object)
     candidates = _candidates(
         "structured_outputs.", given, backend, whitespace, asked.property_order or "schema"
     )
@@ -267,15 +268,42 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
 
 
 def _guided(body: GenerationFields) -> Candidates:
+    whitespace: Whitespace = "spaced"
     if body.guided_whitespace_pattern is not None:
-        name = "guided_whitespace_pattern"
-        raise BadRequest(f"{name} is not supported", name, "unsupported_field")
+        whitespace = _read_spaces(body.guided_whitespace_pattern, "guided_whitespace_pattern")
     backend = _backend(body.guided_decoding_backend, "guided_decoding_backend")
     given = (
         *(body.guided_json, body.guided_regex, body.guided_choice),
         *(body.guided_grammar, body.guided_json_object),
     )
-    return _candidates("guided_", given, backend)
+    return _candidates("guided_", given, backend, whitespace)
+
+
+def _read_spaces(pattern: str, param: str) -> Whitespace:
+    try:
+        return read_spaces(pattern)
+    except GrammarError as error:
+        raise to_api_error(error, param) from error
+
+
+def _close_objects(schema: Any) -> Any:
+    """Return a schema whose objects with listed properties allow no others, as vLLM's option says."""
+    if isinstance(schema, str):
+        try:
+            return _close_objects(json.loads(schema))
+        except ValueError:
+            return schema  # its reader says what is wrong
+    if isinstance(schema, list):
+        return [*map(_close_objects, schema)]
+    if not isinstance(schema, dict):
+        return schema
+    values = ("enum", "const", "default", "examples")
+    closed = {
+        key: _close_objects(value) if isinstance(value, dict | list) and key not in values else value
+        for key, value in schema.items()
+    }
+    is_listing = isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema
+    return closed | ({"additionalProperties": False} if is_listing else {})
 
 
 def _candidates(
@@ -288,6 +316,11 @@ def _candidates(
     """The constraints that are not None among a schema, a regex, a choice, a grammar and whether to write JSON."""
     schema, regex, choice, grammar, json_object = given
     found: Candidates = []
+    is_json = schema is not None or json_object
+    if grammar is None and (backend == "xgrammar" or (backend == "outlines_core" and is_json)):
+        # The name of an engine that does not take the kind is a hint.
+        warn(f"the backend {backend} takes no constraint of this kind here; the default one enforces it")
+        backend = None
     if schema is not None:
         make = partial(GrammarSpec.json_schema, schema, whitespace, backend, property_order=order)
         found.append((prefix + "json", make))
@@ -304,12 +337,15 @@ def _candidates(
 
 def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:
     """Reject whitespace options for constraints without optional whitespace, and conflicting values."""
-    given = {"whitespace": asked.whitespace, "disable_any_whitespace": asked.disable_any_whitespace or None}
+    given = {
+        "whitespace": asked.whitespace, "whitespace_pattern": asked.whitespace_pattern,
+        "disable_any_whitespace": asked.disable_any_whitespace or None,
+    }  # fmt: skip
     options = [f"structured_outputs.{name}={value!r}" for name, value in given.items() if value is not None]
     if options and kinds.isdisjoint(SPACED):
         message = f"{options[0]} belongs to {', '.join(SPACED[:-1])} or {SPACED[-1]}"
         raise BadRequest(message, "structured_outputs")
-    if len(options) == 2 and asked.whitespace != "compact":
+    if len(options) > 1 and (asked.whitespace_pattern is not None or asked.whitespace != "compact"):
         raise BadRequest(f"{' and '.join(options)} exclude each other", "structured_outputs")
 
 

@@ -45,7 +45,7 @@ WRONG: dict[str, list[Any]] = {
     "x-json-schema": [{}], "pattern": ["a+"], "enum": [["a"]],
     "tools": [[{"type": "function", "function": {"name": "f", "input_schema": {"type": "object"}}}]],
     "structured_outputs": [
-        {}, {"jsn": {}}, {"regex": "a", "whitespace_pattern": " "}, {"regex": "a", "backend": "nonsense"},
+        {}, {"jsn": {}}, {"json": {}, "whitespace_pattern": "a*"}, {"regex": "a", "backend": "nonsense"},
         {"structural_tag": "{}"},
     ],
     "guided_jsonn": [{"type": "object"}], "guided_whitespace_pattern": [" "],
