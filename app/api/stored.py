@@ -33,7 +33,14 @@ async def list_objects(
     describe: Callable[[Connection, Item], Json],
     text: str = "",
 ) -> Json:
-    """Return a page of the owner's objects of a kind whose JSON contains a text, the latest changed first."""
+    """Return a page of the owner's objects of a kind whose JSON contains a text, the latest changed first.
+
+    Raises:
+        ApiError: 403 where all programs without a key share one owner, and others can reach the server.
+    """
+    if not owner and not context.config.is_loopback:
+        message = f"a {kind} is found by its id only: this server has no API keys, so it cannot tell whose it is"
+        raise ApiError(403, message, code="list_not_allowed")
 
     def read(db: Connection) -> Json:
         found = objects.find(db, owner, kind, text=text, after=after, limit=limit + 1)

@@ -295,7 +295,7 @@ def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None, str
         return body, None, None, None, None
     parts = [found[name] for name in PROMPT_FIELDS if found.get(name)]
     prompt = "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
-    names = ("cache_salt", "prompt_cache_key", "previous_stored_id", "input_file_id")
+    names = ("cache_salt", "prompt_cache_key", "previous_response_id", "input_file_id")
     salt, key, last, file = (found[name] if isinstance(found.get(name), str) else None for name in names)
     return prompt.encode("utf-8", "surrogatepass"), found.get("model"), salt, key or salt, last or file
 

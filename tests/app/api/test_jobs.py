@@ -191,6 +191,14 @@ async def test_jobs_and_files_are_seen_with_their_key_only() -> None:
         assert (await server.get(f"/v1/jobs/{job['id']}", headers=mine))[0] == 200
 
 
+async def test_nobody_can_list_the_files_of_others_where_no_key_tells_them_apart() -> None:
+    async with working(host="0.0.0.0") as server:
+        _, job = await server.post("/v1/extract?background=true", {"schema": SCHEMA, "text": "x"})
+        for path in ("/v1/jobs", "/v1/files", "/v1/batches"):
+            assert (await server.get(path))[0] == 403
+        assert (await server.get(f"/v1/jobs/{job['id']}"))[0] == 200
+
+
 async def test_a_job_without_room_ends_and_says_why() -> None:
     store = Store(limits=Limits(max_bytes=40_000))
     async with working(FakeEngine(record='{"name": "Ada"}'), store) as server:
