@@ -37,6 +37,7 @@ class Emitter:
     _root: Node | None = None
     _names: dict[Node, str] = field(default_factory=dict)
     _pending: list[Node] = field(default_factory=list)
+    _inlined: set[Node] = field(default_factory=set)
 
     def write(self, root: Schema) -> Json | bool:
         """Return the document of a schema."""
@@ -79,7 +80,20 @@ class Emitter:
     def _write_value(self, keyword: str, value: Any) -> Any:
         if keyword == "$ref":
             return self.refer(value)
+        if keyword == "oneOf":
+            return [self._write_branch(branch) for branch in value]
         return map_subschemas(keyword, value, self._write_schema)
+
+    def _write_branch(self, branch: Schema) -> Json | bool:
+        """Return a branch of `oneOf`, in place of a reference alone, with which llguidance compares nothing."""
+        keywords = self.read(branch) if isinstance(branch, Node) else {}
+        target = keywords.get("$ref")
+        if len(keywords) != 1 or target is None or target in self._inlined | self.impossible:
+            return self._write_schema(("oneOf", 0), branch)
+        self._inlined.add(target)
+        written = self._write_node(target)
+        self._inlined.discard(target)
+        return written
 
     def _write_schema(self, path: Path, value: Any) -> Any:
         """Return a subschema as JSON; other values, such as the names in `dependencies`, stay."""

@@ -272,3 +272,21 @@ def test_a_malformed_document_in_a_bundle_is_refused_with_its_place():
     bundled = {"$schema": DRAFT_7, "$id": E_COM + "old", "items": [1]}
     with pytest.raises(InvalidGrammar, match="malformed at /\\$defs/a/items"):
         GrammarSpec.json_schema({"$defs": {"a": bundled}})
+
+
+def test_branches_of_one_of_that_refer_to_objects_with_a_discriminator_are_the_engine_s(byte_compiler):
+    pets = {
+        name: {"type": "object", "properties": {"kind": {"const": name}, more: {"$ref": "#/$defs/pet"}},
+               "required": ["kind"], "additionalProperties": False}
+        for name, more in (("cat", "friend"), ("dog", "enemy"))
+    }  # fmt: skip
+    branches = [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]
+    compiled = byte_compiler.compile(
+        GrammarSpec.json_schema({"$ref": "#/$defs/pet", "$defs": {**pets, "pet": {"oneOf": branches}}})
+    )
+    assert {entry.enforced_by for entry in compiled.plan} == {"llguidance"}
+    for text, is_right in (
+        ('{"kind": "cat", "friend": {"kind": "dog"}}', True), ('{"kind": "dog", "friend": {"kind": "dog"}}', False)
+    ):  # fmt: skip
+        matcher = compiled.matcher()
+        assert (all(map(matcher.accept_token, text.encode())) and matcher.is_completed()) == is_right
