@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -174,8 +174,8 @@ def use_tools(
         if name not in names:
             raise BadRequest(f"tool_choice names {name[:80]!r}, which is not among the tools", "tool_choice")
     used = tuple(tool for tool in tools if choice.names is None or tool.name in choice.names)
-    for tool in tools:
-        _check_schema(tool)  # also where the model may not call it
+    written = _write(tools)
+    _check_schemas(written)  # also those that the model may not call
     if not used or choice.mode == "none":
         return None
     is_parallel = template.knows_tools if body.parallel_tool_calls is None else body.parallel_tool_calls
@@ -188,36 +188,16 @@ def use_tools(
     if style is None and not is_forced:
         raise BadRequest(NO_STYLE.format(model=body.model), "tools", "unsupported_field")
     style = style or ToolStyle.bare(is_parallel)
-    enforced = tuple(_list_enforced(used, style))
     answer = None if is_forced else answer
     if answer is not None and (answer.spec.kind not in PARTS or answer.spec.source is not None):
         message = f"{answer.param} cannot shape the answer of a request with tools; use tool_choice none or required"
         raise BadRequest(message, "tool_choice", "too_many_constraints")
-    given = None if answer is None else answer.spec
-    try:
-        spec = _make_spec(style, json.dumps(enforced), is_forced, is_parallel, given)
-    except GrammarError as error:
-        raise to_api_error(error, "tools") from error
+    written = written if len(used) == len(tools) else _write(used)
+    spec, told = _make_spec(style, written, is_forced, is_parallel, None if answer is None else answer.spec)
+    for message in told:
+        warn(message)
     shows = body.include_reasoning is not False
     return ToolUse(used, spec, style, is_forced, is_parallel, answer, shows, calls_field)
-
-
-def _list_enforced(tools: Sequence[Tool], style: ToolStyle) -> Iterator[tuple[str, Json]]:
-    """Yield the names and the schemas that calls follow.
-
-    Raises:
-        ApiError: 400 for a strict tool whose schema cannot be enforced.
-    """
-    for tool in tools:
-        try:
-            error = _find_refusal(style, json.dumps(tool.parameters))
-        except GrammarError as contradiction:
-            raise explain_tool(contradiction, tool) from contradiction
-        if error is not None and tool.is_strict:
-            raise explain_tool(error, tool) from error
-        if error is not None:
-            warn(f"the arguments of the tool {tool.name!r} are any object: {error}")
-        yield tool.name, tool.parameters if error is None else {"type": "object"}
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
@@ -254,16 +234,16 @@ def explain(error: GrammarError, use: ToolUse) -> ApiError:
     text = error.pointer if isinstance(error, UnsupportedGrammar) else str(error)
     found = IN_CALL.match(text)
     if found is not None:
-        return explain_tool(_move(error, found[0]), use.tools[int(found[1])])
+        return explain_tool(_move(error, found[0]), use.tools[int(found[1])].name)
     if use.answer is not None and text.startswith(IN_ANSWER):
         return to_api_error(_move(error, IN_ANSWER), use.answer.param)
     return to_api_error(error, "tools")
 
 
-def explain_tool(error: GrammarError, tool: Tool) -> ApiError:
+def explain_tool(error: GrammarError, name: str) -> ApiError:
     """Return the error for a tool's schema."""
     known = to_api_error(error, "tools")
-    return ApiError(400, f"tool {tool.name!r}: {known}", "tools", known.code, details=known.details)
+    return ApiError(400, f"tool {name!r}: {known}", "tools", known.code, details=known.details)
 
 
 def _move(error: GrammarError, place: str) -> GrammarError:
@@ -368,26 +348,48 @@ def _read_name(choice: object) -> str:
     return name
 
 
-def _check_schema(tool: Tool) -> None:
-    try:
-        _parse_schema(json.dumps(tool.parameters))
-    except GrammarError as error:
-        raise explain_tool(error, tool) from error
+def _write(tools: Sequence[Tool]) -> str:
+    return json.dumps([(tool.name, tool.parameters, tool.is_strict) for tool in tools])
 
 
 # Clients send the same tools with each request, and 64 of them take 15 ms.
-@lru_cache(MAX_NUM_SCHEMAS)
-def _parse_schema(schema: str) -> GrammarSpec:
-    return GrammarSpec.json_schema(schema)
+@lru_cache(MAX_NUM_SPECS)
+def _check_schemas(tools: str) -> None:
+    """Raise ApiError for a schema that is malformed."""
+    for name, schema, _ in json.loads(tools):
+        try:
+            _check_schema(json.dumps(schema))
+        except GrammarError as error:
+            raise explain_tool(error, name) from error
 
 
 @lru_cache(MAX_NUM_SCHEMAS)
-def _find_refusal(style: ToolStyle, schema: str) -> UnsupportedGrammar | None:
-    return find_tool_refusal(style, json.loads(schema))
+def _check_schema(schema: str) -> None:
+    GrammarSpec.json_schema(schema)
 
 
 @lru_cache(MAX_NUM_SPECS)
 def _make_spec(
     style: ToolStyle, tools: str, is_forced: bool, is_parallel: bool, answer: GrammarSpec | None
-) -> GrammarSpec:
-    return make_tool_spec(style, json.loads(tools), is_forced, is_parallel, answer)
+) -> tuple[GrammarSpec, tuple[str, ...]]:
+    """Return the grammar of an answer with tools, and what the client should be told about it.
+
+    Raises:
+        ApiError: 400 for a strict tool whose schema cannot be enforced, and for tools that are too large.
+    """
+    enforced: list[tuple[str, Json]] = []
+    told = []
+    for name, schema, is_strict in json.loads(tools):
+        try:
+            refusal = find_tool_refusal(style, schema)
+        except GrammarError as contradiction:
+            raise explain_tool(contradiction, name) from contradiction
+        if refusal is not None and is_strict:
+            raise explain_tool(refusal, name) from refusal
+        if refusal is not None:
+            told.append(f"the arguments of the tool {name!r} are any object: {refusal}")
+        enforced.append((name, schema if refusal is None else {"type": "object"}))
+    try:
+        return make_tool_spec(style, enforced, is_forced, is_parallel, answer), tuple(told)
+    except GrammarError as error:
+        raise to_api_error(error, "tools") from error
