@@ -6,7 +6,8 @@ from typing import Any
 
 from .compiler import GrammarCompiler
 from .errors import UnsupportedGrammar
-from .tags.tool_calls import is_surely_enforced, make_tool_spec
+from .tags.argument_writer import is_surely_enforced
+from .tags.tool_calls import make_tool_spec
 from .tags.tool_styles import ToolStyle
 from .vocabulary import Vocabulary
 

@@ -3,11 +3,13 @@
 A server reads the form from its model's template; this table is for templates that hide it, and for settings by name.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Dialect = Literal["json", "python", "gemma"]
+PLACE = re.compile(r"\{(?:name|index|id|key)\}")  # in a text of a style
 
 
 @dataclass(frozen=True, slots=True)

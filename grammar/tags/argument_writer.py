@@ -1,0 +1,435 @@
+"""Writes the arguments of calls: objects in any order, values by their schemas, each different schema once."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from ..backend import CompiledGrammar
+from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
+from ..errors import InvalidGrammar, UnsupportedGrammar, naming
+from ..match.checks import ResidualChecks
+from ..plan import PlanEntry
+from ..regex.text import escape
+from ..schema.keywords import join_pointer
+from ..schema.plain import check_plain
+from ..spec import GrammarSpec
+from ..validator import SchemaValidator
+from .arguments import ArgumentReader, CallCheck, extract, find_kind, resolve, strip_notes
+from .checked import CheckedValue, CheckedVocabulary
+from .lark_text import LarkText
+from .regular import quote
+from .text_body import NUMBERS, asserts, list_keys, split_types, write_body
+from .text_value import TextCheck
+from .tool_styles import ToolStyle
+
+Json = dict[str, Any]
+MAX_LEAD = 24  # bytes
+MAX_BITS = 63  # of a rule's number
+_JSON_NAME = r'"(?:[^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"'
+_XML_NAME = r"[\w.$@-]{1,128}"
+_SPACE = "[ ]{1}"  # the whitespace of a loose style
+_WORDS = ("true", "false", "null")
+_OTHER_WORDS = {"true": "True", "false": "False", "null": "None"}
+_PYTHON_STRING = r"""/'(?:[^'\\\n]|\\.)*'/ | /"(?:[^"\\\n]|\\.)*"/"""
+_SIMPLE = frozenset(["type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"])
+
+
+def is_surely_enforced(style: ToolStyle, schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema of arguments can be enforced in a style, as far as its keywords tell at once."""
+    keys = list_keys(schema)
+    is_known = style.dialect == "json" and all(re.fullmatch(_XML_NAME, name) for name in schema.get("properties", {}))
+    return (style.parameter is None or (is_known and keys <= _SIMPLE)) and check_plain(schema) is not None
+
+
+@dataclass(slots=True)
+class Leaf:
+    """A schema with a grammar of its own."""
+
+    number: int
+    compiled: CompiledGrammar
+    pointers: list[str]
+
+
+@dataclass
+class ArgumentWriter:
+    """Writes the arguments of one grammar.
+
+    Attributes:
+        whitespace: between the values of JSON, as in a `GrammarSpec`.
+        route: compiles a schema to a grammar of this name.
+        values: the values with checks.
+        leaves: the schemas with grammars of their own.
+    """
+
+    text: LarkText
+    style: ToolStyle
+    whitespace: str
+    route: Callable[[GrammarSpec, str], CompiledGrammar]
+    tables: CheckedVocabulary
+    values: list[CheckedValue] = field(default_factory=list)
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+    _marks_values: bool = True
+
+    def __post_init__(self) -> None:
+        self._whitespace = _SPACE if self.style.is_loose else self.whitespace
+        self._gap = " gap?" if is_flexible(self.whitespace) else ""
+        self._comma, self._colon = SEPARATORS.get(self._whitespace, SEPARATORS["any"])
+        if self._gap:
+            self.text.rules["gap"] = f"/{find_pattern(self._whitespace)}/"
+
+    def make_plan(self) -> tuple[PlanEntry, ...]:
+        """Return who enforces what in each schema."""
+        return tuple(
+            entry._replace(pointer=pointer + entry.pointer)
+            for leaf in self.leaves.values()
+            for pointer in leaf.pointers
+            for entry in leaf.compiled.plan
+        )
+
+    def write_object(self, schema: Json, place: str) -> str:
+        """Return the expression of the arguments, which may come in any order."""
+        keys = list_keys(schema)
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        is_simple = keys <= _SIMPLE and set(required) <= properties.keys() and len(set(required)) <= MAX_BITS
+        if self.style.parameter is None:
+            if is_simple and "$schema" not in schema:
+                return self._write_json_object(schema, place)
+            text = json.dumps(strip_notes(schema), ensure_ascii=False)
+            leaf = GrammarSpec("json_schema", text, self._whitespace, property_order="any")
+            return self.write_leaf(leaf, place, self._find_lead())
+        keyword = next(iter(keys - _SIMPLE - self._list_idle(schema)), None)
+        if keyword is not None:
+            return self._write_checked_object(schema, place, keyword)
+        other = schema.get("additionalProperties", True)
+        properties = {**properties, **{name: other for name in required if name not in properties}}
+        if len(set(required)) > MAX_BITS:
+            raise UnsupportedGrammar("", "required", f"more than {MAX_BITS} arguments are required")
+        members = []
+        for name, child in properties.items():
+            if child is False and name not in required:
+                continue
+            with naming(join_pointer("/properties", name)):
+                members.append((*self._join_ways(self._write_argument(name, child, schema, place)), name in required))
+        more = None
+        if other is not False:
+            more = self._join_ways(self._write_other_argument(other, schema, place))
+        return self._write_members(members, "", more)
+
+    def _find_lead(self) -> str:
+        """Return the text right before the arguments, "" where it may be another."""
+        return "" if len(self.style.heads) > 1 else self.style.heads[0].rpartition("}")[2]
+
+    def _join_ways(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
+        """Return the expressions of the first argument and of a later one, whose separator is a part of its literal.
+
+        Args:
+            ways: the text before the value, and the expression of the rest.
+        """
+        starts = ("", self.style.parameter_separator)
+        first, later = (
+            " | ".join(f"{self.text.literal(start + way)} {rest}" for way, rest in ways) for start in starts
+        )
+        return (first, later) if len(ways) == 1 else (f"({first})", f"({later})")
+
+    def _write_checked_object(self, schema: Json, place: str, keyword: str) -> str:
+        """Return the expression of arguments with keywords about all of them, which are checked at their end."""
+        end = self.style.tail or self.style.end
+        if not self.style.writes_text or self.style.dialect != "json" or not end:
+            raise UnsupportedGrammar("", keyword, "this model writes arguments one by one")
+        is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+        kept: Json = {key: schema[key] for key in ("properties", "$defs", "definitions", "$schema") if key in schema}
+        listed = [name for name in schema.get("required", ()) if name in schema.get("properties", {})]
+        self._marks_values = False
+        body = self.write_object({**kept, "required": listed, "additionalProperties": not is_closed}, place)
+        self._marks_values = True
+        try:
+            validator = SchemaValidator(schema)
+        except InvalidGrammar as error:
+            raise UnsupportedGrammar("", keyword, "no check reads it") from error
+        tokens = self.tables.list_with(end[-1:].encode())
+        reader = ArgumentReader(self.style, schema)
+        check = CallCheck(end.encode(), validator, tokens, self.tables.spellings, False, reader)
+        return self._mark(f"({body})" if body else '""', self._find_lead(), check)
+
+    def _list_idle(self, schema: Json) -> set[str]:
+        """Return the keywords of all arguments that hold for any that are written."""
+        found = {key for key in schema if schema[key] is True or (schema[key] in ({}, []) and key != "anyOf")}
+        if schema.get("minProperties", 1) <= len(set(schema.get("required", ()))):
+            found.add("minProperties")
+        if schema.get("maxProperties", 0) >= len(schema.get("properties", {})) and not self._is_open(schema):
+            found.add("maxProperties")
+        if not self._is_open(schema):
+            found.add("unevaluatedProperties")
+        if not {"then", "else"} & schema.keys():
+            found.add("if")
+        if "if" not in schema:
+            found |= {"then", "else"}
+        known = {"properties", "required", "allOf", "oneOf", "not", "enum", "const", "$ref", "dependentSchemas"}
+        return found | {key for key in schema if key not in known and not asserts(key)}
+
+    def _is_open(self, schema: Json) -> bool:
+        return schema.get("additionalProperties", True) is not False
+
+    def _write_json_object(self, schema: Json, place: str) -> str:
+        required, gap = schema.get("required", []), self._gap
+        comma, colon = (f"{self.text.name(quote(sign))}{gap}" for sign in (self._comma, self._colon))
+        if self.style.is_loose and not gap:
+            comma, colon = self.text.name("/, ?/"), self.text.name("/: ?/")
+        members = []
+        for name, child in schema.get("properties", {}).items():
+            if child is False and name not in required:
+                continue
+            key = json.dumps(name, ensure_ascii=False)
+            lead = f"{key}{self._colon}"
+            if gap:
+                before, lead = f"{self.text.name(quote(key))}{gap} {self.text.name(quote(self._colon))}{gap}", ""
+            elif self.style.is_loose:
+                before, lead = self.text.name(f"/{escape(key)}: ?/"), ""
+            else:
+                before = self.text.name(quote(lead))
+            with naming(join_pointer("/properties", name)):
+                value = self._write_value(child, schema, name, place, lead)
+            way = f"{before} {value}{gap}"
+            members.append((way, f"{comma} {way}", name in required))
+        other = schema.get("additionalProperties", True)
+        more = None
+        if other is not False:
+            known = "|".join(escape(json.dumps(name, ensure_ascii=False)) for name in schema.get("properties", {}))
+            cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
+            key = self.text.name(f"/{regex_to_lark(_JSON_NAME)}/{cut}")
+            with naming("/additionalProperties"):
+                value = self._write_value(other, schema, None, place, "")
+            way = f"{key}{gap} {colon} {value}{gap}"
+            more = (way, f"{comma} {way}")
+        opening = f"{self.text.name(quote('{'))}{gap}"
+        return f"{opening} {self._write_members(members, self.text.name(quote('}')), more)}"
+
+    def _write_members(
+        self, members: Sequence[tuple[str, str, bool]], close: str, other: tuple[str, str] | None = None
+    ) -> str:
+        """Write the rules of members in any order, each at most once, and return how they begin.
+
+        Args:
+            members: each as the first one and as a later one, with whether it has to be there.
+            other: a member that is not listed, which may come several times.
+        """
+        ways = sorted(members, key=lambda member: not member[2])
+        if not ways and other is None:
+            return close
+        num_required = sum(is_needed for _, _, is_needed in ways)
+        close = close or '""'
+        rest = f"r{len(self.text.rules)}"
+        self.text.rules[f"{rest}::_"] = ""
+        end = f" %if is_ones([0:{num_required}])" if num_required else ""
+        lines, firsts = [f"{close}{end}"], [] if num_required else [close]
+        for bit, (first, later, _) in enumerate(ways):
+            once = f"{rest}::set_bit({bit}) %if bit_clear({bit})" if bit < MAX_BITS else f"{rest}::_"
+            lines.append(f"{later} {once}")
+            firsts.append(f"{first} {rest}::{1 << bit if bit < MAX_BITS else 0}")
+        if other is not None:
+            lines.append(f"{other[1]} {rest}::_")
+            firsts.append(f"{other[0]} {rest}::0")
+        self.text.rules[f"{rest}::_"] = "\n| ".join(lines)
+        is_alike = all(first == later for first, later, _ in ways) and (other is None or other[0] == other[1])
+        return f"{rest}::0" if is_alike else self.text.rule(" | ".join(firsts))
+
+    # Values
+
+    def write_leaf(self, spec: GrammarSpec, place: str, lead: str) -> str:
+        """Return the expression of a schema with a grammar of its own."""
+        key = json.dumps([spec.kind, spec.text, spec.whitespace, spec.property_order])
+        leaf = self.leaves.get(key)
+        if leaf is None:
+            number = len(self.leaves)
+            leaf = self.leaves[key] = Leaf(number, self.route(spec, f"v{number}"), [])
+        leaf.pointers.append(place)
+        checks = leaf.compiled.program.checks
+        call = f"@v{leaf.number}"
+        return call if checks is None else self._mark(call, lead, checks)
+
+    def _mark(self, expression: str, lead: str, checks: ResidualChecks | TextCheck) -> str:
+        """Return the expression of a value with checks, which a marker may replace."""
+        if not self._marks_values:
+            return expression
+        value = CheckedValue(len(self.values), lead.encode()[-MAX_LEAD:], checks)
+        self.values.append(value)
+        return f'({expression} | <[{self.tables.marker}]> {self.text.name(quote(f"{value.number};"))})'
+
+    def _write_value(self, child: Any, root: Json, name: str | None, place: str, lead: str) -> str:
+        """Return the expression of a value as JSON."""
+        simple = self._write_simple(resolve(child, root))
+        if simple is not None:
+            return simple
+        document = strip_notes(extract(child, root, name))
+        text = json.dumps(document, ensure_ascii=False)
+        inside = f"{place}/additionalProperties" if name is None else join_pointer(f"{place}/properties", name)
+        return self.write_leaf(GrammarSpec("json_schema", text, self._whitespace), inside, lead)
+
+    def _write_simple(self, schema: Any) -> str | None:
+        """Return the expression of a number or a word without further keywords, None for any other value."""
+        kind = schema.get("type") if isinstance(schema, dict) and list_keys(schema) == {"type"} else None
+        if not isinstance(kind, str):
+            return None
+        if kind in ("boolean", "null"):
+            every = _WORDS[:2] if kind == "boolean" else _WORDS[2:]
+            # Where it writes arguments one by one, a model may use Python's names; the parser knows both.
+            if self.style.parameter is not None:
+                every = (*every, *(_OTHER_WORDS[word] for word in every))
+            return f"({' | '.join(self.text.name(quote(word)) for word in every)})"
+        return self.text.name(NUMBERS[kind]) if kind in NUMBERS and self.style.parameter is not None else None
+
+    def _write_argument(self, name: str, child: Any, root: Json, place: str) -> list[tuple[str, str]]:
+        """Return the ways to write one argument: the text before its value, and the expression of the rest."""
+        style = self.style
+        if not re.fullmatch(_XML_NAME, name):
+            raise UnsupportedGrammar("", "properties", f"this model writes no argument named {name!r}")
+        kind = find_kind(child, root)
+        if kind == "other" or not style.writes_text:
+            before, _, after = style.find_parameter(is_text=False).replace("{key}", name).partition("{value}")
+            lead = before
+            value = self._write_literal(child, root, name, place, lead)
+            return [(before, f"{value} {self.text.literal(after)}")]
+        before, _, after = style.find_parameter(is_text=True).replace("{key}", name).partition("{value}")
+        end = after.rstrip("\n")
+        found, document = resolve(child, root), extract(child, root, name)
+        rest = None
+        if kind == "either" and style.other_parameter is not None:
+            found, rest = split_types(found), split_types(found, False)
+            document = {"type": "string", "allOf": [document]}
+        text = self._write_text(found, document, end, before, kind == "text" or rest is not None)
+        ways = [(before, f"{text} {self.text.literal(after[len(end) :])}")]
+        if rest is None:
+            return ways
+        before, _, after = style.find_parameter(is_text=False).replace("{key}", name).partition("{value}")
+        other = self._write_literal(extract(rest, root, name), root, name, place, before)
+        return [*ways, (before, f"{other} {self.text.literal(after)}")]
+
+    def _write_other_argument(self, child: Any, root: Json, place: str) -> list[tuple[str, str]]:
+        """Return the way to write an argument that the schema does not list, as `_write_argument` does."""
+        kind = find_kind(child, root) if self.style.writes_text else "other"
+        before, _, after = self.style.find_parameter(is_text=kind != "other").partition("{value}")
+        start, _, middle = before.partition("{key}")
+        known = "|".join(map(escape, root.get("properties", {})))
+        cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
+        key = self.text.name(f"/{regex_to_lark(_XML_NAME)}/{cut}")
+        lead = middle
+        if kind == "other":
+            value = self._write_literal(child, root, None, place, lead) + " " + self.text.literal(after)
+        else:
+            end = after.rstrip("\n")
+            value = self._write_text(resolve(child, root), extract(child, root, None), end, lead, kind == "text")
+            value += " " + self.text.literal(after[len(end) :])
+        return [(start, f"{key} {self.text.literal(middle)} {value}")]
+
+    def _write_text(self, schema: Any, document: Any, end: str, lead: str, is_string: bool) -> str:
+        """Return the expression of a text up to the end behind it.
+
+        Args:
+            is_string: the text is a string, whatever it spells.
+        """
+        free = self.text.share(f"free{self.text.key(end)}", lambda: self.text.until([(end, "")]))
+        body = write_body(schema)
+        if body == "":
+            return free
+        if body is not None:
+            return self.text.close(body, end)
+        try:
+            validator = SchemaValidator(document)
+        except InvalidGrammar as error:
+            keyword = "$ref" if "$ref" in json.dumps(document) else "pattern"
+            raise UnsupportedGrammar("", keyword, "no check reads it") from error
+        tokens = self.tables.list_with(end[-1:].encode())
+        check = TextCheck(end.encode(), validator, tokens, self.tables.spellings, is_string)
+        return self._mark(free, lead, check)
+
+    # Literals of other languages than JSON
+
+    def _write_literal(self, child: Any, root: Json, name: str | None, place: str, lead: str) -> str:
+        """Return the expression of a value in the dialect."""
+        dialect = self.style.dialect
+        if dialect != "json":
+            written = self._write_dialect(child, root, 0)
+            if written is not None:
+                return written
+            if dialect == "gemma":
+                raise UnsupportedGrammar("", "type", "this model's literals cannot follow all of this schema")
+        simple = self._write_simple(resolve(child, root))
+        return simple if simple is not None else self._write_value(child, root, name, place, lead)
+
+    def _write_dialect(self, schema: Any, root: Json, depth: int) -> str | None:
+        """Return the expression of a value in Python or in Gemma's notation; None where it has to be JSON."""
+        schema = resolve(schema, root)
+        if schema is True or schema == {}:
+            schema = {"type": ["string", "number", "boolean", "null"]}
+        if not isinstance(schema, dict) or depth > 6:
+            return None
+        keys = list_keys(schema) - {"$defs", "definitions"}
+        if keys == {"anyOf"}:
+            ways = [self._write_dialect(each, root, depth + 1) for each in schema["anyOf"]]
+            return None if None in ways else f"({' | '.join(map(str, ways))})"
+        if isinstance(schema.get("type"), list) and keys == {"type"}:
+            ways = [self._write_dialect({"type": kind}, root, depth + 1) for kind in schema["type"]]
+            return None if None in ways else f"({' | '.join(map(str, ways))})"
+        simple = self._write_simple(schema)
+        if simple is not None:
+            return simple
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            return None
+        if kind == "string" or (kind is None and keys <= {"enum", "const"} and keys):
+            return self._write_string(schema, keys)
+        if kind in NUMBERS and keys <= {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}:
+            leaf = GrammarSpec("json_schema", json.dumps(strip_notes(schema)), "spaced")
+            compiled = self.write_leaf(leaf, "", "")
+            return compiled if compiled.startswith("@") else None
+        if kind == "array" and keys <= {"type", "items", "minItems", "maxItems"}:
+            return self._write_list(schema, root, depth)
+        if kind == "object" and keys <= {"type", "properties", "required", "additionalProperties"}:
+            return self._write_mapping(schema, root, depth)
+        return None
+
+    def _write_string(self, schema: Json, keys: set[str]) -> str | None:
+        quoted = self.style.quote
+        if keys <= {"type", "enum", "const"} and keys != {"type"}:
+            values = schema.get("enum", [schema.get("const")])
+            if not all(isinstance(value, str) and not (quoted and quoted in value) for value in values):
+                return None
+            if quoted:
+                return f"({' | '.join(self.text.literal(f'{quoted}{value}{quoted}') for value in values)})"
+            ways = [spelling for value in values for spelling in {json.dumps(value, ensure_ascii=False), repr(value)}]
+            return f"({' | '.join(self.text.name(quote(way)) for way in ways)})"
+        if not quoted:
+            return self.text.name(_PYTHON_STRING) if keys == {"type"} else None
+        body = write_body(schema)
+        if body is None:
+            return None
+        free = self.text.until([(quoted, "")]) if body == "" else self.text.close(body, quoted)
+        return f"{self.text.literal(quoted)} {free}"
+
+    def _write_list(self, schema: Json, root: Json, depth: int) -> str | None:
+        item = self._write_dialect(schema.get("items", True), root, depth + 1)
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if item is None or most == 0:
+            return None
+        comma = self.text.name(quote("," if self.style.quote else ", "))
+        more = f"({comma} {item}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}" if most != 1 else ""
+        body = f"{item} {more}" if least else f"({item} {more})?"
+        return f"{self.text.name(quote('['))} {body} {self.text.name(quote(']'))}"
+
+    def _write_mapping(self, schema: Json, root: Json, depth: int) -> str | None:
+        members, required = [], schema.get("required", [])
+        comma = self.text.name(quote("," if self.style.quote else ", "))
+        if not set(required) <= schema.get("properties", {}).keys() or len(required) > MAX_BITS:
+            return None
+        for name, child in schema.get("properties", {}).items():
+            value = self._write_dialect(child, root, depth + 1)
+            if value is None:
+                return None
+            spelt = [f"{name}:"] if self.style.quote else [f"{json.dumps(name, ensure_ascii=False)}: ", f"{name!r}: "]
+            way = f"({' | '.join(self.text.name(quote(each)) for each in spelt)}) {value}"
+            members.append((way, f"{comma} {way}", name in required))
+        return f"{self.text.name(quote('{'))} {self._write_members(members, self.text.name(quote('}')))}"
