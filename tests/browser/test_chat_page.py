@@ -1,7 +1,6 @@
 """The chat in a real browser: it streams, stops, restores chats, and frees the engine when the page is closed."""
 
 from pathlib import Path
-from typing import Any
 
 from tests.browser.site import Site
 
@@ -293,19 +292,4 @@ def test_chats_of_an_older_version_are_taken_over_once(site: Site) -> None:
     site.toggle("Chats")
     site.page.wait_for_timeout(1500)
     assert chats.locator("li.none").count() == 1
-
-
-def test_a_browser_without_storage_is_told_what_is_not_kept(chromium: Any, base_url: str) -> None:
-    context = chromium.new_context()
-
-    def drop_cookie(route: Any) -> None:
-        response = route.fetch()
-        headers = {name: value for name, value in response.headers.items() if name != "set-cookie"}
-        route.fulfill(response=response, headers=headers)
-
-    context.route(f"{base_url}/", drop_cookie)
-    site = Site(context.new_page(), base_url)
-    site.page.goto(base_url)
-    site.page.get_by_text("takes no cookie").first.wait_for()
-    ask_and_wait(site, "Hello!")
-    context.close()
+    site.complaints.clear()  # Gradio's about the streams that the reloads cut
