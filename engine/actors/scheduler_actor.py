@@ -106,8 +106,9 @@ class SchedulerActor:
                 self._idle_since = None
             while (masks := scheduler.order_masks()) is not None:
                 self._tell_grammar(masks)
-        for order in scheduler.state.adapters.take_orders():
-            self._tell_adapters(order)
+        if scheduler.state.adapters is not None:
+            for order in scheduler.state.adapters.take_orders():
+                self._tell_adapters(order)
         if self._transfers is not None:
             for transfer in self._transfers.take_orders():
                 self._tell_transfer(transfer)
@@ -135,7 +136,8 @@ class SchedulerActor:
                 for each in failed:
                     self._publish(self.scheduler.abort([each.handle], each.finish_reason, each.error))
             case DropAdapter(digest=digest):
-                self.scheduler.state.adapters.drop(digest)
+                if self.scheduler.state.adapters is not None:
+                    self.scheduler.state.adapters.drop(digest)
             case BlocksMatched() | BlocksLoaded() | BlocksSaved():
                 self.scheduler.take_blocks(message)
             case AdapterReady():

@@ -32,8 +32,10 @@ class AnswerReader:
         scored: list[Request] = []
         if not step.is_answered:
             step.is_answered = True
-            step.take_back_runs(self._table, done.skipped)
-            scored = self._take_prompt_logprobs(step, done)
+            if done.skipped:
+                step.take_back_runs(self._table, done.skipped)
+            if done.prompt_logprobs:
+                scored = self._take_prompt_logprobs(step, done)
             for index, vector in done.pooled.items():
                 step.batch.requests[index].pooled = vector
         news = self._take_tokens(step, done)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
@@ -82,21 +81,12 @@ class Scheduler:
             self.state.on_end = self.drafts.close
         self._eos_token_ids = frozenset(eos_token_ids)
         self._reader = AnswerReader(self.state, self._eos_token_ids)
-        self._steps: deque[StepRecord] = deque()
+        self._steps: dict[int, StepRecord] = {}  # by step_id, in order
+        self.num_open_steps = 0  # steps whose forward pass has no result yet
         self._max_in_flight = 1 if config.num_stages > 1 else MAX_IN_FLIGHT
 
     def __contains__(self, handle: int) -> bool:
         return handle in self.state.requests
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps planned so far."""
-        return self.state.num_steps
-
-    @property
-    def num_open_steps(self) -> int:
-        """Number of steps whose forward pass has no result yet."""
-        return sum(not step.is_answered for step in self._steps)
 
     @property
     def has_work(self) -> bool:
@@ -115,6 +105,7 @@ class Scheduler:
 
     def take_adapter(self, ready: AdapterReady) -> NewTokens:
         """Take the result of a load; requests whose adapter cannot be used end."""
+        assert self.state.adapters is not None, "only then are adapters loaded"
         held = self.state.adapters.note_ready(ready.digest, ready.error is None)
         if ready.error is None:
             self.state.waiting.restore(held)
@@ -144,7 +135,7 @@ class Scheduler:
         must_wait = self.drafts is not None and self.drafts.must_wait(self.num_open_steps)
         if must_wait and self.config.num_stages == 1:
             return None
-        oldest_step = self._steps[0].step_id if self._steps else self.num_steps
+        oldest_step = next(iter(self._steps), self.state.num_steps)
         self.state.drain(oldest_step)
         changes = StepChanges(admission_room=MAX_ADMITTED_TOKENS)
         num_preemptions = self.state.num_preemptions
@@ -161,7 +152,7 @@ class Scheduler:
     def order_masks(self) -> FillMasks | None:
         """Return the masks of one step that can be filled now, because all earlier tokens are known, or None."""
         is_waiting = np.zeros(self.table.slots.size, dtype=bool)  # by slot: a token of an earlier step is not known
-        for step in self._steps:
+        for step in self._steps.values():
             if len(step.gated) and (order := step.order_masks(is_waiting)) is not None:
                 accepted, self._reader.accepted = self._reader.accepted, []
                 return FillMasks(step.step_id, accepted, *order)
@@ -355,7 +346,7 @@ class Scheduler:
             saves += self.drafts.list_saves(batch, starts, changes.drafts)
         moves, block_saves = self._take_moves()
         plan = StepPlan(
-            step_id=self.num_steps,
+            step_id=self.state.num_steps,
             removed_rows=self.state.collect_removed_rows(),
             new_rows=changes.new_rows,
             new_blocks=changes.new_blocks,
@@ -374,24 +365,24 @@ class Scheduler:
         )
         gated = np.flatnonzero(is_gated)
         num_preemptions = table.num_preemptions[slots]
-        self._steps.append(
-            StepRecord(
-                *(plan.step_id, batch, counts, num_preemptions, num_samples, gated, changes.drafts),
-                is_waiting=self.drafts is not None and self.drafts.is_active,
-            )
+        self._steps[plan.step_id] = StepRecord(
+            *(plan.step_id, batch, counts, num_preemptions, num_samples, gated, changes.drafts),
+            is_waiting=self.drafts is not None and self.drafts.is_active,
         )
+        self.num_open_steps += 1
         self.state.num_steps += 1
         return plan
 
     def _take_moves(self) -> tuple[list[BlockMove], list[BlockMove]]:
         """Return the copies between blocks and host memory before and after the next step."""
         if self.state.transfers is not None:
-            self.state.transfers.note_plan(self.num_steps)
-        return ([], []) if self.kv_cache.tier is None else self.kv_cache.tier.take_moves(self.num_steps)
+            self.state.transfers.note_plan(self.state.num_steps)
+        return ([], []) if self.kv_cache.tier is None else self.kv_cache.tier.take_moves(self.state.num_steps)
 
     def update(self, done: StepDone) -> NewTokens:
         """Process a step's result: append tokens and end finished requests."""
-        step = next(step for step in self._steps if step.step_id == done.step_id)
+        step = self._steps[done.step_id]
+        self.num_open_steps -= not step.is_answered
         if self.kv_cache.tier is not None:
             self.kv_cache.tier.end_step(done.step_id)
         if self.state.transfers is not None:
@@ -404,7 +395,7 @@ class Scheduler:
         if done.is_last:
             if len(step.gated):  # rows that ended before their mask arrived
                 step.take_back_samples(self.table, step.gated)
-            self._steps.remove(step)
+            del self._steps[step.step_id]
             if self.drafts is not None:
                 self.drafts.end(step)
         return news

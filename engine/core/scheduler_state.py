@@ -36,7 +36,7 @@ class SchedulerState:
     ) -> None:
         self.requests: dict[int, Request] = {}
         self.waiting = RequestQueue(config.policy)
-        self.adapters = AdapterSlots(config.max_loras)
+        self.adapters = AdapterSlots(config.max_loras) if config.max_loras else None
         self.table = RequestTable(config.max_num_seqs)
         self.rows = SlotPool(config.max_num_seqs)
         self.num_steps = 0  # planned so far
@@ -73,7 +73,8 @@ class SchedulerState:
         """Free the rows and slots that waited for steps before `oldest_step` to end."""
         self.drain_rows(oldest_step)
         self.table.slots.drain(oldest_step)
-        self.waiting.restore(self.adapters.drain(oldest_step))
+        if self.adapters is not None:
+            self.waiting.restore(self.adapters.drain(oldest_step))
 
     def drain_rows(self, oldest_step: int) -> None:
         """Free the rows alone. The order of waiting requests and the adapters that may run stay the same."""
@@ -101,7 +102,7 @@ class SchedulerState:
 
     def _is_ready(self, request: Request) -> bool:
         are_blocks_ready = self.transfers is None or self.transfers.may_run(request)
-        return are_blocks_ready and self.adapters.may_run(request)
+        return are_blocks_ready and (self.adapters is None or self.adapters.may_run(request))
 
     def peek_admissible(self) -> Request | None:
         """Return the request that would run next, or None if it cannot run now."""
@@ -115,7 +116,8 @@ class SchedulerState:
         """Run the first request of the queue. Its blocks are allocated and contain the first `num_cached` tokens."""
         popped = self.waiting.pop()
         assert popped is request, "nothing enters the queue between `peek_waiting` and `start`"
-        self.adapters.enter(request)
+        if self.adapters is not None:
+            self.adapters.enter(request)
         request.row = self.rows.take()
         self._batch = self.batch.add(request)
         request.status = RequestStatus.RUNNING
@@ -167,7 +169,8 @@ class SchedulerState:
         table, slot = self.table, request.slot
         self._kv_cache.commit(request, min(request.num_computed_tokens, request.num_tokens - 1))
         self._kv_cache.free(request)
-        self.adapters.leave(request, self.num_steps - 1)
+        if self.adapters is not None:
+            self.adapters.leave(request, self.num_steps - 1)
         table.num_computed[slot] = table.num_kv_slots[slot] = 0
         # A row that waits for its mask still needs its sampling state, and so does one in a later stage of a pipeline.
         is_parked = self._has_stages or (request.has_grammar and request.num_in_flight > 0)

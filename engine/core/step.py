@@ -107,8 +107,6 @@ class StepRecord:
 
     def take_back_runs(self, table: RequestTable, skipped: Sequence[int]) -> None:
         """Undo the runs of rows that were skipped, so that they are planned again unless preempted meanwhile."""
-        if not skipped:
-            return
         self.take_back_samples(table, skipped)
         self.drop_gated(np.array(skipped))
         self._uncompute(table, np.array(skipped), self.counts[skipped])

@@ -33,7 +33,8 @@ class Replica:
     """Runs until cancelled. After more than `max_restarts` crashes in ten minutes it is dead until `restart`.
 
     Args:
-        receive: gets the core's messages.
+        receive: gets the core's messages about requests and calls.
+        note_state: gets Asleep and StepHangs.
         note_ready, note_down: called when the core begins and ceases to accept requests. `note_down` gets the cause,
             and whether the core crashed, as opposed to being killed or cut off.
     """
@@ -44,13 +45,17 @@ class Replica:
         connector: Connector,
         max_restarts: int,
         receive: Callable[[Replica, Any], None],
+        note_state: Callable[[Replica, Asleep | StepHangs], None],
         note_ready: Callable[[Replica], None],
         note_down: Callable[[Replica, str, bool], None],
     ) -> None:
         self.index = index
         self.state: ReplicaState = "starting"
         self.stats = CoreStats()
-        self.ready: CoreReady | None = None  # the core's first answer; kept after its end
+        # From the core's first answer; kept after its end.
+        self.ready: CoreReady | None = None
+        self.fingerprint, self.max_model_len = "", 0
+        self.is_prefill_only = False  # it computes prompts for other replicas
         self.runtime: dict[str, str | int] = {}
         self.error: str | None = None
         self.num_restarts = 0
@@ -58,23 +63,12 @@ class Replica:
         self.connection: Connection | None = None
         self._max_restarts = max_restarts
         self._receive = receive
+        self._note_state = note_state
         self._note_ready = note_ready
         self._note_down = note_down
+        self._was_ready = False  # the core has become ready
         self._has_failed = False  # the core has crashed and is ending
         self._revived = asyncio.Event()
-
-    @property
-    def fingerprint(self) -> str:
-        return "" if self.ready is None else self.ready.resolved.fingerprint
-
-    @property
-    def is_prefill_only(self) -> bool:
-        """Whether it computes prompts for other replicas."""
-        return self.ready is not None and self.ready.resolved.kv_role == "kv_producer"
-
-    @property
-    def max_model_len(self) -> int:
-        return 0 if self.ready is None else self.ready.resolved.max_model_len
 
     @property
     def is_up(self) -> bool:
@@ -130,28 +124,25 @@ class Replica:
     async def _run_core(self) -> tuple[End, bool]:
         """Run one core. Returns how it ended, and whether it had become ready."""
         self.connection = await self.connector.connect()
-        self._has_failed, was_ready = False, False
-
-        def handle(message: Any) -> None:
-            nonlocal was_ready
-            was_ready |= isinstance(message, CoreReady)
-            if not self._has_failed:
-                self._handle(message)
-            elif isinstance(message, StepHangs):
-                self._receive(self, message)
-
+        self._has_failed = self._was_ready = False
         try:
-            return await self.connection.run(handle), was_ready
+            return await self.connection.run(self._handle), self._was_ready
         finally:
             self.connection = None
 
     def _handle(self, message: Any) -> None:
+        if self._has_failed:
+            if isinstance(message, StepHangs):
+                self._note_state(self, message)
+            return
         match message:
             case Heartbeat(runtime=runtime):
                 self.runtime = runtime or self.runtime
             case CoreReady():
                 self.ready, self.runtime, self.state = message, message.runtime, "ready"
-                self.error = None
+                resolved, self.error, self._was_ready = message.resolved, None, True
+                self.fingerprint, self.max_model_len = resolved.fingerprint, resolved.max_model_len
+                self.is_prefill_only = resolved.kv_role == "kv_producer"
                 self._note_ready(self)
             case CoreFailed(message=cause):
                 self._go_down(cause, is_crash=True)
@@ -159,14 +150,13 @@ class Replica:
                 self._go_down(cause, is_crash=False)
             case StepHangs(message=cause):
                 self._go_down(cause, is_crash=True)
-                self._receive(self, message)
+                self._note_state(self, message)
             case Asleep(error=error):
                 self.state, self.error = "asleep", error
-                self._receive(self, message)
-            case CoreStats():
-                self.stats = message
-                self._receive(self, message)
+                self._note_state(self, message)
             case _:
+                if isinstance(message, CoreStats):
+                    self.stats = message
                 self._receive(self, message)
 
     def _go_down(self, cause: str, is_crash: bool, state: ReplicaState = "starting") -> None:

@@ -69,13 +69,15 @@ class Router:
 
     def choose(self, request: AddRequest, candidates: Sequence[int]) -> Ticket:
         """Choose one of the candidates, at least one, and add the request to its load."""
-        hashes = self._hash_prompt(request)
-        replica = self._pick(request, hashes, candidates)
+        hashes, replica = [], candidates[0]
+        if len(self._loads) > 1:
+            hashes = self._hash_prompt(request)
+            replica = self._pick(request, hashes, candidates)
         load = self._loads[replica]
         num_tokens = len(request.prompt_token_ids) + max(
-            len(each.generated_token_ids) for each in request.completions
+            [len(each.generated_token_ids) for each in request.completions]
         )
-        num_uncached = max(1, num_tokens - load.count_cached(hashes) * self._block_size)
+        num_uncached = max(1, num_tokens - (load.count_cached(hashes) if hashes else 0) * self._block_size)
         ticket = Ticket(replica, num_uncached, -(-num_tokens // self._block_size), hashes)
         load.num_requests += 1
         load.num_prefill_tokens += ticket.num_uncached
@@ -115,8 +117,8 @@ class Router:
 
     def _hash_prompt(self, request: AddRequest) -> list[bytes]:
         """Return the hashes of the prompt's blocks that a prefix cache may contain."""
-        if len(self._loads) == 1 or self._policy == "round_robin":
-            return []  # there is no choice, or it does not depend on them
+        if self._policy == "round_robin":
+            return []
         hashes: list[bytes] = []
         keys = list_extra_keys(request.cache_salt, request.adapter)
         prompt = request.prompt_token_ids

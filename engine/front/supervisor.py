@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 from engine.cluster.link_messages import Asleep, StepHangs
 from engine.config import EngineConfig
@@ -61,15 +61,7 @@ class Supervisor:
         self.timeline: list[tuple[str, float]] = []  # start-up phases and their durations in seconds
         self.sleep_level = 0  # the level passed to `sleep`; 0 while the engine is awake
         connectors, self._load_tokenizer, self.listener, self._store = place_cores(config)
-        self.replicas = [
-            Replica(
-                *(index, connector, config.max_restarts),
-                receive=self._receive,
-                note_ready=self._note_ready,
-                note_down=self._note_down,
-            )
-            for index, connector in enumerate(connectors)
-        ]
+        self.replicas: list[Replica] = []
         self._metrics = Metrics()
         transfer = config.read_kv_transfer()
         self._client = Client(
@@ -78,6 +70,16 @@ class Supervisor:
             self._metrics,
             DEFAULT_MIN_PREFILL if transfer is None else transfer.min_prefill_tokens,
         )
+        self.replicas += [
+            Replica(
+                *(index, connector, config.max_restarts),
+                receive=self._client.receive,
+                note_state=self._note_state,
+                note_ready=self._note_ready,
+                note_down=self._note_down,
+            )
+            for index, connector in enumerate(connectors)
+        ]
         self._input_processor: InputProcessor
         self._images: ImageIntake | None = None  # None: the model does not see images
         self._resolved: ResolvedConfig | None = None
@@ -364,7 +366,7 @@ class Supervisor:
             self.state = state
         self._changed.set()
 
-    def _receive(self, replica: Replica, message: Any) -> None:
+    def _note_state(self, replica: Replica, message: Asleep | StepHangs) -> None:
         match message:
             case Asleep():
                 self._client.note_end(replica)
@@ -373,8 +375,6 @@ class Supervisor:
                 self.error = cause
                 if not any(each.is_up for each in self.replicas):
                     self._client.fail_all(EngineDead(f"the engine hangs: {cause}"))
-            case _:
-                self._client.receive(replica, message)
 
     def _note_ready(self, replica: Replica) -> None:
         assert replica.ready is not None

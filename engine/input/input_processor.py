@@ -300,9 +300,11 @@ class InputProcessor:
         """
         text, token_ids = await self.encode(prompt, params)
         self.check(token_ids, params)
-        self.check_generated(options.generated_token_ids, token_ids, params)
-        bad_word_ids = await self.encode_bad_words(params)
-        self.check_choice(params, bad_word_ids)
+        if options.generated_token_ids:
+            self.check_generated(options.generated_token_ids, token_ids, params)
+        bad_word_ids = await self.encode_bad_words(params) if params.bad_words else []
+        if bad_word_ids or params.allowed_token_ids is not None or params.min_tokens:
+            self.check_choice(params, bad_word_ids)
         prediction_ids = []
         if options.prediction is not None and self._uses_predictions:
             prediction_ids = await self.encode_prediction(options.prediction)

@@ -34,7 +34,7 @@ from engine.worker.launched_step import LaunchedStep, ParkedRows, StartedStep
 from engine.worker.pooler import Pooler
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logprobs
-from engine.worker.sampling.sampler import SampledTokens, Sampler
+from engine.worker.sampling.sampler import Sampler
 from engine.worker.sampling.state import SamplingState
 from engine.worker.sampling.transfer import upload
 from engine.worker.state_slots import StateSlots
@@ -178,10 +178,11 @@ class ModelRunner:
         counts = plan.num_scheduled_tokens[live]
         if self._drafter is not None:
             self._drafter.observe(rows, starts, counts, self._keep_hidden(hidden))
-        launched.prompt_logprobs = self._compute_prompt_logprobs(
-            live, rows, starts, counts, hidden, model_input.adapters
-        )
-        launched.pooled = self._pooler.pool(live, rows, starts, counts, hidden, model_input.adapters)
+        spans = (live, rows, starts, counts, hidden, model_input.adapters)
+        if self._prompt_logprobs:
+            launched.prompt_logprobs = self._compute_prompt_logprobs(*spans)
+        if self._pooler.has_rows:
+            launched.pooled = self._pooler.pool(*spans)
         num_samples = plan.num_samples[live]
         is_sampled = num_samples > 0
         if not is_sampled.any():
@@ -289,7 +290,8 @@ class ModelRunner:
         for row in plan.removed_rows:
             self.state.remove(row)
             self._prompt_logprobs.pop(row, None)
-            self._pooler.remove(row)
+            if self._pooler.has_rows:
+                self._pooler.remove(row)
             if self._adapters is not None:
                 self._adapters.remove(row)
             if self._images is not None:
@@ -315,7 +317,8 @@ class ModelRunner:
             eos_token_ids=self._eos_token_ids,
             bad_word_ids=new_row.bad_word_ids,
         )
-        self._pooler.add(new_row)
+        if new_row.params.pooling is not None:
+            self._pooler.add(new_row)
         if self._adapters is not None:
             self._adapters.add(new_row.row, new_row.adapter)
         if self._images is not None:
@@ -351,14 +354,11 @@ class ModelRunner:
     def _sample(
         self, launched: LaunchedStep, runs: SampleRuns, logits: Tensor, bitmask: np.ndarray | None = None
     ) -> None:
-        """Sample every position of these rows, if any."""
+        """Sample every position of these rows, if any, and keep the tokens."""
         if len(runs.rows):
-            self._keep(launched, runs, sample_runs(self.sampler, runs, logits, bitmask))
-
-    def _keep(self, launched: LaunchedStep, runs: SampleRuns, sampled: SampledTokens) -> None:
-        """Write the tokens into the batch for the next step, and into the result."""
-        self.batch.append(runs.flat_rows, runs.positions, sampled.token_ids)
-        launched.runs, launched.sampled = runs, sampled
+            sampled = sample_runs(self.sampler, runs, logits, bitmask)
+            self.batch.append(runs.flat_rows, runs.positions, sampled.token_ids)  # for the next step
+            launched.runs, launched.sampled = runs, sampled
 
     def _compute_prompt_logprobs(
         self,
@@ -370,8 +370,6 @@ class ModelRunner:
         adapters: StepAdapters | None,
     ) -> dict[int, SampledLogprobs]:
         """Return logprobs of the token after each computed prompt position, for rows with `prompt_logprobs`."""
-        if not self._prompt_logprobs:
-            return {}
         found = {}
         bounds = np.concatenate(([0], np.cumsum(counts)))
         for at, row in enumerate(rows.tolist()):

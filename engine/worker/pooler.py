@@ -32,11 +32,14 @@ class Pooler:
         self._compute_logits = compute_logits
         self._rows: dict[int, _RowPooling] = {}
 
+    @property
+    def has_rows(self) -> bool:
+        return bool(self._rows)
+
     def add(self, new_row: NewRow) -> None:
         """Note a row that enters the batch; after a preemption it starts again."""
-        self._rows.pop(new_row.row, None)
-        if new_row.params.pooling is not None:
-            self._rows[new_row.row] = _RowPooling(new_row.params.pooling, new_row.num_prompt_tokens)
+        assert new_row.params.pooling is not None
+        self._rows[new_row.row] = _RowPooling(new_row.params.pooling, new_row.num_prompt_tokens)
 
     def remove(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -60,8 +63,6 @@ class Pooler:
 
         Returns by index in the step the vectors of the prompts that end in it, float32.
         """
-        if not self._rows:
-            return {}
         found = {}
         bounds = np.concatenate(([0], np.cumsum(counts))).tolist()
         for at, row in enumerate(rows.tolist()):

@@ -46,8 +46,9 @@ class LogitEdits:
         )
 
     def remove(self, row: int) -> None:
-        """Remove the row's edits, if any."""
+        """Remove the row's edits."""
         self._edits.pop(row, None)
+        self.min_tokens[row] = 0
 
     def apply(self, logits: Tensor, places: np.ndarray, rows: np.ndarray) -> None:
         """Add logit_bias, then forbid all tokens except allowed_token_ids, in place.

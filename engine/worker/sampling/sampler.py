@@ -58,11 +58,7 @@ class Sampler:
             positions: [R] position in the sequence of the token being sampled.
             bitmask: [R, ceil(V/32)] int32, bit 1 = allowed; None: no row has a mask.
             is_right: [R] bool on the device: append the token to the row's histories; None: for all rows.
-
-        Raises:
-            ValueError: the shapes do not match.
         """
-        self._check_shapes(logits, rows, positions, bitmask)
         masks = None if bitmask is None else upload(bitmask, self.state.device)
         if not len(rows):
             return SampledTokens(torch.empty(0, dtype=torch.int64, device=logits.device))
@@ -105,18 +101,6 @@ class Sampler:
         if used_flags & EDIT_FLAGS:
             self._edit(logits, rows, positions, flags, used_flags, None)
         return self._draw(logits, rows, positions)
-
-    def _check_shapes(
-        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, bitmask: np.ndarray | None
-    ) -> None:
-        expected = (len(rows), self.state.vocab_size)
-        if tuple(logits.shape) != expected or len(positions) != len(rows) or logits.dtype != torch.float32:
-            raise ValueError(
-                f"logits {tuple(logits.shape)} {logits.dtype} and {len(positions)} positions do not fit "
-                f"{len(rows)} rows: expected {expected} float32"
-            )
-        if bitmask is not None and len(bitmask) != len(rows):
-            raise ValueError(f"{len(bitmask)} masks do not fit {len(rows)} rows")
 
     def _edit(
         self,

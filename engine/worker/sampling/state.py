@@ -98,20 +98,23 @@ class SamplingState:
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
             self.counts.add(row, params, np.asarray(prompt_token_ids, np.int64), output)
             self.flags[row] |= RowFlag.PENALTIES
-        self.edits.add(row, params, eos_token_ids, self.vocab_size)
-        if params.logit_bias or params.allowed_token_ids is not None:
-            self.flags[row] |= RowFlag.EDITS
-        if self.edits.min_tokens[row] > 0:
-            self.flags[row] |= RowFlag.MIN_TOKENS
-        if self.bad_words.add(row, bad_word_ids, output, self.vocab_size):
+        has_edits = bool(params.logit_bias) or params.allowed_token_ids is not None
+        if has_edits or params.min_tokens:
+            self.edits.add(row, params, eos_token_ids, self.vocab_size)
+            self.flags[row] |= RowFlag.EDITS * has_edits
+            self.flags[row] |= RowFlag.MIN_TOKENS * bool(self.edits.min_tokens[row])
+        if bad_word_ids and self.bad_words.add(row, bad_word_ids, output, self.vocab_size):
             self.flags[row] |= RowFlag.BAD_WORDS
 
     def remove(self, row: int) -> None:
         """Remove the row's request, if any, and free its histories."""
-        self.flags[row] = 0
-        self.counts.remove(row)
-        self.bad_words.remove(row)
-        self.edits.remove(row)
+        flags, self.flags[row] = self.flags[row], 0
+        if flags & RowFlag.PENALTIES:
+            self.counts.remove(row)
+        if flags & RowFlag.BAD_WORDS:
+            self.bad_words.remove(row)
+        if flags & (RowFlag.EDITS | RowFlag.MIN_TOKENS):
+            self.edits.remove(row)
 
     @torch.inference_mode()
     def append(self, rows: np.ndarray, token_ids: Tensor) -> None:

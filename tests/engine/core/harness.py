@@ -186,7 +186,8 @@ class SchedulerHarness:
         self._order_masks()
         while (plan := self.scheduler.schedule()) is not None:
             self._send(plan)
-        for order in self.scheduler.state.adapters.take_orders():
+        adapters = self.scheduler.state.adapters
+        for order in [] if adapters is None else adapters.take_orders():
             if isinstance(order, PinAdapter):
                 self.to_loader.append(order)
             else:

@@ -125,7 +125,7 @@ def test_the_tokens_before_a_failed_one_are_not_cached() -> None:
     """Blocks of generated tokens enter the prefix cache when their request ends."""
     house = SchedulerHarness(max_num_batched_tokens=64)
     house.add(make_request("broken", LASTING, max_tokens=20))
-    while house.scheduler.num_steps < 10:
+    while house.scheduler.state.num_steps < 10:
         house.work()
         house.answer()
     house.work()

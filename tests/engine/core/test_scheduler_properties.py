@@ -145,7 +145,7 @@ def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
     """Row -> (start, number of tokens, whether one is sampled), as long as there is room for everybody."""
     steps = scheduler._steps
     # a free row makes chunks smaller
-    scheduler.state.drain(steps[0].step_id if steps else scheduler.num_steps)
+    scheduler.state.drain(next(iter(steps), scheduler.state.num_steps))
     budget = scheduler.config.max_num_batched_tokens
     expected = {}
     for index, request in enumerate(scheduler.state.running):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from engine.cluster.link_messages import CoreReady
@@ -20,7 +21,8 @@ class FakeCore(Connection):
         """Ignore it."""
 
     async def run(self, handle: Callable[[Any], None]) -> End:
-        handle(CoreReady(None, [], {}))  # type: ignore[arg-type]
+        resolved: Any = SimpleNamespace(fingerprint="", max_model_len=9, kv_role=None)
+        handle(CoreReady(resolved, [], {}))
         return await self._ended
 
     def abort(self) -> None:
@@ -41,7 +43,8 @@ class FakeConnector:
 async def test_a_dead_replica_is_started_again_by_hand_and_has_all_its_restarts_then() -> None:
     causes: list[str] = []
     replica = Replica(
-        *(0, FakeConnector(), 1), lambda *_: None, lambda _: None, lambda _, cause, __: causes.append(cause)
+        *(0, FakeConnector(), 1, lambda *_: None, lambda *_: None, lambda _: None),
+        lambda _, cause, __: causes.append(cause),
     )
     running = asyncio.create_task(replica.run())
     for num_restarts in range(4):

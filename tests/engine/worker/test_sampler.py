@@ -145,13 +145,6 @@ def test_a_mask_may_be_shorter_than_the_vocabulary() -> None:
     assert int(sampler.sample(logits, np.arange(1), np.array([3]), mask).token_ids[0]) < 96
 
 
-@pytest.mark.parametrize("num_masks", [0, 2, 5])
-def test_masks_that_are_not_one_for_each_row_are_refused(num_masks: int) -> None:
-    sampler = make_sampler([Case(SamplingParams())] * 4, 64)
-    with pytest.raises(ValueError, match=f"{num_masks} masks do not fit 4 rows"):
-        sampler.sample(make_logits(4, 64), np.arange(4), np.full(4, 3), np.zeros((num_masks, 2), np.int32))
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_broken_row_fails_alone(bad: float) -> None:
     """Rows 0, 5, 10 and 15 have a mask, which forbids token 3."""
@@ -189,14 +182,6 @@ def test_row_used_again_keeps_nothing_of_the_last_request() -> None:
         result = sample(sampler, logits, [plain])
         assert result.logprobs == []
         assert int(result.token_ids[0]) == sample_alone(plain, logits[0])
-
-
-@pytest.mark.parametrize("shape", [(2, 64), (1, 63)])
-def test_logits_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
-    sampler, none = make_sampler([Case(SamplingParams())], 64), np.zeros(0, np.int64)
-    with pytest.raises(ValueError, match="do not fit"):
-        sampler.sample(torch.zeros(shape), np.arange(1), np.array([3]))
-    assert sampler.sample(torch.zeros(0, 64), none, none).token_ids.shape == (0,), "no rows, no tokens"
 
 
 def test_penalty_memory_follows_the_need() -> None:
