@@ -12,16 +12,19 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from app.concurrency import take_last
 from app.extraction.bounds import BoundedSchema, Limits, add_bounds
+from app.extraction.calibration import FILE_NAME
 from app.extraction.checks import read_checks, run_checks
 from app.extraction.confidence import field_confidence, score_tokens
 from app.extraction.cuts import list_cuts
 from app.extraction.flags import find_flags
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import Leaf, Scan, scan
+from app.extraction.loops import LoopWatch
 from app.extraction.prompt import Example, Schema, make_messages, make_plain_prompt
 from app.extraction.result import ExtractionResult, PartialExtraction, Usage
 from app.extraction.verbatim import GROUNDED, GroundedSchema, list_spellings, mark_grounded
@@ -75,6 +78,7 @@ class Extractor:
         examples: texts with their right records.
         lora_request: the adapter that reads; None: the base model.
         images: pages of the document as files or URLs, for a model that sees images.
+        num_rivals: alternatives that are recorded for each token of the record.
     """
 
     engine: Engine
@@ -87,6 +91,7 @@ class Extractor:
     examples: tuple[Example, ...] = ()
     lora_request: LoRARequest | None = None
     images: tuple[bytes | str, ...] = ()
+    num_rivals: int = 0
 
     async def stream(
         self,
@@ -111,16 +116,30 @@ class Extractor:
         if self.images and self.ground:
             raise InvalidRequest(VERBATIM_IMAGES, "images")
         prompt_ids = await self.encode_prompt(schema, text)
-        params = SamplingParams(max_tokens=self._fit(len(prompt_ids), room), temperature=0.0, logprobs=0)
-        async with aclosing(self._generate_bound(schema, text, prompt_ids, params, cache_salt)) as steps:
-            async for step in steps:
-                plan, output = step
-                if not output.finished:
-                    yield PartialExtraction(output.outputs[0].text, output)
-        yield await asyncio.to_thread(self._conclude, schema, plan.bounds, text, source, output, plan.notes)
+        params = SamplingParams(max_tokens=self._fit(len(prompt_ids), room), temperature=0.0, logprobs=self.num_rivals)
+        watch: LoopWatch | None = LoopWatch(schema, text)
+        while watch is not None:
+            loops, watch = watch, None
+            steps = self._generate_bound(schema, text, prompt_ids, params, cache_salt, loops)
+            # Leaving the block aborts a record that repeats itself; it is written again with a shorter list.
+            async with aclosing(steps):
+                async for plan, output in steps:
+                    watch = await loops.look(output.outputs[0].text, output.finished)
+                    if watch is not None:
+                        break
+                    if not output.finished:
+                        yield PartialExtraction(output.outputs[0].text, output)
+        notes = (*plan.notes, *loops.notes)
+        yield await asyncio.to_thread(self._conclude, schema, plan.bounds, text, source, output, notes)
 
     async def _generate_bound(
-        self, schema: Schema, text: str, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
+        self,
+        schema: Schema,
+        text: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        cache_salt: str | None,
+        loops: LoopWatch,
     ) -> AsyncGenerator[tuple[_Plan, RequestOutput], None]:
         """Generate with added limits and the values of the text; without them where nothing satisfies them.
 
@@ -130,7 +149,7 @@ class Extractor:
         limits, with_lists = self.limits, True
         while True:
             # In a thread, because finding quotations in a text takes a while.
-            plan = await asyncio.to_thread(self._make_plan, schema, text, limits, with_lists)
+            plan = await asyncio.to_thread(self._make_plan, schema, text, limits, with_lists, loops)
             try:
                 bound = replace(params, grammar=plan.grammar)
                 async with aclosing(self._generate(prompt_ids, bound, cache_salt)) as outputs:
@@ -145,6 +164,11 @@ class Extractor:
                     limits, with_lists = self.limits, False
                 else:
                     raise _name_option(error) from error
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether it was measured how often this model's values are right, by their confidence."""
+        return self.lora_request is None and (Path(self.engine.config.model) / FILE_NAME).is_file()
 
     @property
     def model_name(self) -> str:
@@ -164,7 +188,9 @@ class Extractor:
         assert isinstance(result, ExtractionResult), "it comes last"
         return result
 
-    def _make_plan(self, schema: Schema, text: str, limits: Limits | None, with_lists: bool) -> _Plan:
+    def _make_plan(
+        self, schema: Schema, text: str, limits: Limits | None, with_lists: bool, loops: LoopWatch
+    ) -> _Plan:
         notes = (WITHOUT_LIMITS,) if limits is None and self.limits is not None else ()
         if self.ground and text.strip():
             grounded = mark_grounded(schema, text, with_lists)
@@ -173,7 +199,7 @@ class Extractor:
             grounded, source = GroundedSchema(schema, False, ()), None
         # Listed values are limited by their lists.
         bounds = add_bounds(grounded.schema, limits, text)
-        grammar = GrammarSpec.json_schema(bounds.schema, "spaced", self.backend, source, self.property_order)
+        grammar = GrammarSpec.json_schema(loops.shorten(bounds.schema), "spaced", self.backend, source, self.property_order)
         return _Plan(bounds, grammar, grounded.has_lists, notes + grounded.notes)
 
     async def encode_prompt(self, schema: Schema, text: str) -> list[int]:
@@ -238,7 +264,7 @@ class Extractor:
         record = record if record is not None else seen.value
         confidence = self._confidence(completion, seen.leaves)
         evidence = find_evidence(seen.leaves, text)
-        checks = run_checks(schema, record)
+        checks, is_measured = run_checks(schema, record), self.is_measured
         return ExtractionResult(
             source=source,
             record=record,
@@ -252,7 +278,8 @@ class Extractor:
             bounds=bounds,
             notes=(*notes, *list_cuts(schema, bounds, record, evidence, text)),
             checks=checks,
-            flags=find_flags(schema, seen.leaves, confidence, evidence, checks),
+            flags=find_flags(schema, seen.leaves, confidence, evidence, checks, is_measured),
+            is_measured=is_measured,
             output=output,
             usage=Usage.of(output),
         )
@@ -324,5 +351,5 @@ def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any)
         evidence=evidence,
         leaves=tuple(leaves),
         checks=checks,
-        flags=find_flags(schema, leaves, result.confidence, evidence, checks),
+        flags=find_flags(schema, leaves, result.confidence, evidence, checks, result.is_measured),
     )

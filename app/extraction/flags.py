@@ -1,18 +1,20 @@
 """Flags: the values of a record that a person should check, each with its reasons.
 
 A value is flagged if the text does not show it, if the model was unsure, if another field uses the same place of the
-text, if its item repeats the one before it without a place of its own, or if a check across fields fails. Values that
-are chosen (enum, true, false) need not be in the text. The bounds are those below which, on the project's hand-written
-and unseen sets, fewer than about three of four values were right.
+text, if its item repeats an earlier one without a place of its own, or if a check across fields fails. Values that
+are chosen (enum, true, false) need not be in the text. The bounds of a measured model are those below which, on the
+project's hand-written and unseen sets, fewer than about three of four values were right. The confidence of other models
+only ranks the values: the lowest third is flagged.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.extraction.checks import Check
 from app.extraction.grounding import Evidence
-from app.extraction.json_spans import Leaf, Path, Scalar
+from app.extraction.json_spans import Leaf, Path
 from app.extraction.prompt import Schema
 from app.extraction.schema_places import list_places
 
@@ -20,8 +22,10 @@ LOW_CONFIDENCE = 0.99
 LOW_CHOICE_CONFIDENCE = 0.95
 NOT_FOUND = "not in the text"
 UNSURE = "the model was unsure"
+LEAST_SURE = "the model was least sure here"
+SHARE_OF_LEAST_SURE = 1 / 3
 SHARED = "shares its place in the text with another field"
-REPEATED = "repeats the item before it, which the text has once"
+REPEATED = "repeats an item before it, which the text does not repeat"
 
 
 def find_flags(
@@ -30,9 +34,15 @@ def find_flags(
     confidence: Mapping[str, float],
     evidence: Mapping[str, Evidence],
     checks: Iterable[Check] = (),
+    is_measured: bool = True,
 ) -> dict[str, tuple[str, ...]]:
-    """Reasons by JSON pointer, in the order of the record."""
-    shared, repeated = _list_shared(evidence), _list_repeated(leaves, evidence)
+    """Reasons by JSON pointer, in the order of the record.
+
+    Args:
+        is_measured: whether it is known how often values of a confidence are right.
+    """
+    shared, repeated = _list_shared(evidence), list_repeated(leaves, evidence)
+    least = set() if is_measured else _list_least_sure(confidence)
     failed: dict[str, list[str]] = {}
     for check in checks:
         # The first pointer is the total, or the smaller value: enough to send a person to the right place.
@@ -41,14 +51,14 @@ def find_flags(
     flags: dict[str, tuple[str, ...]] = {}
     for leaf in leaves:
         found, sure = evidence.get(leaf.pointer), confidence.get(leaf.pointer)
-        is_choice = isinstance(leaf.value, bool) or any(
-            "enum" in place or "const" in place for place in list_places(schema, leaf.pointer)
-        )
+        is_choice = is_chosen(schema, leaf)
         reasons = list(failed.get(leaf.pointer, ()))
         if found is not None and found.match == "none" and not is_choice:
             reasons.append(NOT_FOUND)
-        if sure is not None and sure < (LOW_CHOICE_CONFIDENCE if is_choice else LOW_CONFIDENCE):
+        if is_measured and sure is not None and sure < (LOW_CHOICE_CONFIDENCE if is_choice else LOW_CONFIDENCE):
             reasons.append(UNSURE)
+        elif leaf.pointer in least:
+            reasons.append(LEAST_SURE)
         if leaf.pointer in repeated:
             reasons.append(REPEATED)
         elif leaf.pointer in shared:
@@ -56,6 +66,18 @@ def find_flags(
         if reasons:
             flags[leaf.pointer] = tuple(reasons)
     return flags
+
+
+def is_chosen(schema: Schema, leaf: Leaf) -> bool:
+    """Return whether the schema lists the values that are possible there; the text need not show them."""
+    places = list_places(schema, leaf.pointer)
+    return isinstance(leaf.value, bool) or any("enum" in place or "const" in place for place in places)
+
+
+def _list_least_sure(confidence: Mapping[str, float]) -> set[str]:
+    """Return the pointers of the lowest third, without those of which the model was certain."""
+    unsure = sorted((sure, pointer) for pointer, sure in confidence.items() if sure < LOW_CONFIDENCE)
+    return {pointer for _, pointer in unsure[: math.ceil(len(confidence) * SHARE_OF_LEAST_SURE)]}
 
 
 def _list_shared(evidence: Mapping[str, Evidence]) -> set[str]:
@@ -71,8 +93,8 @@ def _list_shared(evidence: Mapping[str, Evidence]) -> set[str]:
     return shared
 
 
-def _list_repeated(leaves: Sequence[Leaf], evidence: Mapping[str, Evidence]) -> set[str]:
-    """Pointers of items that are equal to the one before them and of which the text shows no further place."""
+def list_repeated(leaves: Sequence[Leaf], evidence: Mapping[str, Evidence]) -> set[str]:
+    """Return the pointers of items that equal an earlier one and of which the text shows no further place."""
     items: dict[Path, list[Leaf]] = {}
     for leaf in leaves:
         at = next((at for at, step in enumerate(leaf.path) if isinstance(step, int)), None)
@@ -80,14 +102,14 @@ def _list_repeated(leaves: Sequence[Leaf], evidence: Mapping[str, Evidence]) -> 
             items.setdefault(leaf.path[: at + 1], []).append(leaf)
     repeated: set[str] = set()
     used: dict[Path, set[tuple[int, int]]] = {}
-    before: tuple[Path, list[tuple[Path, Scalar]]] = ((), [])
+    seen: set[tuple[Path, str]] = set()
     for path, inside in items.items():
         spans = used.setdefault(path[:-1], set())
         found = [evidence[leaf.pointer] for leaf in inside if leaf.pointer in evidence]
         own = {(each.start, each.end) for each in found if each.match != "none"} - spans
-        values = [(leaf.path[len(path) :], leaf.value) for leaf in inside]
-        if found and not own and before == (path[:-1], values):
+        values = path[:-1], repr([(leaf.path[len(path) :], leaf.value) for leaf in inside])
+        if found and not own and values in seen:
             repeated |= {leaf.pointer for leaf in inside}
         spans |= own
-        before = path[:-1], values
+        seen.add(values)
     return repeated

@@ -62,6 +62,7 @@ class ExtractionResult:
     checks: tuple[Check, ...] = ()
     # reasons to check a value, by JSON pointer
     flags: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    is_measured: bool = True  # whether it is known how often values of a confidence are right
     output: RequestOutput | None = None
     usage: Usage = field(default_factory=Usage)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,8 +52,12 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
     return edited
 
 
-def change_items(record: Any, pointer: str, action: Literal["add", "remove"]) -> Any:
-    """Return a copy of the record without a list item, or with an empty item after it.
+def change_items(
+    record: Any, pointer: str, action: Literal["add", "remove"]
+) -> tuple[Any, Callable[[str], str | None]]:
+    """Return a copy of the record without a list item, or with an empty item after it, and where its values were.
+
+    The function returns the pointer in the record before of a value after; None for a value of the empty item.
 
     Raises:
         EditError: the item does not exist.
@@ -66,7 +70,28 @@ def change_items(record: Any, pointer: str, action: Literal["add", "remove"]) ->
         del owner[key]
     else:
         owner.insert(key + 1, _empty_like(owner[key]))
-    return changed
+    place = pointer.rpartition("/")[0] + "/"
+    first, shift = (key, 1) if action == "remove" else (key + 2, -1)
+
+    def find_before(after: str) -> str | None:
+        step, slash, rest = after.removeprefix(place).partition("/")
+        if not after.startswith(place) or int(step) <= key - (action == "remove"):
+            return after
+        return f"{place}{int(step) + shift}{slash}{rest}" if int(step) >= first else None
+
+    return changed, find_before
+
+
+def put_value(record: Any, pointer: str, value: Any) -> Any:
+    """Return a copy of the record with another value at a JSON pointer.
+
+    Raises:
+        EditError: the record has no such value.
+    """
+    changed = {"": copy.deepcopy(record)}
+    owner, key = _find_owner(changed, f"/{pointer}")
+    owner[key] = value
+    return changed[""]
 
 
 def _empty_like(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.extraction.checks import run_checks
-from app.extraction.flags import NOT_FOUND, REPEATED, SHARED, UNSURE, find_flags
+from app.extraction.flags import LEAST_SURE, NOT_FOUND, REPEATED, SHARED, UNSURE, find_flags
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
 from grammar import InvalidGrammar
@@ -103,6 +103,14 @@ def test_a_chosen_value_need_not_be_in_the_text_but_the_model_has_to_be_sure() -
     }
 
 
+def test_without_measurements_the_least_sure_third_is_flagged_and_never_what_is_certain() -> None:
+    leaves = scan('{"a": true, "b": true, "c": true, "d": true} ').leaves
+    sure = {"/a": 0.6, "/b": 0.4, "/c": 0.7, "/d": 1.0}
+    assert find_flags({}, leaves, sure, {}, is_measured=False) == {"/a": (LEAST_SURE,), "/b": (LEAST_SURE,)}
+    certain = dict.fromkeys(sure, 0.999)
+    assert find_flags({}, leaves, certain, {}, is_measured=False) == {}
+
+
 def test_two_fields_with_one_place_are_both_flagged() -> None:
     found = flags_of(
         '{"place": "Bonn am Rhein", "officer": "Bonn", "other": "Ada"}', "Ada, Bonn am Rhein", {}
@@ -116,6 +124,7 @@ def test_two_fields_with_one_place_are_both_flagged() -> None:
         ({"l": [{"n": "Tea", "q": 2}] * 3}, "Tea 2, Milk 3", ["/l/1/n", "/l/1/q", "/l/2/n", "/l/2/q"]),
         ({"l": [{"n": "Tea", "q": 2}] * 2}, "Tea 2, Tea 2", []),
         ({"l": ["Tea", "Cake", "Cake"]}, "Tea", ["/l/2"]),
+        ({"l": ["Tea", "Cake", "Tea", "Cake"]}, "Tea, Cake", ["/l/2", "/l/3"]),
         ({"l": [2, 2, 2]}, "2 and 2", ["/l/2"]),
         ({"l": [True, True]}, "yes and yes", []),
         ({"a": ["Tea"], "b": ["Tea"]}, "Tea", []),

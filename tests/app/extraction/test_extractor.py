@@ -158,17 +158,40 @@ async def test_a_text_that_an_added_limit_may_have_cut_is_noted(
     assert result.to_json().get("notes", []) == list(result.notes)
 
 
+LIST: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
+
+
+async def test_a_list_as_long_as_an_added_limit_is_noted() -> None:
+    result = await extract(FakeEngine(record=json.dumps({"a": [*range(32)]})), LIST)
+    assert result.notes == ("/a ends at the added limit of 32 items; raise or switch off the limit",)
+
+
 @pytest.mark.parametrize(
-    ("items", "note"),
+    ("items", "text", "length"),
     [
-        (range(32), "/a ends at the added limit of 32 items; raise or switch off the limit"),
-        ([1, 2, *[3] * 30], "/a ends at the added limit of 32 items, because the model repeats itself"),
+        ([1, 2, *[3] * 30], TEXT, 3),
+        ([1, *[2, 3] * 16], TEXT, 3),
+        ([7] * 5, "7 7 7 7 7", None),  # as often as in the text
+        ([7, 8, 9, 7, 8, 9], TEXT, None),
     ],
 )
-async def test_a_list_as_long_as_an_added_limit_is_noted(items: Any, note: str) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
-    result = await extract(FakeEngine(record=json.dumps({"a": [*items]})), schema)
-    assert result.notes == (note,)
+async def test_a_list_that_loops_is_written_again_and_ends_before_the_copies(
+    items: list[int], text: str, length: int | None
+) -> None:
+    engine = FakeEngine(record=json.dumps({"a": items}))
+    result = await extract(engine, LIST, text)
+    *looping, last = engine.requests
+    assert [request.is_aborted for request in looping] == [True] * (length is not None)
+    assert (f'"maxItems": {length}' in last.params.grammar.text) is (length is not None)
+    assert any("the model repeated itself" in note for note in result.notes) is (length is not None)
+
+
+@pytest.mark.parametrize("more", [{"minItems": 30}, {"items": {"type": "boolean"}}])
+async def test_a_list_that_must_be_long_or_is_chosen_is_not_shortened(more: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"a": {**LIST["properties"]["a"], **more}}}
+    engine = FakeEngine(record=json.dumps({"a": [True if "items" in more else 5] * 31}))
+    await extract(engine, schema)
+    assert len(engine.requests) == 1
 
 
 async def test_leaving_a_stream_aborts_its_request() -> None:

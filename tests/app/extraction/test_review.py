@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.extraction.review import Change, EditError, apply_edits, compare
+from app.extraction.review import Change, EditError, apply_edits, change_items, compare
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,20 @@ def test_the_record_itself_stays_as_it_was() -> None:
     record = {"a": [1]}
     apply_edits(record, {"/a/0": "2"})
     assert record == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("pointer", "action", "changed", "before"),
+    [
+        ("/a/1", "remove", ["x", "z"], {"/a/0": "/a/0", "/a/1": "/a/2", "/n": "/n"}),
+        ("/a/0", "add", ["x", "", "y", "z"], {"/a/0": "/a/0", "/a/1": None, "/a/2": "/a/1", "/a/3": "/a/2"}),
+    ],
+)
+def test_after_a_change_of_items_every_value_is_found_where_it_was(
+    pointer: str, action: Any, changed: list[str], before: dict[str, str | None]
+) -> None:
+    record, find_before = change_items({"a": ["x", "y", "z"], "n": 1}, pointer, action)
+    assert record["a"] == changed and {after: find_before(after) for after in before} == before
 
 
 @pytest.mark.parametrize("pointer", ["/b", "/a/5", "/a/x", "/a"])
