@@ -1,8 +1,8 @@
 """Gate: the ASGI layer around every route, the page included. Origins, keys, request ids, body size, the log.
 
 With keys set, everything but the health of the server asks for one. A program sends `Authorization: Bearer KEY` or
-`x-api-key: KEY`. A browser asks its user (Basic: any name, a key as password) and then adds it to every request by
-itself, whichever page sends it. Basic therefore opens the page and what only reads, and no POST of the API.
+`x-api-key: KEY`. A browser asks its user (key_page.py) and keeps the key in a cookie, or sends it as a Basic password;
+it adds both to requests by itself. They therefore open the page and what only reads, and no POST of the API.
 
 It is not a `BaseHTTPMiddleware`, which would put a queue between a stream and its socket and hide disconnects.
 """
@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.body_decoder import BodyDecoder
 from app.api.errors import API_PREFIXES, HEALTH_PATHS, REQUEST_ID, ApiError, BadRequest, to_api_error
 from app.api.fields import WARNINGS
+from app.api.key_page import KEY_PATH, ask_for_key, let_in, read_cookie, read_form, wants_page
 from app.api.origins import SAFE_METHODS, AllowedOrigins
 from app.json_text import TOO_MANY_VALUES, ValueCounter
 from engine import EngineOverloaded, RequestOutput
@@ -167,6 +168,11 @@ class Gate:
                 return
             if scope["path"] not in OPEN_PATHS:
                 self.origins.check(scope["method"], headers, scope["scheme"])
+                if self.keys and (scope["method"], scope["path"]) == ("POST", KEY_PATH):
+                    key = await read_form(receive)
+                    page = let_in(key, scope["scheme"] == "https") if find_key(key, self.keys) else ask_for_key(True)
+                    await page(scope, receive, send)
+                    return
                 takes_basic = scope["method"] in SAFE_METHODS or not scope["path"].startswith(API_PREFIXES)
                 info.key_number = self._find_key(headers, takes_basic)
                 info.owner = make_owner(self.keys[info.key_number - 1] if info.key_number else b"", headers)
@@ -186,7 +192,10 @@ class Gate:
             with self._counted(info.key_number if is_work else 0):
                 await self.app(scope, self._bounded(receive, is_json), send)
         except (ApiError, EngineOverloaded) as error:
-            await to_api_error(error).answer(scope["path"])(scope, receive, send)
+            answer = to_api_error(error).answer(scope["path"])
+            if answer.status_code == 401 and not is_api and wants_page(scope["method"], headers):
+                answer = ask_for_key(bool(read_keys(headers, True)))
+            await answer(scope, receive, send)
         except Exception as error:
             # an unexpected error, which the server logs afterwards; the request log gets id and status as always
             if not info.status:
@@ -313,7 +322,7 @@ def find_key(given: bytes, keys: Iterable[bytes]) -> int:
 def read_keys(headers: Mapping[bytes, bytes], takes_basic: bool = False) -> list[bytes]:
     """Return the keys in a request's headers; one valid key suffices."""
     found = (headers.get(b"x-api-key", b""), _read_key(headers.get(b"authorization", b""), takes_basic))
-    return [key for key in found if key]
+    return [key for key in (*found, read_cookie(headers) if takes_basic else b"") if key]
 
 
 def _read_key(authorization: bytes, takes_basic: bool) -> bytes:

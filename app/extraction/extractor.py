@@ -124,12 +124,12 @@ class Extractor:
             # Leaving the block aborts a record that repeats itself; it is written again with a shorter list.
             async with aclosing(steps):
                 async for plan, output in steps:
+                    notes = (*plan.notes, *loops.notes)
                     watch = await loops.look(output.outputs[0].text, output.finished)
                     if watch is not None:
                         break
                     if not output.finished:
                         yield PartialExtraction(output.outputs[0].text, output)
-        notes = (*plan.notes, *loops.notes)
         yield await asyncio.to_thread(self._conclude, schema, plan.bounds, text, source, output, notes)
 
     async def _generate_bound(
@@ -199,7 +199,8 @@ class Extractor:
             grounded, source = GroundedSchema(schema, False, ()), None
         # Listed values are limited by their lists.
         bounds = add_bounds(grounded.schema, limits, text)
-        grammar = GrammarSpec.json_schema(loops.shorten(bounds.schema), "spaced", self.backend, source, self.property_order)
+        bounded = loops.shorten(bounds.schema)
+        grammar = GrammarSpec.json_schema(bounded, "spaced", self.backend, source, self.property_order)
         return _Plan(bounds, grammar, grounded.has_lists, notes + grounded.notes)
 
     async def encode_prompt(self, schema: Schema, text: str) -> list[int]:

@@ -51,7 +51,7 @@ class LoopWatch:
         return None
 
     def _find_length(self, seen: Scan, names: Names, items: list[Any], period: int) -> int | None:
-        """Return the number of items before the copies; None where the text shows them, or the list cannot be shorter."""
+        """Return the number of items before the copies; None if the text shows them, or the list cannot be shorter."""
         inside = [leaf for leaf in seen.leaves if leaf.path[: len(names)] == names]
         if all(is_chosen(self.schema, leaf) for leaf in inside):
             return None
@@ -76,8 +76,8 @@ class LoopWatch:
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(
-            f"/{'/'.join(map(escape_pointer, names))} was ended after item {length}, because the model repeated itself; "
-            "items may be missing"
+            f"/{'/'.join(map(escape_pointer, names))} was ended after item {length}, because the model repeated "
+            "itself; items may be missing"
             for names, length in self.lengths
         )
 

@@ -44,19 +44,19 @@ def make_demo(context: ApiContext) -> gr.Blocks:
         title="Troupe", analytics_enabled=False, fill_height=True, fill_width=True, delete_cache=KEEP_FILES_S
     ) as demo:
         build_header(demo, engine)
-        with gr.Tabs(elem_id="tabs") as tabs:
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Extract", elem_id="extract-tab"):
+                extract = ExtractTab(engine, examples)
+                extract.build(demo)
+            with gr.Tab("Batch", elem_id="batch-tab"):
+                batch = BatchTab(engine, examples)
+                batch.build(demo, extract.panel)
             with gr.Tab("Chat", elem_id="chat-tab"):
                 chat = ChatTab(
                     engine, describe_model(engine), choose_examples(engine), context.store, choose_settings(engine)
                 )
                 chat.build(demo)
-            with gr.Tab("Extract", id="extract", elem_id="extract-tab"):
-                extract = ExtractTab(engine, examples)
-                schema = extract.build(demo)
-            with gr.Tab("Batch", elem_id="batch-tab"):
-                batch = BatchTab(engine, examples, extract.stops)
-                batch.build(demo, schema, [*extract.reviewed, tabs])
-            with gr.Tab("Observatory", elem_id="observatory-tab"):
+            with gr.Tab("Engine", elem_id="engine-tab"):
                 build_observatory_tab(engine)
             with gr.Tab("API", elem_id="api-tab"):
                 build_api_tab(demo, engine, needs_key=bool(context.config.api_key))

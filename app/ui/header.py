@@ -1,4 +1,4 @@
-"""The header strip: model, device, state, load. Refreshed once a second."""
+"""The header strip: model, state and speed. Refreshed once a second."""
 
 from __future__ import annotations
 
@@ -54,45 +54,15 @@ def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> s
     card = html.escape(card, quote=True)
     stats = engine.stats()
     state = STATE_WORDS.get(engine.state) or ("busy" if stats.num_running else "ready")
-    figures = [
-        ("running", f"{stats.num_running}"),
-        ("waiting", f"{stats.num_waiting + stats.num_waiting_for_grammar}"),
-        ("of the cache", f"{stats.kv_usage:.0%}"),
-        ("tok/s", f"{tokens_per_second:,.0f}"),
-    ]
-    cells = "".join(f'<span class="figure"><b>{value}</b> {name}</span>' for name, value in figures)
     title = html.escape(engine.error or "", quote=True) if engine.state in ("dead", "restarting") else ""
     return (
         '<div class="strip"><h1 class="brand">Troupe</h1>'
         f'<span class="model" title="{card}">{html.escape(engine.model_name)}</span>'
-        f'<span class="device" title="{html.escape(describe_replaced(engine), quote=True)}">'
-        f"{html.escape(describe_device(engine))}</span>"
         f'<span class="state {state}" title="{title}"><i></i>{state}</span>'
-        f'<span class="figures">{cells}</span>'
+        f'<span class="figure"><b>{tokens_per_second:,.0f}</b> tok/s</span>'
         '<button type="button" class="theme" title="Switch between light and dark">'
         '<span class="visually-hidden">Light or dark</span>◐</button></div>'
     )
-
-
-def describe_device(engine: Engine) -> str:
-    """Return device and dtype, once they are known."""
-    if engine.state in ("new", "starting"):
-        return ""
-    worker, replaced = engine.resolved.worker, list_replaced(engine)
-    note = f" · {len(replaced)} kernel{'s' if len(replaced) > 1 else ''} replaced" if replaced else ""
-    return f"{worker.device} · {worker.dtype}{note}"
-
-
-def list_replaced(engine: Engine) -> list[str]:
-    """Return the kernels that the self-check at the start replaced by slower ones."""
-    names = str(engine.describe_runtime().get("replaced_kernels", ""))
-    return names.split(", ") if names else []
-
-
-def describe_replaced(engine: Engine) -> str:
-    """Return the tooltip of the device; empty if all kernels passed."""
-    replaced = [] if engine.state in ("new", "starting") else list_replaced(engine)
-    return f"Failed the self-check and replaced: {', '.join(replaced)}" if replaced else ""
 
 
 def build_header(demo: gr.Blocks, engine: Engine) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STYLE_SHEET = Path(__file__).resolve().parents[2] / "assets" / "style.css"
@@ -102,5 +103,11 @@ def mount_options(frame_ancestors: Sequence[str] = ()) -> dict[str, Any]:
         "enable_monitoring": False,
         "ssr_mode": False,
         "show_error": True,
-        "app_kwargs": {"middleware": [Middleware(PagePolicy, frame_ancestors=frame_ancestors)]},
+        "app_kwargs": {
+            "middleware": [
+                Middleware(PagePolicy, frame_ancestors=frame_ancestors),
+                # Gradio compresses its files, but neither the page nor its configuration, which are half a megabyte.
+                Middleware(GZipMiddleware, minimum_size=1024),
+            ]
+        },
     }

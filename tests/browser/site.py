@@ -28,14 +28,15 @@ class Site:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", self._watch)
 
-    def open(self) -> None:
+    def open(self, tab: str = "chat") -> None:
+        """Open the page at a tab; at "extract" it extracts an example by itself."""
         # Pages of one context share what the browser keeps. It is cleared where no script of the app can write it back.
         self.page.goto(f"{self.base_url}/health")
-        self.page.evaluate("localStorage.clear()")
+        self.page.evaluate("localStorage.clear(), sessionStorage.clear()")
         self.page.context.clear_cookies()  # the server knows the browser's chats by its cookie
         self.complaints.clear()  # Gradio's about the streams of a page that was left
-        self.page.goto(self.base_url)
-        self.composer.wait_for()
+        self.page.goto(f"{self.base_url}/#{tab}")
+        (self.composer if tab == "chat" else self.page.get_by_role("tab", name=tab.title())).first.wait_for()
 
     @property
     def composer(self) -> Any:
@@ -107,8 +108,12 @@ class Site:
     def extract(self, text: str) -> None:
         self.go_to("Extract")
         self.go_to("Text")
-        self.page.get_by_label("Text", exact=True).fill(text)
+        self.page.get_by_role("textbox", name="Text", exact=True).fill(text)
         self.page.get_by_role("button", name="Extract", exact=True).click()
+
+    def unfold(self, words: str) -> None:
+        """Open a folded part of the Extract tab."""
+        self.page.get_by_role("button", name=words).click()
 
     def type_code(self, editor: str, text: str) -> None:
         """Replace what stands in a code editor, as a person pastes."""

@@ -38,14 +38,28 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     site.page.get_by_text("8 of 8 rows").wait_for()
     site.page.get_by_text("the column 'note' is empty in this row").wait_for()
     site.page.get_by_text("of the prompts from the prefix cache").wait_for()
+    # Rows are corrected in place; an approved one makes way for the next.
+    site.page.locator("[data-row='0']").click()
+    site.page.get_by_text("Row 1 of 8").wait_for()
+    vendor = site.page.get_by_role("textbox", name="vendor")
+    vendor.fill("Northwind & Sons")
+    vendor.press("Tab")
+    site.page.locator("#batch-records").get_by_text("Northwind & Sons").wait_for()
+    site.page.get_by_role("button", name="Approve").click()
+    site.page.get_by_text("Row 2 of 8").wait_for()
+    site.page.locator("#batch-progress").get_by_text("1 approved").wait_for()
+    site.page.get_by_role("button", name="Previous row").click()
+    site.wait_for(lambda: vendor.input_value() == "Northwind & Sons")
     with site.page.expect_download() as waiting:
         site.page.get_by_role("button", name="Download JSONL").click()
     records = [json.loads(line) for line in Path(waiting.value.path()).read_text().splitlines()]
     assert len(records) == 8 and sum(record["valid"] for record in records) == 7 and "error" in records[7]
+    assert records[0]["record"]["vendor"] == "Northwind & Sons" and records[0]["approved"] is True
 
 
 def start_endless_run(site: Site, path: Path) -> None:
     site.go_to("Extract")
+    site.unfold("describe your own")
     site.go_to("JSON Schema")
     site.type_code("#schema", ENDLESS_SCHEMA)
     site.page.get_by_text("schema keywords are enforced").wait_for()

@@ -94,7 +94,7 @@ def test_a_file_that_is_no_text_is_named_in_the_chat_and_in_the_workbench(site: 
     assert site.composer.input_value() == "What is this?"
     site.go_to("Extract")
     site.page.locator("#extract input[type=file]").set_input_files(path)
-    site.page.locator("#record-status .problem", has_text="picture.txt is not a text").wait_for()
+    site.page.locator("#extract .record-status .problem", has_text="picture.txt is not a text").wait_for()
     site.go_to("Chat")
     site.toggle("Chats")
     site.page.get_by_label("Chats to import").set_input_files(path)

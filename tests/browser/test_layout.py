@@ -21,7 +21,7 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
     phone.figures.wait_for()
     assert phone.find_overflow() == []
     phone.extract(INVOICE)
-    phone.page.get_by_text("fits the schema").wait_for()
+    phone.page.get_by_role("textbox", name="vendor").wait_for()
     assert phone.find_overflow() == []
     for tab, words in TABS.items():
         phone.go_to(tab)
@@ -30,12 +30,13 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
 
 
 def test_the_buttons_of_the_panels_cover_nothing_and_work_on_a_phone(phone: Site) -> None:
-    figures = phone.page.locator(".strip .figures").bounding_box()
-    model = phone.page.locator(".strip .model").bounding_box()
+    state = phone.page.locator(".strip .state").bounding_box()
     for name in ("Chats", "Settings"):
         button = phone.page.get_by_role("button", name=name, exact=True).bounding_box()
-        assert button["y"] + button["height"] <= figures["y"], name
-        assert button["y"] + button["height"] > model["y"]  # on the first line, where there is room for them
+        assert button["x"] > state["x"] + state["width"] or button["y"] > state["y"] + state["height"], name
+    phone.toggle("Chats")
+    phone.page.get_by_role("button", name="Close").or_(phone.page.get_by_role("button", name="Chats")).first.wait_for()
+    phone.toggle("Chats")
     phone.make_answers_endless()
     phone.ask("Count, please.")
     phone.wait_for(lambda: phone.num_running() == 1)
@@ -71,8 +72,8 @@ def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
     site.page.locator("#inside .token").nth(4).hover()
     save(site, folder / "chat.png")
     site.extract(INVOICE)
-    site.page.get_by_text("fits the schema").wait_for()
-    site.page.get_by_role("textbox", name="vendor").hover()
+    site.page.get_by_role("textbox", name="vendor").click()
+    site.page.locator(".why").wait_for()
     save(site, folder / "extract.png")
     site.go_to("Batch")
     site.page.locator("#batch-files input[type=file]").set_input_files(SAMPLES)
@@ -81,7 +82,7 @@ def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
     site.page.get_by_role("button", name="Run all").click()
     site.page.get_by_text("done in").wait_for()
     save(site, folder / "batch.png")
-    site.go_to("Observatory")
+    site.go_to("Engine")
     site.page.get_by_role("img", name="blocks owned").wait_for()
     is_over = threading.Event()
     lengths = (150, 300, 500, 700, 900, 1200)

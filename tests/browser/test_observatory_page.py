@@ -13,7 +13,7 @@ def test_a_running_request_gets_a_lane_and_blocks(site: Site) -> None:
     site.make_answers_endless()
     site.ask("Count, please.")
     site.wait_for(lambda: site.num_running() == 1)
-    site.go_to("Observatory")
+    site.go_to("Engine")
     site.page.locator(".lanes rect.p-grammar").first.wait_for()
     site.page.get_by_role("img", name="blocks owned").wait_for()
     site.page.get_by_role("img", name="requests in the last 30 seconds").wait_for()
@@ -21,12 +21,14 @@ def test_a_running_request_gets_a_lane_and_blocks(site: Site) -> None:
     site.go_to("Chat")
     site.press_stop()
     site.figures.wait_for()
-    site.go_to("Observatory")
+    site.go_to("Engine")
     site.page.get_by_role("img", name="half of").first.wait_for()
+    site.page.get_by_role("button", name="Send 12 requests").click(timeout=60_000)
+    site.wait_for(lambda: site.num_running() + site.num_waiting() > 2)
 
 
 def test_it_polls_only_while_it_is_seen(site: Site) -> None:
-    site.go_to("Observatory")
+    site.go_to("Engine")
     site.wait_for(lambda: num_looks(site) >= 2)
     site.go_to("Chat")
     before, beats = num_looks(site), 0

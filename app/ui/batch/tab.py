@@ -7,11 +7,11 @@ later shows it again.
 from __future__ import annotations
 
 import asyncio
-import json
+import html
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gradio.utils import get_upload_folder
 
 from app.extraction import Extractor, Limits
 from app.extraction.export import FORMATS, ExportError, export
+from app.extraction.review import EditError
 from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import UnreadableSource
 from app.ui.batch.run import BatchRun
@@ -34,35 +35,32 @@ from app.ui.batch.view import (
 )
 from app.ui.examples import Examples
 from app.ui.explain import Explanation, explain_bug
-from app.ui.extract.run import Shown, show
-from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
-from app.ui.extract.tab import NO_FILE
+from app.ui.extract.choices import NUM_RIVALS
+from app.ui.extract.desk import Desk, Update
+from app.ui.extract.schema_panel import BLANK_PROBLEM, SchemaPanel, is_blank
+from app.ui.extract.shown import Shown
 from app.ui.jobs import Jobs
 from app.ui.scripts import read_kept, read_script
 from app.ui.stops import Stops
 from engine import Engine
+from grammar import GrammarError
 
 FILE_TYPES = [
     ".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".eml", ".log", ".html", ".xml", ".json", ".pdf",
 ]  # fmt: skip
 FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
+SAMPLES = "sample texts"
 UPDATE_INTERVAL_S = 0.25
 # Runs that no page shows: they are kept, and go on, for this time and up to this number.
 KEEP_S = 12 * 3600.0
 MAX_UNSEEN = 8
 
-Update = tuple[Any, ...]  # progress, records, buttons (try, run, stop), downloads, again
-UNCHANGED: Update = tuple(gr.skip() for _ in range(9))
-
 
 class BatchTab:
-    """Extracts records from many texts with one schema on one engine."""
+    """Extracts records from many texts with one schema on one engine, and reviews them row by row."""
 
-    def __init__(
-        self, engine: Engine, examples: Examples, reviews: Stops, interval_s: float = UPDATE_INTERVAL_S
-    ) -> None:
-        self.reviews = reviews  # runs of the Extract tab, which `open_row` ends
+    def __init__(self, engine: Engine, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
         self.engine = engine
         self.examples = examples
         self.interval_s = interval_s
@@ -71,79 +69,99 @@ class BatchTab:
         self.runs: Jobs[BatchRun] = Jobs(engine, KEEP_S, MAX_UNSEEN)
         self.shown: dict[str, BatchRun] = {}  # the run that each session's page shows
         self.checker = SchemaChecker()
+        self.desk = Desk()
 
-    def build(self, demo: gr.Blocks, of_extract: SchemaParts, review: Sequence[Any]) -> None:
-        """Put the tab's components on the page and connect them.
-
-        Args:
-            review: what `open_row` fills: the Extract tab's results, its text, its schema, and the choice of the tab.
-        """
+    def build(self, demo: gr.Blocks, of_extract: SchemaPanel) -> None:
+        """Put the tab's components on the page and connect them."""
         with gr.Row(elem_id="batch", equal_height=False):
             with gr.Column(scale=4, min_width=300):
-                files = gr.File(
-                    label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
-                    elem_id="batch-files",
-                )  # fmt: skip
-                # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.
-                folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
-                column = gr.Dropdown([], label="Column with the text", interactive=True)
-                schema = gr.Dropdown(
-                    [AS_IN_EXTRACT, *self.examples.schemas], value=AS_IN_EXTRACT, label="Schema of a record"
-                )
-                with gr.Row():
-                    trial = gr.Button(f"Try the first {NUM_PREVIEWED}", interactive=False, min_width=120)
-                    run = gr.Button(
-                        "Run all", variant="primary", interactive=False, elem_id="batch-run", min_width=120
-                    )
-                    stop = gr.Button("Stop", variant="stop", visible=False, min_width=80)
+                self._build_inputs()
             with gr.Column(scale=9, min_width=300):
-                progress = gr.HTML("", elem_id="batch-progress", apply_default_css=False)
-                with gr.Row(elem_classes="bar"):
-                    downloads = [
-                        gr.DownloadButton(_label(file_format), visible=False, size="sm", min_width=120)
-                        for file_format in FORMATS
-                    ]
-                    again = gr.Button(
-                        "Run failed rows again", visible=False, size="sm", min_width=220
-                    )
-                    order = gr.Checkbox(
-                        False,
-                        label="Lowest confidence first",
-                        container=False,
-                        min_width=140,
-                        elem_id="batch-order",
-                    )
-                records = gr.HTML(
-                    EMPTY_BATCH,
-                    elem_id="batch-records",
-                    apply_default_css=False,
-                    js_on_load=read_script("kept") + read_script("batch"),
-                )
+                self._build_results()
+        self.index = gr.State(None)  # the row that is open for review
         # Never displayed; carries the id of the run that the browser knows into the event.
         known = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-batch")
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        outputs = [progress, records, trial, run, stop, *downloads, again]
-        opened = [column, *outputs]
-        files.change(self.open_files, files, opened, queue=False, **quiet)
-        folder.upload(self.open_folder, folder, opened, queue=False, **quiet)
-        column.input(self.show_column, column, records, queue=False, **quiet)
-        inputs = [column, schema, of_extract.code, of_extract.problem]
-        inputs.append(order)
+        at_once = {"queue": False, **quiet}
+        buttons = [self.trial, self.run_button, self.stop_button, *self.downloads, self.again, self.samples]
+        outputs = [self.progress, self.records, *buttons]
+        reviewed = [self.review, self.place, self.index, *self.desk.parts]
+        opened = [self.column, *outputs, self.review]
+        self.files.change(self.open_files, self.files, opened, **at_once)
+        self.folder.upload(self.open_folder, self.folder, opened, **at_once)
+        self.column.input(self.show_column, self.column, self.records, **at_once)
+        inputs = [self.column, self.schema, of_extract.code, of_extract.problem, self.order]
         demo.load(self.attach, known, outputs, js=read_kept("readBatch"), **quiet)
-        trial.click(self.run_some, inputs, outputs, **quiet)
-        run.click(self.run_all, inputs, outputs, **quiet)
-        again.click(self.run_again, inputs, outputs, **quiet)
-        order.input(self.sort, order, records, queue=False, **quiet)
-        records.open(self.open_row, None, list(review), queue=False, **quiet)
-        stop.click(self.stop, None, None, queue=False, **quiet)
+        self.trial.click(self.run_some, inputs, outputs, **quiet)
+        self.run_button.click(self.run_all, inputs, outputs, **quiet)
+        self.again.click(self.run_again, inputs, outputs, **quiet)
+        self.samples.click(self.run_samples, self.order, [self.column, self.schema, self.review, *outputs], **quiet)
+        self.order.input(self.sort, self.order, self.records, **at_once)
+        self.records.open(self.open_row, None, reviewed, **at_once)
+        self.stop_button.click(self.stop, None, None, **at_once)
+        self.previous.click(self.go_back, self.index, reviewed, **at_once)
+        self.next.click(self.go_on, self.index, reviewed, **at_once)
+        self.close.click(lambda: gr.update(visible=False), None, self.review, **at_once)
+        desk, kept = self.desk, [*reviewed, self.progress, self.records, *self.downloads]
+        desk.fields.act(
+            self.act, [desk.shown, self.index], kept, concurrency_limit=1, concurrency_id="review",
+            trigger_mode="multiple", **quiet,
+        )  # fmt: skip
+        desk.fields.look(desk.explain, desk.shown, desk.why, trigger_mode="always_last", **at_once)
+
+    def _build_inputs(self) -> None:
+        self.files = gr.File(
+            label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
+            elem_id="batch-files",
+        )  # fmt: skip
+        # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.
+        self.folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
+        self.column = gr.Dropdown([], label="Column with the text", interactive=True)
+        self.schema = gr.Dropdown(
+            [AS_IN_EXTRACT, *self.examples.schemas], value=AS_IN_EXTRACT, label="Schema of a record"
+        )
+        with gr.Row():
+            self.trial = gr.Button(f"Try the first {NUM_PREVIEWED}", interactive=False, min_width=120)
+            self.run_button = gr.Button(
+                "Run all", variant="primary", interactive=False, elem_id="batch-run", min_width=120
+            )
+            self.stop_button = gr.Button("Stop", variant="stop", visible=False, min_width=80)
+
+    def _build_results(self) -> None:
+        self.progress = gr.HTML("", elem_id="batch-progress", apply_default_css=False)
+        with gr.Row(elem_classes="bar"):
+            self.downloads = [
+                gr.DownloadButton(_label(file_format), visible=False, size="sm", min_width=120)
+                for file_format in FORMATS
+            ]
+            self.again = gr.Button("Run failed rows again", visible=False, size="sm", min_width=220)
+            self.order = gr.Checkbox(
+                False, label="Least sure first", container=False, min_width=140, elem_id="batch-order"
+            )
+        with gr.Column(visible=False, elem_id="batch-review") as self.review:
+            with gr.Row(elem_classes="bar"):
+                self.place = gr.HTML("", elem_id="batch-place", apply_default_css=False)
+                self.previous = gr.Button("‹ Previous row", size="sm", scale=0, min_width=110)
+                self.next = gr.Button("Next row ›", size="sm", scale=0, min_width=110)
+                self.close = gr.Button("Close", size="sm", scale=0, min_width=70)
+            with gr.Row(elem_classes="desk", equal_height=False):
+                with gr.Column(scale=1, min_width=280, elem_classes="source-side"):
+                    self.desk.build_evidence()
+                with gr.Column(scale=1, min_width=280, elem_classes="record-side"):
+                    self.desk.build_record()
+        self.records = gr.HTML(
+            EMPTY_BATCH, elem_id="batch-records", apply_default_css=False,
+            js_on_load=read_script("kept") + read_script("batch"),
+        )  # fmt: skip
+        self.samples = gr.Button(
+            "Try it with sample texts", size="sm", min_width=200, elem_id="batch-samples",
+            visible=bool(self.examples.samples),
+        )  # fmt: skip
 
     async def open_files(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
         """Open files as a table; a run over earlier files is stopped first, because the page no longer shows it."""
         session = str(request.session_hash)
-        before = self.shown.get(session)
-        is_running = before is not None and before.is_running
-        await self._leave_run(session)
-        stopped = before if before is not None and is_running and before.is_over else None
+        stopped = await self._leave_running(session)
         note = render_note("The run before was stopped; what is done is kept.") if stopped else ""
         # Before reading the new table, because a visitor has one table at a time.
         self.tables.drop(session)
@@ -154,19 +172,23 @@ class BatchTab:
             table, note = NO_TABLE, refused.as_html() + note
         self.tables.put(session, table)
         column = table.pick_text_column()
-        is_ready = gr.update(interactive=column is not None)
-        picker = gr.update(choices=list(table.columns), value=column)
-        downloads = await self._save(stopped) if stopped else UNCHANGED[5:]
-        buttons = is_ready, is_ready, gr.update(visible=False)
-        return picker, note, render_preview(table, column), *buttons, *downloads
+        return {
+            self.column: gr.update(choices=list(table.columns), value=column),
+            self.progress: note,
+            self.records: render_preview(table, column),
+            self.review: gr.update(visible=False),
+            self.samples: gr.update(visible=not table.rows and bool(self.examples.samples)),
+            **self._buttons(False, column is not None),
+            **(await self._save(stopped) if stopped else {}),
+        }
 
     async def open_folder(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
         """Open a folder, with those of its files that are supported."""
         fitting = [path for path in paths or () if Path(path).suffix.lower() in FILE_TYPES]
-        picker, progress, *rest = await self.open_files(fitting, request)
+        opened = await self.open_files(fitting, request)
         if num_others := len(paths or ()) - len(fitting):
-            progress += render_note(f"Files of other types in the folder, left out: {num_others:,}.")
-        return picker, progress, *rest
+            opened[self.progress] += render_note(f"Files of other types in the folder, left out: {num_others:,}.")
+        return opened
 
     def show_column(self, column: str | None, request: gr.Request) -> Any:
         """Preview another column first; during a run the records stay."""
@@ -187,7 +209,7 @@ class BatchTab:
         """Show the run that this browser began before the page was loaded."""
         session, run = str(request.session_hash), self.runs.find(str(run_id))
         if run is None or session in self.shown or self.tables.get(session).rows:
-            yield UNCHANGED
+            yield gr.skip()
             return
         async with aclosing(self._show(session, run)) as updates:
             async for update in updates:
@@ -206,6 +228,18 @@ class BatchTab:
             async for update in updates:
                 yield update
 
+    async def run_samples(self, request: gr.Request, order: bool) -> AsyncGenerator[Update, None]:
+        """Open the sample texts of the schema that has most of them, and run it."""
+        found = {name: str(self.examples.schema_for(name)) for name in self.examples.samples}
+        schema = max(found.values(), key=list(found.values()).count)
+        paths = [str(path) for name, path in self.examples.samples.items() if found[name] == schema]
+        opened = await self.open_files(paths, request)
+        column = opened[self.column]["value"]
+        yield {**opened, self.schema: schema}
+        async with aclosing(self.run_all(request, column, schema, "", None, order)) as updates:
+            async for update in updates:
+                yield update
+
     async def sort(self, order: bool, request: gr.Request) -> Any:
         """Sort the records by confidence, lowest first, or in row order."""
         run = self.shown.get(str(request.session_hash))
@@ -216,15 +250,52 @@ class BatchTab:
         return render_records(run)
 
     async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
-        """Open a row in the Extract tab for review, in place of an extraction that runs there."""
-        batch, index = self.shown.get(str(request.session_hash)), int(data._data["row"])
-        if batch is None or batch.records.get(index, {}).get("record") is None:
+        """Open a row for review."""
+        return self._review(str(request.session_hash), int(data._data["row"]))
+
+    async def go_back(self, index: int, request: gr.Request) -> Update:
+        """Open the row before."""
+        return self._step(str(request.session_hash), index, -1)
+
+    async def go_on(self, index: int, request: gr.Request) -> Update:
+        """Open the row behind."""
+        return self._step(str(request.session_hash), index, 1)
+
+    async def act(self, shown: Shown | None, index: int, data: gr.EventData, request: gr.Request) -> Update:
+        """Apply what a person did to the open row, and write the row back; an approved row makes way for the next."""
+        session = str(request.session_hash)
+        run = self.shown.get(session)
+        if shown is None or run is None:
+            return gr.skip()
+        try:
+            changed = shown.act(data._data)
+        except EditError as error:
+            return self.desk.refuse(error)
+        run.keep(index, changed)
+        drawn = {**self.desk.draw(changed), self.records: render_records(run)}
+        if not run.is_running:
+            drawn |= {self.progress: render_progress(run, "done"), **await self._save(run)}
+        if changed.is_approved and (following := run.find_next(index)) is not None:
+            drawn |= self._review(session, following)
+        return {part: value for part, value in drawn.items() if part is not self.again}
+
+    def _step(self, session: str, index: int, step: int) -> Update:
+        run = self.shown.get(session)
+        following = run.find_next(index, step) if run else None
+        return gr.skip() if following is None else self._review(session, following)
+
+    def _review(self, session: str, index: int) -> Update:
+        run = self.shown.get(session)
+        if run is None or run.records.get(index, {}).get("record") is None:
             raise gr.Error("This row is not here any more. Run the batch again.")
-        await self.reviews.end(str(request.session_hash))
-        text = batch.rows[index].pick(batch.column).text
-        shown = Shown(batch.restore(index), text, batch.schema)
-        views = SchemaPanel(self.examples).show(json.dumps(batch.schema, indent=2, ensure_ascii=False))
-        return (*show(shown, {}), *NO_FILE, text, *views, gr.update(selected="extract"))
+        name = html.escape(run.records[index]["source"])
+        return {
+            self.review: gr.update(visible=True),
+            self.place: f"<b>Row {index + 1} of {len(run.rows):,}</b> {name}",
+            self.index: index,
+            **self.desk.draw(run.open_row(index)),
+            self.desk.why: "",
+        }
 
     async def run_all(
         self,
@@ -247,6 +318,7 @@ class BatchTab:
         """
         session = str(request.session_hash)
         run = again or BatchRun(self.tables.get(session).rows[:num_rows], column)
+        text = self.examples.schemas.get(name, schema)
         refused = problem if name == AS_IN_EXTRACT else None
         if not run.rows:
             refused = Explanation(
@@ -254,14 +326,16 @@ class BatchTab:
                 "Others needed the room, or the connection was lost.",
                 "Open them again.",
             )
+        with suppress(GrammarError):  # which the run reports
+            checked = await asyncio.to_thread(self.checker.check, text)
+            refused = refused or (BLANK_PROBLEM if is_blank(checked.schema) else None)
         if refused is not None:
-            yield refused.as_html(), *UNCHANGED[1:]
+            yield {self.progress: refused.as_html()}
             return
         # A page shows one run at a time; two would overwrite each other's display.
         await self._leave_run(session)
         run.lowest_first = order
         if not run.is_running:  # by another page that shows it
-            text = self.examples.schemas.get(name, schema)
             self.runs.start(run, self._extract(run, text, f"session-{session}", again is not None))
         async with aclosing(self._show(session, run)) as updates:
             async for update in updates:
@@ -270,14 +344,15 @@ class BatchTab:
     async def _extract(self, run: BatchRun, schema: str, salt: str, is_again: bool) -> None:
         checked = await asyncio.to_thread(self.checker.check, schema)
         failed = run.list_failed() if is_again else None
-        await run.run(Extractor(self.engine, Limits()), checked.schema, salt, failed)
+        await run.run(Extractor(self.engine, Limits(), num_rivals=NUM_RIVALS), checked.schema, salt, failed)
 
     async def _show(self, session: str, run: BatchRun) -> AsyncGenerator[Update, None]:
         """Update the page while the run goes on, and at its end; closing the generator leaves the run alone."""
         self.shown[session] = run
         self.runs.take(run, session)
         with self.stops.running(session) as flag:
-            yield render_progress(run, "running"), render_records(run), *_buttons(True), *_hide_files()
+            begun = {**self._buttons(True), **self._hide_files(), self.samples: gr.update(visible=False)}
+            yield self._draw(run, "running") | begun
             drawn = time.monotonic()
             async with aclosing(run.watch()) as changes:
                 async for _ in changes:
@@ -286,18 +361,29 @@ class BatchTab:
                     now = time.monotonic()
                     if now - drawn >= self.interval_s:
                         drawn = now
-                        yield render_progress(run, "running"), render_records(run), *UNCHANGED[2:]
+                        yield self._draw(run, "running")
             if flag.asked:
                 return
-            progress = render_progress(run, "stopped" if run.is_stopped or run.problem else "done")
+            last = self._draw(run, "stopped" if run.is_stopped or run.problem else "done")
             if run.problem is not None:
-                progress = run.problem.as_html() + (progress if run.records else "")
+                last[self.progress] = run.problem.as_html() + (last[self.progress] if run.records else "")
+            buttons = self._buttons(False, bool(self.tables.get(session).rows))
             try:
-                yield progress, render_records(run), *self._open_buttons(session), *await self._save(run)
+                yield last | buttons | await self._save(run)
             except Exception as error:
                 # Raise unexpected errors, but enable the buttons again.
-                yield explain_bug(error).as_html(), gr.skip(), *self._open_buttons(session), *_hide_files()
+                yield {self.progress: explain_bug(error).as_html(), **buttons, **self._hide_files()}
                 raise
+
+    def _draw(self, run: BatchRun, state: str) -> Update:
+        return {self.progress: render_progress(run, state), self.records: render_records(run)}
+
+    async def _leave_running(self, session: str) -> BatchRun | None:
+        """Let the page show no run; return the one that was stopped for it."""
+        before = self.shown.get(session)
+        is_running = before is not None and before.is_running
+        await self._leave_run(session)
+        return before if before is not None and is_running and before.is_over else None
 
     async def _leave_run(self, session: str) -> None:
         """Let the page show no run; the one that it showed is stopped if no other page shows it."""
@@ -317,15 +403,20 @@ class BatchTab:
         if run := self.shown.get(str(request.session_hash)):
             run.stop()
 
-    def _open_buttons(self, session: str) -> tuple[Any, Any, Any]:
-        return _buttons(False, bool(self.tables.get(session).rows))
+    def _buttons(self, is_busy: bool, is_ready: bool = False) -> Update:
+        idle = gr.update(interactive=is_ready)
+        return {self.trial: idle, self.run_button: idle, self.stop_button: gr.update(visible=is_busy)}
 
-    async def _save(self, batch: BatchRun) -> list[Any]:
-        """Return the download buttons with their files."""
+    def _hide_files(self) -> Update:
+        return dict.fromkeys([*self.downloads, self.again], gr.update(visible=False))
+
+    async def _save(self, batch: BatchRun) -> Update:
+        """Return the download buttons with their files, and the button that runs rows again."""
         if not batch.records:
-            return _hide_files()
+            return self._hide_files()
+        files = await asyncio.to_thread(_write_files, batch.ordered)
         again = gr.update(visible=bool(batch.list_failed()))
-        return [*await asyncio.to_thread(_write_files, batch.ordered), again]
+        return {**dict(zip(self.downloads, files, strict=True)), self.again: again}
 
 
 def _label(file_format: str) -> str:
@@ -349,12 +440,3 @@ def _write_files(records: list[dict[str, Any]]) -> list[Any]:
         except ExportError as error:
             buttons.append(gr.update(visible=True, interactive=False, value=None, label=str(error)))
     return buttons
-
-
-def _buttons(is_busy: bool, is_ready: bool = False) -> tuple[Any, Any, Any]:
-    idle = gr.update(interactive=is_ready)
-    return idle, idle, gr.update(visible=is_busy)
-
-
-def _hide_files() -> list[Any]:
-    return [gr.update(visible=False)] * 4  # enable the button that runs rows again

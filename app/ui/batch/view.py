@@ -6,8 +6,9 @@ import html
 import json
 from typing import Any
 
+from app.extraction.pointers import escape_pointer
 from app.extraction.sources import Table
-from app.ui.batch.run import BatchRun
+from app.ui.batch.run import BatchRun, least_confidence
 from app.ui.extract.record_view import show_path
 
 NUM_PREVIEWED = 5
@@ -61,7 +62,7 @@ def render_progress(run: BatchRun, state: str) -> str:
     """Return the progress as a bar and one line of figures. `state` is running, done or stopped."""
     num_done, num_rows = len(run.records), len(run.rows)
     seconds = max(run.clock() - run.started, 1e-9)
-    parts = [f"<b>{num_done:,}</b> of {num_rows:,} rows", f"{run.num_valid:,} fit the schema"]
+    parts = [f"<b>{num_done:,}</b> of {num_rows:,} rows", f"{run.num_valid:,} valid", *_count_reviewed(run)]
     if run.num_failed:
         parts.append(f'<span class="bad">{run.num_failed:,} failed</span>')
     not_valid = num_done - run.num_valid - run.num_failed
@@ -85,6 +86,12 @@ def render_progress(run: BatchRun, state: str) -> str:
     )
 
 
+def _count_reviewed(run: BatchRun) -> list[str]:
+    num_approved = sum(bool(record.get("approved")) for record in run.records.values())
+    num_open = sum(bool(record["flags"]) for record in run.records.values() if record["record"] is not None)
+    return [f"{num_open:,} to check"] * bool(num_open) + [f"{num_approved:,} approved"] * bool(num_approved)
+
+
 def format_duration(seconds: float) -> str:
     """Return seconds, or minutes and hours for long durations."""
     if seconds < 90:
@@ -93,20 +100,13 @@ def format_duration(seconds: float) -> str:
     return f"{minutes:,.0f} min" if minutes < 90 else f"{minutes / 60:,.1f} h"
 
 
-def least_confidence(record: dict[str, Any]) -> float:
-    """Return the lowest confidence of the record's values; 0 for a row without a record."""
-    return 0.0 if record["record"] is None else min(record["confidence"].values(), default=1.0)
-
-
 def render_records(run: BatchRun) -> str:
     """Return the finished records, one per row, a column per field, with the id by which a later page finds them."""
     return f'<div data-run="{run.job_id}">{_render_table(run)}</div>'
 
 
 def _render_table(run: BatchRun) -> str:
-    done = sorted(run.records)
-    if run.lowest_first:
-        done.sort(key=lambda index: least_confidence(run.records[index]))
+    done = run.list_rows()
     if not done:
         return EMPTY_BATCH
     shown = done[:NUM_SHOWN]
@@ -117,17 +117,17 @@ def _render_table(run: BatchRun) -> str:
         for name in run.records[index]["record"]
     )
     heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
-    body = "".join(_render_record(index + 1, run.records[index], list(columns)) for index in shown)
+    body = "".join(_render_record(index + 1, run.records[index], list(columns), run.is_measured) for index in shown)
     more = f'<p class="figures-line">The first {NUM_SHOWN} of {len(done):,} rows; the downloads have all of them.</p>'
     return (
         '<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th><th scope="col">source</th>'
-        '<th scope="col">state</th><th scope="col">lowest confidence</th>'
+        '<th scope="col">state</th><th scope="col">to check</th>'
         f"{heads}</tr></thead><tbody>{body}</tbody></table></div>"
         f"{more if len(done) > NUM_SHOWN else ''}"
     )
 
 
-def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> str:
+def _render_record(number: int, record: dict[str, Any], columns: list[str], is_measured: bool) -> str:
     name = html.escape(record["source"])
     if record["record"] is not None:
         name = f'<button type="button" class="open" data-row="{number - 1}" title="Review this row">{name}</button>'
@@ -140,19 +140,29 @@ def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> s
         )
     values = record["record"] if isinstance(record["record"], dict) else {}
     cells = "".join(
-        f'<td title="{_describe(name, record)}">{_show(values[name]) if name in values else ""}</td>'
+        f'<td class="{_mark(name, record)}" title="{_describe(name, record)}">'
+        f"{_show(values[name]) if name in values else ''}</td>"
         for name in columns
     )
-    kind, word = ("good", "fits") if record["valid"] else ("cut", record["finish_reason"])
+    kind, word = ("plain", "valid") if record["valid"] else ("cut", record["finish_reason"])
+    if record.get("approved"):
+        kind, word = "good", "approved"
     word = "not valid" if word == "stop" else "cut off" if word == "length" else word
     num_flags = len(record["flags"])
-    flags = f" · {num_flags} to check" if num_flags else ""
-    sure = f"<td>{least_confidence(record):.0%}{flags}</td>"
-    return f'<tr>{head}<td><span class="state {kind}">{word}</span></td>{sure}{cells}</tr>'
+    lowest = f", lowest {least_confidence(record):.0%}" if is_measured else ""
+    flags = f'<span class="state cut">{num_flags} to check</span>{lowest}' if num_flags else "–"
+    return f'<tr>{head}<td><span class="state {kind}">{word}</span></td><td>{flags}</td>{cells}</tr>'
+
+
+def _mark(name: str, record: dict[str, Any]) -> str:
+    """Return the class of a cell: a value in it waits for a person, or a person typed one."""
+    pointer = f"/{escape_pointer(name)}"
+    inside = [each for each in (*record["flags"], *record.get("corrected", ())) if f"{each}/".startswith(f"{pointer}/")]
+    return "" if not inside else "flagged" if any(each in record["flags"] for each in inside) else "by-hand"
 
 
 def _describe(name: str, record: dict[str, Any]) -> str:
-    pointer = "/" + name.replace("~", "~0").replace("/", "~1")
+    pointer = f"/{escape_pointer(name)}"
     confidence = record["confidence"].get(pointer)
     shown = show_path((name,))
     return f"{shown}: confidence {confidence:.0%}" if confidence is not None else shown

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -106,8 +107,10 @@ class ChatRun:
             return _refuse(running)
         text = typed.get("text") or ""
         files = typed.get("files") or []
-        images = [path for path in files if self.engine.sees_images and is_image(path)]
+        images = [path for path in files if is_image(path)]
         try:
+            if images and not self.engine.sees_images:
+                raise InvalidRequest(f"{Path(images[0]).name} is an image, and this model sees none", "attachment")
             text = await add_attachments(text, [path for path in files if path not in images])
             await self._check_length(text)
         except InvalidRequest as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import html
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import gradio as gr
@@ -23,7 +24,7 @@ from app.ui.chat.history import (
     report_problem,
 )
 from app.ui.chat.run import ChatRun, Turn, first_index, inspect, is_running, open_composer, show
-from app.ui.chat.settings import Settings, build_settings, restore_settings
+from app.ui.chat.settings import Settings, build_settings, restore_settings, show_grammar
 from app.ui.owner import describe_keeping, find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import keep_touched, read_kept, read_script
@@ -36,6 +37,7 @@ LATEX: Any = [
     {"left": left, "right": right, "display": display}
     for left, right, display in (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False))
 ]
+GRAMMAR_KIND = [each.name for each in fields(Settings)].index("grammar_kind")
 PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Short events need no queue.
@@ -98,10 +100,6 @@ class ChatTab(ChatRun):
         self.welcome = welcome
         self.examples = examples
 
-    def offer_files(self) -> Any:
-        """Let the composer take images if the model sees them, which is known when the engine has started."""
-        return gr.update(file_types=[*FILE_TYPES, *IMAGE_TYPES]) if self.engine.sees_images else gr.skip()
-
     def build(self, demo: gr.Blocks) -> None:
         """Put the tab's components on the page and connect them."""
         chats = build_list()
@@ -110,21 +108,29 @@ class ChatTab(ChatRun):
                 chatbot, growing = self._build_messages()
             branches = build_branches()
             tokens = self._build_inside()
+            # Above the text box, because a grammar shapes every answer until it is switched off.
+            chip = gr.HTML(
+                "", elem_id="grammar-chip", apply_default_css=False,
+                js_on_load='element.onclick = (event) => { if (event.target.closest("button")) trigger("off"); };',
+            )  # fmt: skip
             textbox = gr.MultimodalTextbox(
                 label="Message", show_label=False, container=False, placeholder=PLACEHOLDER, lines=1, max_lines=8,
                 autofocus=True, elem_id="composer", submit_btn=True, stop_btn=False, sources=["upload"],
-                file_count="multiple", file_types=FILE_TYPES,
+                file_count="multiple", file_types=[*FILE_TYPES, *IMAGE_TYPES],
             )  # fmt: skip
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
             settings = build_settings(self.defaults, self.list_models())
             # Never displayed; they carry the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
+        kind: Any = settings[GRAMMAR_KIND]
+        kind.change(show_chip, kind, chip, **AT_ONCE)
+        free = ("none", gr.update(**show_grammar("none")))
+        chip.off(lambda: free, None, [kind, settings[GRAMMAR_KIND + 1]], **AT_ONCE)
         thread, turn = gr.State(None), gr.State(None)
         parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn, settings)
         self._connect_turns(parts)
         self._connect_history(parts)
-        demo.load(self.offer_files, None, textbox, **AT_ONCE)
         # One event, so that the settings of the chat and those of the browser cannot overtake each other.
         opening = demo.load(
             self.restore,
@@ -363,6 +369,16 @@ class ChatTab(ChatRun):
         shown = [parts.chatbot, parts.textbox, parts.growing, parts.tokens]
         ended = [*shown, parts.thread, parts.branches, parts.chats]
         watching.then(self.end, parts.turn, ended, **AT_ONCE)
+
+
+def show_chip(kind: str) -> str:
+    """Return the note that a grammar shapes the answers, with a button that ends it; "" without one."""
+    if kind == "none":
+        return ""
+    return (
+        f"<p>Answers follow a {html.escape(kind)}{' grammar' if kind in ('regex', 'EBNF') else ''}. "
+        '<button type="button">Switch it off</button></p>'
+    )
 
 
 def _leave(turn: Turn | None) -> None:

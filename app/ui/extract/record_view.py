@@ -1,35 +1,26 @@
-"""A record as HTML: the badge, the table of fields with confidence and evidence, and the marked source."""
+"""A record as HTML: the badge, its fields and grids with evidence and reasons to check, and the marked source."""
 
 from __future__ import annotations
 
 import html
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
-from app.extraction.flags import LOW_CONFIDENCE
 from app.extraction.json_spans import Path
+from app.extraction.pointers import escape_pointer
 from app.extraction.review import Change
+from app.ui.extract.rows import count_rows
+from app.ui.extract.shown import Shown, digest
 from app.ui.figures import describe_output
-
-# Colours of the bar.
-HIGH_CONFIDENCE = LOW_CONFIDENCE
-MIDDLE_CONFIDENCE = 0.9
-NO_CHANGES: Mapping[str, Change] = {}
-MATCH_WORDS = {
-    "exact": "verbatim", "normalised": "reformatted", "none": "not in the text",
-}  # fmt: skip
 
 EMPTY = (
     '<div class="empty"><p><b>The record appears here.</b></p>'
-    "<p>Every value comes with the model's confidence and the place in the text that shows it. "
-    "Values can be corrected in place.</p></div>"
+    "<p>Every value lights up its place in the text. Doubtful ones ask to be checked.</p></div>"
 )
-NO_SOURCE = (
-    '<div class="empty"><p>After an extraction the text is shown here with its evidence marked.</p></div>'
-)
+NO_SOURCE = '<div class="empty"><p>After an extraction the text is shown here with its evidence marked.</p></div>'
+HELP = "Enter: this value is right, on to the next. Alt and arrow: step. Esc: as before."
 
 
 def render_badge(kind: str, text: str, detail: str = "") -> str:
@@ -38,152 +29,213 @@ def render_badge(kind: str, text: str, detail: str = "") -> str:
     return f'<div class="status-line {kind}" role="status"><span class="badge">{html.escape(text)}</span>{more}</div>'
 
 
-def render_status(result: ExtractionResult) -> str:
+def render_status(shown: Shown) -> str:
     """Return whether the record may be used, and why not."""
-    if result.valid:
-        return render_badge("good", "fits the schema", "please check whether the values are right")
-    if result.finish_reason == "length":
-        return render_badge("cut", "cut off", result.errors[0])
-    return render_badge("bad", "not valid", "; ".join(result.errors))
+    result = shown.result
+    if shown.is_approved:
+        return render_badge("good", "approved", "later runs on this text are compared with it")
+    if not result.valid:
+        if result.finish_reason == "length":
+            return render_badge("cut", "cut off", result.errors[0].removeprefix("cut off: "))
+        return render_badge("bad", "not valid", "; ".join(result.errors))
+    if shown.to_check:
+        return render_badge("cut", "please check", "valid JSON; the marked values may be wrong")
+    return render_badge("plain", "valid JSON", "fits the schema; whether it is right, only you can say")
 
 
-def render_fields(
-    leaves: Iterable[Leaf],
-    result: ExtractionResult | None,
-    changes: Mapping[str, Change] = NO_CHANGES,
-    by_hand: frozenset[str] = frozenset(),
-    find_page: Callable[[Evidence], int] = lambda evidence: 0,
-) -> str:
-    """Return the table of values; with a result, also confidence, evidence and controls to edit and store it.
-
-    Args:
-        changes: differences from a verified record, by pointer; empty without one.
-        by_hand: pointers of values that a person edited.
-        find_page: returns the page of the opened PDF that shows a value; 0: none.
-    """
-    rows = list(leaves)
-    if not rows:
+def render_fields(shown: Shown) -> str:
+    """Return the values with controls to correct, step through and approve them."""
+    view = _View(shown.result.leaves, shown)
+    if not view.leaves:
         return EMPTY
-    body: list[str] = []
-    group = ""
-    for number, leaf in enumerate(rows):
-        parent = leaf.pointer.rpartition("/")[0]
-        if parent != group:
-            group = parent
-            if parent:
-                buttons = (
-                    "" if result is None or not isinstance(leaf.path[-2], int) else _render_items(parent)
-                )
-                name = show_path(leaf.path[:-1])
-                body.append(f'<tr class="group"><th colspan="3">{name}{buttons}</th></tr>')
-        if result is None:
-            body.append(_render_growing(number, leaf))
-        else:
-            evidence = result.evidence.get(leaf.pointer)
-            page = 0 if evidence is None else find_page(evidence)
-            change, is_by_hand = changes.get(leaf.pointer), leaf.pointer in by_hand
-            body.append(_render_row(number, leaf, result, change, is_by_hand, page))
-    body += [_render_missing(change) for change in changes.values() if change.kind == "missing"]
-    head = (
-        '<thead><tr><th scope="col">Field</th><th scope="col">Value</th><th scope="col" title="mean token '
-        'probability, relative: it ranks fields, it is not a chance of being right">Confidence</th></tr></thead>'
-    )
-    table = f"<table>{head}<tbody>{''.join(body)}</tbody></table>"
-    return (
-        f'<div class="record">{_render_review(rows, result, changes, by_hand) if result else ""}{table}</div>'
-    )
+    missing = [change for change in shown.changes.values() if change.kind == "missing"]
+    gone = f"<table><tbody>{''.join(map(_render_missing, missing))}</tbody></table>" if missing else ""
+    made_of = f'data-text="{digest(shown.text)}" data-schema="{digest(shown.schema)}"'
+    return f'<div class="record" {made_of}>{_render_review(shown)}{view.render()}{gone}</div>'
 
 
-def _render_review(
-    rows: list[Leaf], result: ExtractionResult, changes: Mapping[str, Change], by_hand: frozenset[str]
-) -> str:
-    num_flagged = sum(leaf.pointer in result.flags and leaf.pointer not in by_hand for leaf in rows)
-    num_others = len(rows) - num_flagged - sum(leaf.pointer in by_hand for leaf in rows)
-    counts = [f"{num_flagged} to check"] if num_flagged else []
-    counts += [f"{num_others} not looked at"] if num_others else []
-    text = ", ".join(counts) or "You typed all values"
-    against = ""
-    if changes:
-        num_same = sum(change.kind == "same" for change in changes.values())
-        against = (
-            f'<span class="against">{num_same} of {len(changes)} fields as in the record you verified</span>'
+def render_growing(leaves: Sequence[Leaf]) -> str:
+    """Return the values of a record while it is written."""
+    return f'<div class="record">{_View(leaves, None).render()}</div>' if leaves else EMPTY
+
+
+class _View:
+    """The blocks of one record: tables of single values, and a grid for each list. Leaves are numbered in order."""
+
+    def __init__(self, leaves: Sequence[Leaf], shown: Shown | None) -> None:
+        self.leaves = leaves
+        self.shown = shown
+        self.reasons = shown.reasons if shown else {}
+        self.changes = shown.changes if shown else {}
+
+    def render(self) -> str:
+        numbered = list(enumerate(self.leaves))
+        lists = _find_lists(self.leaves)
+        blocks = []
+        for path, leaves in itertools.groupby(numbered, key=lambda pair: _find_owner(pair[1].path, lists)):
+            group = list(leaves)
+            blocks.append(self._render_singles(group) if path is None else self._render_grid(path, group))
+        return "".join(blocks)
+
+    def _render_singles(self, group: list[tuple[int, Leaf]]) -> str:
+        body: list[str] = []
+        above: Path = ()
+        for number, leaf in group:
+            parent = leaf.path[:-1]
+            if parent != above:
+                above = parent
+                if parent:
+                    items = self._render_items(parent) if isinstance(parent[-1], int) else ""
+                    body.append(f'<tr class="group"><th colspan="2">{show_path(parent)}{items}</th></tr>')
+            inner = ' class="inner"' if parent else ""
+            name = f'<th scope="row"{inner}>{show_path(leaf.path[-1:]) or "value"}</th>'
+            value = self._render_value(leaf) + self._tell(leaf)
+            body.append(f"<tr {self._mark(number, leaf)}>{name}<td>{value}</td></tr>")
+        return f"<table><tbody>{''.join(body)}</tbody></table>"
+
+    def _render_grid(self, path: Path, group: list[tuple[int, Leaf]]) -> str:
+        """Return one row an item; below it, why its values should be checked."""
+        depth = len(path)
+        columns = list(dict.fromkeys(leaf.path[depth + 1 :] for _, leaf in group))
+        rows = []
+        for index, item in itertools.groupby(group, key=lambda pair: pair[1].path[depth]):
+            cells = {leaf.path[depth + 1 :]: (number, leaf) for number, leaf in item}
+            tds = "".join(
+                f"<td {self._mark(*cells[name])}>{self._render_value(cells[name][1])}</td>"
+                if name in cells
+                else "<td></td>"
+                for name in columns
+            )
+            buttons = f'<td class="items">{self._render_items((*path, index))}</td>' if self.shown else ""
+            rows.append(f"<tr><th scope='row'>{int(index) + 1}</th>{tds}{buttons}</tr>")
+            if notes := "".join(self._tell(leaf, show_path(name)) for name, (_, leaf) in cells.items()):
+                rows.append(f'<tr class="told"><td></td><td colspan="{len(columns) + 1}">{notes}</td></tr>')
+        heads = "".join(f'<th scope="col">{show_path(name) or "value"}</th>' for name in columns)
+        end = '<td class="items"></td>' if self.shown else ""
+        return (
+            f'<section class="list"><h3>{show_path(path) or "items"}{self._count(path, group)}</h3><div class="wide">'
+            f'<table class="grid"><thead><tr><td></td>{heads}{end}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+            "</div></section>"
         )
+
+    def _count(self, path: Path, group: list[tuple[int, Leaf]]) -> str:
+        num_items = len({leaf.path[len(path)] for _, leaf in group})
+        words = f'<small>{num_items} row{"s" if num_items > 1 else ""}</small>'
+        if self.shown is None:
+            return words
+        pointer = "".join(f"/{escape_pointer(str(step))}" for step in path)
+        notes = [note for note in self.shown.result.notes if note.startswith(f"{pointer} ")]
+        num_rows = count_rows(self.shown.text) if len(group) > num_items else 0
+        if num_rows > num_items:
+            notes.append(f"the text has a table of {num_rows} rows")
+        told = (html.escape(note.removeprefix(pointer)) for note in notes)
+        return words + "".join(f'<small class="check">{each}</small>' for each in told)
+
+    def _render_value(self, leaf: Leaf) -> str:
+        text = html.escape(_spell(leaf))
+        if self.shown is None:
+            return f'<span class="growing">{text}</span>'
+        num_lines = min(6, max(1, -(-len(text) // 40)))
+        place, name = html.escape(leaf.pointer, quote=True), show_path(leaf.path) or "value"
+        return (
+            f'<textarea class="value" rows="{num_lines}" spellcheck="false" data-key="v:{place}" '
+            f'data-pointer="{place}" aria-label="{name}">{text}</textarea>'
+        )
+
+    def _mark(self, number: int, leaf: Leaf) -> str:
+        words = [{str: "text", bool: "flag", type(None): "null"}.get(type(leaf.value), "number")]
+        if self.shown is not None:
+            pointer = leaf.pointer
+            is_flagged = pointer in self.reasons
+            words += ["flagged"] * (is_flagged and pointer not in self.shown.checked)
+            words += ["checked"] * (pointer in self.shown.checked)
+            words += ["by-hand"] * (pointer in self.shown.by_hand)
+        return f'data-field="{number}" class="{" ".join(words)}"'
+
+    def _tell(self, leaf: Leaf, name: str = "") -> str:
+        """Return what there is to say of a value: why to check it, who typed it, what was approved before."""
+        if self.shown is None:
+            return ""
+        pointer, told = leaf.pointer, []
+        is_checked = pointer in self.shown.checked
+        if pointer in self.reasons:
+            kind, sign = ("done", "✓ checked: ") if is_checked else ("check", "Check: ")
+            told.append((kind, sign + "; ".join(self.reasons[pointer]) + ("" if is_checked else self._rate(pointer))))
+        if pointer in self.shown.by_hand:
+            told.append(("aside", "typed by you"))
+        evidence = self.shown.result.evidence.get(pointer)
+        page = self.shown.find_page(evidence)
+        where = ["written differently in the text"] * (evidence is not None and evidence.match == "normalised")
+        where += [f"page {page}"] * bool(page)
+        if not name and where:
+            told.append(("aside", ", ".join(where)))
+        change = self.changes.get(pointer)
+        if change is not None and change.kind in ("changed", "new"):
+            before = "absent" if change.kind == "new" else json.dumps(change.verified, ensure_ascii=False)
+            told.append(("check", f"approved before: {before}"))
+        lead = f"<b>{name}</b> " if name else ""
+        return "".join(f'<small class="tell {kind}">{lead}{html.escape(text)}</small>' for kind, text in told)
+
+    def _rate(self, pointer: str) -> str:
+        """Return the confidence, where it is known what it means."""
+        assert self.shown is not None
+        sure = self.shown.result.confidence.get(pointer)
+        return f" ({sure:.0%})" if sure is not None and self.shown.result.is_measured and sure < 0.995 else ""
+
+    def _render_items(self, path: Path) -> str:
+        """Return the buttons of a list item."""
+        if self.shown is None:
+            return ""
+        pointer = "".join(f"/{escape_pointer(str(step))}" for step in path)
+        place, name = html.escape(pointer, quote=True), show_path(path)
+        return "".join(
+            f'<button type="button" class="item" data-act="{action}" data-key="{action}:{place}" '
+            f'data-pointer="{place}" '
+            f'aria-label="{word} {name}" title="{word} {name}">{sign}</button>'
+            for action, word, sign in (("add", "Add an item after", "+"), ("remove", "Remove", "×"))
+        )
+
+
+def _find_lists(leaves: Sequence[Leaf]) -> set[Path]:
+    """Return the lists that fit a grid: their items are single values or plain objects."""
+    depths: dict[Path, set[int]] = {}
+    for leaf in leaves:
+        at = next((at for at, step in enumerate(leaf.path) if isinstance(step, int)), None)
+        if at is not None:
+            depths.setdefault(leaf.path[:at], set()).add(len(leaf.path) - at)
+            if any(isinstance(step, int) for step in leaf.path[at + 1 :]):
+                depths[leaf.path[:at]].add(99)
+    return {path for path, found in depths.items() if max(found) <= 3}
+
+
+def _find_owner(path: Path, lists: set[Path]) -> Path | None:
+    return next((path[:at] for at in range(len(path)) if path[:at] in lists), None)
+
+
+def _render_review(shown: Shown) -> str:
+    counts = [(len(shown.to_check), "to check"), (shown.num_unchecked, "unchecked")]
+    text = ", ".join(f"{count} {word}" for count, word in counts if count) or "All checked"
+    changes = shown.changes.values()
+    num_same = sum(change.kind == "same" for change in changes)
+    against = f'<span class="against">{num_same} of {len(changes)} fields as approved before</span>' if changes else ""
     failed = "".join(
-        f'<div class="note">{html.escape(check.message)}</div>' for check in result.checks if not check.holds
+        f'<div class="note">{html.escape(check.message)}</div>' for check in shown.result.checks if not check.holds
     )
+    disabled = " disabled" if shown.is_approved else ""
     return (
-        f'<div class="review"><button type="button" data-act="next"{"" if num_flagged else " disabled"} '
-        'title="Enter: this value is fine, on to the next · Alt+↓ and Alt+↑: step · Esc: undo">'
-        f'{text}</button><button type="button" data-act="keep">Keep as verified</button>{against}</div>{failed}'
-    )
-
-
-def _render_items(pointer: str) -> str:
-    """Return the buttons of a list item."""
-    place = html.escape(pointer, quote=True)
-    return "".join(
-        f'<button type="button" class="item" data-items="{action}" data-pointer="{place}" '
-        f'aria-label="{word} {place}" title="{word}">{sign}</button>'
-        for action, word, sign in (("add", "Add an item after", "+"), ("remove", "Remove the item", "×"))
-    )
-
-
-def _render_growing(number: int, leaf: Leaf) -> str:
-    return (
-        f'<tr data-field="{number}">{_render_name(leaf)}'
-        f'<td class="{_kind_of(leaf)}">{html.escape(_spell(leaf))}</td><td></td></tr>'
-    )
-
-
-def _render_row(
-    number: int, leaf: Leaf, result: ExtractionResult, change: Change | None, is_by_hand: bool, page: int
-) -> str:
-    shown = _spell(leaf)
-    evidence, reasons = result.evidence.get(leaf.pointer), result.flags.get(leaf.pointer, ())
-    small = []
-    if evidence:
-        where = MATCH_WORDS.get(evidence.match, evidence.match) + (f", page {page}" if page else "")
-        small.append(f'<small class="match {evidence.match}">{where}</small>')
-    if change is not None and change.kind in ("changed", "new"):
-        before = "not in it" if change.kind == "new" else json.dumps(change.verified, ensure_ascii=False)
-        small.append(f'<small class="differs">verified: {html.escape(before)}</small>')
-    elif change is not None:
-        small.append('<small class="agrees">as verified</small>')
-    classes = [
-        word
-        for word, holds in (("flagged", bool(reasons) and not is_by_hand), ("by-hand", is_by_hand))
-        if holds
-    ]
-    num_lines = min(6, max(1, -(-len(shown) // 34)))
-    why = html.escape("; ".join(reasons), quote=True)
-    items = _render_items(leaf.pointer) if leaf.path and isinstance(leaf.path[-1], int) else ""
-    return (
-        f'<tr data-field="{number}" class="{" ".join(classes)}" title="{why}">{_render_name(leaf)}'
-        f'<td class="{_kind_of(leaf)}"><div class="cell">{items}<textarea class="value" rows="{num_lines}" '
-        f'spellcheck="false" '
-        f'data-pointer="{html.escape(leaf.pointer, quote=True)}" aria-label="{show_path(leaf.path)}"'
-        f"{' data-paged' * bool(page)}>"
-        f"{html.escape(shown)}</textarea>{''.join(small)}</div></td>"
-        f"<td>{_render_confidence(result.confidence.get(leaf.pointer), is_by_hand)}</td></tr>"
+        f'<div class="review"><button type="button" data-act="next" data-key="next" title="{HELP}"'
+        f'{"" if shown.to_check else " disabled"}>{text}</button>'
+        f'<button type="button" class="approve" data-act="approve" data-key="approve"{disabled}>'
+        f"{'Approved' if disabled else 'Approve'}</button>{against}</div>{failed}"
     )
 
 
 def _render_missing(change: Change) -> str:
-    shown = html.escape(json.dumps(change.verified, ensure_ascii=False))
+    value = html.escape(json.dumps(change.verified, ensure_ascii=False))
     return (
         f'<tr class="gone"><th scope="row">{show_path(change.path)}</th><td>no longer there '
-        f'<small class="differs">verified: {shown}</small></td><td></td></tr>'
+        f'<small class="tell check">approved before: {value}</small></td></tr>'
     )
-
-
-def _render_name(leaf: Leaf) -> str:
-    """Return the header cell of a row: the last step of the field's path, indented below another field."""
-    indent = ' class="inner"' if len(leaf.path) > 1 else ""
-    return f'<th scope="row"{indent}>{show_path(leaf.path[-1:])}</th>'
-
-
-def _kind_of(leaf: Leaf) -> str:
-    return {str: "text", bool: "flag", type(None): "null"}.get(type(leaf.value), "number")
 
 
 def _spell(leaf: Leaf) -> str:
@@ -196,18 +248,47 @@ def show_path(path: Path) -> str:
     return html.escape(" › ".join(steps), quote=True)
 
 
-def _render_confidence(confidence: float | None, is_by_hand: bool) -> str:
-    if is_by_hand:
-        return '<span class="fixed" title="you typed this value">by hand</span>'
-    if confidence is None:
-        return '<span class="fixed" title="the schema left no choice">fixed</span>'
-    level = (
-        "high" if confidence >= HIGH_CONFIDENCE else "middle" if confidence >= MIDDLE_CONFIDENCE else "low"
-    )
+def render_why(shown: Shown, pointer: str) -> str:
+    """Return why a value is what it is: its place in the text, what else the model weighed, what speaks against it."""
+    leaf = next((each for each in shown.result.leaves if each.pointer == pointer), None)
+    if leaf is None:
+        return ""
+    evidence = shown.result.evidence.get(pointer)
+    facts = [("Check", html.escape("; ".join(shown.reasons[pointer])))] if pointer in shown.reasons else []
+    if evidence is not None:
+        quote = f"“{html.escape(evidence.quote[:160])}”"
+        where = {"exact": quote, "normalised": f"{quote}, written differently"}.get(evidence.match, "not found")
+        facts.append(("In the text", where))
+    choice = shown.choices.get(shown.origin.get(pointer, ""))
+    if pointer in shown.by_hand:
+        facts.append(("Typed by you", _render_undo(shown, pointer)))
+    if choice is not None:
+        facts.append(("The model weighed", " · ".join(map(_render_weighed, (choice.taken, *choice.rivals)))))
+        if choice.forbidden:
+            facts.append(("The schema forbade", " · ".join(map(_render_weighed, choice.forbidden))))
+    elif pointer in shown.origin and shown.drafted.output is not None:
+        facts.append(("The model", "had no choice: the schema allows nothing else here"))
+    checks = [check for check in shown.result.checks if pointer in check.pointers]
+    facts += [("Adds up" if check.holds else "Does not add up", html.escape(check.message)) for check in checks]
+    rows = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in facts)
+    return f'<div class="why"><h3>Why <b>{show_path(leaf.path) or "this value"}</b>?</h3><dl>{rows}</dl></div>'
+
+
+def _render_undo(shown: Shown, pointer: str) -> str:
+    draft = next((each for each in shown.drafted.leaves if each.pointer == shown.origin.get(pointer)), None)
+    if draft is None:
+        return "the model wrote nothing here"
+    place = html.escape(pointer, quote=True)
     return (
-        f'<span class="confidence {level}"><i style="width:{confidence:.0%}"></i></span>'
-        f'<span class="percent">{confidence:.0%}</span>'
+        f"the model wrote <code>{html.escape(_spell(draft))}</code> "
+        f'<button type="button" data-act="undo" data-pointer="{place}">Undo</button>'
     )
+
+
+def _render_weighed(weighed: tuple[str, float]) -> str:
+    text, share = weighed
+    percent = "< 0.1%" if share < 0.001 else f"{share:.1%}" if share < 0.9995 else "100%"
+    return f"<span><code>{html.escape(text)}</code> {percent}</span>"
 
 
 def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: str) -> str:
@@ -229,7 +310,8 @@ def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: 
             fields = " ".join(map(str, numbers))
             piece = f'<mark data-field="{fields}" title="{names}">{piece}</mark>'
         pieces.append(piece)
-    return f'<div class="source"><pre tabindex="0" aria-label="Text with its evidence">{"".join(pieces)}</pre></div>'
+    # Browsers leave out a line break at the beginning of <pre>.
+    return f'<div class="source"><pre tabindex="0" aria-label="Text with its evidence">\n{"".join(pieces)}</pre></div>'
 
 
 def render_figures(result: ExtractionResult) -> str:
@@ -239,45 +321,4 @@ def render_figures(result: ExtractionResult) -> str:
     if added:
         parts.append("added limits: " + ", ".join(added))
     notes = "".join(f'<div class="note">{html.escape(note)}</div>' for note in result.notes)
-    return f'<div class="figures-line">{html.escape(" · ".join(parts))}</div>{notes}'
-
-
-def render_table(record: Any) -> str:
-    """Return the tables of a record as HTML."""
-    singles, lists = _split(record, ())
-    parts = []
-    if singles:
-        heads = "".join(f'<th scope="col">{show_path(path) or "value"}</th>' for path, _ in singles)
-        cells = "".join(f"<td>{_cell(value)}</td>" for _, value in singles)
-        parts.append(f"<table><thead><tr>{heads}</tr></thead><tbody><tr>{cells}</tr></tbody></table>")
-    for path, items in lists:
-        parts.append(f"<h2>{show_path(path) or 'items'}</h2>{_render_list(items)}")
-    return f'<div class="tables" tabindex="0">{"".join(parts)}</div>' if parts else ""
-
-
-def _split(value: Any, path: Path) -> tuple[list[tuple[Path, Any]], list[tuple[Path, list[dict[str, Any]]]]]:
-    """Split single values from lists of objects, each with its path."""
-    if isinstance(value, dict):
-        singles: list[tuple[Path, Any]] = []
-        lists: list[tuple[Path, list[dict[str, Any]]]] = []
-        for name, inner in value.items():
-            more, others = _split(inner, (*path, name))
-            singles += more
-            lists += others
-        return singles, lists
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return [], [(path, value)]
-    return [(path, value)], []
-
-
-def _render_list(items: list[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(name for item in items for name in item))
-    heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{_cell(item.get(name))}</td>" for name in columns) + "</tr>" for item in items
-    )
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _cell(value: Any) -> str:
-    return html.escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return f'{notes}<div class="figures-line">{html.escape(" · ".join(parts))}</div>'

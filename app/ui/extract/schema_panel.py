@@ -1,10 +1,9 @@
-"""The schema panel: a form and a JSON Schema that follow each other."""
+"""The schema: chosen by its name, described in words, or edited as a form or as JSON, which follow each other."""
 
 from __future__ import annotations
 
 import html
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -13,6 +12,7 @@ from app.extraction import Limits, Schema, add_bounds, describe_added
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.extract.shown import digest
 from app.ui.schema.form import KINDS, NotAForm, form_to_schema, schema_to_form
 from app.ui.scripts import read_kept, read_script
 
@@ -20,6 +20,9 @@ DEFAULT_SCHEMA = "invoice"
 BLANK = "blank"
 BLANK_SCHEMA = '{\n  "type": "object",\n  "properties": {}\n}'
 MAX_TITLE_CHARS = 60
+# Keywords of a schema that asks for nothing unless it has properties.
+PLAIN = {"$schema", "$id", "title", "description", "type", "properties", "required", "additionalProperties"}
+BLANK_PROBLEM = Explanation("The schema has no field yet.", "", "Choose one, describe it, or add a field to the form.")
 CORRECT_FIRST = "Complete it first: until then nothing is extracted with this schema."
 WHO = {
     "residual": "checked after the value",
@@ -27,88 +30,89 @@ WHO = {
     "no effect": "always true here",
 }
 
-Views = tuple[Any, ...]  # form, JSON Schema, status, problem
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaParts:
-    """The panel's components that other classes use."""
-
-    chooser: gr.Dropdown
-    suggest: gr.Button
-    form: gr.HTML
-    code: gr.Code
-    status: gr.HTML
-    # Why the form is incomplete. The JSON Schema is then older than the form and must not run.
-    problem: gr.State
-
-    @property
-    def views(self) -> list[gr.components.Component]:
-        """Return the components that `SchemaPanel.show` fills."""
-        return [self.form, self.code, self.status, self.problem]
+Views = dict[Any, Any]  # new values of the panel's components
 
 
 class SchemaPanel:
-    """One schema in two views: the JSON Schema, which extractions use, and a form to edit it."""
+    """One schema: a name, a form to edit it, and the JSON Schema, which extractions use.
+
+    Attributes:
+        problem: why the form is incomplete. The JSON Schema is then older than the form and must not run.
+        describe: its click is connected by the Extract tab, which has the text and the model.
+    """
 
     def __init__(self, examples: Examples) -> None:
         self.examples = examples
         self.checker = SchemaChecker()
 
-    def build(self, demo: gr.Blocks, can_suggest: bool) -> SchemaParts:
-        """Put the panel on the page and connect its parts.
-
-        Args:
-            can_suggest: whether the model is able to write a schema for a text.
-        """
+    @property
+    def first(self) -> str:
+        """Return the schema that the page opens with."""
         names = list(self.examples.schemas)
-        first = DEFAULT_SCHEMA if DEFAULT_SCHEMA in names else names[0] if names else None
-        form, text, status, _ = self.show(self.examples.schemas.get(first or "", BLANK_SCHEMA))
-        with gr.Row(elem_classes="bar"):
-            chooser = gr.Dropdown(
-                [*names, BLANK],
-                value=first or BLANK,
-                label="Schema",
-                interactive=True,
-                scale=3,
-                min_width=140,
-            )
-            save = gr.Button("Save in this browser", size="sm", scale=1, min_width=150)
-            suggest = gr.Button("Suggest from the text", size="sm", scale=1, min_width=150, visible=can_suggest)
-            # As an input, all schemas stored in the browser; as an output, one more.
-            saved = gr.HTML(
-                {}, html_template="", apply_default_css=False, elem_id="saved-schemas",
-                js_on_load=read_script("kept") + 'watch("value", () => addSchema(props.value));',
-            )  # fmt: skip
-        with gr.Tabs(elem_classes="schema-tabs"):
-            with gr.Tab("Form"):
-                form_view = gr.HTML(
-                    form["value"], hints=form["hints"], elem_id="schema-form", apply_default_css=False,
-                    html_template=f"<div class='schema-form' data-kinds='{json.dumps(list(KINDS))}'></div>",
-                    js_on_load=read_script("form"),
+        return DEFAULT_SCHEMA if DEFAULT_SCHEMA in names else names[0] if names else BLANK
+
+    def build_chooser(self) -> None:
+        """Put the names of the schemas on the page."""
+        self.chooser = gr.Radio(
+            [*self.examples.schemas, BLANK], value=self.first, label="Schema of the record", elem_classes="chips"
+        )
+        # As an input, all schemas stored in the browser; as an output, one more.
+        self.saved = gr.HTML(
+            {}, html_template="", apply_default_css=False, elem_id="saved-schemas",
+            js_on_load=read_script("kept") + 'watch("value", () => addSchema(props.value));',
+        )  # fmt: skip
+
+    def build(self, demo: gr.Blocks) -> None:
+        """Put the editors on the page, folded to one line, and connect them."""
+        text = self.examples.schemas.get(self.first, BLANK_SCHEMA)
+        checked = self.checker.check(text)
+        self.fold = gr.Accordion(describe(checked.schema), open=False, elem_classes="fold")
+        with self.fold:
+            with gr.Row(elem_classes="bar"):
+                self.wish = gr.Textbox(
+                    label="Describe it", placeholder="customer, order date, total, skills (list)", max_lines=3,
+                    scale=4, min_width=180, elem_id="wish",
                 )  # fmt: skip
-            with gr.Tab("JSON Schema"):
-                schema = gr.Code(
-                    text, language="json", label="JSON Schema", show_label=False, lines=14, max_lines=19,
-                    elem_id="schema",
-                )  # fmt: skip
-        under = gr.HTML(status, elem_id="schema-status")
-        parts = SchemaParts(chooser, suggest, form_view, schema, under, gr.State(None))
+                self.describe = gr.Button("Make the fields", size="sm", scale=1, min_width=120)
+                save = gr.Button("Save", size="sm", scale=0, min_width=70)
+            with gr.Tabs(elem_classes="schema-tabs"):
+                with gr.Tab("Form"):
+                    self.form = gr.HTML(
+                        _make_form(checked.schema) | {"hints": make_hints(checked)}, elem_id="schema-form",
+                        apply_default_css=False, js_on_load=read_script("form"),
+                        html_template=f"<div class='schema-form' data-kinds='{json.dumps(list(KINDS))}'></div>",
+                    )  # fmt: skip
+                with gr.Tab("JSON Schema"):
+                    self.code = gr.Code(
+                        text, language="json", label="JSON Schema", show_label=False, lines=14, max_lines=19,
+                        elem_id="schema",
+                    )  # fmt: skip
+        # Outside the fold, so that errors show, and the record can be compared with the schema.
+        self.status = gr.HTML(render_plan(checked), elem_id="schema-status")
+        self.problem = gr.State(None)
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }  # fmt: skip
-        # Not `input`, which also fires when the list is closed without a choice, and would undo edits.
-        chooser.select(self.pick, saved, parts.views, js=read_kept("readSchemas"), **quiet)
-        save.click(self.save, [schema, saved], [saved, chooser], js=read_kept("readSchemas"), **quiet)
-        demo.load(self.list_names, saved, chooser, js=read_kept("readSchemas"), **quiet)
-        schema.input(self.edit_json, schema, [form_view, under, parts.problem], **quiet)
-        form_view.edit(self.edit_form, form_view, parts.views, **quiet)
-        return parts
+        self.chooser.input(self.pick, [self.chooser, self.saved], self.views, js=read_kept("readSchemas"), **quiet)
+        # Through the queue, because only such events may show notices.
+        in_queue = {**quiet, "queue": True}
+        kept = [self.saved, self.chooser]
+        save.click(self.save, [self.code, self.saved], kept, js=read_kept("readSchemas"), **in_queue)
+        demo.load(self.list_names, self.saved, self.chooser, js=read_kept("readSchemas"), **quiet)
+        edited = [self.form, self.fold, self.chooser, self.status, self.problem]
+        self.code.input(self.edit_json, self.code, edited, **quiet)
+        self.form.edit(self.edit_form, self.form, self.views, **quiet)
 
-    def pick(self, saved: dict[str, str] | None, data: gr.SelectData) -> Views:
+    @property
+    def views(self) -> list[Any]:
+        """Return the components that `show` fills."""
+        return [self.chooser, self.fold, self.form, self.code, self.status, self.problem]
+
+    def pick(self, name: str | None, saved: dict[str, str] | None) -> Views:
         """Show the chosen schema: an example, a stored one, or a blank one."""
         texts = {BLANK: BLANK_SCHEMA, **(saved or {}), **self.examples.schemas}
-        return self.show(texts.get(data.value, BLANK_SCHEMA))
+        shown = self.show(texts.get(name or BLANK, BLANK_SCHEMA))
+        return {part: value for part, value in shown.items() if part is not self.chooser}
 
     def save(self, text: str, saved: dict[str, str] | None) -> tuple[Any, Any]:
         """Store the schema in the browser under its title."""
@@ -118,6 +122,7 @@ class SchemaPanel:
             raise gr.Error("Give the schema a title first, in the form or as the keyword title.")
         while title in self.examples.schemas or title == BLANK:
             title += " (mine)"
+        gr.Info(f"Saved as {title} in this browser.")
         return {title: text}, self.list_names({**(saved or {}), title: text}, title)
 
     def list_names(self, saved: dict[str, str] | None, chosen: str | None = None) -> Any:
@@ -127,21 +132,34 @@ class SchemaPanel:
 
     def show(self, text: str) -> Views:
         """Return all views of a schema's text."""
-        form, status, problem = self.edit_json(text)
-        return form, text, status, problem
+        return {**self.edit_json(text), self.code: text}
 
     def edit_json(self, text: str) -> Views:
-        """Return form, status and no problem for the text of the JSON editor, which is used unchanged."""
+        """Return all other views for the text of the JSON editor, which is used unchanged."""
+        schema, hints = _parse(text), {}
         try:
             checked = self.checker.check(text)
         except EXPLAINED as error:
             explanation = explain(error)
             refused = {"refused": f"{explanation.what} {explanation.why}"}
-            schema = _parse(text)
-            form = refused if schema is None else _make_form(schema)
-            return gr.update(value=form, hints={}), explanation.as_html(), None
-        form = _make_form(checked.schema)
-        return gr.update(value=form, hints=make_hints(checked)), render_plan(checked), None
+            form, status = refused if schema is None else _make_form(schema), explanation.as_html()
+            title = "Schema: not usable yet"
+        else:
+            form, hints, status = _make_form(checked.schema), make_hints(checked), render_plan(checked)
+            title = describe(checked.schema)
+        return {
+            # Twice, because the form may not be drawn yet, and then takes nothing but a value.
+            self.form: gr.update(value=form | {"hints": hints}, hints=hints),
+            self.fold: gr.update(label=title),
+            self.chooser: gr.update(value=self.find_name(schema)),
+            self.status: status,
+            self.problem: None,
+        }
+
+    def find_name(self, schema: Schema | None) -> str | None:
+        """Return the name of a schema that the chooser offers; None for one of its own."""
+        texts = {BLANK: BLANK_SCHEMA, **self.examples.schemas}
+        return next((name for name, text in texts.items() if json.loads(text) == schema), None)
 
     def edit_form(self, form: dict[str, Any]) -> Views:
         """Return hints, JSON Schema, status and problem for the form's content."""
@@ -150,10 +168,23 @@ class SchemaPanel:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{error}." if isinstance(error, ValueError) else "the form is not complete."
             problem = Explanation("The form is not complete.", why[0].upper() + why[1:], CORRECT_FIRST)
-            return gr.skip(), gr.skip(), problem.as_html(), problem
-        update, *others = self.show(dump(schema))
+            return {self.status: problem.as_html(), self.problem: problem}
+        shown = self.show(dump(schema))
         # Do not update the form itself: a person may be typing in it.
-        return gr.update(hints=update["hints"]), *others
+        return {**shown, self.form: gr.update(hints=shown[self.form]["hints"])}
+
+
+def is_blank(schema: Schema) -> bool:
+    """Return whether a schema asks for nothing, so that a record of it would be invented."""
+    return not set(schema) - PLAIN and schema.get("type", "object") == "object" and not schema.get("properties")
+
+
+def describe(schema: Schema) -> str:
+    """Return the schema in one line."""
+    names = list(schema.get("properties") or ()) if isinstance(schema.get("properties"), dict) else []
+    title = str(schema.get("title") or "Schema").strip()[:MAX_TITLE_CHARS]
+    count = f"{len(names)} field{'s' if len(names) != 1 else ''}"
+    return f"{title}: {count}. Edit, or describe your own" if names else f"{title}: describe or add the fields"
 
 
 def _parse(text: str) -> Schema | None:
@@ -204,6 +235,7 @@ def render_plan(checked: CheckedSchema) -> str:
     added = ", ".join(describe_added(add_bounds(checked.schema, Limits())))
     limits = f"<p>Limits for open texts and lists: {html.escape(added)}</p>" if added else ""
     return (
-        f'<details class="plan"><summary>All {checked.num_enforced + num_residual} schema keywords are enforced'
+        f'<details class="plan" data-schema-now="{digest(checked.schema)}"><summary>'
+        f"All {checked.num_enforced + num_residual} schema keywords are enforced"
         f"{more}.</summary><table>{items}</table>{limits}</details>"
     )

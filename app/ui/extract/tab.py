@@ -1,10 +1,11 @@
-"""The extraction workbench: a text on the left, a schema in the middle, the checked record on the right."""
+"""The extraction workbench and front page: a document beside its record, and what to do with a text of one's own."""
 
 from __future__ import annotations
 
 import html
 import logging
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +17,32 @@ from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, UnreadableSource, read_text
 from app.ui.examples import Examples, is_demo_model
 from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.extract.desk import Update
 from app.ui.extract.pages import Opened, open_path, show_page
-from app.ui.extract.record_view import EMPTY, NO_SOURCE
-from app.ui.extract.run import NO_RESULT, ExtractRun, add_example
-from app.ui.extract.schema_panel import SchemaPanel, SchemaParts, dump
+from app.ui.extract.run import NO_TEXT, ExtractRun, add_example
+from app.ui.extract.schema_panel import SchemaPanel, dump
 from app.ui.pacing import UPDATE_INTERVAL_S
-from app.ui.schema.suggest import TASK, propose_schema
+from app.ui.schema.suggest import TASK, propose_schema, read_names
 from app.ui.scripts import read_kept, read_script
 from engine import Engine
 
-# No opened file: image and its tab, page and its tab, file.
-NO_FILE = (None, gr.update(visible=False), "", gr.update(visible=False), None)
 FILE_TYPES = ["text", ".md", ".eml", ".csv", ".log", ".html", ".xml", ".pdf"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """The left column's components."""
-
-    tabs: gr.Tabs
-    text: gr.Textbox
-    marked: gr.HTML
-    upload: gr.UploadButton
-    image: gr.Image  # of an opened photo
-    image_tab: gr.Tab
-    page: gr.HTML  # of an opened PDF
-    page_tab: gr.Tab
-    opened: gr.State  # Opened, or None
-    sample: gr.Dropdown | None
-
-    @property
-    def file(self) -> list[gr.components.Component | gr.Tab]:
-        """Return the components that an opened file fills."""
-        return [self.image, self.image_tab, self.page, self.page_tab, self.opened]
+# The text that the page opens with.
+PROOF = "invoice 2"
+LEAD = (
+    '<p class="lead"><b>Turn documents into data you can check.</b> For all who retype mails, invoices or CVs: each '
+    "value shows its place, doubtful ones ask you, nothing leaves this machine.</p>"
+)
+DEMO_NOTE = (
+    '<p class="hint-line">The embedded demo model reads short texts like the examples. For your own, start with a real '
+    "model: <code>--model Qwen/Qwen3-0.6B</code></p>"
+)
+# Whether the page was opened at this tab by somebody who has no text here yet; the proof is not for others.
+WANTS_PROOF = """(...inputs) => {
+let draft = "";
+try { draft = sessionStorage.getItem("troupe-draft #source textarea"); } catch { /* forbidden */ }
+return [["", "#extract"].includes(location.hash) && !draft, ...inputs.slice(1)];
+}"""
 
 
 class ExtractTab(ExtractRun):
@@ -58,189 +52,182 @@ class ExtractTab(ExtractRun):
         super().__init__(engine, interval_s)
         self.examples = examples
         self.panel = SchemaPanel(examples)
-        self.reviewed: list[Any] = []  # the components that a result fills, then text and schema
 
-    def build(self, demo: gr.Blocks) -> SchemaParts:
-        """Put the tab's components on the page and connect them; return those of the schema."""
-        with gr.Row(elem_id="extract", equal_height=False):
-            with gr.Column(scale=4, min_width=300):
-                source = self._build_source()
-            with gr.Column(scale=5, min_width=300):
-                schema = self.panel.build(demo, can_suggest=not is_demo_model(self.engine))
+    def build(self, demo: gr.Blocks) -> None:
+        """Put the tab's components on the page and connect them."""
+        gr.HTML(LEAD, apply_default_css=False)
+        with gr.Row(elem_id="extract", elem_classes="desk", equal_height=False):
+            with gr.Column(scale=1, min_width=300, elem_classes="source-side"):
+                self._build_source()
+                self.panel.build_chooser()
+                with gr.Row(elem_classes="bar"):
+                    self.run_button = gr.Button("Extract", variant="primary", elem_id="run", min_width=120)
+                    self.stop_button = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=80)
+                self.panel.build(demo)
                 settings, add = self._build_settings()
-            with gr.Column(scale=5, min_width=300):
-                # On top, where it is visible whatever the length of the schema.
-                with gr.Row():
-                    run = gr.Button("Extract", variant="primary", elem_id="run", min_width=120)
-                    stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=80)
-                badge, fields, record, table, figures = self._build_results()
-        # The record of the fields, and the record with the edits since.
-        state, typed = gr.State(None), gr.State(None)
+            with gr.Column(scale=1, min_width=300, elem_classes="record-side"):
+                self.desk.build_record()
+                self.figures = gr.HTML("", elem_id="figures", apply_default_css=False)
+                gr.HTML(render_calibration(self.engine), elem_id="calibration", apply_default_css=False)
+                if is_demo_model(self.engine):
+                    gr.HTML(DEMO_NOTE, apply_default_css=False)
         # As an input, everything stored in the browser; as an output, one more record.
-        verified = gr.HTML(
+        self.verified = gr.HTML(
             {}, html_template="", apply_default_css=False, elem_id="verified",
             js_on_load=read_script("kept") + read_script("verified"),
         )  # fmt: skip
-        results = [badge, fields, record, table, figures, source.marked]
-        outputs = [*results, source.tabs, run, stop, state, source.page]
-        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        inputs = [source.text, schema.code, schema.problem, *settings, source.opened, verified]
-        demo.load(self.offer_files, None, source.upload, queue=False, **quiet)
-        run.click(self.run, inputs, outputs, js=read_kept("readVerified"), **quiet)
-        stop.click(self.stop, None, None, queue=False, **quiet)
-        kept = [badge, fields, record, table, source.marked, state, verified]
-        fields.keep(self.keep, state, kept, queue=False, **quiet)
-        fields.edit(self.edit, state, [record, table, source.marked, typed], queue=False, **quiet)
-        changed = [badge, fields, record, table, source.marked, state]
-        fields.items(
-            self.change_items, [state, verified], changed, js=read_kept("readVerified"), queue=False, **quiet
-        )
-        add.click(add_example, [state, typed, settings[-1]], settings[-1], queue=False, **quiet)
-        self._connect_source(source, schema, [*results, state], quiet)
-        suggested = [schema.chooser, *schema.views]
-        schema.suggest.click(self.suggest, [source.text, source.opened], suggested, **quiet)
-        located = {"queue": False, "trigger_mode": "always_last", **quiet}
-        fields.locate(self.locate, [state, typed], source.page, **located)
-        source.page.turn(self.turn, source.opened, source.page, **located)
-        self.reviewed = [*outputs, *source.file, source.text, *schema.views]
-        return schema
+        # Never displayed; carries the answer of WANTS_PROOF into the event.
+        self.wants = gr.HTML(False, html_template="", apply_default_css=False, elem_id="wants-proof")
+        self._connect(demo, settings, add)
 
-    def _build_source(self) -> _Source:
-        sample = None
+    def _build_source(self) -> None:
         with gr.Row(elem_classes="bar"):
-            if self.examples.samples:
-                sample = gr.Dropdown(
-                    list(self.examples.samples),
-                    value=None,
-                    label="Example text",
-                    scale=3,
-                    min_width=140,
-                    interactive=True,
-                )
-            upload = gr.UploadButton("Open file", file_types=FILE_TYPES, size="sm", scale=1, min_width=100)
-        with gr.Tabs(selected="text", elem_id="source-tabs") as tabs:
+            self.name = gr.HTML("", elem_id="source-name", apply_default_css=False)
+            self.sample = gr.Dropdown(
+                [("Examples …", ""), *self.examples.samples], value="", label="Examples", show_label=False,
+                container=False, interactive=True, min_width=130, scale=0, elem_id="samples",
+                visible=bool(self.examples.samples),
+            )  # fmt: skip
+            self.upload = gr.UploadButton(
+                "Open file", file_types=FILE_TYPES, size="sm", scale=0, min_width=100, elem_id="open-file"
+            )
+        with gr.Tabs(selected="text", elem_id="source-tabs") as self.source_tabs:
             with gr.Tab("Text", id="text"):
-                text = gr.Textbox(
-                    label="Text", show_label=False, lines=20, max_lines=24, elem_id="source", container=False,
-                    placeholder="Paste an invoice, a mail, a job posting …",
+                self.text = gr.Textbox(
+                    label="Text", show_label=False, lines=13, max_lines=13, elem_id="source", container=False,
+                    placeholder="Paste a text, or drop a file here",
                 )  # fmt: skip
             with gr.Tab("Evidence", id="evidence"):
-                marked = gr.HTML(NO_SOURCE, elem_id="evidence", apply_default_css=False, js_on_load=None)
-            with gr.Tab("Image", id="image", visible=False) as image_tab:
-                image = gr.Image(
-                    show_label=False,
-                    interactive=False,
-                    buttons=["fullscreen"],
-                    elem_id="source-image",
-                    height=420,
+                self.desk.build_evidence()
+            with gr.Tab("Image", id="image", visible=False) as self.image_tab:
+                self.image = gr.Image(
+                    show_label=False, interactive=False, buttons=["fullscreen"], elem_id="source-image", height=420
                 )
-            with gr.Tab("Page", id="page", visible=False) as page_tab:
-                page = gr.HTML("", elem_id="page", apply_default_css=False, js_on_load=read_script("page"))
-        return _Source(tabs, text, marked, upload, image, image_tab, page, page_tab, gr.State(None), sample)
+            with gr.Tab("Page", id="page", visible=False) as self.page_tab:
+                self.page = gr.HTML("", elem_id="page", apply_default_css=False, js_on_load=read_script("page"))
+        self.opened = gr.State(None)  # Opened, or None
 
     def _build_settings(self) -> tuple[list[gr.components.Component], gr.Button]:
         limits = Limits()
-        with gr.Group(elem_classes="switches"):
+        with gr.Accordion("Options", open=False, elem_classes="fold"):
             with_limits = gr.Checkbox(
                 True, label="Limit texts and lists",
                 info=f"To {limits.max_length} characters and {limits.max_items} items, where the schema has no limit.",
             )  # fmt: skip
             is_verbatim = gr.Checkbox(
-                False,
-                label="Verbatim texts",
+                False, label="Only values that occur in the text",
                 info="Texts are copied from the source; dates and numbers must appear in it.",
-            )
+            )  # fmt: skip
             instructions = gr.Textbox(
                 label="Instructions", lines=2, max_lines=4, placeholder="Optional: what the model should know"
             )
-            with gr.Accordion("Examples", open=False):
-                examples = gr.Textbox(
-                    "", label='One per line: {"text": ..., "record": ...}', lines=3, max_lines=8, elem_classes="mono",
-                    placeholder="Optional: texts with their correct records, which the model reads first",
-                )  # fmt: skip
-                add = gr.Button("Add the shown record", size="sm")
+            examples = gr.Textbox(
+                "", label='Examples, one per line: {"text": ..., "record": ...}', lines=2, max_lines=8,
+                elem_classes="mono",
+                placeholder="Optional: texts with their correct records, which the model reads first",
+            )  # fmt: skip
+            add = gr.Button("Add the shown record as an example", size="sm")
         return [with_limits, is_verbatim, instructions, examples], add
 
-    def _build_results(self) -> tuple[gr.HTML, gr.HTML, gr.Code, gr.HTML, gr.HTML]:
-        badge = gr.HTML("", elem_id="record-status")
-        with gr.Tabs(elem_classes="result-tabs"):
-            with gr.Tab("Fields"):
-                fields = gr.HTML(
-                    EMPTY, elem_id="fields", apply_default_css=False, js_on_load=read_script("review")
-                )
-            with gr.Tab("JSON"):
-                record = gr.Code(
-                    "", language="json", label="Record as JSON", show_label=False, lines=18, max_lines=26,
-                    interactive=False, wrap_lines=True,
-                )  # fmt: skip
-            with gr.Tab("Table"):
-                table = gr.HTML(EMPTY, elem_id="table", apply_default_css=False)
-        figures = gr.HTML("", elem_id="figures")
-        gr.HTML(render_calibration(self.engine), elem_id="calibration", apply_default_css=False)
-        return badge, fields, record, table, figures
+    def _connect(self, demo: gr.Blocks, settings: list[gr.components.Component], add: gr.Button) -> None:
+        desk, panel = self.desk, self.panel
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        at_once = {"queue": False, **quiet}
+        ran = [*desk.parts, self.figures, self.source_tabs, self.run_button, self.stop_button, self.page]
+        file = [self.name, self.text, self.image, self.image_tab, self.page_tab, self.opened, self.sample]
+        inputs = [self.text, panel.code, panel.problem, *settings, self.opened, self.verified]
+        demo.load(self.offer_files, None, self.upload, **at_once)
+        proved = [*ran, *file, *panel.views]
+        demo.load(self.prove, self.wants, proved, js=WANTS_PROOF, **quiet)
+        self.run_button.click(self.run, inputs, ran, js=read_kept("readVerified"), **quiet)
+        self.stop_button.click(self.stop, None, None, **at_once)
+        # One after the other, so that each action builds on the one before.
+        desk.fields.act(
+            self.act, desk.shown, [*desk.parts, self.verified], concurrency_limit=1, concurrency_id="review",
+            trigger_mode="multiple", **quiet,
+        )  # fmt: skip
+        located = {"trigger_mode": "always_last", **at_once}
+        desk.fields.look(desk.explain, desk.shown, desk.why, **located)
+        desk.fields.look(self.locate, desk.shown, self.page, **located)
+        self.page.turn(self.turn, self.opened, self.page, **located)
+        add.click(add_example, [desk.shown, settings[-1]], settings[-1], **at_once)
+        self.upload.upload(self.open_file, self.upload, [*ran, *file], **at_once)
+        self.sample.input(self.pick_sample, self.sample, proved, **at_once)
+        panel.describe.click(self.describe, [panel.wish, self.text, self.opened], panel.views, **quiet)
 
-    def _connect_source(
-        self,
-        source: _Source,
-        schema: SchemaParts,
-        results: list[gr.components.Component],
-        quiet: dict[str, Any],
-    ) -> None:
-        opened = [source.text, source.tabs, *results, *source.file]
-        source.upload.upload(self.open_file, source.upload, opened, queue=False, **quiet)
-        if source.sample is not None:
-            source.sample.select(
-                self.pick_sample, None, [*opened, schema.chooser, *schema.views], queue=False, **quiet
-            )
+    async def prove(self, is_wanted: bool, request: gr.Request) -> AsyncGenerator[Update, None]:
+        """Extract an example while the page opens, so that the first look shows what the page is for."""
+        has_proof = PROOF in self.examples.samples and self.examples.schema_for(PROOF) is not None
+        if not is_wanted or not has_proof or self.engine.config.load_format == "dummy":
+            yield gr.skip()
+            return
+        picked = await self.pick_sample(PROOF, request)
+        yield picked
+        schema = picked[self.panel.code]
+        running = self.run(picked[self.text], schema, None, True, False, "", "", None, None, request)
+        async with aclosing(running) as updates:
+            async for update in updates:
+                yield update
 
-    async def pick_sample(self, data: gr.SelectData, request: gr.Request) -> tuple[Any, ...]:
+    async def pick_sample(self, name: str, request: gr.Request) -> Update:
         """Show an example text with its schema, in place of text and record."""
         await self.stops.end(str(request.session_hash))
-        schema = self.examples.schema_for(data.value)
-        text, to_text = read_text(self.examples.samples[data.value]), gr.update(selected="text")
-        views = (
-            self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(4))
-        )
-        return text, to_text, *NO_RESULT, *NO_FILE, schema or gr.skip(), *views
+        if name not in self.examples.samples:
+            return self._put("", "")
+        path, schema = self.examples.samples[name], self.examples.schema_for(name)
+        views = self.panel.show(self.examples.schemas[schema]) if schema else {}
+        return {**self._put(f"Example: {name}", read_text(path)), **views}
 
-    async def suggest(self, text: str, opened: Opened | None, request: gr.Request) -> tuple[Any, ...]:
-        """Show the model's proposal of a schema for the text."""
+    def _put(self, name: str, text: str, opened: Opened | None = None, badge: str = "") -> Update:
+        """Return another text, or none, in place of text and record."""
+        is_photo, is_pdf = (opened.is_photo, opened.is_pdf) if opened else (False, False)
+        tab = "image" if is_photo else "page" if is_pdf and not text.strip() else "text"
+        return {
+            **self.clear(badge),
+            self.name: f'<span title="{html.escape(name, quote=True)}">{html.escape(name)}</span>',
+            self.text: text,
+            self.source_tabs: gr.update(selected=tab),
+            self.image: str(opened.path) if opened is not None and is_photo else None,
+            self.image_tab: gr.update(visible=is_photo),
+            self.page: "",
+            self.page_tab: gr.update(visible=is_pdf),
+            self.opened: opened,
+            self.sample: "",
+        }
+
+    async def describe(self, wish: str, text: str, opened: Opened | None, request: gr.Request) -> Update:
+        """Make a schema of the names that a person lists, or have the model propose one for the text."""
+        schema = read_names(wish or "")
+        if schema is None and is_demo_model(self.engine):
+            why = "The demo model cannot read a description. List the fields, as in: customer, order date, total."
+            raise gr.Error(why, print_exception=False)
         images = () if opened is None else opened.source.images
-        problem = Explanation("There is no text yet.", "", "Paste a text, open a file or pick an example.")
-        schema = None
-        if text.strip() or images:
+        problem = NO_TEXT
+        if schema is None and (text.strip() or images):
             problem = Explanation("The model proposed no field.", "", "Add fields in the form.")
-            extractor = Extractor(self.engine, None, instructions=TASK, images=images)
+            extractor = Extractor(self.engine, None, instructions=f"{TASK} {wish or ''}".strip(), images=images)
             try:
                 schema = await propose_schema(extractor, text, f"session-{request.session_hash}")
             except EXPLAINED as error:
                 problem = explain(error, self.engine.state)
         if schema is None:
-            # Not in place of the verdict, which belongs to the record.
             raise gr.Error(str(problem), print_exception=False)
-        return None, *self.panel.show(dump(schema))
+        return self.panel.show(dump(schema))
 
     def offer_files(self) -> Any:
         """Offer photographs if the model sees images, which is known when the engine has started."""
         return gr.update(file_types=[*FILE_TYPES, *IMAGE_TYPES]) if self.engine.sees_images else gr.skip()
 
-    async def open_file(self, path: str, request: gr.Request) -> tuple[Any, ...]:
-        """Show an uploaded file in place of text and record; or, as the verdict, why it cannot be read."""
+    async def open_file(self, path: str, request: gr.Request) -> Update:
+        """Show an uploaded file in place of text and record; or nothing, and why it cannot be read."""
+        await self.stops.end(str(request.session_hash))
         try:
             opened = await read_apart(path, open_path, Path(path), self.engine.sees_images)
         except UnreadableSource as error:
-            problem = Explanation(
-                "This file cannot be read.", f"{error}.", "Open a text file or a PDF with text in it."
-            )
-            kept = (gr.skip() for _ in (*NO_RESULT[1:], *NO_FILE))
-            return gr.skip(), gr.skip(), problem.as_html(), *kept
-        await self.stops.end(str(request.session_hash))
-        text = opened.source.text
-        tab = "image" if opened.is_photo else "page" if opened.is_pdf and not text.strip() else "text"
+            advice = "Open a text file or a PDF with text in it."
+            return self._put("", "", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())
         page = await show_page(opened, 1) if opened.is_pdf else ""
-        tabs = [gr.update(visible=is_shown) for is_shown in (opened.is_photo, opened.is_pdf)]
-        shown = (path if opened.is_photo else None, tabs[0], page, tabs[1], opened)
-        return text, gr.update(selected=tab), *NO_RESULT, *shown
+        return {**self._put(opened.path.name, opened.source.text, opened), self.page: page}
 
 
 logger = logging.getLogger("troupe.ui")
@@ -285,9 +272,8 @@ def make_table(calibration: Calibration) -> str:
         measured = [each for found in calibration.sets.values() for each in found.deciles]
         points = [each for each in measured if low <= each.confidence < high]
         count = sum(each.fields for each in points)
-        if count:
-            right = sum(each.accuracy * each.fields for each in points) / count
-            rows += f"<tr><td>{low:.0%} to {min(high, 1):.0%}</td><td>{right:.0%}</td><td>{count:,}</td></tr>"
+        right = f"{sum(each.accuracy * each.fields for each in points) / count:.0%}" if count else "–"
+        rows += f"<tr><td>{low:.0%} to {min(high, 1):.0%}</td><td>{right}</td><td>{count:,}</td></tr>"
     heads = "".join(f'<th scope="col">{word}</th>' for word in ("Confidence", "Right", "Values"))
     num_cases = sum(found.cases for found in calibration.sets.values())
     words = f"Measured on {num_cases} documents with {html.escape(calibration.model)}."

@@ -52,14 +52,13 @@ class Recorder:
         self.clock = clock
         self.lanes: dict[int, Lane] = {}  # by handle
         self.num_lanes = 0
-        self._polled = self._begun = 0.0
+        self._polled = 0.0
         self._task: asyncio.Task[None] | None = None
 
     async def poll(self) -> dict[str, Any]:
         """Return everything that a page draws, as small JSON; keeps the recorder running for some seconds."""
         self._polled = self.clock()
         if self._task is None or self._task.done():
-            self._begun = self._polled
             self._task = asyncio.ensure_future(self._watch())
         snapshot = await self.engine.snapshot()
         self.sample(snapshot)
@@ -67,8 +66,8 @@ class Recorder:
         lanes = sorted(self.lanes.values(), key=lambda lane: lane.number)[-MAX_LANES:]
         return {
             "now": round(now, 3),
-            "watched": round(min(now - self._begun, WINDOW_S)),
             "state": self.engine.state,
+            "runs_on": describe_device(self.engine),
             "lanes": [_draw_lane(lane, now) for lane in lanes],
             "blocks": self._map_blocks(snapshot) if snapshot is not None else None,
             "limits": _limits(snapshot),
@@ -216,3 +215,12 @@ def describe_stats(stats: EngineStats) -> dict[str, Any]:
         },
         "histograms": histograms,
     }
+
+
+def describe_device(engine: Engine) -> list[str]:
+    """Return the device, and the format of the weights with the kernels that the self-check replaced by slower ones."""
+    if engine.state in ("new", "starting"):
+        return ["", ""]
+    replaced = str(engine.describe_runtime().get("replaced_kernels", ""))
+    weights = f"weights as {engine.describe_model().weight_format}"
+    return [engine.resolved.worker.device, f"{weights}; replaced: {replaced}" if replaced else weights]

@@ -1,7 +1,8 @@
-"""A schema that the model proposes for a text under a grammar, for a person to edit."""
+"""A schema from a description: its names as fields, or what the model proposes for a text under a grammar."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from app.extraction import Extractor, Schema
@@ -39,6 +40,42 @@ PROPOSAL: Schema = {
 }
 
 
+# Words in a field's name, and the kind that they suggest.
+KIND_WORDS = {
+    "date": "date", "birthday": "date", "deadline": "date", "time": "time", "email": "email", "mail": "email",
+    "url": "link", "link": "link", "website": "link", "total": "number", "price": "number", "amount": "number",
+    "cost": "number", "salary": "number", "sum": "number", "tax": "number", "fee": "number", "rate": "number",
+    "quantity": "whole number", "count": "whole number", "age": "whole number", "year": "whole number",
+    "is": "yes or no", "has": "yes or no",
+}  # fmt: skip
+MAX_WORDS = 4
+SENTENCE = re.compile(r"[.!?]\s|[.!?]$")
+
+
+def read_names(wish: str) -> Schema | None:
+    """Return a schema with a field for each name in a list such as "customer, order date, skills (list)".
+
+    None for what is not a list of names, as a sentence.
+    """
+    names = [name.strip() for name in re.split(r"[,;\n]| and ", wish) if name.strip()]
+    if SENTENCE.search(wish) or not names or any(len(name.split()) > MAX_WORDS for name in names):
+        return None
+    properties: dict[str, Schema] = {}
+    for name in names:
+        is_list = name.endswith(LIST.strip())
+        words = re.findall(r"[^\W_]+", name.removesuffix(LIST.strip()).lower())
+        kind = next((KIND_WORDS[word] for word in reversed(words) if word in KIND_WORDS), "text")
+        if words:
+            inner = KINDS[kind]
+            properties["_".join(words)] = {"type": "array", "items": inner} if is_list else inner
+    return _make_schema("", properties)
+
+
+def _make_schema(title: str, properties: dict[str, Schema]) -> Schema | None:
+    named = {"title": title} if title else {}
+    return {**named, "type": "object", "properties": properties, "required": list(properties)} if properties else None
+
+
 async def propose_schema(extractor: Extractor, text: str, salt: str) -> Schema | None:
     """Return the model's proposal; None if it has no field.
 
@@ -53,7 +90,4 @@ async def propose_schema(extractor: Extractor, text: str, salt: str) -> Schema |
         inner = KINDS.get(kind.removesuffix(LIST))
         if inner is not None:
             properties[str(each["name"])] = {"type": "array", "items": inner} if kind.endswith(LIST) else inner
-    if not properties:
-        return None
-    title = str(record.get("title", ""))
-    return {"title": title, "type": "object", "properties": properties, "required": list(properties)}
+    return _make_schema(str(record.get("title", "")), properties)

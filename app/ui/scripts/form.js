@@ -41,7 +41,8 @@ const drawDetails = (field, name, pointer) => {
     }, (field.choices || []).join("\n")));
   if (!field.many && field.kind !== "choice" && field.kind !== "group")
     details.append(flag(field, name, "nullable", "may be null", "null stands for: the text does not say"));
-  const hints = [...(props.hints?.[pointer] || []), ...(field.many ? props.hints?.[`${pointer}/items`] || [] : [])];
+  const known = props.hints ?? form.hints ?? {};
+  const hints = [...(known[pointer] || []), ...(field.many ? known[`${pointer}/items`] || [] : [])];
   if (hints.length)
     details.append(make("p", { class: "hints" }, ...hints.map(([keyword, who]) =>
       make("span", { class: "hint", title: `${keyword}: ${who}` }, make("code", {}, keyword), ` ${who}`))));

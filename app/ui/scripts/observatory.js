@@ -48,6 +48,7 @@ const drawTiles = (data) => {
     ["KV cache used", `${(stats.kv_usage * 100).toFixed(stats.kv_usage < 0.1 ? 1 : 0)}%`, data.blocks ? `${data.blocks.num_owned} of ${data.blocks.num_blocks.toLocaleString("en")} blocks` : ""],
     ["preemptions", `${stats.preemptions}`, stats.restarts ? `${stats.restarts} restarts` : `${stats.rejected} refused`],
     ["event-loop lag, p99", stats.histograms.lag?.count ? `≤ ${seconds(quantile(stats.histograms.lag, 0.99))}` : "–", `engine ${data.state}`],
+    ["runs on", ...data.runs_on.map(escape)],
   ];
   const drafts = Object.entries(stats.drafts);
   if (drafts.length) {
@@ -77,10 +78,14 @@ const drawTiles = (data) => {
   before = now;
 };
 
-const drawLanes = (lanes, watched) => {
+host.addEventListener("click", (event) => {
+  const button = event.target.closest?.(".send");
+  if (button) { button.disabled = true; server.send().catch(() => { button.disabled = false; }); }
+});
+const drawLanes = (lanes) => {
   const height = 16, gap = 4, width = 1000;
   const shown = lanes.filter((lane) => lane.segments.at(-1)[2] > -WINDOW_S);
-  if (!shown.length) { at(".lanes").innerHTML = `<p class="quiet">No request in the last ${watched} s. ${watched < WINDOW_S ? "Requests are drawn from the moment this view is opened." : "Ask something in the chat, or run a batch."}</p>`; return; }
+  if (!shown.length) { if (!at(".lanes .send")) at(".lanes").innerHTML = '<p class="quiet">Nothing runs at the moment. <button type="button" class="send">Send 12 requests</button></p>'; return; }
   const x = (time) => Math.max(0, (1 + time / WINDOW_S) * width);
   const rows = shown.map((lane, row) => {
     const y = row * (height + gap);
@@ -147,7 +152,7 @@ const drawHistogram = (name, histogram) => {
   const bars = counts.map((count, index) => {
     const bound = histogram.buckets[low + index];
     const label = bound === undefined ? "more" : `≤ ${seconds(bound)}`;
-    return `<span class="bar-box" title="${label}: ${count.toLocaleString("en")}"><i style="height:${count ? Math.max(2, (count / top) * 72) : 0}px"></i><small>${counts.length > 7 && index % 2 ? "" : bound === undefined ? "∞" : seconds(bound)}</small></span>`;
+    return `<span class="bar-box" title="${label}: ${count.toLocaleString("en")}"><i style="height:${count ? Math.max(2, (count / top) * 72) : 0}px"></i><small>${index % 2 ? "" : bound === undefined ? "∞" : seconds(bound)}</small></span>`;
   });
   const p50 = seconds(quantile(histogram, 0.5)), p99 = seconds(quantile(histogram, 0.99));
   box.innerHTML = `<div class="bars" role="img" aria-label="half of ${histogram.count} within ${p50}, 99 percent within ${p99}">${bars.join("")}</div>`;
@@ -162,7 +167,7 @@ const look = async () => {
     const data = await server.poll();
     host.dataset.looks = String(Number(host.dataset.looks || 0) + 1);
     drawTiles(data);
-    drawLanes(data.lanes, data.watched);
+    drawLanes(data.lanes);
     drawMap(data.blocks);
     drawSteps();
     for (const name of ["ttft", "itl", "lag"]) drawHistogram(name, data.stats.histograms[name]);

@@ -7,6 +7,7 @@ const NAMES = [
   ["#chatbot .bubble-wrap", "Messages"],
   ["#growing .bubble-wrap", "Answer being written"],
   ["#batch-files button.upload-container", "Drop File Here - or - Click to Upload"],
+  ["#samples input", "Example texts"],
   ["#schema .cm-content", "JSON Schema"],
 ];
 const name = () => {
@@ -26,6 +27,7 @@ const name = () => {
   const talk = document.querySelector("#talk");
   if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); linkImages(talk); }
   restoreDrafts();
+  openLink();
   for (const box of document.querySelectorAll(".cm-scroller, #talk, #talk pre")) if (box.tabIndex !== 0) box.tabIndex = 0;
 };
 // The conversation stays at its end while it grows, unless a person has scrolled up to read; what was just asked is
@@ -65,6 +67,50 @@ document.addEventListener("keydown", (event) => {
     if (go) { event.preventDefault(); go.click(); }
   }
 });
+// Arrow keys move between tabs.
+document.addEventListener("keydown", (event) => {
+  const list = event.target.role === "tab" && !("index" in event.target.dataset) && event.target.closest('[role="tablist"]');
+  const tabs = list ? [...list.querySelectorAll('[role="tab"]')].filter(isVisible) : [];
+  const to = { ArrowRight: tabs.indexOf(event.target) + 1, ArrowLeft: tabs.indexOf(event.target) - 1, Home: 0, End: -1 }[event.key];
+  if (to === undefined || !tabs.length) return;
+  event.preventDefault();
+  const tab = tabs.at(to % tabs.length);
+  tab.focus();
+  tab.click();
+});
+// The address names the open tab, and the open chat, so that a link leads there.
+const tabOf = (name) => document.querySelector(`#tabs > .tab-wrapper [aria-controls="${name}-tab"]`);
+let wanted = location.hash.slice(1);
+const openLink = () => {
+  const [name, chat] = wanted.split("/"), tab = name && tabOf(name);
+  if (tab && tab.getAttribute("aria-selected") !== "true") { tab.click(); return; }
+  const entry = chat && document.querySelector(`.chats li[data-id="${CSS.escape(chat)}"] .open`);
+  if (chat && !entry && document.querySelector("#chats li.none") === null) return;
+  entry?.closest("li.current") || entry?.click();
+  if (tab || !name) wanted = "";
+  if (!wanted) showLink();
+};
+const showLink = () => {
+  const name = document.querySelector('#tabs > .tab-wrapper [role="tab"][aria-selected="true"]')?.getAttribute("aria-controls")?.replace(/-tab$/, "");
+  const chat = name === "chat" && document.querySelector(".chats li.current")?.dataset.id;
+  const hash = !name || (name === "extract" && !location.hash) ? location.hash : `#${name}${chat ? `/${chat}` : ""}`;
+  if (hash !== location.hash) history.replaceState(history.state, "", hash);
+};
+window.addEventListener("hashchange", () => { wanted = location.hash.slice(1); openLink(); });
+// A file dropped on the text is opened as with the button.
+for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
+  const box = event.target.closest?.("#source"), files = event.dataTransfer?.files;
+  if (!box) return;
+  box.classList.toggle("dropping", kind === "dragover");
+  if (kind === "dragleave") return;
+  if (kind === "dragover" && ![...event.dataTransfer.types].includes("Files")) return;
+  const input = document.querySelector("#open-file input[type=file]") || document.querySelector("#open-file")?.parentElement.querySelector("input[type=file]");
+  if (kind === "drop" && (!files.length || !input)) return;
+  event.preventDefault();
+  if (kind === "dragover") return;
+  input.files = files;
+  input.dispatchEvent(new Event("change", { bubbles: true }));
+}, true);
 // A theme chosen here takes precedence over the system's.
 const THEME = "troupe-theme";
 const setTheme = (theme) => {
@@ -131,9 +177,9 @@ const restoreDrafts = () => {
     box.dispatchEvent(new Event("input", { bubbles: true }));
   }
 };
-// On a phone the record is far below the button, which is always in view.
+// On a small screen the record is below the text, and the button is always in view.
 document.addEventListener("click", (event) => {
-  if (event.target.closest?.("#run") && matchMedia("(max-width: 700px)").matches) document.querySelector("#record-status")?.scrollIntoView({ block: "start" });
+  if (event.target.closest?.("#run") && matchMedia("(max-width: 960px)").matches) document.querySelector("#extract .record-side")?.scrollIntoView({ block: "start" });
 });
 let isDue = false;
 new MutationObserver(() => {

@@ -1,5 +1,5 @@
-// Links fields and evidence, and carries the review: edits in place, stepping, keeping.
-const area = document.querySelector("#extract");
+// Links values and evidence, and carries the review: corrections in place, stepping, approval. `area` is the whole desk.
+const area = element.closest(".desk");
 const all = (selector) => [...element.querySelectorAll(selector)];
 
 const light = (number, isScrolled) => {
@@ -8,102 +8,119 @@ const light = (number, isScrolled) => {
   for (const node of area.querySelectorAll(String(number).split(" ").map((each) => `[data-field~="${each}"]`).join(","))) {
     node.classList.add("lit");
     const box = node.closest(".source pre");
-    if (box && isScrolled) {
-      const offset = node.getBoundingClientRect().top - box.getBoundingClientRect().top;
-      if (offset < 0 || offset > box.clientHeight - 24) box.scrollTop += offset - box.clientHeight / 3;
-    }
+    if (!box || !isScrolled) continue;
+    const offset = node.getBoundingClientRect().top - box.getBoundingClientRect().top;
+    if (offset < 0 || offset > box.clientHeight - 24) box.scrollTop += offset - box.clientHeight / 3;
   }
 };
-
-if (area && !area.dataset.linked) {
-  area.dataset.linked = "yes";
-  const follow = (event) => {
-    const node = event.target.closest?.("[data-field]");
-    if (node) light(node.dataset.field, node.tagName !== "MARK");
-    else if (event.type === "mouseover") light(area.querySelector("tr[data-field]:focus-within")?.dataset.field ?? null, false);
-  };
-  area.addEventListener("mouseover", follow);
-  area.addEventListener("focusin", follow);
-}
+const follow = (event) => {
+  const node = event.target.closest?.("[data-field]");
+  if (node) light(node.dataset.field, node.tagName !== "MARK");
+  else if (event.type === "mouseover") light(document.activeElement?.closest?.("[data-field]")?.dataset.field ?? null, false);
+};
 
 const isEdited = (input) => input.value !== input.defaultValue;
-const showEdits = () => {
-  for (const input of all(".value")) input.closest("tr").classList.toggle("edited", isEdited(input));
-};
-const toCheck = () => all("tr.flagged:not(.checked)");
-
-const step = (back) => {
-  const open = toCheck();
-  if (!open.length) { element.querySelector('[data-act="keep"]')?.focus(); return; }
-  const rows = all("tr[data-field]");
-  const at = rows.indexOf(document.activeElement?.closest("tr"));
-  const ahead = open.filter((row) => (back ? rows.indexOf(row) < at : rows.indexOf(row) > at));
-  const next = back ? ahead.at(-1) ?? open.at(-1) : ahead[0] ?? open[0];
+const act = (action, pointer) => trigger("act", {
+  action, pointer, edits: Object.fromEntries(all(".value").filter(isEdited).map((input) => [input.dataset.pointer, input.value])),
+});
+const step = (isBack) => {
+  const open = all(".flagged"), cells = all("[data-field]");
+  const at = cells.indexOf(document.activeElement?.closest("[data-field]"));
+  const ahead = open.filter((cell) => (isBack ? cells.indexOf(cell) < at : cells.indexOf(cell) > at));
+  const next = isBack ? ahead.at(-1) ?? open.at(-1) : ahead[0] ?? open[0];
+  if (!next || (next === cells[at] && open.length === 1)) { element.querySelector(".approve")?.focus(); return; }
   const input = next.querySelector(".value");
-  input?.focus();
-  input?.select?.();
+  input.focus();
+  input.select();
   next.scrollIntoView({ block: "nearest" });
 };
 
-const count = () => {
-  const button = element.querySelector('[data-act="next"]');
-  if (!button) return;
-  const left = toCheck().length;
-  const others = all("tr[data-field]:not(.checked):not(.by-hand)").length - left;
-  button.textContent =
-    [left && `${left} to check`, others && `${others} not looked at`].filter(Boolean).join(", ") || "All looked at";
-  button.disabled = !left;
+// Every correction draws the record again: what had the focus gets it back, with what was typed meanwhile.
+let held = null, last = null;
+const hold = ({ target }) => {
+  if (!target.dataset?.key) return;
+  held = { key: target.dataset.key };
+  if (!target.matches(".value")) return;
+  last = target;
+  Object.assign(held, { text: isEdited(target) ? target.value : null, range: [target.selectionStart, target.selectionEnd] });
 };
+const restore = () => {
+  const node = held && all("[data-key]").find((each) => each.dataset.key === held.key);
+  if (!node || (document.activeElement && document.activeElement !== document.body)) return;
+  if (typeof held.text === "string") node.value = held.text;
+  node.focus({ preventScroll: true });
+  if (held.range) node.setSelectionRange(...held.range);
+};
+for (const kind of ["focusin", "input", "keyup"]) element.addEventListener(kind, hold);
 
-const readEdits = () => Object.fromEntries(all(".value").filter(isEdited).map((input) => [input.dataset.pointer, input.value]));
-
-// Copy text selected in the evidence to the field that was edited last.
-let lastInput = null;
-element.addEventListener("focusin", (event) => {
-  if (!event.target.matches?.(".value")) return;
-  lastInput = event.target;
-  if ("paged" in lastInput.dataset) trigger("locate", { pointer: lastInput.dataset.pointer });
-});
-if (area && !area.dataset.fills) {
-  area.dataset.fills = "yes";
-  area.addEventListener("mouseup", (event) => {
-    const text = String(getSelection()).trim();
-    if (!text || !event.target.closest?.(".source") || !lastInput?.isConnected) return;
-    lastInput.value = text;
-    lastInput.dispatchEvent(new Event("input", { bubbles: true }));
-    lastInput.dispatchEvent(new Event("change", { bubbles: true }));
-  });
-}
-element.addEventListener("change", (event) => { if (event.target.matches?.(".value")) trigger("edit", { edits: readEdits() }); });
-
-element.addEventListener("input", showEdits);
-element.addEventListener("click", (event) => {
-  const act = event.target.closest?.("[data-act]")?.dataset.act;
-  if (act === "next") step(false);
-  if (act === "keep") trigger("keep", { edits: readEdits() });
-  const item = event.target.closest?.("[data-items]");
-  if (item) trigger("items", { pointer: item.dataset.pointer, action: item.dataset.items, edits: readEdits() });
-});
+element.addEventListener("focusin", ({ target }) => { if (target.matches?.(".value")) trigger("look", { pointer: target.dataset.pointer }); });
+element.addEventListener("change", ({ target }) => { if (target.matches?.(".value") && isEdited(target)) act("edit", target.dataset.pointer); });
+const press = (event) => {
+  const button = event.target.closest?.("[data-act]");
+  if (!button) return;
+  if (button.dataset.act === "next") { step(false); return; }
+  if (held) held.text = null;
+  act(button.dataset.act, button.dataset.pointer);
+};
+element.addEventListener("click", press);
 element.addEventListener("keydown", (event) => {
-  const row = event.target.closest?.("tr[data-field]");
-  if (event.altKey && (event.key === "ArrowDown" || event.key === "ArrowUp")) {
+  const { target: input, key } = event;
+  if (event.altKey && (key === "ArrowDown" || key === "ArrowUp")) {
     event.preventDefault();
-    step(event.key === "ArrowUp");
-  } else if (event.key === "Enter" && !event.shiftKey && event.target.matches?.(".value")) {
+    step(key === "ArrowUp");
+  } else if (input.matches?.(".value") && key === "Enter" && !event.shiftKey && !event.ctrlKey && !event.metaKey) {
     event.preventDefault();
-    row.classList.add("checked");
-    count();
+    const { pointer } = input.dataset;
+    act("check", pointer);
+    input.closest("[data-field]").classList.remove("flagged");
     step(false);
-  } else if (event.key === "Escape" && event.target.matches?.(".value")) {
-    event.target.value = event.target.defaultValue;
-    showEdits();
-    event.target.dispatchEvent(new Event("change", { bubbles: true }));
+  } else if (input.matches?.(".value") && key === "Escape" && isEdited(input)) {
+    event.stopPropagation();
+    input.value = input.defaultValue;
+    hold(event);
   }
 });
-watch("value", () => {
-  // A new result must not show edits of the previous one.
-  for (const input of all(".value")) if (document.activeElement !== input) input.value = input.defaultValue;
-  for (const row of all("tr.checked")) row.classList.remove("checked");
-  showEdits();
-  count();
-});
+
+// A record never stands beside another text or schema: until it is read again, it is set aside.
+const digest = (text) => {
+  let low = 1, high = 0;
+  for (const byte of new TextEncoder().encode(text)) { low = (low + byte) % 65521; high = (high + low) % 65521; }
+  return String(((high << 16) | low) >>> 0);
+};
+const compare = () => {
+  if (!element.isConnected) return;
+  const record = element.querySelector(".record[data-text]"), box = area.querySelector("#source textarea"), schema = area.querySelector("[data-schema-now]");
+  const isStale = Boolean(record && ((box && digest(box.value) !== record.dataset.text) || (schema && schema.dataset.schemaNow !== record.dataset.schema)));
+  area.classList.toggle("stale", isStale);
+  for (const node of area.querySelectorAll(".fields, .why-box")) node.inert = isStale;
+};
+// A selection of the text becomes the value of the field used last, when the button is pressed.
+const offer = () => {
+  const text = String(getSelection()).trim(), source = getSelection().anchorNode?.parentElement?.closest?.(".source");
+  let button = area.querySelector(".use");
+  if (!text || !source || !area.contains(source) || !last?.isConnected) { if (button) button.hidden = true; return; }
+  if (!button) {
+    button = document.createElement("button");
+    Object.assign(button, { type: "button", className: "use" });
+    button.addEventListener("pointerdown", (event) => event.preventDefault());
+    button.addEventListener("click", () => {
+      last.value = button.text;
+      last.dispatchEvent(new Event("change", { bubbles: true }));
+      button.hidden = true;
+    });
+  }
+  source.append(button);
+  Object.assign(button, { text, hidden: false, textContent: `Use “${text.length > 30 ? `${text.slice(0, 30)}…` : text}” for ${last.getAttribute("aria-label")}` });
+};
+const mend = () => { last = all(".value").find((each) => each.dataset.pointer === last?.dataset.pointer) ?? null; };
+if (area) {
+  // Gradio may run this script again for the same desk: the last one counts.
+  area.links?.abort();
+  const { signal } = area.links = new AbortController();
+  for (const kind of ["mouseover", "focusin"]) area.addEventListener(kind, follow, { signal });
+  area.addEventListener("click", (event) => { if (event.target.closest?.(".why-box")) press(event); }, { signal });
+  area.addEventListener("input", ({ target }) => { if (target.closest?.("#source")) { compare(); area.querySelector("#source-name span")?.classList.add("edited"); } }, { signal });
+  document.addEventListener("selectionchange", offer, { signal });
+  new MutationObserver(compare).observe(area, { childList: true, subtree: true });
+}
+watch("value", () => { mend(); restore(); compare(); });

@@ -207,6 +207,26 @@ async def test_basic_credentials_open_the_page_and_what_only_reads(start: Start)
     assert (await server.post("/gradio_api/queue/join", {}, headers=page))[0] == 404
 
 
+async def test_a_browser_is_asked_for_the_key_by_a_page_and_keeps_it_in_a_cookie(start: Start) -> None:
+    server = await start(api_key=("k+y/1",))
+    browser = {"Accept": "text/html,*/*"}
+    status, headers, page = await server.ask("/", headers=browser)
+    assert status == 401 and "www-authenticate" not in headers
+    assert 'name="key"' in page and "This key is wrong" not in page
+    form = browser | {"Content-Type": "application/x-www-form-urlencoded"}
+    status, _, page = await server.ask("/key", "POST", data=b"key=no", headers=form)
+    assert status == 401 and "This key is wrong" in page
+    status, headers, _ = await server.ask("/key", "POST", data=b"key=k%2By%2F1", headers=form, allow_redirects=False)
+    cookie = headers["set-cookie"]
+    assert status == 303 and "HttpOnly" in cookie and "SameSite=strict" in cookie
+    kept = browser | {"Cookie": cookie.partition(";")[0]}
+    assert (await server.get("/v1/models", headers=kept))[0] == 200
+    # What another page could send by itself does no work.
+    assert (await server.post(CHAT_PATH, CHAT, headers=kept))[0] == 401
+    evil = form | {"Origin": "https://evil.example"}
+    assert (await server.ask("/key", "POST", data=b"key=x", headers=evil))[0] == 403
+
+
 PREFLIGHT = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
 
 

@@ -1,6 +1,8 @@
 """A batch on a fake engine: every row ends, a failure affects one row only, and finished rows stay."""
 
 import asyncio
+import copy
+import functools
 import re
 import threading
 from collections.abc import AsyncGenerator
@@ -21,6 +23,7 @@ from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
 from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
 from app.ui.batch.view import format_duration, render_preview, render_progress, render_records
 from app.ui.examples import Examples
+from app.ui.extract.schema_panel import SchemaPanel
 from app.ui.stops import Stops
 from engine import EngineDead
 from tests.fakes import FakeEngine
@@ -36,16 +39,40 @@ ROWS = (
 )
 
 
+@functools.cache
+def build_tab() -> BatchTab:
+    examples = Examples({"person": SCHEMA}, {})
+    tab, panel = BatchTab(FakeEngine(), examples, interval_s=0), SchemaPanel(examples)
+    with gr.Blocks() as demo:
+        panel.build_chooser()
+        panel.build(demo)
+        tab.build(demo, panel)
+    return tab
+
+
 def make_tab(rows: tuple[Row, ...] = ROWS, **options: Any) -> tuple[BatchTab, FakeEngine]:
-    """A tab in which a session has opened these rows."""
+    """A tab in which a session has opened these rows; it shares its components, which take a while to make."""
     engine = FakeEngine(**options)
-    tab = BatchTab(engine, Examples({"person": SCHEMA}, {}), Stops(), interval_s=0)
+    tab = copy.copy(build_tab())
+    tab.__dict__ |= vars(BatchTab(engine, tab.examples, interval_s=0)) | {"desk": tab.desk}
     tab.tables.put(REQUEST.session_hash, make_table(rows))
     return tab, engine
 
 
-async def collect(updates: AsyncGenerator[tuple[Any, ...], None]) -> list[tuple[Any, ...]]:
-    return [update async for update in updates]
+def show(tab: BatchTab, update: Any) -> Any:
+    """The update of a handler, by the names of the components; gr.skip() where one stays as it is."""
+    found = {} if update == gr.skip() else update
+    parts = {
+        "progress": tab.progress, "records": tab.records, "trial": tab.trial, "run": tab.run_button,
+        "stop": tab.stop_button, "again": tab.again, "column": tab.column, "place": tab.place, "index": tab.index,
+        "review": tab.review, "fields": tab.desk.fields, "shown": tab.desk.shown, "badge": tab.desk.badge,
+        **dict(zip(("jsonl", "csv", "parquet"), tab.downloads, strict=True)),
+    }  # fmt: skip
+    return SimpleNamespace(**{name: found.get(part, gr.skip()) for name, part in parts.items()})
+
+
+async def collect(tab: BatchTab, updates: AsyncGenerator[Any, None]) -> list[Any]:
+    return [show(tab, update) async for update in updates]
 
 
 def read(button: Any) -> bytes:
@@ -75,32 +102,36 @@ async def test_a_record_keeps_what_stood_beside_its_text() -> None:
 
 async def test_a_run_shows_progress_and_ends_with_files() -> None:
     tab, _ = make_tab()
-    updates = await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
-    assert updates[0][4]["visible"] is True
-    progress, records, _, _, stop, jsonl, csv, _, again = updates[-1]
-    assert again["visible"] is True
-    assert "<b>4</b> of 4 rows" in progress and "2 failed" in progress and "b is broken" in records
-    assert stop["visible"] is False and read(jsonl).count(b"\n") == 4
-    assert read(csv).count(b"\r\n") == 5
+    updates = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
+    assert updates[0].stop["visible"] is True
+    last = updates[-1]
+    assert last.again["visible"] is True
+    assert "<b>4</b> of 4 rows" in last.progress and "2 failed" in last.progress and "b is broken" in last.records
+    assert last.stop["visible"] is False and read(last.jsonl).count(b"\n") == 4
+    assert read(last.csv).count(b"\r\n") == 5
 
 
 async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extract_tab() -> None:
     tab, engine = make_tab(tuple(Row(str(index), {"text": "Ada"}) for index in range(9)))
-    await collect(
-        tab.run_some(REQUEST, "text", AS_IN_EXTRACT, '{"type": "object", "title": "Mine"}', None, False)
-    )
+    mine = SCHEMA.replace("{", '{"title": "Mine", ', 1)
+    await collect(tab, tab.run_some(REQUEST, "text", AS_IN_EXTRACT, mine, None, False))
     assert len(engine.requests) == 5 and "Mine" in engine.requests[0].prompt
 
 
 @pytest.mark.parametrize(
     ("error", "schema", "words"),
-    [(EngineDead("boom"), SCHEMA, "engine has stopped"), (None, "{", "cannot be used")],
+    [
+        (EngineDead("boom"), SCHEMA, "engine has stopped"),
+        (None, "{", "cannot be used"),
+    ],
 )
 async def test_what_ends_a_run_is_explained_and_the_buttons_open(error: Any, schema: str, words: str) -> None:
     tab, engine = make_tab(reject=error)
-    last = (await collect(tab.run_all(REQUEST, "text", AS_IN_EXTRACT, schema, None, False)))[-1]
-    assert words in last[0] and last[2]["interactive"] is True
+    last = (await collect(tab, tab.run_all(REQUEST, "text", AS_IN_EXTRACT, schema, None, False)))[-1]
+    assert words in last.progress and last.trial["interactive"] is True
     assert error is not None or engine.requests == []
+    (refused,) = await collect(tab, tab.run_all(REQUEST, "text", AS_IN_EXTRACT, "{}", None, False))
+    assert "no field yet" in refused.progress
 
 
 @pytest.mark.parametrize("place", ["engine", "export"])
@@ -113,11 +144,11 @@ async def test_a_bug_is_reported_and_the_buttons_open_again(
     updates = []
     with pytest.raises(ZeroDivisionError) if place == "export" else nullcontext():
         async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
-            updates.append(update)
+            updates.append(show(tab, update))
     assert place == "export" or "ZeroDivisionError: boom" in caplog.text
-    problem, _, trial, run, stop, *_ = updates[-1]
-    assert "inside the app" in problem and stop["visible"] is False
-    assert trial["interactive"] is True and run["interactive"] is True
+    last = updates[-1]
+    assert "inside the app" in last.progress and last.stop["visible"] is False
+    assert last.trial["interactive"] is True and last.run["interactive"] is True
 
 
 async def test_stop_keeps_what_is_done() -> None:
@@ -126,8 +157,8 @@ async def test_stop_keeps_what_is_done() -> None:
     await anext(updates)
     await anext(updates)  # the rows that failed at once
     tab.stop(REQUEST)
-    last = (await collect(updates))[-1]
-    assert "stopped; what is done is kept" in last[0] and last[5]["visible"] is True
+    last = (await collect(tab, updates))[-1]
+    assert "stopped; what is done is kept" in last.progress and last.jsonl["visible"] is True
     assert all(request.is_aborted for request in engine.requests)
 
 
@@ -135,10 +166,10 @@ async def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Pat
     path = tmp_path / "a.csv"
     path.write_text("id,body\n1,<Ada>\n")
     tab, _ = make_tab()
-    picker, note, preview, _, run, *_ = await tab.open_files([str(path)], REQUEST)
-    assert picker["value"] == "body" and run["interactive"] is True and note == ""
+    opened = show(tab, await tab.open_files([str(path)], REQUEST))
+    assert opened.column["value"] == "body" and opened.run["interactive"] is True and opened.progress == ""
     assert len(tab.tables.get("abc").rows) == 1
-    assert "&lt;Ada&gt;" in preview and preview.index("body") < preview.index("id")
+    assert "&lt;Ada&gt;" in opened.records and opened.records.index("body") < opened.records.index("id")
 
 
 async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(tmp_path: Path) -> None:
@@ -147,11 +178,9 @@ async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(tmp_path
     for path in paths:
         path.write_text("Ada")
     tab, _ = make_tab()
-    _, note, _, _, run, *_ = await tab.open_folder(list(map(str, paths)), REQUEST)
-    assert [row.name for row in tab.tables.get("abc").rows] == ["B.TXT", "a.txt"] and run[
-        "interactive"
-    ] is True
-    assert "left out: 2" in note
+    opened = show(tab, await tab.open_folder(list(map(str, paths)), REQUEST))
+    assert [row.name for row in tab.tables.get("abc").rows] == ["B.TXT", "a.txt"]
+    assert opened.run["interactive"] is True and "left out: 2" in opened.progress
 
 
 async def test_slow_files_leave_the_threads_of_the_engine_free(
@@ -177,8 +206,8 @@ async def test_a_visitor_has_one_table_and_it_is_freed_when_he_leaves(tmp_path: 
     await tab.open_files([str(path)], REQUEST)
     assert [row.name for row in tab.tables.get("abc").rows] == ["a.txt"]
     tab.leave("abc")
-    (update,) = await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
-    assert "not open any more" in update[0] and engine.requests == []
+    (update,) = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
+    assert "not open any more" in update.progress and engine.requests == []
 
 
 async def test_tables_are_limited_together_and_the_oldest_makes_room(tmp_path: Path) -> None:
@@ -199,15 +228,15 @@ async def test_tables_are_limited_together_and_the_oldest_makes_room(tmp_path: P
     assert [bool(opened.get(str(session)).rows) for session in range(9)] == [False] + [True] * 8
 
 
-async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[None], list[tuple[Any, ...]]]:
+async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[None], list[Any]]:
     """A run that has ended one row and waits for three, and its updates; in a task, as Gradio drives it."""
-    updates: list[tuple[Any, ...]] = []
+    updates: list[Any] = []
     rows = (*(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1])
     tab.tables.put(REQUEST.session_hash, make_table(rows))
 
     async def drive() -> None:
         async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
-            updates.append(update)
+            updates.append(show(tab, update))
 
     num_requests = len(engine.requests) + 3
     task = asyncio.create_task(drive())
@@ -219,10 +248,10 @@ async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more
     tab, engine = make_tab(hold=asyncio.Event())
     first, updates = await start_run(tab, engine)
     num_updates = len(updates)
-    _, note, _, _, run, stop, jsonl, *_ = await tab.open_files(None, REQUEST)
-    assert all(request.is_aborted for request in engine.requests) and "was stopped" in note
-    assert run["interactive"] is False  # because the files have been deleted
-    assert stop["visible"] is False and read(jsonl).count(b"\n") == 1
+    opened = show(tab, await tab.open_files(None, REQUEST))
+    assert all(request.is_aborted for request in engine.requests) and "was stopped" in opened.progress
+    assert opened.run["interactive"] is False  # because the files have been deleted
+    assert opened.stop["visible"] is False and read(opened.jsonl).count(b"\n") == 1
     await first
     assert len(updates) == num_updates
 
@@ -234,21 +263,21 @@ async def test_a_run_goes_on_without_its_page_and_a_page_loaded_later_shows_it()
     hold = asyncio.Event()
     tab, engine = make_tab(hold=hold)
     first, updates = await start_run(tab, engine)
-    (run_id,) = re.findall('data-run="(.+?)"', updates[0][1])
+    (run_id,) = re.findall('data-run="(.+?)"', updates[0].records)
     tab.leave(REQUEST.session_hash)  # as Gradio does when the connection has ended
     await first
     assert not any(request.is_aborted for request in engine.requests)
     shown = tab.attach(run_id, LATER)
-    begun = await anext(shown)
-    assert "<b>1</b> of 4 rows" in begun[0] and begun[4]["visible"] is True and run_id in begun[1]
+    begun = show(tab, await anext(shown))
+    assert "<b>1</b> of 4 rows" in begun.progress and begun.stop["visible"] is True and run_id in begun.records
     hold.set()
-    progress, records, _, run, stop, jsonl, *_, again = (await collect(shown))[-1]
-    assert "done in" in progress and "b is broken" in records and read(jsonl).count(b"\n") == 4
-    assert stop["visible"] is False and run["interactive"] is False and again["visible"] is True
+    last = (await collect(tab, shown))[-1]
+    assert "done in" in last.progress and "b is broken" in last.records and read(last.jsonl).count(b"\n") == 4
+    assert last.stop["visible"] is False and last.run["interactive"] is False and last.again["visible"] is True
     # A run that has ended is found, too; one that never was is not.
     tab.leave(LATER.session_hash)
-    assert "done in" in (await collect(tab.attach(run_id, REQUEST)))[-1][0]
-    assert await collect(tab.attach("other", LATER)) == [batch_tab.UNCHANGED]
+    assert "done in" in (await collect(tab, tab.attach(run_id, REQUEST)))[-1].progress
+    assert [update async for update in tab.attach("other", LATER)] == [gr.skip()]
 
 
 async def test_a_run_found_again_can_be_stopped() -> None:
@@ -259,7 +288,7 @@ async def test_a_run_found_again_can_be_stopped() -> None:
     shown = tab.attach(run_id, LATER)
     await anext(shown)
     tab.stop(LATER)
-    assert "stopped; what is done is kept" in (await collect(shown))[-1][0]
+    assert "stopped; what is done is kept" in (await collect(tab, shown))[-1].progress
     assert all(request.is_aborted for request in engine.requests)
 
 
@@ -289,7 +318,7 @@ async def test_a_second_run_of_a_page_ends_the_first() -> None:
     assert [request.is_aborted for request in engine.requests] == [True] * 3 + [False] * 3
     tab.stop(REQUEST)
     await second
-    assert "stopped" in updates[-1][0] and all(request.is_aborted for request in engine.requests)
+    assert "stopped" in updates[-1].progress and all(request.is_aborted for request in engine.requests)
 
 
 async def test_a_column_picked_during_a_run_leaves_its_records_in_sight() -> None:
@@ -309,19 +338,9 @@ async def test_an_order_chosen_during_a_run_stays() -> None:
     updates = tab.run_all(REQUEST, "text", "person", "", None, False)
     await anext(updates)
     await tab.sort(True, REQUEST)
-    shown = (await collect(updates))[-1][1]
+    shown = (await collect(tab, updates))[-1].records
     assert shown == await tab.sort(True, REQUEST)
     assert shown != await tab.sort(False, REQUEST)
-
-
-async def test_a_row_opened_for_review_ends_the_extraction_that_runs_there() -> None:
-    tab, _ = make_tab(record='{"name": "Ada", "age": 36}')
-    await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
-    with tab.reviews.running(REQUEST.session_hash) as flag:
-        opening = asyncio.create_task(tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))
-        await wait_until(lambda: flag.asked == "leave")
-        assert not opening.done()
-    assert (await opening)[16] == "Ada, 36"
 
 
 async def test_the_end_of_one_run_leaves_the_flags_of_the_others() -> None:
@@ -350,8 +369,9 @@ async def test_the_end_of_a_session_waits_for_all_that_it_runs() -> None:
 
 async def test_what_there_is_not_to_show_is_said() -> None:
     assert "b is broken" in render_preview(make_table(ROWS), "text")
-    _, _, preview, _, run, *_ = await make_tab()[0].open_files(None, REQUEST)
-    assert "Many texts, one schema" in preview and run["interactive"] is False
+    tab, _ = make_tab()
+    opened = show(tab, await tab.open_files(None, REQUEST))
+    assert "Many texts, one schema" in opened.records and opened.run["interactive"] is False
     batch = BatchRun(ROWS, "text")
     assert "Many texts" in render_records(batch)
     batch.records = {
@@ -362,7 +382,7 @@ async def test_what_there_is_not_to_show_is_said() -> None:
 
 def test_progress_shows_the_remaining_time_and_the_cache_hits() -> None:
     batch = BatchRun(ROWS, "text", clock=lambda: 12.0)
-    batch.records, batch.started = {0: {"valid": True}}, 10.0
+    batch.records, batch.started = {0: {"valid": True, "record": {}, "flags": {}}}, 10.0
     batch.num_prompt_tokens, batch.num_cached_tokens = 100, 60
     line = render_progress(batch, "running")
     assert "about 6.0 s left" in line and "60% of the prompts" in line and "width:25.0%" in line
@@ -383,21 +403,42 @@ def test_a_download_that_failed_once_opens_again() -> None:
     assert (again["visible"], again["interactive"], again["label"]) == (True, True, "Download CSV")
 
 
-async def test_a_row_is_opened_for_review_and_failed_rows_are_run_again() -> None:
-    tab, engine = make_tab(record='{"name": "Ada", "age": 36}')
-    await collect(tab.run_all(REQUEST, "text", "person", "", None, False))
-    opened = await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0}))
-    assert opened[16] == "Ada, 36" and opened[9].result.record == {"name": "Ada", "age": 36}
-    assert opened[-1]["selected"] == "extract" and '<mark data-field="0"' in opened[5]
+def correct(tab: BatchTab, page: Any, **data: Any) -> Any:
+    """What the page shows after a person did this to the row that it shows."""
+    return tab.act(page.shown, page.index, SimpleNamespace(_data=data), REQUEST)  # type: ignore[arg-type]
+
+
+async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections() -> None:
+    tab, _ = make_tab(record='{"name": "Ada", "age": 36}')
+    await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
+    page = show(tab, await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
+    assert page.review["visible"] is True and "Row 1 of 4" in page.place and "Ada" in page.fields
     with pytest.raises(gr.Error, match="not here any more"):
-        await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))
+        await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))  # type: ignore[arg-type]
+    edited = show(tab, await correct(tab, page, action="edit", edits={"/name": "Ada L."}))
+    assert "Ada L." in edited.records and b"Ada L." in read(edited.csv) and edited.place == gr.skip()
+    page = SimpleNamespace(**{**vars(edited), "index": 0})
+    refused = show(tab, await correct(tab, page, action="add", pointer="/x"))
+    assert "not done" in refused.badge and refused.records == gr.skip()
+    following = show(tab, await correct(tab, page, action="approve"))
+    assert "1 approved" in following.progress and ">approved<" in following.records
+    assert "Row 4 of 4" in following.place and following.index == 3  # the next one with a record
+    assert b'"approved": true' in read(following.jsonl) and b'"corrected": ["/name"]' in read(following.jsonl)
+    back = show(tab, await tab.go_back(3, REQUEST))
+    assert back.index == 0 and "typed by you" in back.fields and "Approved" in back.fields
+    assert await tab.go_back(0, REQUEST) == gr.skip()
+
+
+async def test_failed_rows_are_run_again() -> None:
+    tab, engine = make_tab(record='{"name": "Ada", "age": 36}')
+    await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
     batch = tab.shown[REQUEST.session_hash]
     failed = batch.list_failed()
     assert 0 not in failed and {1, 2} <= set(failed)  # without a text
     shown = await tab.sort(True, REQUEST)
     assert shown.index("b is broken") < shown.index("Ada")
     num_before = len(engine.requests)
-    last = (await collect(tab.run_again(REQUEST, "text", "person", "", None, False)))[-1]
-    assert "4" in last[0] and len(engine.requests) - num_before <= len(failed)
+    last = (await collect(tab, tab.run_again(REQUEST, "text", "person", "", None, False)))[-1]
+    assert "4" in last.progress and len(engine.requests) - num_before <= len(failed)
     tab.leave(REQUEST.session_hash)
     assert await tab.sort(True, REQUEST) == gr.skip()

@@ -1,6 +1,9 @@
 """The workbench's handlers on a fake engine: run, explain, keep, compare."""
 
 import asyncio
+import copy
+import dataclasses
+import functools
 import json
 import threading
 from collections.abc import AsyncGenerator
@@ -14,8 +17,11 @@ import pytest
 from app.extraction.extractor import make_again
 from app.extraction.schema_check import SchemaChecker
 from app.ui.examples import Examples
-from app.ui.extract.run import NO_RESULT, Shown, add_example
-from app.ui.extract.tab import NO_FILE, ExtractTab
+from app.ui.extract.record_view import EMPTY, render_why
+from app.ui.extract.run import add_example
+from app.ui.extract.shown import Shown
+from app.ui.extract.tab import PROOF, ExtractTab
+from app.ui.stops import Stops
 from engine import EngineConfig, EngineOverloaded
 from tests.app.extraction.pdf_files import make_pdf
 from tests.engine.vision_folders import make_picture
@@ -24,12 +30,35 @@ from tests.waiting import wait_until
 
 REQUEST: Any = SimpleNamespace(session_hash="abc")
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}'
-PARTS = ("badge", "fields", "record", "table", "figures", "marked", "tabs", "run", "stop", "shown", "page")
+
+
+@functools.cache
+def build_tab() -> ExtractTab:
+    tab = ExtractTab(FakeEngine(), Examples({"person": SCHEMA}, {}), interval_s=0)
+    with gr.Blocks() as demo:
+        tab.build(demo)
+    return tab
 
 
 def make_tab(samples: dict[str, Path] | None = None, **options: Any) -> tuple[ExtractTab, FakeEngine]:
-    engine = FakeEngine(**options)
-    return ExtractTab(engine, Examples({"person": SCHEMA}, samples or {}), interval_s=0), engine
+    """A tab of its own with the components of the others, which take a while to make."""
+    tab, engine = copy.copy(build_tab()), FakeEngine(**options)
+    tab.engine, tab.stops, tab.examples = engine, Stops(), Examples({"person": SCHEMA}, samples or {})
+    return tab, engine
+
+
+def read(tab: ExtractTab, update: Any) -> Any:
+    """The update of a handler, by the names of the components; gr.skip() where one stays as it is."""
+    desk, panel = tab.desk, tab.panel
+    parts = {
+        "badge": desk.badge, "fields": desk.fields, "record": desk.record, "marked": desk.marked, "shown": desk.shown,
+        "figures": tab.figures, "tabs": tab.source_tabs, "run": tab.run_button, "stop": tab.stop_button,
+        "page": tab.page, "page_tab": tab.page_tab, "text": tab.text, "name": tab.name, "opened": tab.opened,
+        "verified": tab.verified, "form": panel.form, "schema": panel.code, "status": panel.status,
+        "chosen": panel.chooser, "fold": panel.fold,
+    }  # fmt: skip
+    found = {} if update == gr.skip() else update
+    return SimpleNamespace(**{name: found.get(part, gr.skip()) for name, part in parts.items()})
 
 
 EXAMPLE = '{"text": "Bob, 5", "record": {"name": "Bob", "age": 5}}'
@@ -50,7 +79,7 @@ async def run(
             text, schema, problem, limits, verbatim, "", None, None, verified, REQUEST
         )
     ]
-    return [SimpleNamespace(**dict(zip(PARTS, update, strict=True))) for update in updates]
+    return [read(tab, update) for update in updates]
 
 
 async def test_instructions_and_examples_reach_the_engine() -> None:
@@ -68,16 +97,18 @@ async def collect(updates: AsyncGenerator[Any, None]) -> list[Any]:
     return [update async for update in updates]
 
 
-def edit(**edits: str) -> Any:
-    return SimpleNamespace(_data={"edits": {f"/{name}": text for name, text in edits.items()}})
+def act(tab: ExtractTab, shown: Any, action: str = "edit", pointer: str = "", **edits: str) -> Any:
+    """What the page shows after a person did this."""
+    data = {"action": action, "pointer": pointer, "edits": {f"/{name}": text for name, text in edits.items()}}
+    return read(tab, tab.act(shown, SimpleNamespace(_data=data)))  # type: ignore[arg-type]
 
 
 async def test_a_run_ends_in_badge_fields_json_table_and_marked_source() -> None:
     tab, _ = make_tab()
     last = (await run(tab))[-1]
-    assert "fits the schema" in last.badge and "Ada" in last.fields and "<mark" in last.marked
+    assert "valid JSON" in last.badge and "Ada" in last.fields and "<mark" in last.marked
     assert last.record == '{\n  "name": "Ada",\n  "age": 36\n}' and "added limits" in last.figures
-    assert "<td>36</td>" in last.table and last.tabs["selected"] == "evidence"
+    assert last.tabs["selected"] == "evidence"
     assert last.run["interactive"] is True and last.stop["visible"] is False
 
 
@@ -106,6 +137,8 @@ async def test_verbatim_texts_are_grounded_in_the_source_by_the_grammar() -> Non
     [
         ("", SCHEMA, "no text"),
         ("Ada", "{", "line 1"),
+        ("Ada", '{"type": "object", "properties": {}}', "no field yet"),
+        ("Ada", "{}", "no field yet"),
         ("Ada", '{"type": "object", "$dynamicRef": "#a"}', "“$dynamicRef” at the root"),
         ("Ada", SCHEMA[:-1] + f', "description": "{"x" * 3000}"}}', "too long"),
     ],
@@ -119,7 +152,7 @@ async def test_what_cannot_run_is_explained_and_not_run(text: str, schema: str, 
 async def test_a_text_beyond_the_model_is_read_in_parts() -> None:
     tab, engine = make_tab()
     updates = await run(tab, "Ada is here.\n" * 300)
-    assert "fits the schema" in updates[-1].badge and len(engine.requests) > 1
+    assert "valid JSON" in updates[-1].badge and len(engine.requests) > 1
     assert any("parts; the text is long" in str(update.badge) for update in updates)
     assert "overlapping parts" in updates[-1].figures
 
@@ -136,7 +169,8 @@ async def test_stop_reports_an_incomplete_record() -> None:
     await anext(updates)
     tab.stop(REQUEST)
     last = [update async for update in updates][-1]
-    assert ">stopped<" in last[0] and last[7]["interactive"] is True and engine.requests[0].is_aborted
+    assert ">stopped<" in read(tab, last).badge and read(tab, last).run["interactive"] is True
+    assert engine.requests[0].is_aborted
 
 
 async def test_closing_the_tab_aborts_the_request() -> None:
@@ -153,64 +187,78 @@ async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
     updates = []
     with pytest.raises(ZeroDivisionError):
         async for update in tab.run("Ada, 36", SCHEMA, None, True, False, "", "", None, None, REQUEST):
-            updates.append(dict(zip(PARTS, update, strict=True)))
+            updates.append(read(tab, update))
     last = updates[-1]
-    assert "inside the app" in last["badge"] and "ZeroDivisionError" in last["badge"]
-    assert last["run"]["interactive"] is True and last["stop"]["visible"] is False
+    assert "inside the app" in last.badge and "ZeroDivisionError" in last.badge
+    assert last.run["interactive"] is True and last.stop["visible"] is False
 
 
 async def test_a_long_run_of_digits_is_no_trouble_in_verbatim_mode() -> None:
     schema = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "number"}}}'
     tab, _ = make_tab()
     last = (await run(tab, text=f"Ada, 36. Key: {'9' * 320}", schema=schema, verbatim=True))[-1]
-    assert "fits the schema" in last.badge and last.run["interactive"] is True
+    assert "valid JSON" in last.badge and last.run["interactive"] is True
 
 
-async def test_a_corrected_record_is_kept_and_a_later_run_is_compared_with_it() -> None:
+async def test_an_approved_record_is_kept_and_a_later_run_is_compared_with_it() -> None:
     tab, _ = make_tab()
-    shown = (await run(tab))[-1].shown
-    badge, fields, record, *_, store = tab.keep(shown, edit(age="37"))
-    assert ">verified<" in badge and '"age": 37' in record and "by hand" in fields
-    again = (await run(tab, verified=store))[-1]
-    assert "verified: 37" in again.fields and "1 of 2 fields as in the record you verified" in again.fields
+    corrected = act(tab, (await run(tab))[-1].shown, age="37")
+    assert '"age": 37' in corrected.record and "typed by you" in corrected.fields
+    done = act(tab, corrected.shown, "approve")
+    assert ">approved<" in done.badge and ">All checked</button>" in done.fields
+    (kept,) = done.verified.values()
+    assert kept["record"] == {"name": "Ada", "age": 37} and list(done.verified) == [corrected.shown.key]
+    again = (await run(tab, verified=done.verified))[-1]
+    assert "approved before: 37" in again.fields and "1 of 2 fields as approved before" in again.fields
+    other = (await run(tab, text="Ada, 36!", verified=done.verified))[-1]
+    assert "approved before" not in other.fields
 
 
-async def test_a_correction_that_breaks_the_schema_is_not_kept() -> None:
+SLOW = f"^(?!{3 * '(?:x(?=.))*'}y)"
+
+
+@pytest.mark.parametrize(
+    ("schema", "edits", "words"),
+    [
+        (SCHEMA, {"age": "old"}, "/age"),
+        (SCHEMA.replace('"string"', f'"string", "pattern": "{SLOW}"'), {"name": "x" * 400}, "backtrack"),
+    ],
+)
+async def test_a_correction_that_breaks_the_schema_shows_at_once_and_is_not_approved(
+    schema: str, edits: dict[str, str], words: str
+) -> None:
     tab, _ = make_tab()
-    shown = (await run(tab))[-1].shown
-    update = tab.keep(shown, edit(age="old"))
-    assert "not kept" in update[0] and "/age" in update[0] and update[-1] == gr.skip()
+    shown = (await run(tab, schema=schema))[-1].shown
+    update = act(tab, shown, **edits)
+    assert ">not valid<" in update.badge and words in update.badge and "flagged" in update.fields
+    refused = act(tab, update.shown, "approve")
+    assert "not done" in refused.badge and refused.shown == gr.skip() and refused.verified == gr.skip()
+    undone = act(tab, update.shown, "undo", f"/{next(iter(edits))}")
+    assert "valid JSON" in undone.badge and "typed by you" not in undone.fields
 
 
-async def test_a_correction_that_a_pattern_cannot_check_in_time_is_not_kept() -> None:
-    pattern = "^(?!" + 3 * "(?:x(?=.))*" + "y)"
-    schema = SCHEMA.replace('"string"', f'"string", "pattern": "{pattern}"')
+async def test_before_any_run_there_is_nothing_to_do() -> None:
     tab, _ = make_tab()
-    update = tab.keep((await run(tab, schema=schema))[-1].shown, edit(name="x" * 400))
-    assert "not kept" in update[0] and "backtrack" in update[0] and update[-1] == gr.skip()
+    assert act(tab, None, "approve").badge == gr.skip()
 
 
-async def test_another_text_is_not_compared() -> None:
-    tab, _ = make_tab()
-    *_, store = tab.keep((await run(tab))[-1].shown, edit())
-    assert "you verified" not in (await run(tab, text="Ada, 36!", verified=store))[-1].fields
-
-
-async def test_keeping_before_any_run_does_nothing() -> None:
-    tab, _ = make_tab()
-    assert set(map(str, tab.keep(None, edit()))) == {str(gr.skip())}
+async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(tmp_path: Path) -> None:
+    (path := tmp_path / "sample.txt").write_text("Ada, 36")
+    tab, engine = make_tab()
+    tab.examples = Examples({"invoice": SCHEMA}, {PROOF: path})
+    updates = [read(tab, update) async for update in tab.prove(True, REQUEST)]
+    assert updates[0].text == "Ada, 36" and PROOF in updates[0].name and "Ada" in updates[-1].fields
+    assert [update async for update in tab.prove(False, REQUEST)] == [gr.skip()] and len(engine.requests) == 1
 
 
 async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     path = tmp_path / "person_1.txt"
     path.write_text("Ada")
     tab, _ = make_tab({"person 1": path})
-    text, _, *results, name, form, schema, status, _ = await tab.pick_sample(
-        SimpleNamespace(value="person 1"), REQUEST
-    )
-    assert tuple(results) == (*NO_RESULT, *NO_FILE)
-    assert (text, name, schema) == ("Ada", "person", SCHEMA)
-    assert form["value"]["fields"][0]["name"] == "name" and "schema keywords are enforced" in status
+    update = read(tab, await tab.pick_sample("person 1", REQUEST))
+    assert (update.fields, update.shown, update.opened, update.figures) == (EMPTY, None, None, "")
+    assert (update.text, update.chosen["value"], update.schema) == ("Ada", "person", SCHEMA)
+    assert update.form["value"]["fields"][0]["name"] == "name" and "schema keywords are enforced" in update.status
 
 
 async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_path: Path) -> None:
@@ -222,15 +270,16 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     await anext(updates)
     running = asyncio.create_task(collect(updates))
     await wait_until(lambda: len(engine.requests) == 1)
-    text, _, problem, *kept = await tab.open_file(str(bad), REQUEST)
-    assert text == gr.skip() and "not UTF-8" in problem and "Open a text file" in problem
-    assert kept == [gr.skip()] * 11 and not engine.requests[0].is_aborted
-    text, _, *results = await tab.open_file(str(good), REQUEST)
-    assert text == "Bob" and tuple(results[:7]) == NO_RESULT and engine.requests[0].is_aborted
+    update = read(tab, await tab.open_file(str(good), REQUEST))
+    assert (update.text, update.fields, update.shown) == ("Bob", EMPTY, None) and "good.txt" in update.name
+    assert engine.requests[0].is_aborted
     # The run before writes nothing beside the new text; only its buttons change back.
-    *page, run_button, stop, shown, pdf_page = (await running)[-1]
-    assert [*page, shown, pdf_page] == [gr.skip()] * 9
-    assert run_button["interactive"] is True and stop["visible"] is False
+    assert set((await running)[-1]) == {tab.run_button, tab.stop_button}
+    update = read(tab, await tab.open_file(str(bad), REQUEST))
+    assert "not UTF-8" in update.badge and "Open a text file" in update.badge
+    # What was open before is neither shown nor extracted.
+    assert (update.text, update.fields, update.shown, update.opened) == ("", EMPTY, None, None)
+    assert "good.txt" not in update.name
 
 
 async def test_a_text_opened_before_a_run_has_its_schema_ends_the_run(tmp_path: Path) -> None:
@@ -249,7 +298,7 @@ async def test_a_text_opened_before_a_run_has_its_schema_ends_the_run(tmp_path: 
     opening = asyncio.create_task(tab.open_file(str(path), REQUEST))
     await wait_until(lambda: any(flag.asked == "leave" for flag in tab.stops._list("abc")))
     may_end.set()
-    assert (await opening)[0] == "Bob" and engine.requests == []
+    assert (await opening)[tab.text] == "Bob" and engine.requests == []
     (last,) = await running
     assert last.badge == gr.skip() and last.run["interactive"] is True
 
@@ -258,91 +307,114 @@ async def test_a_pdf_shows_the_page_of_the_value_that_has_the_focus(tmp_path: Pa
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf("Ada", "Ada is 36"))
     tab, _ = make_tab()
-    text, *_, page, page_tab, opened = await tab.open_file(str(path), REQUEST)
-    assert page_tab["visible"] and "Page 1 of 2" in page and 'data-number="2"' in page
-    first, second = [update async for update in run_opened(tab, text, opened)][-2:]
-    shown = first[9]
-    assert first[6]["selected"] == "page" and "verbatim, page 2" in first[1] and "Page 1 of 2" in second[10]
-    focused = SimpleNamespace(_data={"pointer": "/age"})
-    assert "Page 2 of 2" in await tab.locate(shown, None, focused)
-    assert "Page 2 of 2" in await tab.turn(opened, SimpleNamespace(_data={"number": 2}))
-    assert await tab.turn(opened, SimpleNamespace(_data={"number": 3})) == gr.skip()
+    update = read(tab, await tab.open_file(str(path), REQUEST))
+    opened = update.opened
+    assert update.page_tab["visible"] and "Page 1 of 2" in update.page and 'data-number="2"' in update.page
+    first, second = [read(tab, each) async for each in run_opened(tab, update.text, opened)][-2:]
+    assert first.tabs["selected"] == "page" and "page 2" in first.fields and "Page 1 of 2" in second.page
+    focused: Any = SimpleNamespace(_data={"pointer": "/age"})
+    assert "Page 2 of 2" in await tab.locate(first.shown, focused)
+    assert "Page 2 of 2" in await tab.turn(opened, SimpleNamespace(_data={"number": 2}))  # type: ignore[arg-type]
+    assert await tab.turn(opened, SimpleNamespace(_data={"number": 3})) == gr.skip()  # type: ignore[arg-type]
     # Offsets of an edited text are not those of the file.
-    (last,) = [update async for update in run_opened(tab, f"{text}.", opened)][-1:]
-    assert await tab.locate(last[9], None, focused) == gr.skip()
+    (last,) = [read(tab, each) async for each in run_opened(tab, f"{update.text}.", opened)][-1:]
+    assert await tab.locate(last.shown, focused) == gr.skip()
 
 
-async def test_a_schema_is_suggested_from_the_text_or_the_reason_is_shown() -> None:
+async def test_a_schema_is_made_of_names_or_proposed_for_the_text() -> None:
     tab, engine = make_tab(record='{"title": "Person", "fields": [{"name": "name", "kind": "text"}]}')
+    wish = "Customer, order date, total; skills (list)"
+    named = json.loads(read(tab, await tab.describe(wish, "", None, REQUEST)).schema)
+    kinds = {name: (each["type"], each.get("format")) for name, each in named["properties"].items()}
+    assert kinds == {
+        "customer": ("string", None), "order_date": ("string", "date"), "total": ("number", None),
+        "skills": ("array", None),
+    }  # fmt: skip
+    with pytest.raises(gr.Error, match="List the fields"):
+        await tab.describe("Everything that a bookkeeper needs to know.", "Ada", None, REQUEST)
     engine.config = EngineConfig(model="real", served_model_name="fake")
-    chosen, form, schema, *_ = await tab.suggest("Ada, 36", None, REQUEST)
-    assert chosen is None and json.loads(schema)["title"] == "Person"
-    assert form["value"]["fields"][0]["name"] == "name" and "snake_case" in engine.requests[0].prompt
+    update = read(tab, await tab.describe("Who is it about, and how old are they?", "Ada, 36", None, REQUEST))
+    assert update.chosen["value"] is None and json.loads(update.schema)["title"] == "Person"
+    assert "snake_case" in engine.requests[0].prompt and "how old" in engine.requests[0].prompt
     with pytest.raises(gr.Error, match="There is no text yet"):
-        await tab.suggest(" ", None, REQUEST)
+        await tab.describe("", " ", None, REQUEST)
     engine.reject = EngineOverloaded("the queue is full")
     with pytest.raises(gr.Error, match="queue is full"):
-        await tab.suggest("Ada", None, REQUEST)
+        await tab.describe("", "Ada", None, REQUEST)
 
 
 async def test_a_scan_is_extracted_from_its_pages(tmp_path: Path) -> None:
     make_picture((60, 40)).save(tmp_path / "scan.pdf")
     tab, engine = make_tab(sees_images=True)
-    text, tabs, *_, page, _, opened = await tab.open_file(str(tmp_path / "scan.pdf"), REQUEST)
-    assert (text, tabs["selected"]) == ("", "page") and "Page 1 of 1" in page
-    last = [update async for update in run_opened(tab, text, opened)][-1]
-    assert "<image>" in engine.requests[0].prompt and last[6]["selected"] == "page"
-    assert "not in the text" not in last[1] and last[9].key != Shown(last[9].result, "", last[9].schema).key
+    opening = read(tab, await tab.open_file(str(tmp_path / "scan.pdf"), REQUEST))
+    assert (opening.text, opening.tabs["selected"]) == ("", "page") and "Page 1 of 1" in opening.page
+    last = read(tab, [update async for update in run_opened(tab, opening.text, opening.opened)][-1])
+    assert "<image>" in engine.requests[0].prompt and last.tabs["selected"] == "page"
+    assert "not in the text" not in last.fields
+    assert last.shown.key != Shown(last.shown.result, "", last.shown.schema).key
     engine.sees_images = False
-    assert "has no text in it" in (await tab.open_file(str(tmp_path / "scan.pdf"), REQUEST))[2]
+    assert "has no text in it" in read(tab, await tab.open_file(str(tmp_path / "scan.pdf"), REQUEST)).badge
 
 
 def run_opened(tab: ExtractTab, text: str, opened: Any) -> AsyncGenerator[Any, None]:
     return tab.run(text, SCHEMA, None, True, False, "", "", opened, None, REQUEST)
 
 
-async def test_what_is_kept_is_one_record_with_its_time() -> None:
-    """The browser puts it beside what other tabs have kept; the newer one of the same text stays."""
-    tab, _ = make_tab()
-    shown = (await run(tab))[-1].shown
-    first, second = tab.keep(shown, edit())[-1], tab.keep(shown, edit(age="37"))[-1]
-    assert (
-        list(first) == list(second) == [shown.key] and first[shown.key]["time"] <= second[shown.key]["time"]
-    )
-    assert second[shown.key]["record"] == {"name": "Ada", "age": 37}
-
-
 @pytest.mark.parametrize("line", ["no", "[]", '{"text": 5, "record": {}}', '{"text": "x"}'])
 async def test_an_example_that_is_none_is_named_by_its_line(line: str) -> None:
     tab, engine = make_tab()
     updates = tab.run("Ada", SCHEMA, None, True, False, "", f"{EXAMPLE}\n{line}", None, None, REQUEST)
-    (refused,) = [update async for update in updates]
-    assert "Line 2" in refused[0] and engine.requests == []
+    (refused,) = [read(tab, update) async for update in updates]
+    assert "Line 2" in refused.badge and engine.requests == []
 
 
-LIST = '{"type": "object", "properties": {"names": {"type": "array", "items": {"type": "string"}}}}'
+ITEM = {"type": "object", "properties": {"name": {"type": "string"}, "price": {"type": "number"}}}
+LINES: dict[str, Any] = {
+    "type": "object", "properties": {"lines": {"type": "array", "items": ITEM}, "total": {"type": "number"}}
+}  # fmt: skip
 
 
-async def test_items_come_and_go_and_json_follows_a_correction_at_once() -> None:
+async def show_lines(tab: ExtractTab) -> Shown:
+    """Three lines: the model was unsure of the first, and a person has looked at it."""
+    drafted = (await run(tab))[-1].shown.result
+    record = {"lines": [{"name": name, "price": 1} for name in ("Ada", "Bob", "Cy")], "total": 3}
+    sure = {f"/lines/{at}/{name}": 0.5 + at / 10 for at in range(3) for name in ("name", "price")}
+    text = "Ada 1 Bob 1 Cy 1, total 3"
+    result = make_again(LINES, text, dataclasses.replace(drafted, confidence=sure), record)
+    return Shown(result, text, LINES).act({"action": "check", "pointer": "/lines/1/name"})
+
+
+async def test_marks_follow_the_items_that_come_and_go() -> None:
     tab, _ = make_tab()
-    first = (await run(tab))[-1].shown
-    schema = json.loads(LIST)
-    shown = Shown(make_again(schema, "Ada, Bob", first.result, {"names": ["Ada"]}), "Ada, Bob", schema)
-    event: Any = SimpleNamespace(_data={"pointer": "/names/0", "action": "add", "edits": {}})
-    _, fields, record, *_, added = tab.change_items(shown, None, event)
-    assert (
-        json.loads(record) == {"names": ["Ada", ""]}
-        and 'data-items="remove" data-pointer="/names/1"' in fields
-    )
-    typed: Any = SimpleNamespace(_data={"edits": {"/names/1": "Bob"}})
-    record, *_, both = tab.edit(added, typed)
-    assert json.loads(record) == {"names": ["Ada", "Bob"]} and both[1].result.evidence["/names/1"].start == 5
-    assert "Bob" in add_example(added, both, "") and "Bob" in tab.keep(added, typed)[2]
-    # A value changed back is not an edit.
-    assert json.loads(tab.edit(added, SimpleNamespace(_data={"edits": {}}))[0]) == {"names": ["Ada", ""]}
-    event._data |= {"action": "remove", **typed._data}
-    assert tab.change_items(added, None, event)[-1].result.record == {"names": ["Bob"]}
-    assert (
-        "not changed"
-        in tab.change_items(added, None, SimpleNamespace(_data={"pointer": "/x", "action": "add"}))[0]
-    )
+    typed = (await show_lines(tab)).act({"edits": {"/lines/2/price": "2"}})
+    assert typed.by_hand == {"/lines/2/price"} and "/lines/1/name" in typed.checked
+    removed = act(tab, typed, "remove", "/lines/0").shown
+    assert removed.by_hand == {"/lines/1/price"} and "/lines/0/name" in removed.checked
+    assert removed.result.confidence["/lines/0/name"] == 0.6 and removed.result.confidence["/lines/1/name"] == 0.7
+    added = act(tab, removed, "add", "/lines/0")
+    assert added.shown.by_hand == {"/lines/1/name", "/lines/1/price", "/lines/2/price"}
+    sure = added.shown.result.confidence
+    assert sure["/lines/2/name"] == 0.7 and "/lines/1/name" not in sure
+    assert 'aria-label="lines › 2 › name"' in added.fields and json.loads(added.record)["lines"][1]["name"] == ""
+    assert "not done" in act(tab, removed, "add", "/lines/9").badge
+
+
+async def test_sums_counts_and_marks_follow_each_correction_at_once() -> None:
+    tab, _ = make_tab()
+    schema = LINES | {"x-checks": [{"sum": ["/lines/*/price"], "equals": "/total"}]}
+    shown = dataclasses.replace(await show_lines(tab), schema=schema)
+    wrong = act(tab, shown, **{"lines/0/price": "5"})
+    assert "/total" in wrong.shown.to_check and "total is 3" in wrong.fields and "typed by you" in wrong.fields
+    assert "please check" in wrong.badge and len(wrong.shown.to_check) == 5
+    right = act(tab, wrong.shown, total="7")
+    assert "/total" not in right.shown.to_check and "total is" not in right.fields and len(right.shown.to_check) == 4
+
+
+async def test_each_value_says_why_it_is_what_it_is() -> None:
+    tab, engine = make_tab()
+    shown = (await run(tab))[-1].shown
+    why = render_why(shown, "/name")
+    assert engine.requests[0].params.logprobs > 0
+    assert "In the text" in why and "“Ada”" in why and "The model weighed" in why and "%" in why
+    assert "the model wrote <code>36</code>" in render_why(shown.act({"edits": {"/age": "7"}}), "/age")
+    assert "Bob" in add_example(shown.act({"edits": {"/name": "Bob"}}), "")

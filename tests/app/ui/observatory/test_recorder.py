@@ -10,6 +10,7 @@ import pytest
 from app.ui.observatory import recorder as module
 from app.ui.observatory.recorder import CACHED, SHARED, Recorder
 from engine import EngineSnapshot, EngineStats, Histogram, ReplicaStats, RequestView
+from tests.fakes import FakeEngine
 
 
 def make_view(name: str = "r", phase: str = "decode", **more: Any) -> RequestView:
@@ -43,6 +44,9 @@ def make_recorder(snapshot: EngineSnapshot | None = None) -> tuple[Recorder, Any
         now=snapshot,
         stats=lambda: stats,
         state="ready",
+        resolved=FakeEngine().resolved,
+        describe_model=FakeEngine().describe_model,
+        describe_runtime=dict,
         describe_replicas=lambda: replicas,
     )
     house = SimpleNamespace(time=100.0, engine=engine)
@@ -101,19 +105,26 @@ async def test_an_engine_that_is_down_has_no_blocks_and_no_error() -> None:
 
 
 async def test_recording_stops_without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `watched` the page would show a period without samples as one without requests."""
     monkeypatch.setattr(module, "SAMPLE_INTERVAL_S", 0.0)
     recorder, house = make_recorder(make_snapshot())
-    assert (await recorder.poll())["watched"] == 0
+    await recorder.poll()
     house.time += 2
-    assert (await recorder.poll())["watched"] == 2
+    await recorder.poll()
     task = recorder._task
     assert task is not None and not task.done()
     house.time += module.PATIENCE_S
     await task
-    assert (await recorder.poll())["watched"] == 0
+    await recorder.poll()
     assert recorder._task is not task
     await recorder.close()
+
+
+def test_device_weights_and_kernels_that_failed_the_self_check_are_named() -> None:
+    engine = FakeEngine()
+    assert module.describe_device(engine) == ["cpu", "weights as float32"]
+    engine.describe_runtime = lambda: {"replaced_kernels": "silu_mul"}  # type: ignore[method-assign]
+    assert module.describe_device(engine)[1] == "weights as float32; replaced: silu_mul"
+    assert module.describe_device(FakeEngine(state="starting")) == ["", ""]
 
 
 def test_the_map_distinguishes_owned_shared_and_cached_blocks() -> None:

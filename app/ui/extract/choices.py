@@ -1,0 +1,62 @@
+"""What the model weighed for each value: the taken token of its least sure place, and the most likely others there."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+from app.extraction import ExtractionResult
+from app.extraction.confidence import score_tokens
+from app.ui.figures import describe_position
+from engine import Engine
+
+# Alternatives that are recorded for each token, and those that are shown.
+NUM_RIVALS, NUM_SHOWN = 5, 2
+MIN_SHARE = 0.001
+Weighed = tuple[str, float]  # the value as far as it was written, and the probability of its last token
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The closest choice within one value; probabilities are those before the grammar's mask."""
+
+    taken: Weighed
+    rivals: tuple[Weighed, ...]
+    forbidden: tuple[Weighed, ...]  # likely, but not allowed by the schema
+
+
+def find_choices(result: ExtractionResult, engine: Engine) -> dict[str, Choice]:
+    """Return the closest choice of each value by pointer; values that the schema alone decided are left out."""
+    completion = result.output.outputs[0] if result.output else None
+    if completion is None or not completion.logprobs or engine.tokenizer is None:
+        return {}
+    feed_token = engine.tokenizer.make_text().feed_token
+    tokens = score_tokens(completion.text, completion.token_ids, completion.logprobs, feed_token)
+    starts, ends = [token.start for token in tokens], [token.end for token in tokens]
+    found = {}
+    for leaf in result.leaves:
+        inside = range(bisect_right(ends, leaf.start), bisect_left(starts, leaf.end))
+        free = [at for at in inside if tokens[at].end > tokens[at].start and not tokens[at].is_forced]
+        if not free:
+            continue
+        at = min(free, key=lambda each: tokens[each].logprob)
+        position = describe_position(completion.logprobs[at])
+        before = completion.text[leaf.start : max(tokens[at].start, leaf.start)]
+        others = [each for each in position["top"] if each["text"] != position["text"] and each["p"] >= MIN_SHARE]
+        taken = _weigh(before, position)
+        # Several tokens may end a value alike.
+        rivals = dict(reversed([_weigh(before, each) for each in others if each["pm"] != 0]))
+        rivals.pop(taken[0], None)
+        forbidden = [(each["text"].strip() or "a space", each["p"]) for each in others if each["pm"] == 0]
+        best = tuple(reversed(rivals.items()))
+        found[leaf.pointer] = Choice(taken, best[:NUM_SHOWN], tuple(forbidden[:NUM_SHOWN]))
+    return found
+
+
+def _weigh(before: str, token: dict[str, Any]) -> Weighed:
+    """Return the value with the token as its last; a token that ends the value adds nothing."""
+    text = token["text"].lstrip() if not before else token["text"]
+    is_end = bool(before.strip('"')) and text[:1] in ('"', ",", "}", "]", "\n", "")
+    whole = before if is_end else before + text
+    return whole.strip('"').rstrip(",\n") + ("" if is_end else "…"), token["p"]

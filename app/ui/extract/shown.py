@@ -1,0 +1,160 @@
+"""Shown: a record under review. Every action of a person makes a new one, with all that follows from the values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from app.extraction import Evidence, ExtractionResult, Schema
+from app.extraction.extractor import make_again
+from app.extraction.json_spans import Leaf, Scalar, scan
+from app.extraction.review import Change, EditError, apply_edits, change_items, compare, put_value
+from app.ui.extract.choices import Choice
+from app.ui.extract.pages import Opened
+
+Verified = dict[str, dict[str, Any]]  # {"record", "time"} by the key of text and schema
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A record, what it was made from, and what a person has done with it.
+
+    Attributes:
+        drafted: the record as the model wrote it.
+        choices: what the model weighed, by the pointer in `drafted`.
+        origin: the pointer in `drafted` of each value that comes from there.
+        by_hand: pointers of the values that a person typed.
+        checked: pointers of the values that a person looked at.
+        verified: the record that was approved before for the same text and schema.
+    """
+
+    result: ExtractionResult
+    text: str
+    schema: Schema
+    opened: Opened | None = None
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    verified: Any = None
+    drafted: Any = None  # an ExtractionResult: `result`, if it is not given
+    origin: Mapping[str, str] = field(default_factory=dict)
+    by_hand: frozenset[str] = frozenset()
+    checked: frozenset[str] = frozenset()
+    is_approved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.drafted is None:
+            object.__setattr__(self, "drafted", self.result)
+            object.__setattr__(self, "origin", {leaf.pointer: leaf.pointer for leaf in self.result.leaves})
+
+    @property
+    def key(self) -> str:
+        """Return the storage key of an approved record: equal for equal text and schema."""
+        digest = self.opened.digest if self.opened else ""
+        source = [self.text, digest] if digest else self.text
+        both = json.dumps([self.schema, source], sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(both.encode(errors="surrogatepass")).hexdigest()[:16]
+
+    @property
+    def changes(self) -> dict[str, Change]:
+        """Return the differences from the record that was approved before, by pointer; empty without one."""
+        return {} if self.verified is None else compare(self.result.record, self.verified)
+
+    @property
+    def reasons(self) -> dict[str, tuple[str, ...]]:
+        """Return why values should be checked, by pointer. A typed value answers only to checks and to the schema."""
+        failed = {check.message for check in self.result.checks if not check.holds}
+        found = {
+            pointer: tuple(why for why in reasons if pointer not in self.by_hand or why in failed)
+            for pointer, reasons in self.result.flags.items()
+        }
+        for error in self.result.errors:
+            pointer, _, why = error.partition(": ")
+            if any(leaf.pointer == pointer for leaf in self.result.leaves):
+                found[pointer] = (why, *found.get(pointer, ()))
+        return {pointer: reasons for pointer, reasons in found.items() if reasons}
+
+    @property
+    def to_check(self) -> list[str]:
+        """Return the pointers of the values that wait for a person."""
+        return [pointer for pointer in self.reasons if pointer not in self.checked]
+
+    @property
+    def num_unchecked(self) -> int:
+        """Return the number of other values that nobody has looked at."""
+        done = {*self.checked, *self.by_hand, *self.reasons}
+        return sum(leaf.pointer not in done for leaf in self.result.leaves)
+
+    def find_page(self, evidence: Evidence | None) -> int:
+        """Return the page of a value in the opened PDF; 0 if there is none, or the text was edited."""
+        if self.opened is None or evidence is None or evidence.match == "none":
+            return 0
+        source = self.opened.source
+        return source.find_page(evidence.start) if source.text == self.text else 0
+
+    def act(self, data: Mapping[str, Any]) -> Shown:
+        """Return the record after what a person did: typed texts, and then an action on one value or on all.
+
+        Raises:
+            EditError: a value or an item does not exist, or the record that is approved does not fit the schema.
+        """
+        shown, pointer, action = self, str(data.get("pointer") or ""), data.get("action")
+        if edits := data.get("edits"):
+            shown = shown._change(apply_edits(self.result.record, edits, self.schema))
+        match action:
+            case "check":
+                return replace(shown, checked=shown.checked | {pointer})
+            case "undo":
+                return shown._change(put_value(shown.result.record, pointer, shown.draft_of(pointer)))
+            case "add" | "remove":
+                return shown._change(*change_items(shown.result.record, pointer, action))
+            case "approve":
+                if not shown.result.valid:
+                    raise EditError("; ".join(shown.result.errors))
+                pointers = frozenset(leaf.pointer for leaf in shown.result.leaves)
+                return replace(shown, checked=pointers, is_approved=True)
+        return shown
+
+    def draft_of(self, pointer: str) -> Scalar:
+        """Return the value that the model wrote.
+
+        Raises:
+            EditError: a person added the value.
+        """
+        for leaf in self.drafted.leaves:
+            if leaf.pointer == self.origin.get(pointer):
+                return leaf.value
+        raise EditError(f"the model wrote no value for {pointer!r}")
+
+    def _change(self, record: Any, find_before: Callable[[str], str | None] = lambda pointer: pointer) -> Shown:
+        leaves = scan(json.dumps(record) + " ").leaves
+        before = {leaf.pointer: find_before(leaf.pointer) for leaf in leaves}
+        origin = {
+            pointer: self.origin[old] for pointer, old in before.items() if old is not None and old in self.origin
+        }
+        drafted = {leaf.pointer: leaf for leaf in self.drafted.leaves}
+        by_hand = frozenset(
+            leaf.pointer for leaf in leaves if not _is_as(leaf, drafted.get(origin.get(leaf.pointer, "-")))
+        )
+        confidence = {
+            pointer: self.drafted.confidence[old]
+            for pointer, old in origin.items()
+            if pointer not in by_hand and old in self.drafted.confidence
+        }
+        result = make_again(self.schema, self.text, replace(self.result, confidence=confidence), record)
+        checked = frozenset(pointer for pointer, old in before.items() if old in self.checked)
+        return replace(
+            self, result=result, origin=origin, by_hand=by_hand, checked=checked - by_hand, is_approved=False
+        )
+
+
+def _is_as(leaf: Leaf, drafted: Leaf | None) -> bool:
+    return drafted is not None and type(drafted.value) is type(leaf.value) and drafted.value == leaf.value
+
+
+def digest(value: Any) -> str:
+    """Return a short hash of a text or a schema, which review.js compares with what the page shows."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return str(zlib.adler32(text.replace("\r\n", "\n").replace("\r", "\n").encode(errors="replace")))
