@@ -12,7 +12,7 @@ from grammar import ToolStyle, list_tool_styles
 PROBE = "probe_of_troupe"
 TOOL = {
     "type": "function",
-    "function": {"name": PROBE, "description": "", "parameters": {"type": "object", "properties": {}}},
+    "function": {"name": PROBE, "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
 USER = {"role": "user", "content": "x"}
 
@@ -51,5 +51,6 @@ def read_template(tokenizer: Tokenizer | None, tool_style: str | None) -> Templa
     end = tokenizer.decode(tokenizer.encode(CLOSE, add_special_tokens=False))
     if named is None and knows_tools:
         ends = [tokenizer.decode([token_id], skip_special_tokens=False) for token_id in tokenizer.eos_token_ids]
-        named = read_style(render, [each for each in ends if each])
+        source = tokenizer.describe().get("chat_template")
+        named = read_style(render, [each for each in ends if each], source if isinstance(source, str) else "")
     return TemplateFacts(knows_tools, named, supports_reasoning(render), CLOSE not in end)

@@ -20,9 +20,9 @@ ANSWER = "☃ said"
 VALUES = {"zqa": "some text", "zqb": "other words"}
 RICH = {"zqa": "some text", "zqb": 7041, "zqc": 2.5, "zqd": True, "zqe": None, "zqf": [1, "a"], "zqg": {"k": "v"}}
 PARAMETERS: Json = {"type": "object", "properties": dict.fromkeys(RICH, True)}
-TOOLS = [
-    {"type": "function", "function": {"name": name, "description": "", "parameters": PARAMETERS}} for name in NAMES
-]
+# Templates may look into the schema of each argument.
+SHOWN: Json = {"type": "object", "properties": {name: {"type": "string", "description": "d"} for name in RICH}}
+TOOLS = [{"type": "function", "function": {"name": name, "description": "d", "parameters": SHOWN}} for name in NAMES]
 USER = {"role": "user", "content": "x"}
 # What a template that renders no calls tells the model about them.
 DESCRIBED = {
@@ -30,8 +30,10 @@ DESCRIBED = {
     "phi4_mini_json": re.compile(r'functools\[\{"name"'),
     "phi4_mini": re.compile(r"<\|tool\|>"),
     "granite": re.compile(r"<\|tool_call\|>.{0,40}(?:JSON list|\[)", re.DOTALL),
-    "lfm2": re.compile(r"<\|tool_list_start\|>"),
+    "lfm2": re.compile(r"<\|tool_list_start\|>|\nList of tools: \["),
 }
+# What only the source shows of a template that cannot render calls here: some of Kimi's change lists.
+WRITTEN = {"kimi_k2": "<|tool_calls_section_begin|>"}
 _SPECIAL = re.compile(r"<[^<>\n]{1,60}>|\[[A-Z_]{2,}\]")
 _REASONING = re.compile(r".*(?:</think>|<\|END_THINKING\|>)", re.DOTALL)
 
@@ -42,12 +44,13 @@ class _Unreadable(Exception):
     """The probes do not show how calls are written."""
 
 
-def read_style(render: Render, ends: Collection[str] = ()) -> ToolStyle | None:
+def read_style(render: Render, ends: Collection[str] = (), source: str = "") -> ToolStyle | None:
     """Return the style in which a chat template renders an assistant's calls; None if it cannot be read.
 
     Args:
         render: `Tokenizer.apply_chat_template`.
         ends: the tokens that end an answer.
+        source: of the template.
     """
     try:
         prompt = render([USER], tools=TOOLS)
@@ -57,7 +60,8 @@ def read_style(render: Render, ends: Collection[str] = ()) -> ToolStyle | None:
         probe = _Probe(render, ends)
         region = probe.render([RICH])
     except (InvalidRequest, _Unreadable):
-        return _find_described(prompt)
+        written = next((list_tool_styles()[name] for name, mark in WRITTEN.items() if mark in source), None)
+        return _find_described(prompt) or written
     if "to=functions." in region and "<|channel|>" in region:
         return list_tool_styles()["openai"]
     try:

@@ -207,6 +207,8 @@ def test_a_template_without_calls_may_describe_them(name: str) -> None:
         return TOLD[name]
 
     assert read_style(render) == list_tool_styles()[name]
+    kimi = list_tool_styles()["kimi_k2"]
+    assert read_style(lambda messages, **_: render(messages) and "", source="<|tool_calls_section_begin|>") == kimi
 
 
 def test_llama_and_gpt_oss_have_their_styles_and_what_cannot_be_read_has_none() -> None:
