@@ -34,7 +34,10 @@ _XML_NAME = r"[\w.$@-]{1,128}"
 _SPACE = "[ ]{1}"  # the whitespace of a loose style
 _WORDS = ("true", "false", "null")
 _OTHER_WORDS = {"true": "True", "false": "False", "null": "None"}
-_PYTHON_STRING = r"""/'(?:[^'\\\n]|\\.)*'/ | /"(?:[^"\\\n]|\\.)*"/"""
+# Without what only one of JSON's and Python's readers takes.
+_PYTHON_STRING = " | ".join(
+    rf"/{sign}(?:[^{sign}\\\x00-\x1F]|\\[\\{sign}nrtbf])*{sign}/" for sign in ("'", '"')
+)
 _SIMPLE = frozenset(["type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"])
 
 
@@ -424,6 +427,8 @@ class ArgumentWriter:
         members, required = [], schema.get("required", [])
         comma = self.text.name(quote("," if self.style.quote else ", "))
         if not set(required) <= schema.get("properties", {}).keys() or len(required) > MAX_BITS:
+            return None
+        if self.style.quote and not all(re.fullmatch(_XML_NAME, name) for name in schema.get("properties", {})):
             return None
         for name, child in schema.get("properties", {}).items():
             value = self._write_dialect(child, root, depth + 1)

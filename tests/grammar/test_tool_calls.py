@@ -237,6 +237,20 @@ def test_arguments_come_in_any_order_each_at_most_once(style: str) -> None:
         assert takes(style, schema, text) == is_right, order
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("['a\\'b', \"c'd\", 'e\\n']", ["a'b", "c'd", "e\n"]), ("['\\x']", None), ("['a\tb']", None), ("['a'", None),
+        ("[]", []), ("['a', 1]", None),
+    ],
+)  # fmt: skip
+def test_lists_in_python_are_what_python_reads(written: str, value: Any) -> None:
+    schema = make_object({"type": "array", "items": {"type": "string"}})
+    text = f"<|tool_call_start|>[f(a={written})]<|tool_call_end|>"
+    assert takes("lfm2", schema, text) == (value is not None)
+    assert value is None or read("lfm2", schema, text) == {"a": value}
+
+
 def test_names_of_128_characters_and_long_numbers() -> None:
     name, schema = "n" * 128, make_object({"type": "number"})
     spec = make_tool_spec(STYLES["hermes"], [(name, schema)], is_forced=True)
