@@ -113,7 +113,7 @@ class _View:
         heads = "".join(f'<th scope="col">{show_path(name) or "value"}</th>' for name in columns)
         end = '<td class="items"></td>' if self.shown else ""
         return (
-            f'<section class="list"><h3>{show_path(path) or "items"}{self._count(path, group)}</h3><div class="wide">'
+            f'<section class="list"><h2>{show_path(path) or "items"}{self._count(path, group)}</h2><div class="wide">'
             f'<table class="grid"><thead><tr><td></td>{heads}{end}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
             "</div></section>"
         )
@@ -271,7 +271,7 @@ def render_why(shown: Shown, pointer: str) -> str:
     checks = [check for check in shown.result.checks if pointer in check.pointers]
     facts += [("Adds up" if check.holds else "Does not add up", html.escape(check.message)) for check in checks]
     rows = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in facts)
-    return f'<div class="why"><h3>Why <b>{show_path(leaf.path) or "this value"}</b>?</h3><dl>{rows}</dl></div>'
+    return f'<div class="why"><h2>Why <b>{show_path(leaf.path) or "this value"}</b>?</h2><dl>{rows}</dl></div>'
 
 
 def _render_undo(shown: Shown, pointer: str) -> str:

@@ -137,7 +137,7 @@ async def test_fields_named_with_digits_keep_their_names_wherever_they_are_shown
     result = await Extractor(FakeEngine(record=record)).extract({"type": "object"}, "120, 4, 140")
     verified = {**result.record, "2022": [{"1": 9}]}
     page = show(result, verified=verified)
-    assert re.findall(r'class="group"><th colspan="2">([^<]*)<', page) == ["2023"] and "<h3>2023 › ²" in page
+    assert re.findall(r'class="group"><th colspan="2">([^<]*)<', page) == ["2023"] and "<h2>2023 › ²" in page
     assert re.findall(r'<th scope="row"(?: class="inner")?>([^<]*)<', page) == ["1", "2024", "2022 › 1 › 1"]
     assert 'aria-label="2023 › 1"' in page and 'aria-label="2023 › ² › 1"' in page
     assert 'title="2024"' in render_source(result.leaves, result.evidence, "120, 4, 140")
