@@ -118,6 +118,7 @@ async def run_events(connector: Any, events: list[tuple[str, int]]) -> None:
     with (
         mock.patch("engine.front.placement.LocalConnector", connector),
         mock.patch.object(MockWorker, "adapters", memory),
+        mock.patch("engine.front.replica.MAX_DELAY_S", 0.0),  # after starts that were interrupted
     ):
         async with Engine(config) as engine:
             sequence = Sequence(engine)
