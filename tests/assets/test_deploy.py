@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from app.api.errors import HEALTH_PATHS
-from app.api.metrics import PREFIX
 from app.cli.imports import import_large
 from app.cli.main import VERBS
 from app.cli.parser import Parser
@@ -86,7 +85,7 @@ def test_the_router_lists_every_server_that_the_autoscaler_may_start() -> None:
 def test_the_autoscaler_reads_metrics_that_the_server_has() -> None:
     rules = next(each for each in read_manifests() if "rules" in each)["rules"]["custom"]
     series = {re.match(r"[\w:]+", rule["seriesQuery"])[0] for rule in rules}  # type: ignore[index]
-    assert series <= {PREFIX + name for _, _, name, _ in list_metrics()}
+    assert series <= {"troupe:" + name for _, _, name, _ in list_metrics()}
     used = {
         each["pods"]["metric"]["name"] for each in MANIFESTS["HorizontalPodAutoscaler"]["spec"]["metrics"]
     }
