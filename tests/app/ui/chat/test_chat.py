@@ -25,6 +25,10 @@ OWNER = f"{objects.GUEST}abc"
 TURN = [user_message("hello"), answer_message("hi"), figures_message("3 tokens")]
 
 
+# Between the tokens of an answer that must still be written when the test acts; the store's thread takes milliseconds.
+SLOW_S = 0.05
+
+
 def make_tab(**options: Any) -> tuple[ChatTab, FakeEngine]:
     engine = FakeEngine(reply=lambda prompt: "fine, thanks", **options)
     return ChatTab(engine, "welcome", [], Store(), interval_s=0), engine
@@ -193,7 +197,7 @@ async def test_a_page_that_opens_without_an_answer_leaves_a_question_asked_meanw
 
 
 async def test_a_second_question_waits_until_the_first_is_answered() -> None:
-    tab, engine = make_tab()
+    tab, engine = make_tab(step_s=SLOW_S)
     turn, updates = await begin_writing(tab)
     assert await ask(tab, "and?", turn.thread, turn=turn) == (gr.skip(),) * 6
     # Its own end must not close the turn that still runs, nor begin it again.
@@ -204,7 +208,7 @@ async def test_a_second_question_waits_until_the_first_is_answered() -> None:
 
 
 async def test_a_question_asked_before_the_page_has_the_end_of_an_answer_loses_nothing() -> None:
-    tab, engine = make_tab()
+    tab, engine = make_tab(step_s=SLOW_S)
     turn, updates = await begin_writing(tab)
     _ = [update async for update in updates]
     # The page has no history of the first turn, whose end begins after the second turn has.
@@ -224,7 +228,7 @@ async def test_a_page_that_opens_may_watch_a_question_asked_meanwhile(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The question's own event then shows no notice of a second question."""
-    tab, _ = make_tab()
+    tab, _ = make_tab(step_s=SLOW_S)
     turn = (await ask(tab))[4]
     opening = tab.watch_again(turn)
     await anext(opening)
@@ -257,7 +261,7 @@ async def test_an_event_that_opens_the_chat_again_leaves_its_answer_on_the_page(
 async def test_no_other_turn_begins_beside_an_answer(
     begin: str, data: Any, shown: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tab, engine = make_tab()
+    tab, engine = make_tab(step_s=SLOW_S)
     turn = (await ask(tab, "and you?", await seed(tab)))[4]
     updates = tab.watch(turn)
     await anext(updates)
@@ -292,7 +296,7 @@ async def test_a_bad_setting_is_explained() -> None:
 
 
 async def test_stop_keeps_what_is_there_and_aborts_the_request() -> None:
-    tab, engine = make_tab()
+    tab, engine = make_tab(step_s=SLOW_S)
     turn, updates = await begin_writing(tab)
     await tab.stop(turn)
     history, composer = await finish(tab, turn, updates)
