@@ -224,7 +224,7 @@ class FakeHub:
         self.cache = cache
         self.calls: list[list[str]] = []  # what each call brought
 
-    def snapshot_download(self, name: str, allow_patterns: list[str]) -> str:
+    def snapshot_download(self, name: str, allow_patterns: list[str], revision: str | None = None) -> str:
         files = sorted(path for path in self.repository.rglob("*") if path.is_file())
         names = [path.relative_to(self.repository).as_posix() for path in files]
         chosen = list(filter_repo_objects(names, allow_patterns=allow_patterns))
