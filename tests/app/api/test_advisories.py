@@ -120,9 +120,9 @@ async def test_no_number_of_any_route_takes_what_is_none_or_too_large(server: Pr
         for name, schema in fields.items():
             if not any(part.get("type") in ("integer", "number") for part in schema.get("anyOf", [schema])):
                 continue
+            num_fields += 1
             if name == "temperature" and number == str(2**63):  # any finite one is taken
                 continue
-            num_fields += 1
             more = {"logprobs": True} if name == "top_logprobs" and path != "/v1/responses" else {}
             text = json.dumps({k: v for k, v in (body | more).items() if k != name})
             status, reply = await server.post(path, f'{text[:-1]}, "{name}": {number}}}'.encode())
