@@ -162,7 +162,7 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(
 
 def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     other = Site(site.page.context.new_page(), site.base_url)
-    other.page.goto(site.base_url)
+    other.page.goto(f"{site.base_url}/#chat")
     other.composer.wait_for()
     ask_and_wait(site, "Hello!")
     ask_and_wait(other, "What can you do?")

@@ -56,5 +56,5 @@ def test_a_start_is_told_step_by_step_and_opens_the_app(chromium: Any, base_url:
     house.progress = STEPS[2]
     page.get_by_text("2 min 10 s").wait_for()
     house.progress = None
-    page.locator("#composer textarea").wait_for(timeout=90_000)
+    page.get_by_role("tab", name="Extract").wait_for(timeout=90_000)
     context.close()

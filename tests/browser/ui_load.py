@@ -102,9 +102,7 @@ def read_form(config: dict[str, Any]) -> Form:
     by_name = {each["api_name"]: each for each in reversed(config["dependencies"])}
     props = {each["id"]: each["props"] for each in config["components"]}
     values = []
-    for component_id in by_name["send"]["inputs"][
-        4:-1
-    ]:  # behind text, history, chat and turn; the last is the browser's store
+    for component_id in by_name["send"]["inputs"][3:]:  # behind text, chat and turn
         setting = props[component_id]
         values.append(WANTED.get(setting.get("label"), setting.get("value")))
     numbers = {name: by_name[name]["id"] for name in ("send", "watch", "stop", "end", "refresh")}
@@ -127,10 +125,10 @@ class Page:
         try:
             while not is_over():
                 typed = {"text": "Count, please.", "files": []}
-                await self._call(self.form.send, [typed, [], None, None, *self.form.settings, None])
+                await self._call(self.form.send, [typed, None, None, *self.form.settings])
                 await self._read_answer(is_over)
                 await self._call(self.form.stop, [None])  # the server would write the answer to its end
-                await self._call(self.form.end, [None, None])
+                await self._call(self.form.end, [None])
         finally:
             strip.cancel()
             await asyncio.gather(strip, return_exceptions=True)
