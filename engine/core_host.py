@@ -125,7 +125,8 @@ class CoreHost:
             Exception
         ) as error:  # the border of the core: the front is informed, and the error is passed on
             cause = first_cause(error)
-            if self.worker is not None and self.worker.sleep_level:
+            # After a crash that was reported the front waits for the next core, also if this one fell asleep meanwhile.
+            if self.worker is not None and self.worker.sleep_level and not has_failed:
                 return cause
             report_crash(cause)
             raise cause from None

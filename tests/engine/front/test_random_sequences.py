@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine import Engine, EngineConfig, EngineError, InvalidRequest, SamplingParams
@@ -31,6 +31,13 @@ ACTIONS = [
     "load", "cancel call", "restart", "crash", "drain",
 ]  # fmt: skip
 EVENTS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 12)), min_size=5, max_size=30)
+
+
+# A core that crashes while it falls asleep, for the second time.
+CRASH_ASLEEP = [
+    ("sleep", 3), ("reset", 0), ("open", 2), ("sleep now", 9), ("load", 2), ("crash", 9), ("cancel", 2),
+    ("open many", 5), ("crash", 4), ("open", 3), ("sleep", 0), ("drain", 5),
+]  # fmt: skip
 
 
 class FrameConnector:
@@ -150,6 +157,7 @@ async def run_events(connector: Any, events: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize("connector", [LocalConnector, FrameConnector])
 @settings(max_examples=8, deadline=None)
 @given(events=EVENTS)
+@example(events=CRASH_ASLEEP)
 def test_every_request_ends_once_and_no_call_hangs(connector: Any, events: list[tuple[str, int]]) -> None:
     asyncio.run(run_events(connector, events))
 
