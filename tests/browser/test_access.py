@@ -72,7 +72,7 @@ def test_a_record_is_extracted_corrected_and_kept_by_keyboard_alone(site: Site) 
     site.page.keyboard.press("ControlOrMeta+a")
     site.page.keyboard.type("Northwind")
     tab_to(site, "node.ariaLabel === 'date'")
-    site.page.get_by_text("typed by you").wait_for()
+    site.page.get_by_text("typed by you", exact=True).wait_for()
     # The record was drawn again, and the value has kept the focus.
     site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "date")
     # Back to the button above the table, as a person would.
