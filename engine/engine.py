@@ -218,13 +218,13 @@ class Engine(Supervisor):
     async def snapshot(self, with_blocks: bool = True) -> EngineSnapshot | None:
         """Return the current requests and, `with_blocks`, the ids of their KV blocks; None while the core is down."""
         try:
-            return await self._client.take_snapshot(with_blocks)
+            return await self._client.calls.take_snapshot(with_blocks)
         except EngineDead:  # no core runs, or it ended meanwhile
             return None
 
     async def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes. Returns False, and drops nothing, while requests own blocks."""
-        return await self._require_client().reset_prefix_cache()
+        return await self._require_client().calls.reset_prefix_cache()
 
     def _find_input_processor(self) -> InputProcessor:
         self._require_client()

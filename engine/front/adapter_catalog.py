@@ -72,7 +72,7 @@ class AdapterCatalog:
         folder = await asyncio.to_thread(find_adapter, path, roots)
         digest = (await asyncio.to_thread(AdapterFiles.read, folder)).digest
         ref = AdapterRef(name, str(folder), digest)
-        await self._require_client().load_adapter(ref)
+        await self._require_client().calls.load_adapter(ref)
         self._check_name(name, is_replaced)  # another load may have been faster
         old = self._refs.pop(name, None)
         self._refs[name] = ref

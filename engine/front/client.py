@@ -16,171 +16,38 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
-
-import msgspec
 
 from engine.cluster.frames import MessageTooLarge
 from engine.core.request_queue import find_rank
 from engine.errors import EngineDead, EngineError, InvalidRequest
-from engine.front.completion import Completion
+from engine.front.calls import Calls
+from engine.front.entry import Batch, Entry
 from engine.front.journal_file import JournalFile
 from engine.front.replica import Replica
-from engine.front.router import Router, Ticket
+from engine.front.router import Router
 from engine.front.streams import OutputStream, ReaderPacing
 from engine.messages import (
     AbortRequest,
     Accepted,
-    AdapterRef,
     AddRequest,
-    Call,
     CoreStats,
     DropAdapter,
     KVEvents,
-    LoadAdapter,
-    NewCompletion,
     NewTokens,
     Refused,
     Reply,
-    ResetPrefixCache,
-    TakeSnapshot,
 )
 from engine.metrics import CORE_COUNTERS, CORE_GAUGES, EngineStats, Metrics, add_counts, add_fields
-from engine.outputs import EngineSnapshot, FinishReason, GrammarInfo, RequestView
-from engine.sampling_params import SamplingParams
+from engine.outputs import FinishReason, GrammarInfo
 
 logger = logging.getLogger("troupe.engine")
 
 MAX_PLACED = 32  # requests that are placed in one turn of the event loop
 # Waiting requests of a core that it may have started in steps of which the front has not heard.
 NUM_UNHEARD = 16
-
-
-@dataclass(eq=False, slots=True)
-class Entry:
-    """One request in flight. It is held by a replica, or by none while it waits for one."""
-
-    message: AddRequest
-    stream: OutputStream
-    accepted: asyncio.Future[GrammarInfo | None]
-    open: dict[int, Completion]  # the unfinished completions by handle
-    is_accepted: bool = False
-    replica: Replica | None = None
-    ticket: Ticket | None = None  # the router's record of the replica's load
-    fingerprint: str | None = None  # of the replica that computed the latest tokens
-    prefill: int | None = None  # handle under which the replica computes the prompt only
-    is_prefilled: bool = False  # a replica has been asked for that
-    is_queued: bool = False  # its replica has made a step since it added the request to its queue
-    has_started: bool = False  # its replica has computed something
-    num_crashes: int = 0  # cores that crashed while they may have run it, since its last new token
-
-    @property
-    def arrival_time(self) -> float:
-        return self.stream.times.arrival_time
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the prompt and of the longest unfinished completion."""
-        longest = max(len(each.token_ids) for each in self.open.values())
-        return len(self.message.prompt_token_ids) + longest
-
-    @property
-    def min_context(self) -> int:
-        """The context that it needs: its tokens, and room for one more unless it only makes a vector."""
-        return self.num_tokens + (self.message.params.pooling is None)
-
-    def make_message(self) -> AddRequest:
-        """Return the request as it must be sent to a replica: its unfinished completions with their tokens."""
-        completions = [
-            NewCompletion(each.handle, each.seed, self.open[each.handle].token_ids[:])
-            for each in self.message.completions
-            if each.handle in self.open
-        ]
-        age_s = time.monotonic() - self.arrival_time
-        return msgspec.structs.replace(self.message, completions=completions, age_s=age_s)
-
-    def make_prefill(self, message: AddRequest) -> AddRequest:
-        """Return the request that only computes the prompt. Its handle is negative, unlike those of completions."""
-        self.prefill, self.is_prefilled = -1 - message.completions[0].handle, True
-        return msgspec.structs.replace(
-            message,
-            params=SamplingParams(max_tokens=1, temperature=0.0, saves_blocks=True),
-            completions=[NewCompletion(self.prefill, 0)],
-            bad_word_ids=[],
-            prediction_token_ids=[],
-        )
-
-
-class Batch:
-    """The completions that got tokens in a replica's last step, looked up once while they stay the same."""
-
-    def __init__(self, handles: list[int], entries: dict[int, Entry], replica: Replica, version: int) -> None:
-        self.handles, self.version = handles, version
-        self.lists: list[MutableSequence[int]] = []  # tokens of each handle
-        self.completions: list[Completion] = []  # of those that the replica holds
-        self.streams: list[OutputStream] = []
-        self.with_stops: list[tuple[int, Completion]] = []
-        dropped: deque[int] = deque(maxlen=0)  # takes the tokens of all others
-        for handle in handles:
-            entry = entries.get(handle)
-            if entry is None or entry.replica is not replica:
-                self.lists.append(dropped)
-                continue
-            completion = entry.open[handle]
-            self.lists.append(completion.token_ids)
-            self.completions.append(completion)
-            self.streams.append(entry.stream)
-            if completion.has_stops:
-                self.with_stops.append((handle, completion))
-        self.appends = [each.append for each in self.lists]
-        self.readers = [each for each in self.streams if not each.is_final]
-        self._last_time: float | None = None
-
-    def add(self, message: NewTokens) -> int:
-        """Append the tokens of a step. Returns their number."""
-        if not message.counts:
-            for append, token_id in zip(self.appends, message.token_ids, strict=True):
-                append(token_id)
-            return len(self.completions)
-        start = num_new = 0
-        for token_ids, count in zip(self.lists, message.counts, strict=True):
-            token_ids.extend(message.token_ids[start : start + count])
-            start += count
-            num_new += count if token_ids.__class__ is list else 0
-        return num_new
-
-    def note_time(self, now: float, metrics: Metrics) -> None:
-        """Record the seconds since the previous tokens, as all streams of the batch got theirs at the same times."""
-        if self._last_time is None:
-            times = [stream.times.last_token_time for stream in self.streams]
-            metrics.itl.observe_many([now - each for each in times if each is not None])
-        else:
-            metrics.itl.observe(now - self._last_time, len(self.streams))
-        self._last_time = now
-        for stream in self.streams:
-            stream.times.last_token_time = now
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call of the front to several replicas."""
-
-    waits_for: set[int]  # replicas that have neither replied nor ended
-    replies: list[Reply] = field(default_factory=list)
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def take(self, index: int, reply: Reply | None) -> None:
-        """Take the reply of a replica, or None if it has ended."""
-        if index not in self.waits_for:
-            return
-        self.waits_for.discard(index)
-        if reply is not None:
-            self.replies.append(reply)
-        if not self.waits_for and not self.done.done():
-            self.done.set_result(None)
 
 
 class Client:
@@ -195,6 +62,7 @@ class Client:
     ) -> None:
         self.router = router
         self.journal_file: JournalFile | None = None
+        self.calls = Calls(replicas)
         self.stats = CoreStats()  # summed over the running cores
         self._replicas = replicas
         self._metrics = metrics
@@ -214,8 +82,6 @@ class Client:
         self._version = 0  # changes when a completion ends or changes its replica
         self._ended: list[OutputStream] = []  # their readers have not been woken
         self._pacing = ReaderPacing()
-        self._calls: dict[int, _Call] = {}  # by id; those that replicas have not all answered
-        self._call_ids = itertools.count()
 
     @property
     def num_unfinished(self) -> int:
@@ -272,9 +138,7 @@ class Client:
 
     def fail_all(self, error: EngineError) -> None:
         """End all requests and calls of the front with this error."""
-        for call in self._calls.values():
-            if not call.done.done():
-                call.done.set_exception(error)
+        self.calls.fail_all(error)
         entries = list(dict.fromkeys(self._entries.values()))
         self._inbox.clear()
         self._waiting.clear()
@@ -320,9 +184,8 @@ class Client:
                         self._end_prefill(entry)
                     else:
                         self._refuse(entry, message)
-            case Reply(call_id=call_id):
-                if (call := self._calls.get(call_id)) is not None:
-                    call.take(replica.index, message)
+            case Reply():
+                self.calls.take(replica, message)
 
     def take_tokens(self) -> None:
         """Handle the tokens that have arrived."""
@@ -481,8 +344,7 @@ class Client:
 
     def note_end(self, replica: Replica) -> None:
         """Keep the counters of a core that has ended or sleeps. Its gauges are gone, and it answers no call."""
-        for call in self._calls.values():
-            call.take(replica.index, None)
+        self.calls.note_end(replica)
         self._newly_accepted.pop(replica.index, None)
         self._metrics.note_core_end(replica.stats, replica.index)
         replica.stats = CoreStats()
@@ -639,82 +501,6 @@ class Client:
             step_tokens=latest.step_tokens, drafts=drafts,
         )  # fmt: skip
 
-    async def take_snapshot(self, with_blocks: bool) -> EngineSnapshot:
-        """Raises EngineDead if no core runs, or it ended first; so do the other calls."""
-        reply = await self._call(lambda call_id: TakeSnapshot(call_id, with_blocks))
-        assert reply.snapshot is not None, "it answers TakeSnapshot"
-        return reply.snapshot
-
-    async def reset_prefix_cache(self) -> bool:
-        return (await self._call(ResetPrefixCache)).is_reset
-
-    async def load_adapter(self, ref: AdapterRef) -> None:
-        """Let the cores read an adapter.
-
-        Raises:
-            InvalidRequest: the adapter cannot be used.
-        """
-        reply = await self._call(lambda call_id: LoadAdapter(call_id, ref))
-        if reply.error is not None:
-            raise InvalidRequest(reply.error, "lora_path")
-
     def drop_adapter(self, digest: str) -> None:
         for replica in self._replicas:
             replica.send(DropAdapter(digest))
-
-    async def settle(self, replica: Replica) -> None:
-        """Return when the core has answered everything that was sent to it before, or has ended."""
-        await self._call(lambda call_id: TakeSnapshot(call_id, with_blocks=False), [replica])
-
-    async def _call(
-        self, make: Callable[[int], Call], replicas: Sequence[Replica] | None = None
-    ) -> Reply:
-        """Make a call to these replicas, or all running ones. Returns what they reply together.
-
-        Raises:
-            EngineDead: no replica runs, or all of them ended first.
-        """
-        called = [each for each in self._replicas if each.is_up] if replicas is None else replicas
-        message = make(next(self._call_ids))
-        call = _Call({each.index for each in called})
-        self._calls[message.call_id] = call
-        try:
-            for replica in called:
-                replica.send(message)
-            if called:
-                await call.done
-        finally:
-            del self._calls[message.call_id]
-        if not call.replies:
-            raise EngineDead("no replica is running; try again later")
-        snapshots = [reply.snapshot for reply in call.replies if reply.snapshot is not None]
-        return Reply(
-            message.call_id,
-            merge_snapshots(snapshots) if snapshots else None,
-            all(reply.is_reset for reply in call.replies),
-            next((reply.error for reply in call.replies if reply.error is not None), None),
-        )
-
-
-def merge_snapshots(parts: Sequence[EngineSnapshot]) -> EngineSnapshot:
-    """Return one snapshot of several caches; block ids are numbered through, cache after cache."""
-    requests: list[RequestView] = []
-    cached: list[int] = []
-    num_blocks = 0
-    for part in parts:
-        offset = num_blocks
-        requests += [
-            replace(view, block_ids=tuple(block_id + offset for block_id in view.block_ids))
-            for view in part.requests
-        ]
-        cached += [block_id + offset for block_id in part.cached_block_ids]
-        num_blocks += part.num_blocks
-    running_first = sorted(requests, key=lambda view: view.phase not in ("prefill", "decode"))
-    return EngineSnapshot(
-        tuple(running_first),
-        num_blocks,
-        parts[0].block_size,
-        tuple(cached),
-        sum(part.max_num_seqs for part in parts),
-        sum(part.max_num_batched_tokens for part in parts),
-    )

@@ -264,7 +264,7 @@ class Supervisor:
         replica.state = "draining"
         self._client.empty(replica)
         with suppress(EngineDead):
-            await self._client.settle(replica)
+            await self._client.calls.settle(replica)
         self._changed.set()
 
     async def undrain_replica(self, index: int) -> None:

@@ -216,7 +216,7 @@ async def test_calls_during_sleeps_and_restarts_are_all_answered(make_config: Ma
         async with asyncio.timeout(10):
             assert min(await asyncio.gather(*pollers)) > 0
             assert await engine.reset_prefix_cache()
-        assert not engine._client._calls
+        assert not engine._client.calls
 
 
 async def test_sleeping_and_waking_twice_changes_nothing(make_config: MakeConfig) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from engine import Engine, EngineConfig, SamplingParams
-from engine.front.client import Entry
+from engine.front.entry import Entry
 from grammar import GrammarError, GrammarSpec
 from tests.app.api.harness import needs_model
 from tests.engine.cluster.fault_run import compare, find_pid, kill, make_bodies, make_demo_config, send_signal

@@ -260,7 +260,7 @@ async def test_a_call_waits_for_no_replica_that_has_ended() -> None:
     (replica,) = house.replicas
     replica.send = lambda message: house.client.note_end(replica)  # type: ignore
     with pytest.raises(EngineDead, match="no replica is running"):
-        await house.client.take_snapshot(with_blocks=False)
+        await house.client.calls.take_snapshot(with_blocks=False)
 
 
 async def test_an_error_in_the_front_fails_its_requests_and_the_next_ones_are_served() -> None:

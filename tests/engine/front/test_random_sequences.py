@@ -104,7 +104,7 @@ class Sequence:
             case "reset":
                 self.call(engine.reset_prefix_cache())
             case "load":
-                self.call(engine._client.load_adapter(AdapterRef("a", "", "")))
+                self.call(engine._client.calls.load_adapter(AdapterRef("a", "", "")))
             case "cancel call" if self.calls:
                 self.calls[number % len(self.calls)].cancel()
             case "restart":
@@ -148,7 +148,7 @@ async def run_events(connector: Any, events: list[tuple[str, int]]) -> None:
             assert all(each == 1 or isinstance(each, asyncio.CancelledError) for each in results), results
             client = engine._client
             assert not any((client._entries, client._requests, client._waiting, client._suspects, client._tried))
-            assert not client._calls and client._num_opening == 0
+            assert not client.calls and client._num_opening == 0
             assert engine.describe_replicas()[0].num_requests == 0
             stats = engine.stats()
             assert stats.num_unfinished == 0 and stats.num_free_blocks == stats.num_blocks
