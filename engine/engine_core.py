@@ -24,6 +24,7 @@ from engine.actors.scheduler_actor import SchedulerActor
 from engine.actors.switch_interval import shorten_switch_interval
 from engine.actors.transfer import TransferActor
 from engine.config import EngineConfig
+from engine.core.actor_messages import AdapterInbox, TransferInbox
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
@@ -33,7 +34,6 @@ from engine.input.tokenizer import Tokenizer
 from engine.messages import (
     AbortRequest,
     Accepted,
-    AdapterInbox,
     AddRequest,
     CoreInbox,
     CoreOutput,
@@ -42,7 +42,6 @@ from engine.messages import (
     ResetPrefixCache,
     Sleep,
     TakeSnapshot,
-    TransferInbox,
 )
 from engine.resolved_config import CacheConfig
 from engine.spec.draft_planner import DraftPlanner

@@ -6,17 +6,9 @@ import logging
 from collections.abc import Callable
 
 from engine.actors.thread_actor import ThreadActor
+from engine.core.actor_messages import AdapterInbox, AdapterReady, PinAdapter, UnpinAdapter
 from engine.errors import EngineError
-from engine.messages import (
-    AdapterInbox,
-    AdapterReady,
-    AdapterRef,
-    DropAdapter,
-    LoadAdapter,
-    PinAdapter,
-    Reply,
-    UnpinAdapter,
-)
+from engine.messages import AdapterRef, DropAdapter, LoadAdapter, Reply
 from engine.parallel.comm import RankLost
 from engine.worker.executor import AdapterMemory
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from engine.actors.thread_actor import ThreadActor
+from engine.core.actor_messages import EncoderInbox
 from engine.core.encoder_cache import EncoderCache
-from engine.messages import Accepted, AddRequest, Detail, EncoderInbox, ImagePart, NewTokens, Refused
+from engine.messages import Accepted, AddRequest, Detail, ImagePart, NewTokens, Refused
 from engine.thread_priority import lower_priority
 from engine.worker.executor import Encoder
 

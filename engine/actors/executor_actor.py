@@ -13,7 +13,8 @@ from collections.abc import Callable
 from queue import Empty
 
 from engine.actors.thread_actor import ThreadActor
-from engine.messages import ExecutorInbox, Sleep, StepDone, StepMasks, StepPlan
+from engine.core.actor_messages import ExecutorInbox, StepDone, StepMasks, StepPlan
+from engine.messages import Sleep
 from engine.worker.device_link import HostFetch, PendingStep
 from engine.worker.executor import Executor, Loaded
 

@@ -12,22 +12,18 @@ from threading import Lock
 from typing import assert_never
 
 from engine.actors.thread_actor import ThreadActor
-from engine.core.grammar_manager import ApartMask, GrammarManager, is_fault
-from engine.errors import EngineDead, InvalidRequest
-from engine.messages import (
-    Accepted,
-    AddRequest,
-    Detail,
+from engine.core.actor_messages import (
     DropMatchers,
     FillMasks,
     FindDrafts,
     GrammarFailed,
     GrammarInbox,
     GrammarReport,
-    NewTokens,
-    Refused,
     StepMasks,
 )
+from engine.core.grammar_manager import ApartMask, GrammarManager, is_fault
+from engine.errors import EngineDead, InvalidRequest
+from engine.messages import Accepted, AddRequest, Detail, NewTokens, Refused
 from engine.outputs import GrammarInfo
 from engine.spec.forced import ForcedDrafts
 from engine.thread_priority import lower_priority

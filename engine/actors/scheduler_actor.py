@@ -8,32 +8,34 @@ from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
+from engine.core.actor_messages import (
+    AdapterInbox,
+    AdapterReady,
+    BlocksLoaded,
+    BlocksMatched,
+    BlocksSaved,
+    DropMatchers,
+    ExecutorInbox,
+    GrammarInbox,
+    GrammarReport,
+    SchedulerInbox,
+    StepDone,
+    TransferInbox,
+)
 from engine.core.block_hash import is_block_hash
 from engine.core.scheduler import Scheduler
 from engine.core.snapshot import take_snapshot
 from engine.messages import (
     AbortRequest,
-    AdapterInbox,
-    AdapterReady,
     AddRequest,
-    BlocksLoaded,
-    BlocksMatched,
-    BlocksSaved,
     CoreOutput,
     CoreStats,
     DropAdapter,
-    DropMatchers,
-    ExecutorInbox,
-    GrammarInbox,
-    GrammarReport,
     KVEvents,
     NewTokens,
     Reply,
     ResetPrefixCache,
-    SchedulerInbox,
-    StepDone,
     TakeSnapshot,
-    TransferInbox,
 )
 
 

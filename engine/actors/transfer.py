@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from engine.actors.thread_actor import ThreadActor
-from engine.core.block_hash import is_state_key
-from engine.messages import (
+from engine.core.actor_messages import (
     BlockCopy,
     BlocksLoaded,
     BlocksMatched,
@@ -18,11 +17,12 @@ from engine.messages import (
     DiscardUnits,
     LoadBlocks,
     MatchBlocks,
-    NewTokens,
     ReportEnds,
     SaveBlocks,
     TransferInbox,
 )
+from engine.core.block_hash import is_state_key
+from engine.messages import NewTokens
 from engine.transfer.connector import KVConnector
 from engine.transfer.host_store import HostStore
 from engine.transfer.units import UNIT_TOKENS, Unit

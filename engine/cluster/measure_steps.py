@@ -9,9 +9,10 @@ from typing import Any
 
 from engine.cluster.step_table import StepSize, StepTable
 from engine.config import EngineConfig
+from engine.core.actor_messages import StepDone, StepPlan
 from engine.core_host import first_cause
 from engine.engine_core import EngineCore
-from engine.messages import AddRequest, CoreOutput, NewCompletion, NewTokens, Sleep, StepDone, StepPlan
+from engine.messages import AddRequest, CoreOutput, NewCompletion, NewTokens, Sleep
 from engine.resolved_config import ResolvedConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.device_link import PendingStep

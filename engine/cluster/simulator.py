@@ -22,13 +22,14 @@ import numpy as np
 from engine.cluster.step_table import StepSize, StepTable
 from engine.config import EngineConfig
 from engine.config_fields import RouterPolicy
+from engine.core.actor_messages import StepDone, StepPlan
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.errors import InvalidRequest
 from engine.front.router import Router, Ticket
 from engine.kv_cache_spec import KVCacheSpec
-from engine.messages import AddRequest, Detail, KVEvents, NewCompletion, NewTokens, StepDone, StepPlan
+from engine.messages import AddRequest, Detail, KVEvents, NewCompletion, NewTokens
 from engine.resolved_config import ResolvedConfig, WorkerConfig, resolve_config
 from engine.sampling_params import SamplingParams
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.messages import StepPlan
+from engine.core.actor_messages import StepPlan
 
 # Numbers of tokens at which the table has a value; between them it is linear.
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from engine.core.actor_messages import PinAdapter, UnpinAdapter
 from engine.core.request import Request, RequestStatus
-from engine.messages import AdapterRef, DropAdapter, PinAdapter, UnpinAdapter
+from engine.messages import AdapterRef, DropAdapter
 
 Key = tuple[float, float, int]
 AdapterOrder = PinAdapter | UnpinAdapter | DropAdapter

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from engine.core.actor_messages import StateSave
 from engine.core.request import Request
 from engine.core.state_snapshots import StateSnapshots
-from engine.messages import StateSave
 from engine.spec.draft_record import Draft
 
 

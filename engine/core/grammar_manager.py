@@ -17,7 +17,14 @@ from itertools import accumulate
 
 import numpy as np
 
-from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
+from engine.core.actor_messages import (
+    DraftTarget,
+    FillMasks,
+    FindDrafts,
+    GrammarFailed,
+    MaskTarget,
+    StepMasks,
+)
 from engine.outputs import FinishReason
 from engine.spec.forced import ForcedDrafts
 from grammar import GrammarError, Matcher, Usage, allocate_bitmask, fill_draft_bitmask, is_panic, is_set

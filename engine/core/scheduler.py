@@ -21,6 +21,17 @@ from itertools import chain
 
 import numpy as np
 
+from engine.core.actor_messages import (
+    AdapterReady,
+    BlockMove,
+    BlocksLoaded,
+    BlocksMatched,
+    BlocksSaved,
+    FillMasks,
+    FindDrafts,
+    StepDone,
+    StepPlan,
+)
 from engine.core.answer_reader import AnswerReader
 from engine.core.batch import Batch
 from engine.core.draft_steps import DraftSteps
@@ -29,19 +40,7 @@ from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.core.scheduler_state import SchedulerState
 from engine.core.step import MAX_SCORED_TOKENS, StepChanges, StepRecord
-from engine.messages import (
-    AdapterReady,
-    AddRequest,
-    BlockMove,
-    BlocksLoaded,
-    BlocksMatched,
-    BlocksSaved,
-    FillMasks,
-    FindDrafts,
-    NewTokens,
-    StepDone,
-    StepPlan,
-)
+from engine.messages import AddRequest, NewTokens
 from engine.outputs import FinishReason
 from engine.resolved_config import SchedulerConfig
 from engine.spec.draft_planner import DraftPlanner

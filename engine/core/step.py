@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from engine.core.actor_messages import MaskTarget, NewRow
 from engine.core.batch import Batch
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
-from engine.messages import MaskTarget, NewRow
 from engine.spec.draft_record import Draft
 
 # Prompt tokens of one step with logprobs. Each costs as much as a sampled token: logits of the whole vocabulary.

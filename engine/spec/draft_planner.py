@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from engine.core.actor_messages import DraftTarget
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.core.step import StepRecord
-from engine.messages import DraftTarget, SourceCounts
+from engine.messages import SourceCounts
 from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_budget import DraftBudget
 from engine.spec.draft_counts import DraftCounts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from engine.messages import DraftTarget
+from engine.core.actor_messages import DraftTarget
 from engine.spec.draft_planner import FORCED
 from grammar import Matcher, Vocabulary
 

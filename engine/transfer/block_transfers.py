@@ -15,6 +15,19 @@ from itertools import chain
 
 import msgspec
 
+from engine.core.actor_messages import (
+    BlockCopy,
+    BlocksLoaded,
+    BlocksMatched,
+    BlocksSaved,
+    DiscardUnits,
+    LoadBlocks,
+    MatchBlocks,
+    ReportEnds,
+    SaveBlocks,
+    StateSave,
+    TransferInbox,
+)
 from engine.core.block_hash import (
     extend_block_hashes,
     is_state_key,
@@ -26,20 +39,7 @@ from engine.core.block_hash import (
 from engine.core.block_pool import NULL_BLOCK
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
-from engine.messages import (
-    BlockCopy,
-    BlocksLoaded,
-    BlocksMatched,
-    BlocksSaved,
-    DiscardUnits,
-    LoadBlocks,
-    MatchBlocks,
-    NewTokens,
-    ReportEnds,
-    SaveBlocks,
-    StateSave,
-    TransferInbox,
-)
+from engine.messages import NewTokens
 from engine.transfer.host_tier import HostTier
 from engine.transfer.units import UNIT_TOKENS, RequestTransfer
 

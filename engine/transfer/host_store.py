@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.core.actor_messages import BlockMove
 from engine.errors import ConfigError
-from engine.messages import BlockMove
 from engine.parallel.commands import MoveBlocks, SlotMap
 from engine.parallel.ranks import Ranks
 from engine.transfer.slot_copier import SLOT_HEADER_BYTES, SlotCopier

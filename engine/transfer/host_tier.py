@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from engine.messages import BlockMove
+from engine.core.actor_messages import BlockMove
 
 
 class HostTier:

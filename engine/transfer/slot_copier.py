@@ -14,7 +14,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from engine.messages import BlockMove
+from engine.core.actor_messages import BlockMove
 from engine.parallel.comm import Comm
 from kernels.cpu.pieces import count_piece_slots
 

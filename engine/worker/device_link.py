@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from engine.messages import StepDone
+from engine.core.actor_messages import StepDone
 
 
 class Fetch(Protocol):

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.messages import AdapterRef, StepDone, StepMasks, StepPlan
+from engine.core.actor_messages import StepDone, StepMasks, StepPlan
+from engine.messages import AdapterRef
 from engine.model import ModelConfig
 from engine.resolved_config import ResolvedConfig
 from engine.transfer.host_store import HostStore

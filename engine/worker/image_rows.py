@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.messages import ImagePart, NewRow
+from engine.core.actor_messages import NewRow
+from engine.messages import ImagePart
 from engine.model.vision.step_images import StepImages
 from engine.worker.input_batch import ModelInput
 from engine.worker.sampling.transfer import upload

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.messages import NewRow, StepPlan
+from engine.core.actor_messages import NewRow, StepPlan
 from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.vision.step_images import StepImages

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.messages import StepDone, StepPlan
+from engine.core.actor_messages import StepDone, StepPlan
 from engine.outputs import TokenLogprobs
 from engine.worker.input_batch import ModelInput
 from engine.worker.sampling.drafts import SampleRuns

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.messages import StepDone, StepMasks, StepPlan
+from engine.core.actor_messages import StepDone, StepMasks, StepPlan
 from engine.model import read_model_config
 from engine.resolved_config import WorkerConfig, resolve_config
 from engine.worker.executor import Loaded

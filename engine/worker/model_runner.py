@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.core.actor_messages import NewRow, StepDone, StepMasks, StepPlan
 from engine.lora.adapter_rows import AdapterRows
-from engine.messages import NewRow, StepDone, StepMasks, StepPlan
 from engine.model import Model
 from engine.model.adapters import StepAdapters
 from engine.parallel.leader import LeaderDecoder, StagedHidden

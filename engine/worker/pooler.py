@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.messages import NewRow
+from engine.core.actor_messages import NewRow
 from engine.model.adapters import StepAdapters
 from engine.pooling_params import Pooling
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
+from engine.core.actor_messages import NewRow, StateSave
 from engine.errors import ConfigError
 from engine.kv_cache_spec import StateCacheSpec
-from engine.messages import NewRow, StateSave
 from engine.model import ModelConfig
 from engine.worker.input_batch import ModelInput
 from kernels.ops import StateCache

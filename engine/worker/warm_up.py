@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import numpy as np
 
+from engine.core.actor_messages import NewRow, StepMasks, StepPlan
 from engine.core.step import MAX_SCORED_TOKENS
-from engine.messages import NewRow, StepMasks, StepPlan
 from engine.resolved_config import SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeGraphs

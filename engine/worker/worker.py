@@ -17,12 +17,12 @@ from enum import IntEnum
 import torch
 
 from engine.config import EngineConfig
+from engine.core.actor_messages import StepDone, StepMasks, StepPlan
 from engine.core.block_hash import compute_fingerprint
 from engine.host_memory import measure_host_memory, return_freed_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.lora.adapter_rows import AdapterRows
 from engine.lora.adapter_store import AdapterStore
-from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import Model, read_model_config
 from engine.model.implementation import TransformersConfig
 from engine.model.vision.encoder import ImageEncoder

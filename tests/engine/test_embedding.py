@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 from engine import LLM, Engine, EngineConfig, SamplingParams
-from engine.messages import DropMatchers
+from engine.core.actor_messages import DropMatchers
 from tests.waiting import list_engine_threads, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

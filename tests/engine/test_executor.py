@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.actors.executor_actor import ExecutorActor
-from engine.messages import StepDone, StepMasks, StepPlan
+from engine.core.actor_messages import StepDone, StepMasks, StepPlan
 from engine.worker.device_link import PendingStep
 from tests.waiting import wait_until
 

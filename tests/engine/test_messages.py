@@ -14,7 +14,8 @@ from hypothesis.extra import numpy as arrays
 
 from engine import messages
 from engine.codec import decode, encode
-from engine.messages import AddRequest, NewTokens, StepPlan
+from engine.core.actor_messages import StepPlan
+from engine.messages import AddRequest, NewTokens
 from engine.sampling_params import SamplingParams
 from grammar import GrammarSpec
 from tests.engine.core.fake_worker import RandomProposer, reference_output

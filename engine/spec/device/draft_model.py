@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine.core.actor_messages import StepPlan
 from engine.kv_cache_spec import KVCacheSpec, group_layers
-from engine.messages import StepPlan
 from engine.model import Model
 from engine.spec.device.chain import ChainInputs
 from engine.spec.device.draft_sampler import DraftSampler

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor, nn
 
+from engine.core.actor_messages import StepPlan
 from engine.kv_cache_spec import KVCacheSpec
-from engine.messages import StepPlan
 from engine.worker.input_batch import InputBatch
 from engine.worker.sampling.sampler import Sampler
 from kernels import Ops

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine.core.actor_messages import StepPlan
 from engine.kv_cache_spec import KVCacheSpec
-from engine.messages import StepPlan
 from engine.model import Model
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.rope import Rotation

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine.core.actor_messages import StepPlan
 from engine.kv_cache_spec import KVCacheSpec
-from engine.messages import StepPlan
 from engine.model.linear import Linear, pack_linears, repack_linears
 from engine.spec.device.draft_sampler import DraftSampler
 from engine.spec.device.hidden_store import HiddenStore

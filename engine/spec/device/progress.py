@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.messages import StepPlan
+from engine.core.actor_messages import StepPlan
 from engine.spec.device.drafter import MAX_CATCH_UP
 from engine.worker.input_batch import InputBatch
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.messages import BROKEN_LOGITS, NO_TOKEN_LEFT
+from engine.core.actor_messages import BROKEN_LOGITS, NO_TOKEN_LEFT
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs
 from engine.worker.sampling.state import DrawKind, RowFlag, SamplingState
 from engine.worker.sampling.transfer import pick_rows, put_rows, upload

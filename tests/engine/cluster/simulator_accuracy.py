@@ -14,7 +14,7 @@ from statistics import mean, median
 from engine import Engine, EngineConfig, SamplingParams, SimulatedRequest, Simulator, StepTable
 from engine.cluster import core_host
 from engine.cluster.measure_steps import RecordingWorker
-from engine.messages import StepDone, StepPlan
+from engine.core.actor_messages import StepDone, StepPlan
 from engine.worker.device_link import PendingStep
 
 IDLE_S = 0.03

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.core.actor_messages import StepDone, StepMasks, StepPlan
 from engine.core.request import Request
-from engine.messages import StepDone, StepMasks, StepPlan
 from engine.outputs import Logprob, TokenLogprobs
 
 VOCAB = 97

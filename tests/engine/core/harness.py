@@ -10,27 +10,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.request import Request
-from engine.core.request_table import RequestTable
-from engine.core.scheduler import Scheduler
-from engine.kv_cache_spec import KVCacheGroup
-from engine.messages import (
+from engine.core.actor_messages import (
     AdapterReady,
-    AdapterRef,
-    AddRequest,
-    Detail,
     DraftTarget,
     FillMasks,
     FindDrafts,
     MaskTarget,
-    NewCompletion,
-    NewTokens,
     PinAdapter,
     StepDone,
     StepMasks,
     StepPlan,
 )
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request import Request
+from engine.core.request_table import RequestTable
+from engine.core.scheduler import Scheduler
+from engine.kv_cache_spec import KVCacheGroup
+from engine.messages import AdapterRef, AddRequest, Detail, NewCompletion, NewTokens
 from engine.resolved_config import CacheConfig, SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
+from engine.core.actor_messages import FillMasks, MaskTarget
 from engine.core.grammar_manager import MAX_MASK_S, NUM_APART, SLOW_MASK_S, GrammarManager
-from engine.messages import FillMasks, MaskTarget
 from grammar import (
     Filler,
     GrammarCompiler,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.messages import StepPlan
+from engine.core.actor_messages import StepPlan
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, find_prompt, make_request
 
 WIDE = 64  # a budget that takes any prompt here whole

@@ -5,14 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from engine.messages import (
-    BROKEN_LOGITS,
-    NO_TOKEN_LEFT,
-    AddRequest,
-    StepDone,
-    StepMasks,
-    StepPlan,
-)
+from engine.core.actor_messages import BROKEN_LOGITS, NO_TOKEN_LEFT, StepDone, StepMasks, StepPlan
+from engine.messages import AddRequest
 from engine.outputs import FinishReason
 from tests.engine.core.fake_worker import make_array
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, find_prompt, make_request

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from engine.core.actor_messages import StepPlan
 from engine.core.scheduler import MAX_IN_FLIGHT, Scheduler
-from engine.messages import StepPlan
 from tests.engine.core.fake_worker import RandomProposer, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
 

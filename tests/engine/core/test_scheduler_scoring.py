@@ -5,8 +5,9 @@ import random
 import msgspec
 import pytest
 
+from engine.core.actor_messages import StepPlan
 from engine.core.step import MAX_SCORED_TOKENS
-from engine.messages import NewCompletion, NewTokens, StepPlan
+from engine.messages import NewCompletion, NewTokens
 from tests.engine.core.fake_worker import reference_output
 from tests.engine.core.harness import SchedulerHarness, make_record, make_request
 

@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 
 from engine import LLM, EngineConfig, RequestOutput, SamplingParams
+from engine.core.actor_messages import (
+    DraftTarget,
+    FillMasks,
+    FindDrafts,
+    GrammarFailed,
+    MaskTarget,
+    StepMasks,
+)
 from engine.core.grammar_manager import GrammarManager
 from engine.input.tokenizer import Tokenizer
-from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
 from engine.spec.forced import ForcedDrafts
 from grammar import (
     CompiledGrammar,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from engine.core.actor_messages import StepPlan
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
-from engine.messages import StepPlan
 from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_budget import MIN_CREDIT, DraftBudget
 from engine.spec.draft_counts import DraftCounts

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import (
+from engine.core.actor_messages import (
     BlocksLoaded,
     BlocksMatched,
     BlocksSaved,

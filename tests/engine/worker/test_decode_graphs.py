@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from engine.core.actor_messages import NewRow, StepDone
 from engine.kv_cache_spec import group_layers
-from engine.messages import NewRow, StepDone
 from engine.model import DecoderModel, load_model
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes

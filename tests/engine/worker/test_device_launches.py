@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.messages import NewRow, StepMasks
+from engine.core.actor_messages import NewRow, StepMasks
 from engine.model import DecoderModel, ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeGraphs

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import BROKEN_LOGITS, NO_TOKEN_LEFT
+from engine.core.actor_messages import BROKEN_LOGITS, NO_TOKEN_LEFT
 from engine.outputs import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.worker.launched_step import LaunchedStep

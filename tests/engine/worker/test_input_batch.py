@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.messages import NewRow
+from engine.core.actor_messages import NewRow
 from engine.worker.input_batch import InputBatch
 from tests.engine.worker.plans import make_new_row, make_plan
 from tests.kernels import reference

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine import EngineConfig
-from engine.messages import NewRow, StepDone, StepPlan
+from engine.core.actor_messages import NewRow, StepDone, StepPlan
 from engine.sampling_params import SamplingParams
 from engine.worker.mock_worker import MockWorker
 from tests.engine.worker.plans import make_plan

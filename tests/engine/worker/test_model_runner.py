@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.messages import NO_TOKEN_LEFT, NewRow, StepDone, StepMasks
+from engine.core.actor_messages import NO_TOKEN_LEFT, NewRow, StepDone, StepMasks
 from engine.sampling_params import SamplingParams
 from engine.worker.device_link import PendingStep
 from engine.worker.input_batch import InputBatch

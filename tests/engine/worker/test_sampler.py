@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.messages import NO_TOKEN_LEFT
+from engine.core.actor_messages import NO_TOKEN_LEFT
 from engine.outputs import Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.worker.sampling.logprobs import compute_prompt_logprobs

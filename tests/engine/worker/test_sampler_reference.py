@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import NO_TOKEN_LEFT
+from engine.core.actor_messages import NO_TOKEN_LEFT
 from engine.sampling_params import SamplingParams
 from tests.chi_square import compute_p_value
 from tests.engine.worker.sampler_cases import (

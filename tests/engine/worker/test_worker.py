@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import ConfigError, EngineConfig
-from engine.messages import StepPlan
+from engine.core.actor_messages import StepPlan
 from engine.model import ModelConfig
 from engine.worker.device import open_device
 from engine.worker.input_batch import InputBatch
