@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from app.api.tools.call_patterns import make_patterns
+from app.api.tools.value_ends import JsonEnd, LiteralEnd
 from app.reasoning import overlap
 from grammar import ArgumentReader, ToolStyle
 
@@ -45,163 +45,6 @@ def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
         first, *rest = group
         joined.append(first._replace(text="".join((first.text, *(each.text for each in rest)))) if rest else first)
     return joined
-
-
-class JsonEnd:
-    """Finds the end of a JSON object, array or string in text that arrives in pieces."""
-
-    def __init__(self) -> None:
-        self.is_begun = False
-        self.is_ended = False
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
-
-    def find(self, text: str, start: int = 0) -> int:
-        """Return where the value that continues at `start` ends; the text's length if it continues after this text."""
-        self.is_begun = True
-        for position in range(start, len(text)):
-            char = text[position]
-            if self._is_escaped:
-                self._is_escaped = False
-                continue
-            if self._is_in_string:
-                self._is_escaped = char == "\\"
-                self._is_in_string = char != '"'
-            elif char == '"':
-                self._is_in_string = True
-                continue
-            else:
-                self._depth += (char in "{[") - (char in "}]")
-            if not self._is_in_string and self._depth == 0:
-                self.is_ended = True
-                return position + 1
-        return len(text)
-
-
-class LiteralEnd:
-    """Finds the end of a literal of Python, or of Gemma's notation, in text that arrives in pieces."""
-
-    def __init__(self, quotes: tuple[str, ...]) -> None:
-        self.is_ended = False
-        self._quotes = quotes
-        self._quote = ""  # of the open string
-        self._depth = 0
-        self._is_escaped = False
-
-    def find(self, text: str, start: int) -> int:
-        """Return up to where the text from `start` is a part of the literal, as far as the text shows it."""
-        at = start
-        while at < len(text):
-            rest = text[at : at + 16]
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._quote:
-                if text.startswith(self._quote, at):
-                    at, self._quote = at + len(self._quote), ""
-                    if self._end_value():
-                        return at
-                    continue
-                if self._quote.startswith(rest):
-                    return at
-                self._is_escaped = text[at] == "\\" and len(self._quote) == 1
-            elif quote := next((each for each in self._quotes if rest.startswith(each)), ""):
-                at, self._quote = at + len(quote), quote
-                continue
-            elif any(each.startswith(rest) for each in self._quotes):
-                return at
-            elif text[at] in "[{":
-                self._depth += 1
-            elif self._depth == 0 and text[at] in ",)]}<\n":
-                self.is_ended = True
-                return at
-            elif text[at] in "]}":
-                self._depth -= 1
-                if self._end_value():
-                    return at + 1
-            at += 1
-        return at
-
-    def _end_value(self) -> bool:
-        self.is_ended = self._depth == 0
-        return self.is_ended
-
-
-class ArgumentPattern(NamedTuple):
-    """How an argument is written.
-
-    Attributes:
-        before: up to its value; its group is the key.
-        after: what ends the value.
-        is_text: whether the value is text; None where its schema says so.
-    """
-
-    before: re.Pattern[str]
-    after: str
-    is_text: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Patterns:
-    """Patterns that find the parts of calls in a text.
-
-    Attributes:
-        marks: what begins the first call.
-        heads: from there up to the arguments, with the groups name, and id or index.
-        next_heads: the same for a call right after another one.
-        message: the beginning of a message, where an answer has several; its group is the channel.
-        arguments: the ways to write one.
-        after_arguments: what ends them.
-        tail_id: what follows them up to the id of the call, None where no id does.
-        separator: what stands between two calls, None where text may.
-        close: what ends the last of them.
-    """
-
-    marks: tuple[str, ...]
-    heads: tuple[re.Pattern[str], ...]
-    next_heads: tuple[re.Pattern[str], ...]
-    message: re.Pattern[str]
-    arguments: tuple[ArgumentPattern, ...]
-    after_arguments: str
-    tail_id: re.Pattern[str] | None
-    separator: str | None
-    close: str
-
-
-@cache
-def make_patterns(style: ToolStyle) -> Patterns:
-    """Return the patterns of a style."""
-    first = r"(?=\{)" if style.parameter is None else ""
-    heads = [_fill(re.escape(head)) + first for head in style.heads]
-    channel = re.escape(style.channel).replace(r"\{channel\}", "(analysis|commentary|final)")
-    before_id, _, tail = style.tail.rpartition("{id}")
-    return Patterns(
-        (style.next_message,) if style.channel else style.marks,
-        tuple(re.compile(re.escape(opening) + head) for opening in style.openings for head in heads),
-        tuple(map(re.compile, heads)),
-        re.compile(channel or "(?!)"),
-        tuple(_list_arguments(style)),
-        tail or style.end,
-        re.compile(_fill(re.escape(before_id + "{id}"))) if before_id else None,
-        None if style.separator is None else tail + style.separator,
-        tail + style.end,
-    )
-
-
-def _fill(head: str) -> str:
-    found = head.replace(r"\{name\}", r"(?P<name>[\w-]+)(?=[^\w-])")
-    return found.replace(r"\{index\}", r"(?P<index>\d+)").replace(r"\{id\}", r"(?P<id>[\w-]+)")
-
-
-def _list_arguments(style: ToolStyle) -> Iterator[ArgumentPattern]:
-    separator = f"(?:{re.escape(style.parameter_separator)})?"
-    ways = [(style.parameter, None)] if style.other_parameter is None else [
-        (style.parameter, True), (style.other_parameter, False),
-    ]  # fmt: skip
-    for parameter, is_text in ways:
-        before, _, after = (parameter or "{key}{value}").partition("{value}")
-        key = re.escape(before).replace(r"\{key\}", r"([\w.$@-]+)")
-        yield ArgumentPattern(re.compile(separator + key), after, is_text)
 
 
 class Part(Enum):
