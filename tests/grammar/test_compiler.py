@@ -19,7 +19,7 @@ from grammar import (
     allocate_bitmask,
 )
 from grammar import compiler as compiler_module
-from grammar.engines.llguidance_backend import LONG_GRAMMAR
+from grammar.engines.llguidance_engines import LONG_GRAMMAR
 from tests.grammar.vocabularies import allowed_tokens, make_byte_vocabulary
 
 

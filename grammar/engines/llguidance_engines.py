@@ -1,0 +1,120 @@
+"""Engines: makes engines of llguidance for one vocabulary, within limits."""
+
+import time
+from concurrent.futures import Executor
+from functools import partial
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from ..errors import UnsupportedGrammar
+from ..limits import GrammarLimits
+from ..match.number_bound import NumberBound
+from ..vocabulary import Vocabulary
+from .llguidance_json import HEADER
+
+NUM_THREADS = 2  # that take tokens of slow grammars
+LONG_GRAMMAR = 8192  # characters; longer ones may take 30 ms to compile
+# Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
+# > is apart, since free text goes on with any character but the last one of its triggers.
+_PLAIN = r'[^"\\\x00-\x1F\x7F<>\[\]{}]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(_PLAIN + count for count in ("{1,10}", "{1,30}", "+"))]
+SLICES += [r'[^">\\\x00-\x1F\x7F]+', r'[^"\\\x00-\x1F\x7F]+', r"[^>]+"]
+
+
+class Complaint(Exception):
+    """An error of llguidance about a grammar."""
+
+
+class _TokenizerAdapter:
+    """A vocabulary in the form LLTokenizer asks for."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.special_token_ids = list(vocabulary.eos_token_ids)
+        # A leading 0xFF marks a special token there; no UTF-8 text contains that byte.
+        self.tokens = [b"" if b"\xff" in token else token for token in vocabulary.token_bytes]
+        for index in vocabulary.eos_token_ids:
+            self.tokens[index] = b"\xff<eos_%d>" % index
+        # A token without text marks places in a grammar (tags/checked.py); one more, if a mask has the room.
+        named = {*vocabulary.special_tokens.values()}
+        blank = (i for i in range(vocabulary.size - 1, -1, -1) if not self.tokens[i] and i not in named)
+        self.marker = next(blank, vocabulary.size if vocabulary.size % 32 else None)
+        if self.marker == vocabulary.size:
+            self.tokens.append(b"")
+        self._ids = {token: index for index, token in enumerate(self.tokens) if len(token) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        # Asked only for forced tokens, which HEADER turns off; single bytes are good enough.
+        data = text.encode() if isinstance(text, str) else text
+        return [self._ids[bytes([byte])] for byte in data if bytes([byte]) in self._ids]
+
+
+class Engines:
+    """Makes engines for one vocabulary."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, limits: GrammarLimits, native_pool: Executor | None = None
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.limits = limits
+        self._native_pool = native_pool
+        self.number_bound = NumberBound(vocabulary)
+        self.executor = LLExecutor(NUM_THREADS)
+        adapter = _TokenizerAdapter(vocabulary)
+        self._marker = adapter.marker
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(adapter),
+            n_vocab=len(adapter.tokens),
+            eos_token=list(vocabulary.eos_token_ids),
+            slices=SLICES,
+        )
+        # The engine writes here and nothing reads it, so several threads may share it.
+        self._scratch = np.empty(vocabulary.num_words, np.int32)
+
+    @property
+    def marker(self) -> int:
+        """A token without text, which only a grammar with markers names."""
+        if self._marker is None:
+            raise UnsupportedGrammar("", "structural_tag", "the vocabulary has no token without text to mark values")
+        return self._marker
+
+    def make_engine(
+        self, grammar: str, num_items: int | None = None, num_quotable: int = 0
+    ) -> LLMatcher:
+        """Return a matcher at the start of a grammar, in its error state if llguidance does not take it."""
+        limits = self.limits
+        bounds = LLParserLimits(
+            initial_lexer_fuel=limits.initial_lexer_fuel + 40 * num_quotable,
+            step_lexer_fuel=limits.step_lexer_fuel + 20 * num_quotable,
+            max_lexer_states=limits.max_lexer_states + num_quotable // 4,
+            max_grammar_size=limits.max_grammar_size,
+            max_items_in_row=limits.max_items_in_row,
+            step_max_items=num_items or limits.step_max_items,
+            verbose_errors=False,
+        )
+        make = partial(LLMatcher, self._tokenizer, grammar, log_level=0, limits=bounds)
+        pool = self._native_pool if len(grammar) > LONG_GRAMMAR else None
+        return make() if pool is None else pool.submit(make).result()
+
+    def compute_mask(self, engine: LLMatcher) -> float:
+        """Compute a mask and discard it; returns its processor time."""
+        start = time.thread_time()
+        engine.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        return time.thread_time() - start
+
+    def is_empty(self, terminal: str) -> bool:
+        """Return whether a Lark terminal matches nothing.
+
+        Raises:
+            Complaint: llguidance does not take it.
+        """
+        engine = self.make_engine(LLMatcher.grammar_from_lark(f"{HEADER}start: T\nT: {terminal}"))
+        if engine.is_error():
+            raise Complaint(engine.get_error())
+        if engine.is_accepting():
+            return False
+        self.compute_mask(engine)
+        return engine.is_error()
