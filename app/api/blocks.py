@@ -36,7 +36,7 @@ class BlockWriter(ABC):
         return any(block["type"] == self.TYPES["function"] for block in self.blocks)
 
     async def finish(self) -> Json:
-        """Run the request to its end and return the reply: that of a stream whose events nobody gets."""
+        """Run the request to its end and return the reply, as a stream would build it."""
 
         async def drop(data: bytes) -> None:
             pass
@@ -59,7 +59,7 @@ class BlockWriter(ABC):
         return reply
 
     def keep_alive(self) -> bytes:
-        """Return events for a client that has waited: those before the first token, then what shows that we live.
+        """Return events for a client that has waited: first those before the first token, then pings.
 
         They do not come at once, so that a request that the engine refuses gets a plain reply with its own status.
         """
@@ -72,15 +72,15 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def begin(self, output: RequestOutput | None) -> None:
-        """Add the events before the first token; the output has it, if it is there already."""
+        """Add the events before the first token."""
 
     @abstractmethod
     def ping(self) -> None:
-        """Add an event that says nothing new."""
+        """Add an event without content, which keeps the connection open."""
 
     @abstractmethod
     def end(self, choice: Choice) -> Json:
-        """Close the blocks, tell the last events, and return the reply."""
+        """Close the blocks, add the last events, and return the reply."""
 
     @abstractmethod
     def frame_error(self, error: ApiError) -> bytes:
@@ -100,7 +100,7 @@ class BlockWriter(ABC):
 
     @abstractmethod
     def add_end(self, block: Json, text: str, status: str) -> None:
-        """Put the whole text into the block and tell its end."""
+        """Put the whole text into the block and add the event of its end."""
 
     def close(self, status: str = "completed") -> None:
         """Close the open block."""
@@ -125,7 +125,7 @@ class BlockWriter(ABC):
         return b"".join(events)
 
     def add_delta(self, delta: Delta) -> None:
-        """Add what the answer has gained."""
+        """Add the events of new text, calls and reasoning."""
         for piece in delta.pieces:
             kind = self.TYPES[piece.kind]
             if piece.call_id or (piece.call < 0 and not (self._is_open and self.blocks[-1]["type"] == kind)):

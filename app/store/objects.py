@@ -17,7 +17,7 @@ from app.store.database import Connection, StoreFull
 
 Json = dict[str, Any]
 
-# Owners of a page without a cookie. Their objects go soon, because nobody can find them again.
+# A page without a cookie has such an owner. Its objects are deleted soon, because no later page can find them.
 GUEST = "guest-"
 GUEST_AGE_S = 12 * 3600.0
 COLUMNS = "number, id, kind, body, created, changed, size"
@@ -72,7 +72,7 @@ def put(
 
 
 def check_room(db: Connection, owner: str, spare: int = 0) -> None:
-    """Refuse the transaction if the owner, or all together, now take too much.
+    """Refuse the transaction if the data of this owner, or of all owners, exceeds its limit.
 
     Args:
         spare: bytes that must be left.
@@ -133,7 +133,7 @@ def find_parts(db: Connection, parent: Item, kind: str) -> list[Item]:
 
 
 def touch(db: Connection, owner: str, item_ids: Sequence[str]) -> None:
-    """Let objects count as changed now, so that they are kept longer."""
+    """Set the time of the last change to now, so that the objects are kept longer."""
     values = [(db.clock(), owner, item_id) for item_id in item_ids]
     db.executemany("UPDATE objects SET changed = ? WHERE owner = ? AND id = ?", values)
 
@@ -156,7 +156,7 @@ def keep_latest(db: Connection, owner: str, kind: str, max_items: int, max_bytes
 
 
 def drop_old(db: Connection) -> None:
-    """Delete what was not changed for the longest time that things are kept."""
+    """Delete the objects whose last change is older than the limit of age."""
     now = db.clock()
     db.execute("DELETE FROM objects WHERE parent IS NULL AND changed < ?", (now - db.limits.max_age_s,))
     db.execute(

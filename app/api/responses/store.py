@@ -18,7 +18,7 @@ logger = logging.getLogger("troupe.api")
 
 Json = dict[str, Any]
 
-# Of each owner; responses that were not read for the longest time go first.
+# Limits of each owner. The responses whose last use is longest ago are deleted first.
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 * 2**20
 PAGE = 50  # responses that are read at a time to find an item
@@ -56,7 +56,7 @@ class ResponseStore:
         self._running: dict[str, RunningResponse] = {}
 
     async def run(self, response_id: str, owner: str, work: Awaitable[Json]) -> Json:
-        """Await a response, which others may wait for meanwhile."""
+        """Wait for a response that other requests may wait for, too."""
         running = self._running[response_id] = RunningResponse(owner)
         try:
             running.reply = await work
@@ -79,7 +79,7 @@ class ResponseStore:
         await self._store.run(_make_room, owner)
 
     def put(self, reply: Json, before: list[Json], given: str | list[Json], owner: str) -> None:
-        """Store a response with its own input, given the items before it; who reads it later waits for that."""
+        """Store a response with its own input, given the items before it. Later readers wait until it is stored."""
         own = [{"role": "user", "content": given}] if isinstance(given, str) else given
         body = {"reply": reply, "input": _complete(own, before), "previous": reply["previous_response_id"]}
         put = partial(objects.put, owner=owner, kind="response", item_id=reply["id"], body=body)
@@ -155,7 +155,7 @@ def _make_room(db: Connection, owner: str) -> None:
 def _read_chain(
     db: Connection, owner: str, response_id: str, limit: int
 ) -> tuple[list[StoredResponse], str | None]:
-    """Return the responses, and the id of one that is missing. What is read is kept longer."""
+    """Return the responses, and the id of one that is missing. Reading a response extends the time it is kept."""
     chain: list[StoredResponse] = []
     ids: list[str] = []
     last: str | None = response_id

@@ -1,4 +1,4 @@
-"""Shown: a record under review. Every action of a person makes a new one, with all that follows from the values."""
+"""Shown: a record under review. Each action of the user makes a new one, with marks and sums computed again."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Verified = dict[str, dict[str, Any]]  # {"record", "time"} by the key of text an
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A record, what it was made from, and what a person has done with it.
+    """A record with its text and schema, and the corrections and approvals of the user.
 
     Attributes:
         drafted: the record as the model wrote it.
         choices: what the model weighed, by the pointer in `drafted`.
         origin: the pointer in `drafted` of each value that comes from there.
-        by_hand: pointers of the values that a person typed.
-        checked: pointers of the values that a person looked at.
+        by_hand: pointers of the values that the user typed.
+        checked: pointers of the values that the user confirmed.
         verified: the record that was approved before for the same text and schema.
     """
 
@@ -64,7 +64,7 @@ class Shown:
 
     @property
     def reasons(self) -> dict[str, tuple[str, ...]]:
-        """Return why values should be checked, by pointer. A typed value answers only to checks and to the schema."""
+        """Return the reasons to check values, by pointer. The model's doubts do not count for a typed value."""
         failed = {check.message for check in self.result.checks if not check.holds}
         found = {
             pointer: tuple(why for why in reasons if pointer not in self.by_hand or why in failed)
@@ -78,12 +78,12 @@ class Shown:
 
     @property
     def to_check(self) -> list[str]:
-        """Return the pointers of the values that wait for a person."""
+        """Return the pointers of the values that the user still has to check."""
         return [pointer for pointer in self.reasons if pointer not in self.checked]
 
     @property
     def num_unchecked(self) -> int:
-        """Return the number of other values that nobody has looked at."""
+        """Return the number of other values that the user has not confirmed."""
         done = {*self.checked, *self.by_hand, *self.reasons}
         return sum(leaf.pointer not in done for leaf in self.result.leaves)
 
