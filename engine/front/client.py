@@ -48,6 +48,7 @@ logger = logging.getLogger("troupe.engine")
 MAX_PLACED = 32  # requests that are placed in one turn of the event loop
 # Waiting requests of a core that it may have started in steps of which the front has not heard.
 NUM_UNHEARD = 16
+NUM_BESIDE = 16  # completions of a core that tries suspects, before others are given to it
 
 
 class Client:
@@ -372,14 +373,14 @@ class Client:
         """Return all requests but those that certainly waited in the core's queue, behind the ones that ran."""
         if replica.ready is None:
             return held
-        config = replica.ready.resolved.scheduler
+        policy = replica.ready.resolved.scheduler.policy
         suspects: list[Entry] = []
         waiting: list[Entry] = []
         for entry in held:
             has_waited = entry.is_queued and not entry.has_started and entry.message.adapter is None
             (waiting if has_waited else suspects).append(entry)
-        waiting.sort(key=lambda each: find_rank(config.policy, each.message.priority, each.arrival_time))
-        num_seats = max(0, config.max_num_seqs - sum(len(each.open) for each in suspects)) + NUM_UNHEARD
+        waiting.sort(key=lambda each: find_rank(policy, each.message.priority, each.arrival_time))
+        num_seats = max(0, replica.max_num_seqs - sum(len(each.open) for each in suspects)) + NUM_UNHEARD
         return suspects + waiting[:num_seats]
 
     def _move(self, entries: list[Entry]) -> None:
@@ -410,11 +411,18 @@ class Client:
         while self._suspects and (not self._suspects[0].open or self._list_ready(self._suspects[0])):
             if (entry := self._suspects.popleft()).open:
                 self._place(entry)
+        if self._waiting and not self._suspects and not self._tried and not self._num_to_place:
+            self._num_to_place = len(self._waiting)
+            asyncio.get_running_loop().call_soon(self._place_some)
 
     def _list_ready(self, entry: Entry) -> list[Replica]:
         """Return the replicas that may get this request now. Their contexts may differ, see `max_model_len`."""
-        taken = self._tried if entry.num_crashes else {}
-        ready = [each for each in self._replicas if each.state == "ready" and each.index not in taken]
+        ready = [each for each in self._replicas if each.state == "ready"]
+        if entry.num_crashes:
+            ready = [each for each in ready if each.index not in self._tried]
+        elif self._suspects or self._tried:  # the suspect needs a seat, and short steps
+            seated = self.router.count_completions
+            ready = [each for each in ready if seated(each.index) < min(NUM_BESIDE, each.max_num_seqs - 1)]
         return [each for each in ready if entry.min_context <= each.max_model_len]
 
     def _place(self, entry: Entry) -> None:

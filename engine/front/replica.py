@@ -54,7 +54,7 @@ class Replica:
         self.stats = CoreStats()
         # From the core's first answer; kept after its end.
         self.ready: CoreReady | None = None
-        self.fingerprint, self.max_model_len = "", 0
+        self.fingerprint, self.max_model_len, self.max_num_seqs = "", 0, 0
         self.is_prefill_only = False  # it computes prompts for other replicas
         self.runtime: dict[str, str | int] = {}
         self.error: str | None = None
@@ -142,6 +142,7 @@ class Replica:
                 self.ready, self.runtime, self.state = message, message.runtime, "ready"
                 resolved, self.error, self._was_ready = message.resolved, None, True
                 self.fingerprint, self.max_model_len = resolved.fingerprint, resolved.max_model_len
+                self.max_num_seqs = resolved.scheduler.max_num_seqs
                 self.is_prefill_only = resolved.kv_role == "kv_producer"
                 self._note_ready(self)
             case CoreFailed(message=cause):

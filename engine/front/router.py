@@ -31,6 +31,7 @@ class Ticket:
     num_uncached: int  # prompt tokens to compute; 0 after the first token
     num_blocks: int
     hashes: list[bytes]
+    num_completions: int = 1
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class _Load:
     cached: set[bytes] = field(default_factory=set)  # as reported
     expected: Counter[bytes] = field(default_factory=Counter)  # of prompts that the replica holds
     num_requests: int = 0
+    num_completions: int = 0
     num_prefill_tokens: int = 0
     num_blocks: int = 0
 
@@ -78,8 +80,9 @@ class Router:
             [len(each.generated_token_ids) for each in request.completions]
         )
         num_uncached = max(1, num_tokens - (load.count_cached(hashes) if hashes else 0) * self._block_size)
-        ticket = Ticket(replica, num_uncached, -(-num_tokens // self._block_size), hashes)
+        ticket = Ticket(replica, num_uncached, -(-num_tokens // self._block_size), hashes, len(request.completions))
         load.num_requests += 1
+        load.num_completions += ticket.num_completions
         load.num_prefill_tokens += ticket.num_uncached
         load.num_blocks += ticket.num_blocks
         load.expected.update(hashes)
@@ -100,6 +103,7 @@ class Router:
         """Take the request from the replica's load. Call it before `reset` of the replica."""
         load = self._loads[ticket.replica]
         load.num_requests -= 1
+        load.num_completions -= ticket.num_completions
         load.num_prefill_tokens -= ticket.num_uncached
         load.num_blocks -= ticket.num_blocks
         load.expected.subtract(ticket.hashes)
@@ -114,6 +118,10 @@ class Router:
 
     def count_requests(self, replica: int) -> int:
         return self._loads[replica].num_requests
+
+    def count_completions(self, replica: int) -> int:
+        """Return the completions of these requests, with those that have ended before the others."""
+        return self._loads[replica].num_completions
 
     def _hash_prompt(self, request: AddRequest) -> list[bytes]:
         """Return the hashes of the prompt's blocks that a prefix cache may contain."""

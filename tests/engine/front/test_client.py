@@ -38,7 +38,7 @@ class FakeReplica:
     def __init__(self, index: int, max_model_len: int = 1000, is_prefill_only: bool = False) -> None:
         self.index, self.max_model_len, self.is_prefill_only = index, max_model_len, is_prefill_only
         self.state, self.fingerprint, self.stats = "ready", "", CoreStats()
-        scheduler = SimpleNamespace(policy="fcfs", max_num_seqs=NUM_SEATS)
+        self.max_num_seqs, scheduler = NUM_SEATS, SimpleNamespace(policy="fcfs")
         self.ready = SimpleNamespace(resolved=SimpleNamespace(scheduler=scheduler))
         self.sent: list[Any] = []
 
@@ -111,7 +111,7 @@ class House:
 
 
 async def test_only_what_may_have_run_is_suspected_and_recovery_is_short() -> None:
-    """Of 3,000 requests the core ran a few; the others run again at once, in turns that are short."""
+    """Of 3,000 requests the core ran a few. Suspects find a free seat; then the others follow, in short turns."""
     replica, count = FakeReplica(0), 3000
     house = House(replica)
     for handle in range(1, count + 1):
@@ -126,13 +126,11 @@ async def test_only_what_may_have_run_is_suspected_and_recovery_is_short() -> No
     pause_s = time.thread_time() - start
     await wait_until(lambda: not house.client._num_to_place)
     num_suspects = NUM_SEATS + NUM_UNHEARD
-    assert len(replica.sent) == count - num_suspects + 1 and pause_s < 0.1
-    tried = [1]
-    for _ in range(num_suspects - 1):
-        house.give(replica, tried[-1], is_first=True)
-        tried.append(replica.list_held()[-1])
-    assert sorted(tried) == [*range(1, num_suspects + 1)]
-    assert replica.sent[-1].completions[0].generated_token_ids == []
+    assert 1 in replica.list_held() and len(replica.sent) <= NUM_SEATS and pause_s < 0.1
+    for handle in range(1, num_suspects + 1):
+        assert handle in replica.list_held()
+        house.give(replica, handle, is_first=True)
+    await wait_until(lambda: len(replica.sent) == count)
     first = next(each for each in replica.sent if each.completions[0].handle == 1)
     assert first.completions[0].generated_token_ids == [7, 7]
 

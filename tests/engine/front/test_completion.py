@@ -47,7 +47,7 @@ def send_each(completion: Completion, token_ids: list[int]) -> list[CompletionOu
 
 def make_position(*token_ids: int) -> TokenLogprobs:
     entries = [Logprob(token_id, -0.5 * rank, rank) for rank, token_id in enumerate(token_ids, 1)]
-    return TokenLogprobs(entries[0], tuple(entries))
+    return TokenLogprobs(entries[0], entries)
 
 
 def spell(tokenizer: Tokenizer, text: str) -> list[int]:

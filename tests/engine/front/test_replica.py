@@ -21,7 +21,9 @@ class FakeCore(Connection):
         """Ignore it."""
 
     async def run(self, handle: Callable[[Any], None]) -> End:
-        resolved: Any = SimpleNamespace(fingerprint="", max_model_len=9, kv_role=None)
+        resolved: Any = SimpleNamespace(
+            fingerprint="", max_model_len=9, kv_role=None, scheduler=SimpleNamespace(max_num_seqs=1)
+        )
         handle(CoreReady(resolved, [], {}))
         return await self._ended
 

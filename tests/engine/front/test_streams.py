@@ -181,7 +181,7 @@ async def test_a_long_text_is_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("engine.front.streams.MAX_DECODED", 10)
     stream, text = make_stream("final"), "abc" * 20
     put(stream, text, finish="length")
-    turns = []
+    turns: list[int] = []
     asyncio.get_running_loop().call_soon(turns.append, 1)
     assert (await stream.get()).outputs[0].text == text and turns
 
