@@ -169,21 +169,13 @@ class ExecutorConfig:
 
 
 def check_key(name: str, key: str) -> None:
-    """Reject a key that a header cannot carry: spaces and characters beyond ASCII are not allowed.
-
-    Raises:
-        UsageError: the key is invalid; the message does not contain it.
-    """
+    """Reject a key that a header cannot carry: spaces and characters beyond ASCII are not allowed."""
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(f"{name} must be printable ASCII without spaces")
 
 
 def read_url(name: str, url: str) -> str:
-    """Return a server's address without /v1, to which API paths are appended.
-
-    Raises:
-        UsageError: it does not begin with http:// or https://.
-    """
+    """Return a server's address without /v1, to which API paths are appended."""
     if not url.lower().startswith(("http://", "https://")):
         raise UsageError(f"{name} {url!r} needs http:// or https:// at its start")
     return url.rstrip("/").removesuffix("/v1")
@@ -231,11 +223,7 @@ def _read_json(text: str) -> Any:
 def make_config(
     config_class: type[Config], given: Mapping[str, Any], environ: Mapping[str, str] = os.environ
 ) -> Config:
-    """Build a config from parsed flags over TROUPE_<FIELD> variables over the fields' defaults.
-
-    Raises:
-        UsageError: a variable's text is not a valid value of its field.
-    """
+    """Build a config from parsed flags over TROUPE_<FIELD> variables over the fields' defaults."""
     hints = typing.get_type_hints(config_class)
     names = getattr(config_class, "other_names", ())
     values: dict[str, Any] = {name: given[name] for name in names if name in given}
@@ -268,11 +256,7 @@ def _parse_variable(kind: Any, variable: str, text: str) -> Any:
 
 
 def parse_value(kind: Any, text: str) -> Any:
-    """Turn a flag's text into a value of its field's type.
-
-    Raises:
-        UsageError: the text is not a value of that type.
-    """
+    """Turn a flag's text into a value of its field's type."""
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if text not in choices:

@@ -50,9 +50,6 @@ def parse_json(text: bytes, where: Place = ()) -> Any:
 
     Args:
         where: the part of a form that it is.
-
-    Raises:
-        RefusedJson: it has too many values, or a key twice, is not JSON, or has what JSON forbids.
     """
     if has_too_many_values(text):
         raise RefusedJson(f" {TOO_MANY_VALUES}", where, is_too_large=True)
@@ -69,11 +66,7 @@ def parse_json(text: bytes, where: Place = ()) -> Any:
 
 
 def check_json(value: object, where: Place = ()) -> None:
-    """Refuse a value that could not be written as JSON again, which the tokenizer, a template or a reply has to.
-
-    Raises:
-        RefusedJson: it has a number that is not finite or a text that is not Unicode, or it is nested too deeply.
-    """
+    """Refuse a value that could not be written as JSON again, which the tokenizer, a template or a reply has to."""
     level, depth = [value], 0
     while level:
         depth += 1

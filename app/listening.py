@@ -88,11 +88,7 @@ def describe_address(app_config: AppConfig, listener: socket.socket) -> str:
 async def run_uvicorn(
     app: ASGIApp, listener: socket.socket, stop: asyncio.Event, app_config: AppConfig
 ) -> AsyncIterator[None]:
-    """Serve on the socket until the block ends.
-
-    Raises:
-        UsageError: the certificate or its key cannot be used.
-    """
+    """Serve on the socket until the block ends."""
     settings = uvicorn.Config(
         app,
         http=BoundedHttp,

@@ -80,11 +80,7 @@ async def serve(
 
 
 def open_data(app_config: AppConfig) -> Store:
-    """Open the store of the data folder.
-
-    Raises:
-        UsageError: the folder cannot be used.
-    """
+    """Open the store of the data folder."""
     try:
         return open_store(app_config.data_dir, Limits(app_config.max_data_bytes, app_config.max_data_days * DAY_S))
     except StoreError as error:

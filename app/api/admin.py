@@ -51,11 +51,7 @@ class UnloadAdapterBody(BaseModel):
 
 
 def require_admin(request: Request, context: Annotated[ApiContext, Depends(context_of)]) -> ApiContext:
-    """Accept requests with the admin key and only the query parameters of the route.
-
-    Raises:
-        ApiError: 404 without an admin key in the settings, 401 without it in the request, 400 for another parameter.
-    """
+    """Accept requests with the admin key and only the query parameters of the route."""
     key = context.config.admin_key
     if key is None:
         raise ApiError(

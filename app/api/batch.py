@@ -23,11 +23,7 @@ Json = dict[str, Any]
 
 
 def read_line(line: bytes) -> Json:
-    """Return the row of a line.
-
-    Raises:
-        BadRequest: it is not one.
-    """
+    """Return the row of a line."""
     try:
         row = load_json(line)
     except DuplicateKey as error:
@@ -65,11 +61,7 @@ def check_lines(lines: Iterable[bytes], name: str, endpoint: str | None = None) 
 
 
 async def answer_row(context: ApiContext, row: Json) -> Json:
-    """The output row for an input row; what is wrong with the row is in its answer.
-
-    Raises:
-        EngineDead: the engine is gone, which is not the fault of the row.
-    """
+    """The output row for an input row; what is wrong with the row is in its answer."""
     request_id = uuid.uuid4().hex
     status, body = 200, {}
     warnings: list[str] = []

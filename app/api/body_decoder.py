@@ -40,11 +40,7 @@ class BodyDecoder:
         self._rest = data
 
     def read(self) -> bytes:
-        """Return the next piece; empty if more compressed bytes are needed, or at the end.
-
-        Raises:
-            ApiError: 400, the data is malformed.
-        """
+        """Return the next piece; empty if more compressed bytes are needed, or at the end."""
         if self._inflater is None:
             return b""
         try:
@@ -57,11 +53,7 @@ class BodyDecoder:
         return piece
 
     def close(self) -> None:
-        """Check that the body is complete.
-
-        Raises:
-            ApiError: 400, it is cut off.
-        """
+        """Check that the body is complete."""
         if self._inflater is not None and not self._inflater.eof:
             raise self._malformed("its end is missing")
 

@@ -68,11 +68,7 @@ async def prepare(
 
 
 def _new_document(context: ApiContext) -> list[int]:
-    """The prompt of a request without one: what stands before the first word of a document.
-
-    Raises:
-        ApiError: 400 where the model has no such token.
-    """
+    """The prompt of a request without one: what stands before the first word of a document."""
     tokenizer = require_tokenizer(context)
     if ids := tokenizer.encode(""):
         return ids

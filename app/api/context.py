@@ -108,11 +108,7 @@ class ApiContext:
         _ = self.template, self.sampling_defaults, self.report
 
     def check_model(self, name: str | None) -> str:
-        """Return the name of the requested model or adapter.
-
-        Raises:
-            ApiError: 404 when another model is requested.
-        """
+        """Return the name of the requested model or adapter."""
         if name is not None and name not in self.model_names:
             served = ", ".join(map(repr, self.model_names))
             message = f"the model {name[:200]!r} does not exist; this server has {served}"
@@ -129,11 +125,7 @@ class ApiContext:
         return None if name in self.served_names else LoRARequest(name)
 
     def require_ready(self) -> None:
-        """Reject the request if the engine cannot accept any.
-
-        Raises:
-            ApiError: 503 while the engine starts, restarts or sleeps, and when it is gone.
-        """
+        """Reject the request if the engine cannot accept any."""
         state = self.engine.state
         if state != "ready":
             code = "engine_sleeping" if state in ASLEEP else "engine_not_ready"

@@ -254,11 +254,7 @@ def make_extractor(context: ApiContext, body: ExtractRequest, model: str) -> Ext
 
 
 def read_schema(given: dict[str, Any] | str) -> Schema:
-    """Return a schema given by value, or a built-in one by name.
-
-    Raises:
-        ApiError: 400, no schema has that name.
-    """
+    """Return a schema given by value, or a built-in one by name."""
     if isinstance(given, dict):
         return given
     known = {path.stem: path for path in sorted(SCHEMAS.glob("*.json"))}
@@ -272,11 +268,7 @@ def read_schema(given: dict[str, Any] | str) -> Schema:
 
 
 async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequest, list[Source], bool]:
-    """Return the fields of a JSON body or a form, the documents to read, and whether they are rows of a table.
-
-    Raises:
-        ApiError: 400 for a body that is neither, a wrong field, or a file that cannot be read.
-    """
+    """Return the fields of a JSON body or a form, the documents to read, and whether they are rows of a table."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         return await read_apart("", read_fields, await request.json(), None, sees_images)
     async with request.form(max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=2**25) as form:
@@ -306,11 +298,7 @@ def read_form(
 def read_fields(
     body: Any, upload: tuple[str, bytes] | None, sees_images: bool
 ) -> tuple[ExtractRequest, list[Source], bool]:
-    """Return the same for the value of a body, or of a form's parts and its file, which has a name.
-
-    Raises:
-        ApiError: as read_request.
-    """
+    """Return the same for the value of a body, or of a form's parts and its file, which has a name."""
     fields = ExtractRequest.read(body)
     is_inline = fields.text is not None or fields.images is not None
     if sum((upload is not None, is_inline, fields.rows is not None)) != 1:
@@ -337,11 +325,7 @@ def read_fields(
 
 
 def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:
-    """Return the texts of the rows, from a named column or the one that most likely contains them.
-
-    Raises:
-        ApiError: 400, there is no such column.
-    """
+    """Return the texts of the rows, from a named column or the one that most likely contains them."""
     table = make_table(rows)
     if column is not None and column not in table.columns:
         known = ", ".join(table.columns)[:200]

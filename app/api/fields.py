@@ -107,9 +107,6 @@ def check_unknown(
     Args:
         where: the place of the fields, such as ("stream_options",); empty for the request itself.
         constraints: the fields that constrain, and the values of each that request nothing; None: every one does.
-
-    Raises:
-        ApiError: 400 naming the field, and ours for the same thing.
     """
     if len(given) > MAX_FIELDS:
         place = say_place(where) or "the request"

@@ -218,11 +218,7 @@ class Gate:
 
     @contextmanager
     def _counted(self, key_number: int) -> Iterator[None]:
-        """Count a request of a key while it is open.
-
-        Raises:
-            ApiError: 429 when the key has reached its limit.
-        """
+        """Count a request of a key while it is open."""
         limit = self.max_requests_per_key
         if not key_number or limit is None:
             yield

@@ -84,11 +84,7 @@ async def delete_job(job_id: str, request: Request, context: Context) -> Json:
 
 
 async def cancel(context: ApiContext, owner: str, job_id: str) -> Json:
-    """End the work on a job.
-
-    Raises:
-        ApiError: 404, there is no such job; 400, it has ended.
-    """
+    """End the work on a job."""
 
     def end(db: Connection) -> Item:
         job = find_job(db, owner, job_id)

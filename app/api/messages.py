@@ -95,10 +95,6 @@ def read_message(where: Path, message: Mapping[str, Any], counter: ValueCounter)
 
     Args:
         counter: counts the values in the arguments of all calls, which are strings in the body.
-
-    Raises:
-        ApiError: 400 naming the place, for a role or content that is not supported; 413 for calls with
-            more values than a body may have.
     """
     message = _as_tools(message)
     role = message.get("role")
@@ -161,11 +157,7 @@ def make_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, A
 
 
 def parse_arguments(where: Path, given: object, counter: ValueCounter) -> dict[str, Any]:
-    """Return the arguments of a call that are written as JSON.
-
-    Raises:
-        ApiError: 400 if they are not the text of an object, 413 for too many values.
-    """
+    """Return the arguments of a call that are written as JSON."""
     text = read_text(where, given)
     counter.feed(text.encode())
     if counter.is_over:
@@ -217,9 +209,6 @@ def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = 
 
     Args:
         effort: the request's reasoning_effort, whose two variables `kwargs` may set otherwise.
-
-    Raises:
-        ApiError: 400 naming the reserved name.
     """
     for name in kwargs or {}:
         if name in RESERVED_KWARGS or not name.isidentifier():

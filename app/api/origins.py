@@ -55,11 +55,7 @@ class AllowedOrigins:
         }
 
     def answer_preflight(self, headers: Mapping[bytes, bytes]) -> Response:
-        """Answer a preflight request: whether a page of another origin may send a request.
-
-        Raises:
-            ApiError: 403, the page's origin is not shared.
-        """
+        """Answer a preflight request: whether a page of another origin may send a request."""
         cors = self.make_cors_headers(headers)
         if not cors:
             origin = headers.get(b"origin", b"").decode("latin-1")
@@ -80,9 +76,6 @@ class AllowedOrigins:
 
         Args:
             scheme: how the request came; in front of a proxy it may have been https all the same.
-
-        Raises:
-            ApiError: 403 naming the header and how to allow its value.
         """
         host, origin, fetch_site = (
             headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin", b"sec-fetch-site")

@@ -36,9 +36,6 @@ def read_parts(where: Path, content: object, is_history: bool = False) -> list[J
     Args:
         is_history: of an assistant or a tool. What no model here can read is unseen there: refusing it would end the
             conversation, which contains it from now on.
-
-    Raises:
-        ApiError: 400 naming the part, for one that is malformed, or that a user sends and no model here can read.
     """
     if isinstance(content, str):
         return [make_text(content)]

@@ -57,22 +57,14 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 def read_text(where: Path, value: object) -> str:
-    """Return a value that must be a text.
-
-    Raises:
-        ApiError: 400 naming the field.
-    """
+    """Return a value that must be a text."""
     if not isinstance(value, str):
         raise refuse(where, " must be a text")
     return value
 
 
 def check_choice(where: Path, value: object, allowed: Collection[str]) -> None:
-    """Reject a value that is not one of the allowed texts.
-
-    Raises:
-        ApiError: 400 naming the field, and the allowed texts.
-    """
+    """Reject a value that is not one of the allowed texts."""
     if not isinstance(value, str) or value not in allowed:
         raise refuse(where, f"={say_value(value)} must be one of {', '.join(allowed)}")
 

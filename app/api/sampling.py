@@ -149,11 +149,7 @@ def read_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
 
 
 def read_prompts(given: Any, name: str = "prompt", max_count: int = MAX_PROMPTS) -> list[str | list[int]]:
-    """Return the texts or lists of token ids of a field, which may be one or several.
-
-    Raises:
-        ApiError: 400 for anything else, an empty one, or too many.
-    """
+    """Return the texts or lists of token ids of a field, which may be one or several."""
     given = read_all_whole(given)
     if isinstance(given, list):
         given = [*map(read_all_whole, given)]
@@ -190,9 +186,6 @@ def read_constraint(body: GenerationFields, names: Names) -> Constraint | None:
 
     Args:
         names: the fields that have another name on the route.
-
-    Raises:
-        ApiError: 400 for two constraints, a malformed one, or one that cannot be honoured.
     """
     found = [
         (names.get(param, param), make)

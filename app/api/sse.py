@@ -146,11 +146,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Await the work of an answer in one piece.
-
-    Raises:
-        ApiError: the client went away; the work was cancelled.
-    """
+    """Await the work of an answer in one piece."""
     results: list[Result] = []
     failure: Exception | None = None
     async with anyio.create_task_group() as group:

@@ -13,11 +13,7 @@ Json = dict[str, Any]
 
 
 def find_object(db: Connection, owner: str, kind: str, item_id: str) -> Item:
-    """Return an object.
-
-    Raises:
-        ApiError: 404, this owner has none of that kind and id.
-    """
+    """Return an object."""
     item = objects.get(db, owner, kind, item_id)
     if item is None:
         raise ApiError(404, f"there is no {kind} {item_id[:80]!r}", None, f"{kind}_not_found")
@@ -33,11 +29,7 @@ async def list_objects(
     describe: Callable[[Connection, Item], Json],
     text: str = "",
 ) -> Json:
-    """Return a page of the owner's objects of a kind whose JSON contains a text, the latest changed first.
-
-    Raises:
-        ApiError: 403 where all programs without a key share one owner, and others can reach the server.
-    """
+    """Return a page of the owner's objects of a kind whose JSON contains a text, the latest changed first."""
     if not owner and not context.config.is_loopback:
         message = f"a {kind} is found by its id only: this server has no API keys, so it cannot tell whose it is"
         raise ApiError(403, message, code="list_not_allowed")

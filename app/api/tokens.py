@@ -72,11 +72,7 @@ async def show_tokenizer(context: Context) -> dict[str, Any]:
 
 
 async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> list[int]:
-    """Return the token ids of a prompt.
-
-    Raises:
-        ApiError: 400 for a prompt so long that no tokens could make it fit into the model's context.
-    """
+    """Return the token ids of a prompt."""
     tokenizer = require_tokenizer(context)
     max_tokens = context.engine.resolved.max_model_len
     # The longest token is found by a scan of the vocabulary, which is skipped for short texts.
@@ -90,11 +86,7 @@ async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> li
 
 
 def require_tokenizer(context: ApiContext) -> Tokenizer:
-    """Return the engine's tokenizer.
-
-    Raises:
-        ApiError: the server was started without one.
-    """
+    """Return the engine's tokenizer."""
     tokenizer = context.engine.tokenizer
     if tokenizer is None:
         raise BadRequest("this server runs without a tokenizer: prompts are token ids", None, "no_tokenizer")

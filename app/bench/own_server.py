@@ -28,9 +28,6 @@ async def run_server(
 
     Args:
         on_start: called with the process id.
-
-    Raises:
-        UsageError: it did not come up.
     """
     with tempfile.TemporaryFile() as complaints:
         process = await asyncio.create_subprocess_exec(
@@ -61,9 +58,6 @@ async def wait_until_ready(url: str) -> None:
     """Poll /health of a server that was not started here.
 
     A server that does not answer that it is loading (503) gets a minute only: it may be the wrong one.
-
-    Raises:
-        UsageError: no request can be sent there, or the time was over; the message has the last answer.
     """
     print(f"waiting for {url} ...", file=sys.stderr)
     begun, limit_s, seen = time.monotonic(), ANSWER_TIMEOUT_S, "no answer"

@@ -106,11 +106,7 @@ async def measure(arguments: argparse.Namespace, jobs: Sequence[Job]) -> tuple[l
 
 
 async def find_model(url: str, api_key: str | None) -> str:
-    """The first model of /v1/models.
-
-    Raises:
-        UsageError: the server lists none.
-    """
+    """The first model of /v1/models."""
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{url}/v1/models") as response:
         body = await response.json() if response.status == 200 else {}

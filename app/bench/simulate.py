@@ -98,11 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Simulate and print; 1 if no number of replicas keeps the limits.
-
-    Raises:
-        UsageError: a flag or a file cannot be used.
-    """
+    """Simulate and print; 1 if no number of replicas keeps the limits."""
     shapes = [(0, count) for count in read_counts("--replicas", arguments.replicas)]
     if arguments.prefill_replicas:
         total = arguments.prefill_replicas + arguments.decode_replicas
@@ -194,11 +190,7 @@ def summarise(values: np.ndarray, percentile: float) -> tuple[float, float, floa
 
 
 def find_table(arguments: argparse.Namespace, config: EngineConfig) -> tuple[StepTable, EngineConfig]:
-    """Return the step times, read or measured, and the config with as many blocks as the measured engine had.
-
-    Raises:
-        UsageError: the file cannot be used, or the model cannot be measured.
-    """
+    """Return the step times, read or measured, and the config with as many blocks as the measured engine had."""
     if arguments.step_table is not None:
         table, num_blocks = read_table(arguments.step_table)
     else:
@@ -215,11 +207,7 @@ def find_table(arguments: argparse.Namespace, config: EngineConfig) -> tuple[Ste
 
 
 def read_table(path: Path) -> tuple[StepTable, int | None]:
-    """Read what `--save-step-table` wrote, or a table from another source with the same keys.
-
-    Raises:
-        UsageError: the file cannot be read, or a value is outside its range.
-    """
+    """Read what `--save-step-table` wrote, or a table from another source with the same keys."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         num_blocks = found.pop("num_blocks", None)
@@ -260,9 +248,6 @@ def read_trace(path: Path) -> list[SimulatedRequest]:
 
     Each line has `timestamp` (milliseconds), `input_length`, `output_length`, and optionally `hash_ids`: prompts share
     a prefix of 512 tokens for each of the first ids that they have in common.
-
-    Raises:
-        UsageError: the file cannot be read, or a line is not a request.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

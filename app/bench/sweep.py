@@ -70,11 +70,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 
 def read_counts(flag: str, text: str) -> list[int]:
-    """Read numbers from "1,2,4", ascending.
-
-    Raises:
-        UsageError: the text has another format.
-    """
+    """Read numbers from "1,2,4", ascending."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 0 < int(part) <= 2**16 for part in parts):
         raise UsageError(f"{flag} {text!r} must be numbers from 1 to {2**16} with commas between them")

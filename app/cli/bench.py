@@ -29,11 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Run the benchmark.
-
-    Raises:
-        UsageError: the benchmark does not exist, or its flags are invalid.
-    """
+    """Run the benchmark."""
     if arguments.kind not in KINDS:
         raise UsageError(f"unknown benchmark {arguments.kind!r}: choose from {', '.join(KINDS)}")
     path, summary = KINDS[arguments.kind]

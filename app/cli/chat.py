@@ -71,11 +71,7 @@ def begin(system_prompt: str | None) -> Messages:
 
 
 def read_line() -> str | None:
-    """The next line, None at the end of input.
-
-    Raises:
-        UsageError: it is not text.
-    """
+    """The next line, None at the end of input."""
     try:
         return input("> " if is_terminal() else "").strip()
     except EOFError:

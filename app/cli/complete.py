@@ -21,11 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Print the continuation as it comes.
-
-    Raises:
-        UsageError: there is nothing to continue.
-    """
+    """Print the continuation as it comes."""
     try:
         prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     except UnicodeDecodeError as error:

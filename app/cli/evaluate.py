@@ -36,11 +36,7 @@ class EvaluateConfig:
 
 
 def read_sets(files: Sequence[str], schema: Schema | None) -> dict[str, list[Case]]:
-    """The cases of each file, by its name.
-
-    Raises:
-        UsageError: a file cannot be read.
-    """
+    """The cases of each file, by its name."""
     try:
         return {Path(name).stem: read_cases(Path(name), schema) for name in files}
     except (OSError, CaseError) as error:
@@ -79,11 +75,7 @@ async def evaluate(
 
 
 def keep_calibration(path: Path, model: str, report: dict[str, Figures]) -> None:
-    """Write the sets that are done.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write the sets that are done."""
     try:
         sets = {name: MeasuredSet(each.cases, each.deciles) for name, each in report.items()}
         write_calibration(path, Calibration(model, sets))

@@ -84,11 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Print the records; return 1 if a file gave none.
-
-    Raises:
-        UsageError: a file cannot be read, or the schema cannot be used.
-    """
+    """Print the records; return 1 if a file gave none."""
     evaluation = make_config(EvaluateConfig, vars(arguments))
     config = make_config(ExtractConfig, vars(arguments))
     if evaluation.evaluate:
@@ -129,11 +125,7 @@ def describe_job(schema: dict[str, Any], sources: list[Source], options: dict[st
 
 
 def extract_on_ray(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
-    """Extract from one table on a Ray cluster into a folder of parts.
-
-    Raises:
-        UsageError: there is not one table, or no folder.
-    """
+    """Extract from one table on a Ray cluster into a folder of parts."""
     if len(arguments.files) != 1 or arguments.output is None:
         raise UsageError("--executor ray takes one table, and --output FOLDER")
     if arguments.format not in (None, *FORMATS):
@@ -161,11 +153,7 @@ def make_options(config: ExtractConfig) -> dict[str, Any]:
 
 
 def read_examples(path: str) -> tuple[Example, ...]:
-    """Read examples from a JSONL file with lines {"text": ..., "record": {...}}.
-
-    Raises:
-        UsageError: it cannot be read, or a line is not an example.
-    """
+    """Read examples from a JSONL file with lines {"text": ..., "record": {...}}."""
     try:
         return parse_examples(read_text(path))
     except ValueError as error:
@@ -214,11 +202,7 @@ def describe(record: dict[str, Any]) -> str:
 
 
 def read_schema(path: str) -> dict[str, Any]:
-    """Read a JSON Schema from a file.
-
-    Raises:
-        UsageError: it is not a JSON Schema.
-    """
+    """Read a JSON Schema from a file."""
     text = read_text(path)
     try:
         schema = json.loads(text)
@@ -232,11 +216,7 @@ def read_schema(path: str) -> dict[str, Any]:
 
 
 def read_sources(path: str, column: str | None = None) -> list[Source]:
-    """Read the texts of a file: a table's column, the whole file, or stdin for `-`.
-
-    Raises:
-        UsageError: it cannot be read, or has no such column.
-    """
+    """Read the texts of a file: a table's column, the whole file, or stdin for `-`."""
     if path == "-":
         return [Source(path, read_text(path))]
     try:
@@ -252,11 +232,7 @@ def read_sources(path: str, column: str | None = None) -> list[Source]:
 
 
 def read_text(path: str) -> str:
-    """Read the text of a file, or of stdin for `-`, with line ends normalised.
-
-    Raises:
-        UsageError: it cannot be read, is not UTF-8, or is too large.
-    """
+    """Read the text of a file, or of stdin for `-`, with line ends normalised."""
     try:
         return decode(read_bytes(None if path == "-" else Path(path), path, MAX_FILE_BYTES), path)
     except UnreadableSource as error:

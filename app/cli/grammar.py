@@ -49,11 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Print the table or the reasons; 1 when an instance is refused.
-
-    Raises:
-        UsageError: the schema cannot be read or used, or there is nothing to test.
-    """
+    """Print the table or the reasons; 1 when an instance is refused."""
     if (arguments.action == "test") != bool(arguments.instances):
         raise UsageError("explain takes a schema alone, test a schema and at least one instance")
     text = read_text(arguments.schema)
@@ -79,9 +75,6 @@ def read_text(name: str, newline: str | None = None) -> str:
 
     Args:
         newline: "" leaves line breaks as they are, None makes all of them line feeds.
-
-    Raises:
-        UsageError: it cannot be read or is not UTF-8.
     """
     try:
         if name == "-":

@@ -79,11 +79,7 @@ def drop_broken_output() -> None:
 
 
 def dispatch(argv: list[str], start: float) -> int:
-    """Select the verb, parse its flags, and run it.
-
-    Raises:
-        UsageError: any error that the user can fix.
-    """
+    """Select the verb, parse its flags, and run it."""
     if argv and argv[0] in ("--version", "-V"):
         print(f"troupe {__version__}")
         return 0

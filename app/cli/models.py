@@ -27,11 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Print the table or the report.
-
-    Raises:
-        Failure: no code fits the checkpoint; the message names what is not understood.
-    """
+    """Print the table or the report."""
     if arguments.checkpoint is None:
         print(write_families())
         return 0

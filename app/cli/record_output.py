@@ -43,11 +43,7 @@ class RecordOutput:
         return self.path.with_name(f"{self.path.name}.job")
 
     def read_kept(self, job: str) -> list[Record]:
-        """Return the records that a stopped run of this job has left.
-
-        Raises:
-            UsageError: it was a run of another job, or the file cannot be read.
-        """
+        """Return the records that a stopped run of this job has left."""
         if self.journal is None:
             return []
         check_writable("--output", self.journal)
@@ -161,11 +157,7 @@ def _describe(job: str) -> bytes:
 
 
 def _lock(file: BinaryIO, path: Path) -> None:
-    """Refuse a second run at the same time.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Refuse a second run at the same time."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -179,9 +171,6 @@ def choose_output(file_format: str | None, name: str | None, inputs: Iterable[st
         file_format: --format; None: that of the file's suffix, else JSONL.
         name: --output; None or `-`: stdout.
         inputs: the files that are read, which must not be written over.
-
-    Raises:
-        UsageError: the format is unknown or cannot be written here, or the file cannot be.
     """
     path = None if name in (None, "-") else Path(str(name))
     suffix = path.suffix.lower().removeprefix(".") if path else ""
@@ -198,11 +187,7 @@ def choose_output(file_format: str | None, name: str | None, inputs: Iterable[st
 
 
 def check_writable(flag: str, path: Path) -> None:
-    """Find out before minutes are spent whether the file can be written; it stays as it is.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Find out before minutes are spent whether the file can be written; it stays as it is."""
     try:
         if path.is_fifo():
             return  # whose reader would take the end of the try for the end of everything

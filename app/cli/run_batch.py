@@ -100,11 +100,7 @@ async def run_batch(
 
 
 def check_rows(source: Path) -> int:
-    """Count the rows; if several lines are bad, list them on stderr.
-
-    Raises:
-        UsageError: lines that are not rows, or duplicate custom_ids, which could not be resumed.
-    """
+    """Count the rows; if several lines are bad, list them on stderr."""
     num_rows = num_bad = 0
     problems: list[str] = []  # the first bad lines
     with source.open("rb") as file:
@@ -129,11 +125,7 @@ def iterate_rows(source: Path) -> Iterator[Row]:
 
 
 def read_done(target: Path) -> frozenset[str]:
-    """Return the rows that an earlier run answered; an incomplete last line is removed.
-
-    Raises:
-        UsageError: the file has other content, which must not be overwritten.
-    """
+    """Return the rows that an earlier run answered; an incomplete last line is removed."""
     if not target.exists():
         return frozenset()
     text = target.read_bytes()

@@ -30,11 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Serve until a signal arrives.
-
-    Raises:
-        UsageError: the configuration cannot work.
-    """
+    """Serve until a signal arrives."""
     timeline = Timeline(start)
     try:
         engine_config = make_config(EngineConfig, vars(arguments))

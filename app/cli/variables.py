@@ -28,11 +28,7 @@ CONFIGS: tuple[type, ...] = (
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
-    """Reject an unknown variable; an empty one counts as unset.
-
-    Raises:
-        UsageError: names the variable and the closest known one, but not the value, which may be a key.
-    """
+    """Reject an unknown variable; an empty one counts as unset."""
     known = [item.name.upper() for config in CONFIGS for item in fields(config)]
     for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX) and environ[name]):
         name = variable.removeprefix(ENV_PREFIX)

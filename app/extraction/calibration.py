@@ -48,11 +48,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def read_calibration(path: Path) -> Calibration | None:
-    """Return the measurements, None without a file.
-
-    Raises:
-        CalibrationError: the file is there but is not a calibration.
-    """
+    """Return the measurements, None without a file."""
     if not path.is_file():
         return None
     try:

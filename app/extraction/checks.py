@@ -74,11 +74,7 @@ def run_checks(schema: Schema, record: Any) -> tuple[Check, ...]:
 
 
 def read_checks(schema: Schema) -> list[dict[str, Any]] | None:
-    """Return the schema's own checks; None without any.
-
-    Raises:
-        InvalidGrammar: they are malformed.
-    """
+    """Return the schema's own checks; None without any."""
     asked = schema.get(KEYWORD)
     if asked is None:
         return None

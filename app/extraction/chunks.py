@@ -159,12 +159,7 @@ async def extract_whole(
 
 
 async def plan_parts(extractor: Extractor, schema: Schema, text: str, room_for_record: int) -> list[Part]:
-    """The parts of this text that the model takes, each beside the schema and a record.
-
-    Raises:
-        TextTooLong: the schema alone fills the model, or the text has too many parts.
-        InvalidRequest: the engine has no tokenizer.
-    """
+    """The parts of this text that the model takes, each beside the schema and a record."""
     engine = extractor.engine
     tokenizer = engine.tokenizer
     if tokenizer is None:
@@ -196,9 +191,6 @@ def cut(text: str, max_chars: int, fits: Callable[[str], bool] = lambda part: Tr
     """Overlapping parts of at most `max_chars` characters that end at a paragraph, a line or a space.
 
     A part that does not fit is cut shorter, until it does.
-
-    Raises:
-        TextTooLong: not even MIN_PART_CHARS characters fit somewhere.
     """
     parts: list[Part] = []
     start = covered = 0

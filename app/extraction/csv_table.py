@@ -53,9 +53,6 @@ def read_csv(text: str, name: str, check: Callable[[int, int], None]) -> CsvTabl
 
     Args:
         check: raises if so many rows and cells are too many.
-
-    Raises:
-        UnreadableSource: it is not CSV, or has no row.
     """
     csv.field_size_limit(MAX_CELL_CHARS)
     named = SEPARATOR_LINE.match(text)

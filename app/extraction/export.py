@@ -31,11 +31,7 @@ class ExportError(ValueError):
 
 
 def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
-    """Return the content of a file with these records, from `ExtractionResult.to_json` or a batch.
-
-    Raises:
-        ExportError: the format is unknown, or a text cannot be written in it.
-    """
+    """Return the content of a file with these records, from `ExtractionResult.to_json` or a batch."""
     try:
         match file_format:
             case "jsonl":

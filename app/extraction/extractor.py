@@ -141,11 +141,7 @@ class Extractor:
         cache_salt: str | None,
         loops: LoopWatch,
     ) -> AsyncGenerator[tuple[_Plan, RequestOutput], None]:
-        """Generate with added limits and the values of the text; without them where nothing satisfies them.
-
-        Raises:
-            GrammarError: the user's own schema is the cause.
-        """
+        """Generate with added limits and the values of the text; without them where nothing satisfies them."""
         limits, with_lists = self.limits, True
         while True:
             # In a thread, because finding quotations in a text takes a while.
@@ -204,11 +200,7 @@ class Extractor:
         return _Plan(bounds, grammar, grounded.has_lists, notes + grounded.notes)
 
     async def encode_prompt(self, schema: Schema, text: str) -> list[int]:
-        """Return the ids of the prompt for a text.
-
-        Raises:
-            InvalidRequest: the engine has no tokenizer, or the model does not see images.
-        """
+        """Return the ids of the prompt for a text."""
         if self.images and not self.engine.sees_images:
             raise InvalidRequest(f"the model {self.model_name} does not see images: send text only", "images")
         messages = make_messages(schema, text, self.instructions, self.examples, self.images)

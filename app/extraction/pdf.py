@@ -33,11 +33,7 @@ class PdfText:
 
 
 def read_pdf(data: bytes, name: str, with_images: bool = False) -> PdfText:
-    """Read the pages; with images, those that have marks but no text are drawn.
-
-    Raises:
-        UnreadableSource: the file is broken, locked, too long, too slow, or has neither text nor such pages.
-    """
+    """Read the pages; with images, those that have marks but no text are drawn."""
     limits = {"max_pages": MAX_PDF_PAGES, "max_chars": MAX_PDF_CHARS, "max_images": MAX_IMAGES * with_images}
     found = _run(data, name, limits)
     pages, images = found["pages"], tuple(map(base64.b64decode, found["images"]))

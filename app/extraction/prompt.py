@@ -59,11 +59,7 @@ def make_plain_prompt(messages: list[dict[str, Any]]) -> str:
 
 
 def parse_examples(text: str) -> tuple[Example, ...]:
-    """Read examples from JSON lines {"text": ..., "record": ...}.
-
-    Raises:
-        ValueError: a line is not an example; the message begins with its number.
-    """
+    """Read examples from JSON lines {"text": ..., "record": ...}."""
     examples = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():

@@ -35,9 +35,6 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
 
     What a text stands for is settled by the types that the schema allows there; where it allows several or says
     nothing, a text stays a text, and what replaces a number, a flag or null becomes one when it reads as one.
-
-    Raises:
-        EditError: a pointer does not refer to a scalar.
     """
     edited = copy.deepcopy(record)
     for pointer, text in edits.items():
@@ -58,9 +55,6 @@ def change_items(
     """Return a copy of the record without a list item, or with an empty item after it, and where its values were.
 
     The function returns the pointer in the record before of a value after; None for a value of the empty item.
-
-    Raises:
-        EditError: the item does not exist.
     """
     changed = copy.deepcopy(record)
     owner, key = _find_owner(changed, pointer)
@@ -102,11 +96,7 @@ def _empty_like(value: Any) -> Any:
 
 
 def _find_owner(record: Any, pointer: str) -> tuple[Any, Any]:
-    """Return the object or list that contains the value at a JSON pointer, and the value's key or index there.
-
-    Raises:
-        EditError: the record has no such value.
-    """
+    """Return the object or list that contains the value at a JSON pointer, and the value's key or index there."""
     owner, key, value = None, None, record
     try:
         for step in split_pointer(pointer):

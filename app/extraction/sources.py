@@ -113,11 +113,7 @@ class TableLimits:
     max_chars: float = math.inf
 
     def check(self, name: str, num_rows: int, num_cells: int, num_chars: int = 0) -> None:
-        """Refuse a table that is larger.
-
-        Raises:
-            UnreadableSource: the message names what it has too much of, and the limit.
-        """
+        """Refuse a table that is larger."""
         for count, limit, what in (
             (num_rows, self.max_rows, "rows"),
             (num_cells, self.max_cells, "cells"),
@@ -187,9 +183,6 @@ def parse_rows(
 
     Args:
         with_images: images are documents too, and so are pages of a PDF without text.
-
-    Raises:
-        UnreadableSource: it is too large, not what its name says, or empty.
     """
     suffix = PurePath(name).suffix.lower()
     if suffix == ".pdf":
@@ -224,11 +217,7 @@ def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
 
 
 def read_bytes(path: Path | None, name: str, max_bytes: int) -> bytes:
-    """The content of one file, or of stdin if the path is None.
-
-    Raises:
-        UnreadableSource: it cannot be read or is too large.
-    """
+    """The content of one file, or of stdin if the path is None."""
     try:
         with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as file:
             data = file.read(max_bytes + 1)  # a pipe does not report its size

@@ -31,11 +31,7 @@ PART = re.compile(r"part-(\d{6})\.\w+\Z")
 
 
 def find_format(flag: str, path: str) -> str:
-    """Return the format of a file or folder of files by the suffix of its name.
-
-    Raises:
-        UsageError: the format is not known.
-    """
+    """Return the format of a file or folder of files by the suffix of its name."""
     for suffix, name in SUFFIXES.items():
         if path.rstrip("/").endswith(suffix):
             return name
@@ -89,9 +85,6 @@ class PartFolder:
 
         Args:
             job: the settings that all runs into one folder share.
-
-        Raises:
-            UsageError: the folder belongs to another job, or has other files.
         """
         system, inner = fsspec.core.url_to_fs(self.path)
         described = json.dumps(dict(job) | {"format": self.file_format}, sort_keys=True)

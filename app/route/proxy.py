@@ -301,11 +301,7 @@ def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None, str
 
 
 async def read_body(receive: Receive) -> bytes:
-    """Return the whole body, which the gate limits.
-
-    Raises:
-        ApiError: the client left, or the body is too large.
-    """
+    """Return the whole body, which the gate limits."""
     parts = []
     while True:
         try:

@@ -164,12 +164,7 @@ def open_store(folder: str | None, limits: Limits) -> Store:
 
 
 def _connect(path: str, limits: Limits, clock: Callable[[], float]) -> Connection:
-    """Open a database, check it, and bring it to the current version.
-
-    Raises:
-        sqlite3.DatabaseError: it is damaged.
-        StoreError: a newer version of Troupe wrote it.
-    """
+    """Open a database, check it, and bring it to the current version."""
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, factory=Connection)
     connection.limits, connection.clock = limits, clock
     try:
@@ -194,11 +189,7 @@ def _explain(error: Exception) -> str:
 
 
 def _lock(folder: Path) -> BinaryIO:
-    """Create the folder if need be, and keep other processes out of it.
-
-    Raises:
-        StoreError: it cannot be written, or another process uses it.
-    """
+    """Create the folder if need be, and keep other processes out of it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = (folder / "lock").open("ab")

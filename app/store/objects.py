@@ -76,9 +76,6 @@ def check_room(db: Connection, owner: str, spare: int = 0) -> None:
 
     Args:
         spare: bytes that must be left.
-
-    Raises:
-        StoreFull: the message says how much there is, and what helps.
     """
     limit = db.limits.max_bytes
     own = db.execute("SELECT bytes FROM owners WHERE owner = ?", (owner,)).fetchone()

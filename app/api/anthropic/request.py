@@ -78,11 +78,7 @@ class CountRequest(MessagesRequest):
 
 
 def read_request(body: MessagesRequest) -> ChatInput:
-    """Return the input of the equivalent chat.
-
-    Raises:
-        ApiError: 400 for a field that cannot be honoured.
-    """
+    """Return the input of the equivalent chat."""
     extra = body.model_extra or {}
     if extra.get("thread"):
         message = "thread is not supported: send the whole conversation with every request"
@@ -159,9 +155,6 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
 
     Args:
         fields: the chat fields that the request names itself; its chat_template_kwargs come first.
-
-    Raises:
-        ApiError: 400 for what is malformed.
     """
     if thinking is None:
         return {}

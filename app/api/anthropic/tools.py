@@ -49,11 +49,7 @@ CLIENT_TOOLS: dict[str, tuple[str, Json, tuple[str, ...]]] = {
 
 
 def read_tools(tools: Sequence[Json]) -> list[Tool]:
-    """Return the tools. Those that only a service has are left out.
-
-    Raises:
-        ApiError: 400 for a tool that is malformed, or if none is left.
-    """
+    """Return the tools. Those that only a service has are left out."""
     kept = [each for i, tool in enumerate(tools) if (each := _read_tool(("tools", i), tool)) is not None]
     if tools and not kept:
         rule = f"={str(tools[0]['type'])[:40]!r} is not supported: tools are called by the client"

@@ -116,11 +116,7 @@ def usage_of(num_prompt: int, num_cached: int, num_output: int) -> Json:
 
 
 def _read_input(text: str) -> Json:
-    """Return the arguments of a call; empty for a call that the token limit cut off.
-
-    Raises:
-        ApiError: 500 for complete arguments that JSON cannot represent.
-    """
+    """Return the arguments of a call; empty for a call that the token limit cut off."""
     try:
         arguments = json.loads(text or "{}")
         check_values(arguments)

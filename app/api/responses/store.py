@@ -103,11 +103,7 @@ class ResponseStore:
         return [item for response in reversed(chain) for item in response.items]
 
     async def resolve(self, items: Sequence[Json], owner: str) -> list[Json]:
-        """Return items with the stored ones in place of references to them.
-
-        Raises:
-            ApiError: 404, an item is not stored.
-        """
+        """Return items with the stored ones in place of references to them."""
         wanted = {str(item.get("id")) for item in items if item.get("type") == "item_reference"}
         known = await self._store.run(_find_items, owner, wanted) if wanted else {}
         for i, item in enumerate(items):
@@ -117,11 +113,7 @@ class ResponseStore:
         return [known[item["id"]] if item.get("type") == "item_reference" else item for item in items]
 
     async def drop(self, response_id: str, owner: str) -> None:
-        """Delete a response.
-
-        Raises:
-            ApiError: 404, the response is not stored.
-        """
+        """Delete a response."""
         if not await self._store.run(objects.delete, owner, "response", response_id):
             raise _make_missing(response_id)
 
@@ -185,11 +177,7 @@ def _find_items(db: Connection, owner: str, wanted: set[str]) -> dict[str, Json]
 
 
 def pick_page(items: Sequence[Json], limit: int, after: str | None, order: str) -> Json:
-    """Return a page of a list of items.
-
-    Raises:
-        ApiError: 400, there is no item with the id `after`.
-    """
+    """Return a page of a list of items."""
     found = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
         place = next((i for i, item in enumerate(found) if item["id"] == after), None)

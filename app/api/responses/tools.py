@@ -48,11 +48,7 @@ class Tools:
 
 
 def read_tools(tools: Sequence[Json]) -> Tools:
-    """Return the tools that the model may call.
-
-    Raises:
-        ApiError: 400 for a tool that is malformed, or if no model here can call any.
-    """
+    """Return the tools that the model may call."""
     found = Tools()
     for i, tool in enumerate(tools):
         _add(found, ("tools", i), tool)

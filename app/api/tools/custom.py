@@ -27,11 +27,7 @@ CHARACTERS = re.compile(
 
 
 def to_function(where: Path, custom: Mapping[str, Any]) -> Json | None:
-    """Return a custom tool as a function; None for one that is left out because of its grammar.
-
-    Raises:
-        ApiError: 400 for one that is malformed.
-    """
+    """Return a custom tool as a function; None for one that is left out because of its grammar."""
     check_unknown(custom, FIELDS, where)
     schema: Json = {"type": "string"}
     asked = custom.get("format") or {"type": "text"}

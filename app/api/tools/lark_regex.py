@@ -32,11 +32,7 @@ class NotRegular(ValueError):
 
 
 def to_regex(text: str) -> str:
-    """Return the expression of the texts that a grammar allows.
-
-    Raises:
-        NotRegular: there is none, or none is found.
-    """
+    """Return the expression of the texts that a grammar allows."""
     if len(text) > MAX_CHARS:
         raise NotRegular(f"more than {MAX_CHARS} characters")
     known: dict[str, str | None] = {}  # None while it is being written

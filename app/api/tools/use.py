@@ -276,9 +276,6 @@ def read_function(where: Path, function: Mapping[str, Any], tool: Mapping[str, A
 
     Args:
         tool: what the chat template gets; default: the function.
-
-    Raises:
-        ApiError: 400 naming the place, if it is malformed.
     """
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):

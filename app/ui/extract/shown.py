@@ -95,11 +95,7 @@ class Shown:
         return source.find_page(evidence.start) if source.text == self.text else 0
 
     def act(self, data: Mapping[str, Any]) -> Shown:
-        """Return the record after what a person did: typed texts, and then an action on one value or on all.
-
-        Raises:
-            EditError: a value or an item does not exist, or the record that is approved does not fit the schema.
-        """
+        """Return the record after what a person did: typed texts, and then an action on one value or on all."""
         shown, pointer, action = self, str(data.get("pointer") or ""), data.get("action")
         if edits := data.get("edits"):
             shown = shown._change(apply_edits(self.result.record, edits, self.schema))
@@ -118,11 +114,7 @@ class Shown:
         return shown
 
     def draft_of(self, pointer: str) -> Scalar:
-        """Return the value that the model wrote.
-
-        Raises:
-            EditError: a person added the value.
-        """
+        """Return the value that the model wrote."""
         for leaf in self.drafted.leaves:
             if leaf.pointer == self.origin.get(pointer):
                 return leaf.value

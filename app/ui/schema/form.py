@@ -38,11 +38,7 @@ class NotAForm(ValueError):
 
 
 def schema_to_form(schema: Schema) -> Form:
-    """The form of a record's schema.
-
-    Raises:
-        NotAForm: the root is not a plain object, or the browser would change a value.
-    """
+    """The form of a record's schema."""
     if schema.get("type") != "object" or not isinstance(schema.get("properties", {}), dict):
         raise NotAForm(
             "the form shows schemas whose root is an object with properties; edit this one as JSON"
