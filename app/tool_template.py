@@ -115,7 +115,7 @@ class _Probe:
             {"id": f"functions.{name}:{number}" if self._has_own_ids else IDS[number], "type": "function",
              "function": {"name": name, "arguments": dict(each)}}
             for number, (name, each) in enumerate(zip(NAMES, arguments, strict=False))
-        ]  # fmt: skip
+        ]
         message = {"role": "assistant", "content": "", "tool_calls": calls}
         return self._render([USER, message], tools=TOOLS, add_generation_prompt=False)
 

@@ -34,13 +34,7 @@ ALL_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 def make_api(context: ApiContext) -> FastAPI:
     """Build the app around an engine."""
     # no documentation page: FastAPI's loads its scripts from another host
-    app = FastAPI(
-        title="Troupe",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        responses=ERRORS,
-    )
+    app = FastAPI(title="Troupe", version=__version__, docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
     routers = (admin, anthropic, chat, completions, embeddings, extract, files, jobs, models, ollama, responses, tokens)

@@ -213,14 +213,9 @@ class Call:
         is_finished = False
         self.context.open_requests.add(request_id)
         outputs = self.context.engine.generate(
-            prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt},
-            self.sampling,
-            request_id,
-            priority=self.body.priority,
-            cache_salt=self.body.cache_salt,
-            deadline_s=self.body.deadline_s,
-            prediction=self.prediction,
-            lora_request=self.context.select_adapter(self.model),
+            prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}, self.sampling, request_id,
+            priority=self.body.priority, cache_salt=self.body.cache_salt, deadline_s=self.body.deadline_s,
+            prediction=self.prediction, lora_request=self.context.select_adapter(self.model),
         )
         try:
             async with aclosing(outputs):
@@ -271,7 +266,7 @@ class Call:
             mark, ends = self.thinking.end, range(len(token_ids) + 1)
             choice.num_reasoning_tokens = len(token_ids) if not splitter.is_closed else bisect_left(
                 ends, True, key=lambda end: mark in tokenizer.decode(token_ids[:end], skip_special_tokens=False)
-            )  # fmt: skip
+            )
         if self.answer is not None:
             num_chars = len(self.answer.text) + sum(len(piece.text) for piece in choice.pieces)
             is_long = num_chars > MAX_CHARS_ON_LOOP
@@ -295,10 +290,7 @@ class Call:
     def describe(self, kind: str) -> Json:
         """Return the first fields of every reply and chunk."""
         return {
-            "id": self.reply_id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
+            "id": self.reply_id, "object": kind, "created": self.created, "model": self.model,
             "system_fingerprint": self.context.system_fingerprint,
         }
 
@@ -344,14 +336,9 @@ class Call:
         transfer = self.context.engine.config.read_kv_transfer()
         assert transfer is not None, "the engine has refused the request"
         return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": transfer.engine_id,
-            "remote_request_id": self.reply_id,
-            "remote_block_ids": [],
-            "remote_host": transfer.kv_ip,
-            "remote_port": transfer.kv_port,
-            "remote_num_tokens": num_tokens,
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": transfer.engine_id,
+            "remote_request_id": self.reply_id, "remote_block_ids": [], "remote_host": transfer.kv_ip,
+            "remote_port": transfer.kv_port, "remote_num_tokens": num_tokens,
             "tp_size": self.context.engine.config.tensor_parallel_size,
         }
 

@@ -285,7 +285,7 @@ def read_chat(body: ChatRequest) -> ChatInput:
     return ChatInput(
         body, read_messages(body.messages), read_tools(body.tools), choice,
         calls_field="function_call" if is_older else "tool_calls",
-    )  # fmt: skip
+    )
 
 
 async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_prefix: str = "chatcmpl-") -> Call:
@@ -344,7 +344,7 @@ async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_p
         thinking, prediction=None if body.prediction is None else body.prediction.text,
         names={"prompt": "messages", **names},
         echo=messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else "",
-    )  # fmt: skip
+    )
 
 
 def think_first(constraint: Constraint, thinking: Thinking) -> tuple[Constraint, Thinking]:

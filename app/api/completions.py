@@ -109,11 +109,8 @@ class TextWriter(ReplyWriter):
         if before is not None and logprobs is not None:
             logprobs = {name: before[name] + logprobs[name] for name in logprobs}
         return {
-            "index": choice.index,
-            "text": echo + choice.read("content"),
-            "logprobs": logprobs,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
+            "index": choice.index, "text": echo + choice.read("content"), "logprobs": logprobs,
+            "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason,
             "prompt_logprobs": self.call.describe_prompt(output),
             "token_ids": choice.token_ids if has_ids else None,
             "prompt_token_ids": output.prompt_token_ids if has_ids else None,
@@ -203,10 +200,7 @@ class TextOffsets:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        prompt_token_ids: Sequence[int],
-        skip_special_tokens: bool,
+        self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int], skip_special_tokens: bool,
         start: int = 0,
     ) -> None:
         self._text = None if tokenizer is None else tokenizer.make_text(prompt_token_ids, skip_special_tokens)

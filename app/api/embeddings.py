@@ -113,10 +113,7 @@ async def rerank(body: RerankRequest, request: Request, context: Context) -> JSO
     context.require_ready()
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     work = context.embedder.score(
-        [body.query],
-        documents,
-        body.instruction,
-        max_document_tokens=body.max_tokens_per_doc or None,
+        [body.query], documents, body.instruction, max_document_tokens=body.max_tokens_per_doc or None,
         **body.read_options(context, model),
     )
     scores = await finish(work, request, model)

@@ -55,7 +55,7 @@ API_PREFIXES = (
     "/v1", "/v2", "/metrics", "/version", "/tokenize", "/detokenize", "/rerank", "/score", "/openapi.json",
     "/api/", "/replicas", "/tokenizer_info",
     "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
-)  # fmt: skip
+)
 HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")
 TYPES = {
     400: "invalid_request_error",
@@ -83,13 +83,8 @@ class ApiError(Exception):
     """An error reply: status, message and OpenAI's error fields."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after_s: float | None = None,
-        details: Mapping[str, Any] | None = None,
+        self, status: int, message: str, param: str | None = None, code: str | None = None,
+        retry_after_s: float | None = None, details: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)

@@ -173,9 +173,7 @@ async def extract(request: Request, context: Context, background: bool = False) 
     if source.is_empty:
         raise BadRequest("text is empty: there is nothing to extract", "text")
     if body.stream:
-        return EventStream(
-            lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt, info)
-        )
+        return EventStream(lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt, info))
     work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
     done = await unless_gone(request.receive, work)
     return JSONResponse(show(extractor, *done, info))

@@ -20,7 +20,7 @@ Values = tuple[Any, ...]
 BOOKKEEPING = frozenset([
     "cache_control", "cache_prompt", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
     "service_tier", "session_id", "store", "user",
-])  # fmt: skip
+])
 # The constraints of all dialects -> the values, beside the empty ones, that request nothing. False requests something
 # where True is listed. A route checks only the fields that its model does not define.
 READ: dict[str, Values] = {
@@ -32,7 +32,7 @@ READ: dict[str, Values] = {
     ), ()),
     "function_call": ("none", "auto"), "mm_processor_kwargs": ({},), "modalities": (["text"],),
     "tool_choice": ("none", "auto"), "truncate_prompt_tokens": (-1,), "truncation": ("auto", "disabled"),
-}  # fmt: skip
+}
 WRITTEN: dict[str, Values] = {
     **dict.fromkeys((
         "allowed_token_ids", "audio", "bad_words", "bad_words_ids", "choice", "enum", "format", "json", "json_mode",
@@ -48,7 +48,7 @@ WRITTEN: dict[str, Values] = {
     "top_k": (0, -1), "top_n_sigma": (-1, 0), "top_p": (1,), "typical_p": (1,), "xtc_probability": (0,),
     **dict.fromkeys(("reasoning_budget", "thinking_budget", "thinking_token_budget"), (-1,)),
     "spaces_between_special_tokens": (True,),
-}  # fmt: skip
+}
 ANSWER = READ | WRITTEN
 # The same for a vector or a score instead of a text.
 VECTOR: dict[str, Values] = {
@@ -61,7 +61,7 @@ VECTOR: dict[str, Values] = {
     "output_dtype": ("float",), **dict.fromkeys(("dimensions", "output_dimension", "pooling"), ()),
     "truncate_prompt_tokens": (-1,),
     "truncate": ("NONE",), "use_activation": (True,),
-}  # fmt: skip
+}
 # Names that constrain in whatever dialect they come: json_schema, guided_regex, stop_words, max_new_tokens.
 CONSTRAINING = re.compile(
     r"guided_.*|(.*_)?(schema|grammar|regex|ebnf|lark)(_(file|name|string|type))?|.*logits?_processors?|(.+_)?stop(_(at|ids|regex|sequences|strings"
@@ -77,7 +77,7 @@ OURS = {
     "conversation": ("previous_response_id",), "system": ("instructions", "messages"),
     "instructions": ("system", "messages"), "query": ("queries",),
     "stop_sequences": ("stop",), "stop": ("stop_sequences",),
-}  # fmt: skip
+}
 LENGTHS = ("max_tokens", "max_output_tokens")
 FORMATS = ("response_format", "text", "output_config")
 FORM = re.compile(r"guided_.*|.*(schema|grammar|regex|ebnf|json).*|(response_?)?(format|model|text)|choice")

@@ -147,7 +147,7 @@ def describe_file(db: Connection, file: Item) -> Json:
     return {
         "id": file.id, "object": "file", "bytes": size, "created_at": int(file.created),
         "filename": body["filename"], "purpose": body["purpose"], "status": "processed", "expires_at": None,
-    }  # fmt: skip
+    }
 
 
 def describe_batch(db: Connection, job: Item) -> Json:
@@ -166,7 +166,7 @@ def describe_batch(db: Connection, job: Item) -> Json:
         "cancelled_at": to_seconds(ended) if status == "cancelled" else None,
         "request_counts": {"total": sum(counts.values()), "completed": counts["done"], "failed": counts["failed"]},
         "metadata": body["metadata"],
-    }  # fmt: skip
+    }
 
 
 async def _read_rows(context: ApiContext, file: Item) -> AsyncIterator[bytes]:

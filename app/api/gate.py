@@ -41,7 +41,7 @@ WORK_PATHS = frozenset((
     "/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses", "/v1/embeddings",
     "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/api/chat",
     "/api/generate", "/api/embed",
-))  # fmt: skip
+))
 VALID_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 # a browser's name for its objects in the store
 COOKIE = re.compile(rb"(?:^|;\s*)troupe=([\w-]{20,128})(?:;|$)")
@@ -53,7 +53,7 @@ MAX_WARNING_BYTES = 2000
 SINGLE_HEADERS = frozenset((
     b"authorization", b"content-encoding", b"content-length", b"content-type", b"host", b"origin", b"sec-fetch-site",
     b"x-api-key",
-))  # fmt: skip
+))
 Headers = dict[bytes, bytes]
 
 
@@ -129,12 +129,8 @@ class Gate:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        keys: Iterable[str] = (),
-        max_body_bytes: int = 32 * 2**20,
-        max_requests_per_key: int | None = None,
-        origins: AllowedOrigins | None = None,
+        self, app: ASGIApp, keys: Iterable[str] = (), max_body_bytes: int = 32 * 2**20,
+        max_requests_per_key: int | None = None, origins: AllowedOrigins | None = None,
         check_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.app = app

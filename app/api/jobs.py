@@ -116,4 +116,4 @@ def describe(db: Connection, job: Item) -> Json:
         "created_at": int(job.created), "started_at": to_seconds(body.get("started")),
         "ended_at": to_seconds(body.get("ended")) if body["status"] not in jobs.UNFINISHED else None,
         "error": body.get("error"), "counts": jobs.count(db, job.number),
-    }  # fmt: skip
+    }

@@ -19,7 +19,7 @@ RESERVED_KWARGS = frozenset([
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
     "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
     "sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
-])  # fmt: skip
+])
 MAX_KWARGS = 32
 MAX_TOOL_CALLS = 128
 MAX_NAME_CHARS = 256

@@ -16,9 +16,7 @@ from engine import Engine, EngineStats, list_metrics
 
 LABELS = ("model_name", "engine")
 Values = Mapping[Any, float]  # by a tuple of the labels behind LABELS
-STATES = (
-    "starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed",
-)  # fmt: skip
+STATES = ("starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by sleep level
 
 # name, ReplicaStats field, help; one value per replica
@@ -80,7 +78,7 @@ class EngineCollector(Collector):
             "block_size": config.block_size, "cache_dtype": config.kv_cache_dtype,
             "num_gpu_blocks": self.engine.stats().num_blocks, "gpu_memory_utilization": config.memory_share,
             "enable_prefix_caching": config.enable_prefix_caching,
-        }  # fmt: skip
+        }
         text = "Settings of the KV cache, as labels."
         return self._gauge("cache_config_info", text, {tuple(map(str, values.values())): 1}, *values)
 

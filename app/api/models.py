@@ -49,12 +49,8 @@ def describe_model(context: ApiContext, name: str) -> dict[str, Any]:
     """OpenAI's model object with vLLM's max_model_len; the parent of an adapter is the model."""
     base, adapter = context.served_names[0], context.engine.adapters.find(name)
     return {
-        "id": name,
-        "object": "model",
-        "created": context.created,
-        "owned_by": "troupe",
-        "root": base if adapter is None else adapter.path,
-        "parent": None if adapter is None else base,
+        "id": name, "object": "model", "created": context.created, "owned_by": "troupe",
+        "root": base if adapter is None else adapter.path, "parent": None if adapter is None else base,
         "max_model_len": context.engine.resolved.max_model_len,
     }
 

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 TEXT_KEYS = {
     "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "summary_text": "text",
     "reasoning_text": "text", "tool_reference": "tool_name",
-}  # fmt: skip
+}
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 IMAGE_DETAILS = ("auto", "low", "high", "original")  # accepted; the model's image processor chooses the size
 # what services of others have done for a message that comes back: the text that the model then had

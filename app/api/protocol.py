@@ -32,7 +32,7 @@ SHARED = frozenset([
     "ignore_eos", "include_reasoning", "include_stop_str_in_output", "logit_bias", "min_p", "min_tokens", "prediction",
     "presence_penalty", "priority", "repetition_penalty", "request_id", "return_grammar_plan", "seed",
     "skip_special_tokens", "stop_token_ids", "structured_outputs",
-])  # fmt: skip
+])
 MAX_PROMPTS = 1024  # as many as choices
 MAX_TOOLS = 1024
 

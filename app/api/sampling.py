@@ -35,19 +35,16 @@ MAX_LOGPROBS = 20
 COPIED = (
     "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "stop", "stop_token_ids", "allowed_token_ids", "bad_words", "prompt_logprobs",
-)  # fmt: skip
+)
 # the last ones are of vLLM's connectors, which find blocks by their ids
 KV_TRANSFER = (
     "do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_host",
     "remote_num_tokens", "remote_port", "remote_request_id", "tp_size", "transfer_id",
-)  # fmt: skip
+)
 
 
 def chat_sampling(
-    body: ChatFields,
-    constraint: Constraint | None,
-    defaults: Mapping[str, float],
-    names: Names,
+    body: ChatFields, constraint: Constraint | None, defaults: Mapping[str, float], names: Names,
     shows_special: bool = False,
 ) -> SamplingParams:
     """Return the sampling of a chat; without a limit it runs up to the model's length.
@@ -300,10 +297,7 @@ def _close_objects(schema: Any) -> Any:
 
 
 def _candidates(
-    prefix: str,
-    given: Sequence[Any],
-    backend: str | None,
-    whitespace: Whitespace = "spaced",
+    prefix: str, given: Sequence[Any], backend: str | None, whitespace: Whitespace = "spaced",
     order: PropertyOrder = "schema",
 ) -> Candidates:
     """The constraints that are not None among a schema, a regex, a choice, a grammar and whether to write JSON."""
@@ -333,7 +327,7 @@ def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:
     given = {
         "whitespace": asked.whitespace, "whitespace_pattern": asked.whitespace_pattern,
         "disable_any_whitespace": asked.disable_any_whitespace or None,
-    }  # fmt: skip
+    }
     options = [f"structured_outputs.{name}={value!r}" for name, value in given.items() if value is not None]
     if options and kinds.isdisjoint(SPACED):
         message = f"{options[0]} belongs to {', '.join(SPACED[:-1])} or {SPACED[-1]}"

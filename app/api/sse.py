@@ -60,12 +60,9 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        produce: Producer,
-        end: bytes = DONE,
+        self, produce: Producer, end: bytes = DONE,
         frame_error: Callable[[ApiError], bytes] = lambda error: error.sse_frame,
-        keep_alive: Callable[[], bytes] | None = None,
-        keep_alive_s: float | None = None,
+        keep_alive: Callable[[], bytes] | None = None, keep_alive_s: float | None = None,
     ) -> None:
         self.produce = produce
         self.end = end

@@ -21,13 +21,8 @@ def find_object(db: Connection, owner: str, kind: str, item_id: str) -> Item:
 
 
 async def list_objects(
-    context: ApiContext,
-    owner: str,
-    kind: str,
-    limit: int,
-    after: str | None,
-    describe: Callable[[Connection, Item], Json],
-    text: str = "",
+    context: ApiContext, owner: str, kind: str, limit: int, after: str | None,
+    describe: Callable[[Connection, Item], Json], text: str = "",
 ) -> Json:
     """Return a page of the owner's objects of a kind whose JSON contains a text, the latest changed first."""
     if not owner and not context.config.is_loopback:

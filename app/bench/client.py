@@ -66,11 +66,8 @@ class Target:
     def make_body(self, job: Job) -> dict[str, object]:
         """Return the request of a job; a chat route gets text, because it cannot take token ids."""
         body: dict[str, object] = {
-            "model": self.model,
-            "max_tokens": job.max_tokens,
-            "temperature": self.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "model": self.model, "max_tokens": job.max_tokens, "temperature": self.temperature,
+            "stream": True, "stream_options": {"include_usage": True},
         }
         if self.ignore_eos:
             body["ignore_eos"] = True

@@ -51,10 +51,7 @@ class Cell:
 
 
 def measure(
-    runners: Sequence[Runner],
-    jobs: Sequence[Job],
-    repeats: int,
-    warm_ups: int,
+    runners: Sequence[Runner], jobs: Sequence[Job], repeats: int, warm_ups: int,
     on_round: Callable[[], None] = lambda: None,
 ) -> list[Cell]:
     """Run the work on every runner in turn, again and again.

@@ -33,7 +33,7 @@ async def run_server(
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "app", "serve", "--port", "0", "--log-level", "warning", *flags,
             stdout=asyncio.subprocess.PIPE, stderr=complaints,
-        )  # fmt: skip
+        )
         on_start(process.pid)
         try:
             assert process.stdout is not None, "it is a pipe"

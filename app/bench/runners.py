@@ -42,10 +42,7 @@ class TroupeRunner:
     name = "troupe"
 
     def __init__(
-        self,
-        settings: dict[str, Any],
-        grammar: GrammarSpec | None = None,
-        temperature: float = 0.0,
+        self, settings: dict[str, Any], grammar: GrammarSpec | None = None, temperature: float = 0.0,
         adapters: Sequence[LoRARequest] = (),
     ) -> None:
         self.llm = LLM(**settings)
@@ -104,7 +101,7 @@ class TransformersRunner:
             out = self.model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=num_tokens,
                 max_new_tokens=num_tokens, pad_token_id=0,
-            )  # fmt: skip
+            )
             spent = time.perf_counter() - start
         finally:
             torch.set_num_threads(before)

@@ -44,10 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--num-warmups", 1, 0, 10**6, "warm-up requests, which are not measured")
     parser.add_argument("--metric-percentiles", default="50,90,99", help="percentiles to print (50,90,99)")
     parser.add_argument(
-        "--goodput",
-        nargs="*",
-        default=[],
-        metavar="NAME:MS",
+        "--goodput", nargs="*", default=[], metavar="NAME:MS",
         help="limits that a good request keeps, such as ttft:500",
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature (0)")
@@ -90,11 +87,7 @@ async def measure(arguments: argparse.Namespace, jobs: Sequence[Job]) -> tuple[l
             await wait_until_ready(url)
         model = arguments.model or await find_model(url, arguments.api_key)
         target = Target(
-            url,
-            model,
-            ENDPOINTS[arguments.backend],
-            arguments.api_key,
-            arguments.ignore_eos,
+            url, model, ENDPOINTS[arguments.backend], arguments.api_key, arguments.ignore_eos,
             arguments.temperature,
         )
         await drive(target, [*jobs[: arguments.num_warmups]], Load())

@@ -19,17 +19,9 @@ REPEATS = 5
 
 def _make(model_type: str, architecture: str, **fields: Any) -> Json:
     return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "attention_bias": False,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "dtype": "bfloat16",
-        "eos_token_id": 0,
-        "bos_token_id": 0,
-        **fields,
+        "architectures": [architecture], "model_type": model_type, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "attention_bias": False, "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0, "dtype": "bfloat16", "eos_token_id": 0, "bos_token_id": 0, **fields,
     }
 
 
@@ -38,7 +30,7 @@ def _qwen3(layers: int, width: int, heads: int, inner: int, is_tied: bool) -> Js
         "qwen3", "Qwen3ForCausalLM", num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
         num_key_value_heads=8, head_dim=128, intermediate_size=inner, vocab_size=151936,
         tie_word_embeddings=is_tied,
-    )  # fmt: skip
+    )
 
 
 SHAPES: dict[str, Json] = {
@@ -56,7 +48,7 @@ SHAPES: dict[str, Json] = {
         num_key_value_heads=3, head_dim=64, intermediate_size=1536, vocab_size=49152,
         tie_word_embeddings=True, max_position_embeddings=8192, rope_theta=100000.0,
     ),
-}  # fmt: skip
+}
 
 
 def write_shape(name: str, folder: Path) -> Path:

@@ -148,13 +148,8 @@ def name_shape(point: Point) -> str:
 
 
 def simulate(
-    arguments: argparse.Namespace,
-    requests: Sequence[SimulatedRequest],
-    config: EngineConfig,
-    table: StepTable,
-    policy: str,
-    num_replicas: int,
-    num_prefill: int,
+    arguments: argparse.Namespace, requests: Sequence[SimulatedRequest], config: EngineConfig,
+    table: StepTable, policy: str, num_replicas: int, num_prefill: int,
 ) -> Point:
     """Run one simulation and take the figures of its table row."""
     prefills = PrefillReplicas(num_prefill, arguments.transfer_us / 1e6)
@@ -172,12 +167,9 @@ def simulate(
     return Point(
         *(policy, num_replicas, num_prefill, ttft, itl, result.num_output_tokens / result.seconds),
         hit_rate=result.num_hit_tokens / result.num_oracle_tokens if result.num_oracle_tokens else 1.0,
-        load_ratio=result.load_ratio,
-        num_preemptions=result.num_preemptions,
-        num_crashes=result.num_crashes,
+        load_ratio=result.load_ratio, num_preemptions=result.num_preemptions, num_crashes=result.num_crashes,
         num_resumed=result.num_resumed,
-        is_enough=ttft[2] <= arguments.ttft_ms and itl[2] <= arguments.itl_ms,
-        cpu_s=cpu_s,
+        is_enough=ttft[2] <= arguments.ttft_ms and itl[2] <= arguments.itl_ms, cpu_s=cpu_s,
     )
 
 

@@ -131,13 +131,9 @@ def write_adapters(folder: Path, config: EngineConfig, count: int, rank: int) ->
     head_dim = model.get("head_dim") or hidden // num_heads
     q_size, kv_size = num_heads * head_dim, model.get("num_key_value_heads", num_heads) * head_dim
     sizes = {
-        "self_attn.q_proj": (hidden, q_size),
-        "self_attn.k_proj": (hidden, kv_size),
-        "self_attn.v_proj": (hidden, kv_size),
-        "self_attn.o_proj": (q_size, hidden),
-        "mlp.gate_proj": (hidden, inner),
-        "mlp.up_proj": (hidden, inner),
-        "mlp.down_proj": (inner, hidden),
+        "self_attn.q_proj": (hidden, q_size), "self_attn.k_proj": (hidden, kv_size),
+        "self_attn.v_proj": (hidden, kv_size), "self_attn.o_proj": (q_size, hidden),
+        "mlp.gate_proj": (hidden, inner), "mlp.up_proj": (hidden, inner), "mlp.down_proj": (inner, hidden),
     }
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(sizes)}
     found = []

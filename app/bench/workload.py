@@ -91,11 +91,7 @@ def read_work(arguments: argparse.Namespace, vocab_size: int) -> list[Job]:
     if arguments.work == "nano":
         return make_nano(arguments.scale, vocab_size)
     return make_random(
-        arguments.num_prompts,
-        arguments.input_len,
-        arguments.output_len,
-        arguments.range_ratio,
-        vocab_size,
+        arguments.num_prompts, arguments.input_len, arguments.output_len, arguments.range_ratio, vocab_size,
         arguments.work_seed,
     )
 

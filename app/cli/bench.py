@@ -16,7 +16,7 @@ KINDS = {
     "startup": ("app.bench.startup", "from process start to the first token"),
     "simulate": ("app.bench.simulate", "replicas for a load: the real scheduler and router under a virtual clock"),
     "sweep": ("app.bench.sweep", "throughput against latency, the best balance, and settings for this machine"),
-}  # fmt: skip
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

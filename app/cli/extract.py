@@ -161,13 +161,8 @@ def read_examples(path: str) -> tuple[Example, ...]:
 
 
 async def extract(
-    schema: dict[str, Any],
-    sources: list[Source],
-    output: RecordOutput,
-    options: dict[str, Any],
-    given: dict[str, Any],
-    job: str,
-    kept: list[dict[str, Any]],
+    schema: dict[str, Any], sources: list[Source], output: RecordOutput, options: dict[str, Any],
+    given: dict[str, Any], job: str, kept: list[dict[str, Any]],
 ) -> int:
     """Write records to the output; progress and changes to the schema go to stderr.
 

@@ -74,11 +74,7 @@ def find_request(requests: Sequence[RecordedRequest], name: str) -> RecordedRequ
 async def compute_again(request: RecordedRequest, model: str) -> RequestOutput:
     """Run the request with its seeds on one core with the recorded settings."""
     config = replace(
-        request.config,
-        model=model,
-        core="local",
-        data_parallel_size=1,
-        data_parallel_size_local=None,
+        request.config, model=model, core="local", data_parallel_size=1, data_parallel_size_local=None,
         journal=None,
     )
     message, adapter = request.message, request.message.adapter
@@ -89,10 +85,7 @@ async def compute_again(request: RecordedRequest, model: str) -> RequestOutput:
         if replica.fingerprint != request.fingerprint:
             print("troupe: weights, dtype or kernels differ from those of the journal", file=sys.stderr)
         stream = engine.generate(
-            {"prompt_token_ids": request.prompt},
-            params,
-            message.request_id,
-            cache_salt=message.cache_salt,
+            {"prompt_token_ids": request.prompt}, params, message.request_id, cache_salt=message.cache_salt,
             generated_token_ids=generated if any(generated) else (),
             lora_request=None if adapter is None else LoRARequest(adapter.name, lora_path=adapter.path),
         )

@@ -38,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-i", "--input-file", required=True, metavar="IN", help="batch file to read")
     parser.add_argument("-o", "--output-file", required=True, metavar="OUT", help="file to write or continue")
     parser.add_argument(
-        "--max-in-flight",
-        type=int,
-        default=DEFAULT_IN_FLIGHT,
-        metavar="INT",
+        "--max-in-flight", type=int, default=DEFAULT_IN_FLIGHT, metavar="INT",
         help=f"rows that run at once (default: {DEFAULT_IN_FLIGHT})",
     )
     add_flags(parser, ExecutorConfig)

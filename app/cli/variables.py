@@ -17,13 +17,7 @@ from engine import EngineConfig
 OF_A_SERVICE = re.compile(r"SERVICE_|PORT_\d")
 
 CONFIGS: tuple[type, ...] = (
-    EngineConfig,
-    AppConfig,
-    TalkConfig,
-    ExtractConfig,
-    EvaluateConfig,
-    RouteConfig,
-    ExecutorConfig,
+    EngineConfig, AppConfig, TalkConfig, ExtractConfig, EvaluateConfig, RouteConfig, ExecutorConfig
 )
 
 

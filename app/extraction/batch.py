@@ -24,11 +24,7 @@ MAX_CONCURRENT = 16
 
 
 async def extract_records(
-    extractor: Extractor,
-    schema: Schema,
-    sources: Iterable[Source],
-    *,
-    cache_salt: str | None = None,
+    extractor: Extractor, schema: Schema, sources: Iterable[Source], *, cache_salt: str | None = None,
     max_concurrent: int = MAX_CONCURRENT,
 ) -> AsyncGenerator[tuple[dict[str, Any], ExtractionResult | None], None]:
     """Yield what `extract_source` returns for each source, in their order, several running at once.
@@ -49,11 +45,7 @@ async def extract_records(
 
 
 async def extract_source(
-    extractor: Extractor,
-    schema: Schema,
-    source: Source,
-    *,
-    cache_salt: str | None = None,
+    extractor: Extractor, schema: Schema, source: Source, *, cache_salt: str | None = None,
     raises: bool = False,
 ) -> tuple[dict[str, Any], ExtractionResult | None]:
     """The record of one source as a JSON-able dict, and its result; without one where the source fails alone.
@@ -81,18 +73,13 @@ async def extract_source(
         record = {
             "source": name, "record": None, "valid": False, "finish_reason": "error",
             "confidence": {}, "evidence": {}, "flags": {}, "checks": [], "error": str(error),
-        }  # fmt: skip
+        }
     return source.complete(record) | ({"row": source.others} if source.others else {}), result
 
 
 def extract(
-    llm: LLM,
-    schema: Schema,
-    documents: Sequence[str | Path | Source],
-    *,
-    instructions: str = "",
-    examples: Sequence[Example] = (),
-    **options: Any,
+    llm: LLM, schema: Schema, documents: Sequence[str | Path | Source], *, instructions: str = "",
+    examples: Sequence[Example] = (), **options: Any,
 ) -> list[ExtractionResult]:
     """Extract a record from each document, in order.
 

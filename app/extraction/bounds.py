@@ -176,7 +176,7 @@ def _limit_number(subschema: Schema, pointer: str, limits: Limits, has_decimals:
     if limits.max_digits is not None and any(is_open):
         largest = 10**limits.max_digits - 1
         subschema |= {keyword: sign * largest for keyword, sign, free in zip(
-            ("minimum", "maximum"), (-1, 1), is_open, strict=True) if free}  # fmt: skip
+            ("minimum", "maximum"), (-1, 1), is_open, strict=True) if free}
         yield Bound(pointer, "digits", limits.max_digits)
     # Between two bounds of the user's own there may be no number with few decimals.
     if limits.max_decimals is not None and has_decimals and any(is_open) and "multipleOf" not in subschema:

@@ -39,7 +39,7 @@ INTEGER_WORDS = {word: value for value, word in enumerate(NUMBER_WORDS)} | {
     "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19,
     "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
     "a": 1, "an": 1, "once": 1, "single": 1, "both": 2, "pair": 2, "twice": 2, "dozen": 12, "no": 0, "none": 0,
-}  # fmt: skip
+}
 # Compounds of words, words that mean no definite number, and number words of languages that are not read here.
 UNREAD_INTEGER = re.compile(
     r"\b(?:twen|thir|for|fif|six|seven|eigh|nine)ty[\s-](?:one|two|three|four|five|six|seven|eight|nine)\b"

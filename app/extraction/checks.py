@@ -35,7 +35,7 @@ MAX_TAX = 0.3
 MOMENT = re.compile(r"(?:\d{4}-\d{2}-\d{2}T)?\d{2}:\d{2}(?::\d{2})?Z?", re.ASCII)
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 ORDERED = (("start", "end"), ("from", "to"), ("from", "until"), ("min", "max"), ("low", "high"), ("begin", "end"),
-           ("departure", "arrival"), ("issued", "due"), ("opens", "closes"))  # fmt: skip
+           ("departure", "arrival"), ("issued", "due"), ("opens", "closes"))
 QUANTITIES, PRICES = ("quantity", "qty", "count"), ("price", "rate")
 TOTALS = ("total", "subtotal", "sum")
 

@@ -75,12 +75,7 @@ async def stream_whole(
 
 
 async def extract_long(
-    extractor: Extractor,
-    schema: Schema,
-    text: str,
-    *,
-    source: str = "",
-    cache_salt: str | None = None,
+    extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None,
     whole: ExtractionResult | None = None,
 ) -> AsyncGenerator[PartsDone | ExtractionResult, None]:
     """Yield progress, then one merged ExtractionResult; a text that fits is read in one part.

@@ -20,12 +20,12 @@ from babel.dates import get_month_names
 LANGUAGES = (
     *("en", "zh", "hi", "es", "ar", "fr", "bn", "pt", "ru", "ur", "id", "de", "ja", "mr", "te", "tr", "ta", "vi", "ko"),
     *("it", "fa", "pl", "nl", "uk", "gu", "sv", "nb", "da", "fi", "cs", "sk", "ro", "hu", "el", "bg", "ca", "th", "he"),
-)  # fmt: skip
+)
 # Words inside a date: endings of its numbers, and what joins day, month and year.
 FILLERS = frozenset(
     [*("st", "nd", "rd", "th", "er", "ere", "re", "o", "a", "of", "the", "d", "de", "del", "do", "di", "den", "der"),
      *("ngay", "thang", "thg", "nam", "г", "ค", "ศ", "年", "月", "日", "년", "월", "일")]
-)  # fmt: skip
+)
 SEPARATORS = "./．／·_‐‑–−－-"
 GAP = re.compile(rf"[\s\u200e\u200f\u0970\u05f3,،，、'’{SEPARATORS}]{{0,6}}")
 MAX_TEXT_CHARS = 64  # of one date in any spelling
@@ -260,7 +260,7 @@ def _read_short(text: str, parts: list[_Part]) -> Date | None:
     elif (
         a.is_short and b.is_short and c.is_short and (_squeeze(b.gap), _squeeze(c.gap)) in NUMERIC_GAPS
         and _is_tight(b.gap, c.gap)
-    ):  # fmt: skip
+    ):
         starts_year = (_squeeze(b.gap), _squeeze(c.gap)) in YEAR_FIRST
         orders = [(c, b, a), (c, a, b)] if c.num_digits == 2 and not starts_year else []
         orders += [(a, b, c)] if a.num_digits == 2 else []

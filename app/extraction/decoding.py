@@ -12,7 +12,7 @@ from charset_normalizer import from_bytes
 MARKS = {
     codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32-le", codecs.BOM_UTF32_BE: "utf-32-be",
     codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be",
-}  # fmt: skip
+}
 WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 WESTERN = "cp1252"  # the older encoding that is written most
 # Its letters and signs in running text. A text of another encoding has others, or hardly a letter of ASCII.
@@ -26,7 +26,7 @@ LETTERS = {
     "cp1254": "ışğüöçİâ", "cp1255": "יוהלאתרבמשנכ", "cp1256": "ايلمنوترةبعدف", "cp1257": "ąčęėįšųūžāēīļņ",
     "cp874": "านรอกเงยมลวดท", "koi8_r": "оеаинтсрвлкмдпу",
     "cp932": "", "euc_jp": "", "gb18030": "", "big5": "", "cp949": "",
-}  # fmt: skip
+}
 MIN_GUESSED = 4  # bytes, below which every encoding looks alike
 MAX_SAMPLED = 2**18  # bytes used to recognise an encoding
 CONTROLS = bytes({*range(32), 127} - set(b"\t\n\r\f\x1b"))

@@ -29,14 +29,7 @@ from app.extraction.prompt import Example, Schema, make_messages, make_plain_pro
 from app.extraction.result import ExtractionResult, PartialExtraction, Usage
 from app.extraction.verbatim import GROUNDED, GroundedSchema, list_spellings, mark_grounded
 from app.reasoning import CLOSE, FINAL, prepare_prompt
-from engine import (
-    CompletionOutput,
-    Engine,
-    InvalidRequest,
-    LoRARequest,
-    RequestOutput,
-    SamplingParams,
-)
+from engine import CompletionOutput, Engine, InvalidRequest, LoRARequest, RequestOutput, SamplingParams
 from grammar import GrammarError, GrammarSpec, SchemaValidator, UnsupportedGrammar
 
 DEFAULT_LIMITS = Limits()
@@ -94,12 +87,7 @@ class Extractor:
     num_rivals: int = 0
 
     async def stream(
-        self,
-        schema: Schema,
-        text: str,
-        *,
-        source: str = "",
-        cache_salt: str | None = None,
+        self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None,
         room: int = MIN_OUTPUT_TOKENS,
     ) -> AsyncGenerator[PartialExtraction | ExtractionResult, None]:
         """Yield the record as it grows, then one ExtractionResult.
@@ -133,13 +121,8 @@ class Extractor:
         yield await asyncio.to_thread(self._conclude, schema, plan.bounds, text, source, output, notes)
 
     async def _generate_bound(
-        self,
-        schema: Schema,
-        text: str,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        cache_salt: str | None,
-        loops: LoopWatch,
+        self, schema: Schema, text: str, prompt_ids: list[int], params: SamplingParams,
+        cache_salt: str | None, loops: LoopWatch,
     ) -> AsyncGenerator[tuple[_Plan, RequestOutput], None]:
         """Generate with added limits and the values of the text; without them where nothing satisfies them."""
         limits, with_lists = self.limits, True
@@ -239,12 +222,7 @@ class Extractor:
         return min(self.max_tokens, room)
 
     def _conclude(
-        self,
-        schema: Schema,
-        bounds: BoundedSchema,
-        text: str,
-        source: str,
-        output: RequestOutput,
+        self, schema: Schema, bounds: BoundedSchema, text: str, source: str, output: RequestOutput,
         notes: tuple[str, ...],
     ) -> ExtractionResult:
         completion = output.outputs[0]
@@ -259,22 +237,11 @@ class Extractor:
         evidence = find_evidence(seen.leaves, text)
         checks, is_measured = run_checks(schema, record), self.is_measured
         return ExtractionResult(
-            source=source,
-            record=record,
-            raw=completion.text,
-            valid=not errors,
-            errors=errors,
-            finish_reason=reason,
-            confidence=confidence,
-            evidence=evidence,
-            leaves=tuple(seen.leaves),
-            bounds=bounds,
-            notes=(*notes, *list_cuts(schema, bounds, record, evidence, text)),
-            checks=checks,
+            source=source, record=record, raw=completion.text, valid=not errors, errors=errors,
+            finish_reason=reason, confidence=confidence, evidence=evidence, leaves=tuple(seen.leaves),
+            bounds=bounds, notes=(*notes, *list_cuts(schema, bounds, record, evidence, text)), checks=checks,
             flags=find_flags(schema, seen.leaves, confidence, evidence, checks, is_measured),
-            is_measured=is_measured,
-            output=output,
-            usage=Usage.of(output),
+            is_measured=is_measured, output=output, usage=Usage.of(output),
         )
 
     def _confidence(self, completion: CompletionOutput, leaves: list[Leaf]) -> dict[str, float]:
@@ -336,13 +303,7 @@ def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any)
     errors, checks = list_violations(schema, record), run_checks(schema, record)
     evidence = find_evidence(leaves, text)
     return replace(
-        result,
-        record=record,
-        raw=raw,
-        valid=not errors,
-        errors=errors,
-        evidence=evidence,
-        leaves=tuple(leaves),
-        checks=checks,
+        result, record=record, raw=raw, valid=not errors, errors=errors, evidence=evidence,
+        leaves=tuple(leaves), checks=checks,
         flags=find_flags(schema, leaves, result.confidence, evidence, checks, result.is_measured),
     )

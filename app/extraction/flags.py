@@ -29,12 +29,8 @@ REPEATED = "repeats an item before it, which the text does not repeat"
 
 
 def find_flags(
-    schema: Schema,
-    leaves: Sequence[Leaf],
-    confidence: Mapping[str, float],
-    evidence: Mapping[str, Evidence],
-    checks: Iterable[Check] = (),
-    is_measured: bool = True,
+    schema: Schema, leaves: Sequence[Leaf], confidence: Mapping[str, float],
+    evidence: Mapping[str, Evidence], checks: Iterable[Check] = (), is_measured: bool = True,
 ) -> dict[str, tuple[str, ...]]:
     """Reasons by JSON pointer, in the order of the record.
 

@@ -17,7 +17,7 @@ DIGITS = re.compile(
     r"(?:\d+|(?<![\w.,)])[.,]\d+)(?:[.,．，\u066b\u066c'’‘`\u00a0\u202f\u2009\u2007_]\d+| \d{3}(?!\d))*|[¼-¾⅐-⅞]"
 )
 SEPARATORS = str.maketrans({**dict.fromkeys("\u00a0\u202f\u2009\u2007", " "), **dict.fromkeys("’‘`", "'"),
-                            "．": ".", "，": ",", "\u066c": ","})  # fmt: skip
+                            "．": ".", "，": ",", "\u066c": ","})
 POINTS = ".,\u066b"
 PIECE = re.compile("[^ ]+")
 MAX_GROUPS = 4  # of one number with plain spaces
@@ -56,7 +56,7 @@ SCALES = {
     "milliard": 9, "milliards": 9, "milliarden": 9, "miljard": 9, "miliardi": 9, "млрд": 9, "t": 12, "tn": 12,
     "trillion": 12, "trillions": 12, "hundred": 2, "hundert": 2, "lakh": 5, "lakhs": 5, "lac": 5, "crore": 7,
     "crores": 7,
-}  # fmt: skip
+}
 _WORDS = "|".join(sorted((word for word in SCALES if len(word) > 1), key=len, reverse=True))
 SCALE = re.compile(
     rf"(?:[\s-]?(?P<word>{_WORDS})|\s?(?P<big>(?-i:[kKM]))|(?P<one>[mbt]|(?-i:MM)))(?![^\W_])", re.IGNORECASE

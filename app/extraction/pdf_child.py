@@ -41,7 +41,7 @@ HYPHENS = (2, 0xFFFE)  # how pdfium marks a hyphen at the end of a line
 MULTILINE, PASSWORD = 1 << 12, 1 << 13  # flags of fields
 COMMENTED = (pdfium.FPDF_ANNOT_TEXT, pdfium.FPDF_ANNOT_HIGHLIGHT, pdfium.FPDF_ANNOT_UNDERLINE,
              pdfium.FPDF_ANNOT_SQUIGGLY, pdfium.FPDF_ANNOT_STRIKEOUT, pdfium.FPDF_ANNOT_STAMP,
-             pdfium.FPDF_ANNOT_CARET)  # fmt: skip
+             pdfium.FPDF_ANNOT_CARET)
 MAX_VALUE_BYTES = 2**17  # of a field or a comment
 MAX_SCALE = 2.0  # pixels per point: 144 dots per inch
 MAX_PIXELS = 2**21  # of a page: A4 at that scale

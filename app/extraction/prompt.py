@@ -24,10 +24,7 @@ class Example:
 
 
 def make_messages(
-    schema: Schema,
-    text: str,
-    instructions: str = "",
-    examples: Sequence[Example] = (),
+    schema: Schema, text: str, instructions: str = "", examples: Sequence[Example] = (),
     images: Sequence[bytes | str] = (),
 ) -> list[dict[str, Any]]:
     """The chat messages for one document: instructions follow the system prompt, examples are turns of their own.

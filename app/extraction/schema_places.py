@@ -15,7 +15,7 @@ ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 KIND_NAMES: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
     dict: "object", list: "array",
-}  # fmt: skip
+}
 
 
 def name_kind(value: Scalar) -> str:

@@ -118,7 +118,7 @@ def _value_at(record: Any, path: Path) -> Any:
         is_there = (
             isinstance(step, int) and 0 <= step < len(value) if isinstance(value, list)
             else isinstance(value, dict) and step in value
-        )  # fmt: skip
+        )
         if not is_there:
             return ABSENT
         value = value[step]

@@ -43,7 +43,7 @@ PASSED_PATHS = ("/v1/", "/v2/", "/rerank", "/score", "/tokenize", "/detokenize",
 OWN_HEADERS = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade", "host",
     "transfer-encoding", "content-length", "accept-encoding", "x-request-id", "date", "server", "x-troupe-client",
-))  # fmt: skip
+))
 # what one worker stores: responses, files, batches, jobs
 STORED_PATH = re.compile(r"/v1/(?:responses|files|batches|jobs)/([^/]+)")
 CREATING = ("/v1/responses", "/v1/files", "/v1/batches", "/v1/extract")
@@ -94,10 +94,7 @@ class Proxy:
     """
 
     def __init__(
-        self,
-        workers: Sequence[Worker],
-        router: TextRouter,
-        session: aiohttp.ClientSession,
+        self, workers: Sequence[Worker], router: TextRouter, session: aiohttp.ClientSession,
         forwards_keys: bool,
     ) -> None:
         self.metrics = RouteMetrics()
@@ -206,12 +203,7 @@ class Proxy:
         raise ApiError(503, f"no worker answered; {'; '.join(problems)}", None, "no_worker", RETRY_AFTER_S)
 
     async def _pass(
-        self,
-        scope: Scope,
-        body: bytes,
-        send: Send,
-        worker: Worker,
-        note_first_byte: Callable[[], None],
+        self, scope: Scope, body: bytes, send: Send, worker: Worker, note_first_byte: Callable[[], None],
         names_stored: bool,
     ) -> None:
         """Send the request to a worker and its answer to the client, as it comes.

@@ -72,10 +72,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        folder: Path | None = None,
-        limits: Limits = Limits(),
-        clock: Callable[[], float] = time.time,
+        self, folder: Path | None = None, limits: Limits = Limits(), clock: Callable[[], float] = time.time
     ) -> None:
         """Open the database of a folder, or an empty one in memory.
 

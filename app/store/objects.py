@@ -37,13 +37,7 @@ class Item:
 
 
 def put(
-    db: Connection,
-    owner: str,
-    kind: str,
-    item_id: str,
-    body: Json,
-    *,
-    parent: str | None = None,
+    db: Connection, owner: str, kind: str, item_id: str, body: Json, *, parent: str | None = None,
     data: bytes | None = None,
 ) -> bool:
     """Add an object, or change its body; a change keeps its data. Returns False if the parent does not exist.

@@ -94,9 +94,7 @@ def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
     def fill(request: gr.Request) -> tuple[str, ...]:
         return make_snippets(find_page_url(request, demo.root_path), engine.model_name, needs_key)
 
-    demo.load(
-        fill, None, [base_url, *codes], queue=False, show_progress="hidden", api_visibility="private"
-    )  # fmt: skip
+    demo.load(fill, None, [base_url, *codes], queue=False, show_progress="hidden", api_visibility="private")
 
 
 def find_page_url(request: gr.Request, root_path: str) -> str:

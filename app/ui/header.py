@@ -77,10 +77,7 @@ def build_header(demo: gr.Blocks, engine: Engine) -> None:
         return render_header(engine, meter.update(engine.stats().generation_tokens), *cards)
 
     strip = gr.HTML(
-        render_header(engine, 0),
-        elem_id="strip",
-        container=False,
-        padding=False,
+        render_header(engine, 0), elem_id="strip", container=False, padding=False,
         js_on_load=read_script("polish"),
     )
     # queue=False: a plain request, so that the strip is updated even if every event slot is in use.

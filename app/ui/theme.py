@@ -88,7 +88,7 @@ def make_theme() -> gr.themes.Base:
     theme = gr.themes.Base(
         primary_hue="teal", secondary_hue="slate", neutral_hue="slate", font=SANS, font_mono=MONO,
         radius_size="md", text_size="md", spacing_size="sm",
-    )  # fmt: skip
+    )
     return theme.set(**SURFACES)
 
 

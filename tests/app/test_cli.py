@@ -56,12 +56,9 @@ def test_a_variable_gives_a_default_that_a_flag_overrides() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--count", "two"], "'two' is not an integer"),
-        (["--share", "much"], "'much' is not a number"),
-        (["--mode", "medium"], "is not one of fast, slow"),
-        (["--cuont", "2"], "did you mean --count?"),
-        (["--coun", "2"], "unknown argument --coun"),
-        (["stray"], "unknown argument stray"),
+        (["--count", "two"], "'two' is not an integer"), (["--share", "much"], "'much' is not a number"),
+        (["--mode", "medium"], "is not one of fast, slow"), (["--cuont", "2"], "did you mean --count?"),
+        (["--coun", "2"], "unknown argument --coun"), (["stray"], "unknown argument stray"),
     ],
 )
 def test_a_wrong_flag_is_explained_in_one_line(arguments: list[str], message: str) -> None:
@@ -214,7 +211,7 @@ def test_a_space_serves_every_interface() -> None:
     assert make_arguments({"SYSTEM": "spaces"}) == [
         "serve", "--host", "0.0.0.0", "--port", "7860",
         "--frame-ancestor", "https://huggingface.co", "--frame-ancestor", "https://*.hf.space", "--data-dir", "none",
-    ]  # fmt: skip
+    ]
     assert make_arguments({"SYSTEM": "spaces", "SPACES_ZERO_GPU": "true"})[-2:] == ["--device", "cpu"]
 
 

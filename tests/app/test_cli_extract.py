@@ -23,7 +23,7 @@ FILES: dict[str, Any] = {
     "s.json": PERSON, "dated.json": DATED, "list.json": [1], "wrong.json": {"type": "nonsense"},
     "deep.json": "[" * 5000, "x.bin": b"\xff\xfe\x00", "good.txt": "Ada is 36", "empty.txt": " \n",
     "day.txt": "2 January 2026", "t.csv": "id,text,note\n7,Ada is 36,x\n8,Bob is 7,y\n",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

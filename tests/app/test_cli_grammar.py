@@ -79,12 +79,8 @@ def test_a_byte_order_mark_is_no_part_of_a_file(name: str, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("pattern", "text", "verdict"),
     [
-        ("[ab\\n]+", "a\nb\n", "accepted"),
-        ("a", "a\r\n", "accepted"),
-        ("a\\r\\nb", "a\r\nb\n", "accepted"),
-        (" a", " a", "accepted"),
-        ("a", "a\n\n", "refused at byte 1,"),
-        ("a", " a", "refused at byte 0,"),
+        ("[ab\\n]+", "a\nb\n", "accepted"), ("a", "a\r\n", "accepted"), ("a\\r\\nb", "a\r\nb\n", "accepted"),
+        (" a", " a", "accepted"), ("a", "a\n\n", "refused at byte 1,"), ("a", " a", "refused at byte 0,"),
         ("a\n?b", "ab\nc\n", "refused at byte 2,"),
     ],
 )
@@ -123,7 +119,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], words: str,
         ("structural_tag", json.dumps(TAGS), "/format/tags/0/content/json_schema/properties/tags uniqueItems residual",
          'so <n>{"name": "a"}</n>.', '<n>{"name": 1}</n>', 12),
     ],
-)  # fmt: skip
+)
 def test_every_kind_is_explained_and_tried(
     kind: str, text: str, row: str, good: str, bad: str, byte: int, capsys: Any
 ) -> None:

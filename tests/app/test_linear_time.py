@@ -44,19 +44,19 @@ LONG = 200_000
 SIGNS = [
     "\n", " ", "\r\n", "\t \n", ".", "-", "'", '"', "\\", "*", "#", "|", ";", ",", "a", "a ", "aé",
     "e\u0301", "日", "1", "1,",
-]  # fmt: skip
+]
 JSON_PARTS = [
     "{", "[", '{"a":', '"a",', "[]", "{},", '"\\', '"\\u', '\\"', '{"a":1,"a":1},', "}", "0", "\ud800",
-]  # fmt: skip
+]
 CSV_PARTS = [
     "a;b\n", '"', '"a', '""', "sep=;\n", "a,b;c|d\n", "1;2;3\n;;\n", "\n\na;", '"\n', "\0", "a\0",
     "\xff", "é\xe9",
-]  # fmt: skip
+]
 NUMBERS = [
     "- ", "((", "- a\n", "fifty ", "fifty-", "1 ", "1.", "1 000 ", "−1", "(1", "1)", "’1", "$1", "EUR ",
     "1e9", "10:30", "at 1.30 ", "1000 ", "2026-", "1/1/", "12 March ", "12 mar", "1 de de ", "月1",
     "2026-03-12 ",
-]  # fmt: skip
+]
 MARKS = [
     "<", "</", "<think>", "</think>", "<tool_call>", "<tool_call>\n{",
     '<tool_call>{"name": "f", "arguments": {"a": ', "<|", "<|channel|>", "<|channel|>final",
@@ -64,15 +64,15 @@ MARKS = [
     "<function=f>\n<parameter=a>\n", "<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>",
     "<arg_key>a</arg_key>", '{"name": "f", "parameters": {', "[f(a=", "functions.f:0", "<invoke name=f>",
     "stop", "sto", "ststo",
-]  # fmt: skip
+]
 PATTERNS = [
     "(", "(?:", "[", "[^", "\\d", "\\p{L}", "a{1,", "a*", "(?=", "^", "$", "a|", "[[:", "(?<a>", "\\",
     "//", "/a/", "(a)",
-]  # fmt: skip
+]
 RULES = [
     "a ::= b\n", "a: b\n", "root ::= ", '"a" ', '"\\', "[a-", "( ", "{1,2}", "# ", "// ", "%json ",
     "::=", "a | ", "<[1]> ",
-]  # fmt: skip
+]
 RECORD: list[Any] = [1, -1, 1000, "1", "a", "aa", "2026-03-12", "10:30", "12 mar 1", "1,000", ["1", "1", "a"]]
 VALUES: dict[str, Any] = {"d": {"type": "string", "format": "date"}, "n": {"type": "number"}, "i": {"type": "integer"}}
 

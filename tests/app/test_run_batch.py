@@ -69,16 +69,11 @@ def test_every_row_gets_the_answer_of_its_route(files: Files, fake_local: FakeEn
 
 def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, fake_local: FakeEngine) -> None:
     files.write(
-        row("value", temperature=-9),
-        row("type", temperature="hot"),
-        row("stream", stream=True),
-        row("url", url="/v1/embeddings"),
-        row("method", method="GET"),
+        row("value", temperature=-9), row("type", temperature="hot"), row("stream", stream=True),
+        row("url", url="/v1/embeddings"), row("method", method="GET"),
         row("schema", guided_json={"type": "nonsense"}),
         {"custom_id": "body", "method": "POST", "url": CHAT, "body": "text"},
-        {"custom_id": "bare", "method": "POST", "url": CHAT},
-        row("torn", reasoning="\ud800"),
-        row("good"),
+        {"custom_id": "bare", "method": "POST", "url": CHAT}, row("torn", reasoning="\ud800"), row("good"),
     )
     assert main(files.argv) == 1
     results = files.results
@@ -159,11 +154,7 @@ def test_a_dead_engine_ends_the_run_and_leaves_its_rows_to_the_next(
     [
         (None, None, "cannot use"),
         ("not json\n", None, "in.jsonl:1 is not a JSON object with a custom_id"),
-        (
-            '{"custom_id": "1", "custom_id": "2"}\n',
-            None,
-            "in.jsonl:1 has the duplicate key 'custom_id'",
-        ),
+        ('{"custom_id": "1", "custom_id": "2"}\n', None, "in.jsonl:1 has the duplicate key 'custom_id'"),
         ("", "my diary\n", "out.jsonl:1 is not a row"),
         ("", "my diary", "out.jsonl ends with something"),
     ],

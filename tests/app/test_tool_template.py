@@ -46,9 +46,7 @@ FAMILIES: dict[str, tuple[str, str, str, str, str, str]] = {
     "Granite 4": ("", HERMES, "\n", "", "<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>\n"),
     "EXAONE 4": ("", f"<tool_call>{LISTED}</tool_call>", "\n", "", "[|assistant|]", "[|endofturn|]\n"),
     "Hunyuan": ("<tool_calls>[", LISTED, ", ", "]</tool_calls>", "<a>", "<|eos|>"),
-    "Mistral 2024": (
-        "[TOOL_CALLS][", LISTED[:-1] + ', "id": "{{ id }}"}', ", ", "]", "[/INST]", "</s>"
-    ),
+    "Mistral 2024": ("[TOOL_CALLS][", LISTED[:-1] + ', "id": "{{ id }}"}', ", ", "]", "[/INST]", "</s>"),
     "Mistral v11": ("", "[TOOL_CALLS]{{ c.name }}[CALL_ID]{{ id }}[ARGS]" + ARGS, "", "", "[/INST]", "</s>"),
     "Mistral v13": ("", "[TOOL_CALLS]{{ c.name }}[ARGS]" + ARGS, "", "", "[/INST]", "</s>"),
     "DeepSeek V3": (
@@ -97,12 +95,12 @@ FAMILIES: dict[str, tuple[str, str, str, str, str, str]] = {
         "", "<|tool_call>{{ gemma(c, '<|\"|>') }}<tool_call|>", "", "<|tool_response>", "<|turn>model\n", "<turn|>\n"
     ),
     "Nemotron 2": ("<TOOLCALL>[", LISTED, ", ", "]</TOOLCALL>", "<SPECIAL_11>Assistant\n", "<SPECIAL_12>"),
-}  # fmt: skip
+}
 # Families whose templates show calls in the prompt only, or one call alone.
 TOLD = {
     "granite": '<|tool_call|>, then a JSON list', "phi4_mini": "<|tool|>[]<|/tool|>", "lfm2": "<|tool_list_start|>[]",
     "phi4_mini_json": 'functools[{"name": ', "hermes": '<tool_call>\n{"name": <function-name>',
-}  # fmt: skip
+}
 SCHEMA: dict[str, Any] = {
     "type": "object", "required": ["zqa"], "additionalProperties": False,
     "properties": {
@@ -110,7 +108,7 @@ SCHEMA: dict[str, Any] = {
         "zqe": {"type": ["string", "null"]}, "zqf": {"type": "array", "items": {"type": ["integer", "string"]}},
         "zqg": {"type": "object", "properties": {"k": {"type": "string"}}},
     },
-}  # fmt: skip
+}
 FULL = {"zqa": "some text", "zqb": 7041, "zqc": 2.5, "zqd": True, "zqe": None, "zqf": [1, "a"], "zqg": {"k": "v"}}
 ENDS = ("<start_function_response>", "<|tool_response>")
 ENVIRONMENT = ImmutableSandboxedEnvironment()
@@ -123,12 +121,12 @@ def make_render(family: tuple[str, ...]) -> Callable[..., str]:
     calls = (
         "{% for t in m.tool_calls %}{% set c = t.function %}{% set id = t.id %}{% set number = loop.index0 %}"
         + call + "{% if not loop.last %}" + separator + "{% endif %}{% endfor %}"
-    )  # fmt: skip
+    )
     answer = begin + "{{ m.content }}{% if m.tool_calls %}" + opening + calls + end + "{% endif %}" + stop
     text = (
         XML + PYTHON + GEMMA + "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}{% else %}"
         + answer + "{% endif %}{% endfor %}"
-    )  # fmt: skip
+    )
     template = ENVIRONMENT.from_string(text)
 
     def render(messages: Any, tools: Any = None, add_generation_prompt: bool = True, **_: Any) -> str:
@@ -148,7 +146,7 @@ def write_calls(render: Callable[..., str], arguments: list[dict[str, Any]]) -> 
         {"id": f"functions.{name}:{i}" if is_kimi else f"Abcdefgh{i}", "type": "function",
          "function": {"name": name, "arguments": each}}
         for i, (name, each) in enumerate(zip(NAMES, arguments, strict=False))
-    ]  # fmt: skip
+    ]
     empty = render([{"role": "assistant", "content": "☃"}])
     before, _, after = empty.partition("☃")
     text = render([{"role": "assistant", "content": "", "tool_calls": calls}])

@@ -120,7 +120,7 @@ class Langchain:
         embedder = OpenAIEmbeddings(
             base_url=self._settings["base_url"], api_key=self._settings["api_key"], model=MODEL,
             check_embedding_ctx_length=False,
-        )  # fmt: skip
+        )
         assert [len(each) for each in embedder.embed_documents(["a cat", "a dog"])] == [256, 256]
 
     def image_is_refused_by_name(self) -> None:

@@ -33,7 +33,7 @@ class LLM:
         done = subprocess.run(
             [COMMAND, "prompt", *options, *more, QUESTION], env=self._environ, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -50,7 +50,7 @@ def make_model(folder: Path) -> None:
     for path in (ROOT / "assets" / "demo_model").iterdir():
         (folder / path.name).symlink_to(path)
     parts = [{"path": path, "type": f"sentence_transformers.models.{path[2:] or 'Transformer'}"} for path in
-             ("", "1_Pooling", "2_Normalize")]  # fmt: skip
+             ("", "1_Pooling", "2_Normalize")]
     (folder / "modules.json").write_text(json.dumps(parts))
     (folder / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": 256, "pooling_mode_lasttoken": True}

@@ -29,11 +29,7 @@ from app.api.wording import Path
 Json = dict[str, Any]
 
 # name of a field of a chat -> its name here
-NAMES = {
-    "max_completion_tokens": "max_tokens",
-    "stop": "stop_sequences",
-    "response_format": "output_config",
-}
+NAMES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "response_format": "output_config"}
 # Anthropic's client reads this in the error and then sends the whole conversation by itself
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 CHOICE_FIELDS = ("type", "disable_parallel_tool_use")
@@ -90,17 +86,10 @@ def read_request(body: MessagesRequest) -> ChatInput:
         goes_on = False  # an empty beginning cannot be continued
         messages = messages[:-1] or messages
     fields |= {
-        "model": body.model,
-        "continue_final_message": goes_on,
-        "add_generation_prompt": not goes_on,
-        "max_completion_tokens": body.max_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "stop": body.stop_sequences,
-        "stream": body.stream,
-        "response_format": _read_format(body),
-        "reasoning_effort": _read_effort(body.output_config),
+        "model": body.model, "continue_final_message": goes_on, "add_generation_prompt": not goes_on,
+        "max_completion_tokens": body.max_tokens, "temperature": body.temperature, "top_p": body.top_p,
+        "top_k": body.top_k, "stop": body.stop_sequences, "stream": body.stream,
+        "response_format": _read_format(body), "reasoning_effort": _read_effort(body.output_config),
         **_read_thinking(body.thinking, fields),
     }
     tools = read_tools(body.tools or ())

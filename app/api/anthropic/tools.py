@@ -22,7 +22,7 @@ TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
 EDITS: Json = {
     "path": TEXT, "file_text": TEXT, "old_str": TEXT, "new_str": TEXT, "insert_line": NUMBER, "insert_text": TEXT,
     "view_range": {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2},
-}  # fmt: skip
+}
 # Tools that clients run: the protocol names them, and Anthropic has published their descriptions and arguments.
 CLIENT_TOOL = re.compile(r"(bash|text_editor|memory)_\d{8}")
 CLIENT_TOOLS: dict[str, tuple[str, Json, tuple[str, ...]]] = {
@@ -45,7 +45,7 @@ CLIENT_TOOLS: dict[str, tuple[str, Json, tuple[str, ...]]] = {
         },
         ("command",),
     ),
-}  # fmt: skip
+}
 
 
 def read_tools(tools: Sequence[Json]) -> list[Tool]:

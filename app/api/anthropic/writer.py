@@ -80,14 +80,8 @@ class MessageWriter(BlockWriter):
     def _describe(self, usage: Json) -> Json:
         """Return the message before its first token."""
         return {
-            "id": self.call.reply_id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.call.model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
+            "id": self.call.reply_id, "type": "message", "role": "assistant", "model": self.call.model,
+            "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage,
         }
 
 

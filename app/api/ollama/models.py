@@ -53,7 +53,7 @@ async def show_model(body: ModelName, context: Context) -> Json:
         "completion": True, "tools": facts.knows_tools, "vision": context.engine.sees_images,
         "thinking": facts.supports_reasoning,
         "embedding": (Path(context.engine.config.model) / "modules.json").is_file(),
-    }  # fmt: skip
+    }
     report = context.report
     details = describe_details(context, report)
     return {
@@ -67,7 +67,7 @@ async def show_model(body: ModelName, context: Context) -> Json:
         },
         "capabilities": [name for name, is_there in can.items() if is_there],
         "modified_at": show_time(context.created),
-    }  # fmt: skip
+    }
 
 
 @router.get("/version")
@@ -82,7 +82,7 @@ def describe_model(name: str, context: ApiContext, report: ModelReport) -> Json:
     return {
         "name": name, "model": name, "modified_at": show_time(context.created), "digest": digest,
         "size": report.weight_bytes, "details": describe_details(context, report),
-    }  # fmt: skip
+    }
 
 
 def describe_details(context: ApiContext, report: ModelReport) -> Json:
@@ -93,4 +93,4 @@ def describe_details(context: ApiContext, report: ModelReport) -> Json:
         "family": report.architecture, "families": [report.architecture],
         "parameter_size": f"{num / 1e9:.1f}B" if num >= 1e9 else f"{num / 1e6:.1f}M",
         "quantization_level": report.weight_format if config.quantization == "none" else config.quantization,
-    }  # fmt: skip
+    }

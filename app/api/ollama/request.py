@@ -21,7 +21,7 @@ SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_pena
 NAMES = {
     "max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty", "response_format": "format",
     "reasoning_effort": "think", **{name: f"options.{name}" for name in SAME},
-}  # fmt: skip
+}
 
 
 class Options(Fields):

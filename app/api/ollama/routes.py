@@ -85,7 +85,7 @@ async def reply(writer: AnswerWriter, request: Request) -> Response:
     return JsonLines(
         writer.stream, b"", frame_error=lambda error: make_line(error.ollama_body),
         keep_alive=lambda: make_line(writer.piece("")),
-    )  # fmt: skip
+    )
 
 
 def describe_loaded(name: str, context: ApiContext, answer: Json) -> Response:

@@ -45,10 +45,7 @@ class AnswerWriter:
                     await emit(make_line(self.piece("") | self._end(choice)))
 
     def piece(
-        self,
-        content: str,
-        reasoning: str = "",
-        logprobs: list[TokenLogprobs] | None = None,
+        self, content: str, reasoning: str = "", logprobs: list[TokenLogprobs] | None = None,
         calls: Sequence[Piece] = (),
     ) -> Json:
         """Return a part of the answer, with the log probabilities of its tokens if they are wanted."""
@@ -61,7 +58,7 @@ class AnswerWriter:
                     "index": index, "name": call.name, "arguments": read_arguments(call.text or "{}") or {},
                 }}
                 for index, call in enumerate(calls)
-            ]  # fmt: skip
+            ]
         found = self.call.describe_logprobs(logprobs)
         created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         head = {"model": self.call.model, "created_at": created}
@@ -75,13 +72,10 @@ class AnswerWriter:
             times.arrival_time if each is None else each for each in (times.first_token_time, times.last_token_time)
         )
         return {
-            "done": True,
-            "done_reason": choice.finish_reason,
-            "total_duration": to_ns(last_s - times.arrival_time),
-            "load_duration": 0,
+            "done": True, "done_reason": choice.finish_reason,
+            "total_duration": to_ns(last_s - times.arrival_time), "load_duration": 0,
             "prompt_eval_count": len(output.prompt_token_ids),
-            "prompt_eval_duration": to_ns(first_s - times.arrival_time),
-            "eval_count": len(choice.token_ids),
+            "prompt_eval_duration": to_ns(first_s - times.arrival_time), "eval_count": len(choice.token_ids),
             "eval_duration": to_ns(last_s - first_s),
         }
 

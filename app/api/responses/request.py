@@ -121,16 +121,11 @@ def read_request(body: ResponsesRequest, tools: Tools, before: Sequence[Json] = 
     fields: Json = {n: v for n, v in (body.model_extra or {}).items() if n in PASSED}
     messages = Conversation(body.instructions, body.input, before).messages
     fields |= {
-        "model": body.model,
-        "max_completion_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "response_format": _read_format(body.text.format),
-        "parallel_tool_calls": body.parallel_tool_calls,
-        "stream": body.stream,
-        "logprobs": LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
-        "top_logprobs": body.top_logprobs,
-        "reasoning_effort": _read_effort(body.reasoning or {}),
+        "model": body.model, "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature, "top_p": body.top_p,
+        "response_format": _read_format(body.text.format), "parallel_tool_calls": body.parallel_tool_calls,
+        "stream": body.stream, "logprobs": LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
+        "top_logprobs": body.top_logprobs, "reasoning_effort": _read_effort(body.reasoning or {}),
     }
     choice = read_choice(body.tool_choice, bool(tools.tools))
     return ChatInput(ChatFields.read(fields, NAMES), messages, tools.tools, choice, NAMES)

@@ -75,12 +75,8 @@ async def retrieve_response(
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(
-    response_id: str,
-    request: Request,
-    context: Context,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    after: str | None = None,
-    order: Literal["asc", "desc"] = "desc",
+    response_id: str, request: Request, context: Context, limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: str | None = None, order: Literal["asc", "desc"] = "desc",
 ) -> Json:
     """List the input of a stored response."""
     items = (await context.responses.get(response_id, request.state.info.owner)).input_items
@@ -111,10 +107,7 @@ async def delete_response(response_id: str, request: Request, context: Context) 
 
 
 async def make_writer(
-    body: ResponsesRequest,
-    info: RequestInfo,
-    context: ApiContext,
-    before: Sequence[Json] = (),
+    body: ResponsesRequest, info: RequestInfo, context: ApiContext, before: Sequence[Json] = (),
     keep: Callable[[Json], None] = lambda reply: None,
 ) -> ResponseWriter:
     """Check the request and render its prompt, as a chat request.

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 ECHOED = (
     "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key",
     "safety_identifier",
-)  # fmt: skip
+)
 
 
 class ResponseWriter(BlockWriter):
@@ -36,13 +36,10 @@ class ResponseWriter(BlockWriter):
 
     TYPES: ClassVar = {
         "reasoning": "reasoning", "content": "message", "function": "function_call", "custom": "custom_tool_call"
-    }  # fmt: skip
+    }
 
     def __init__(
-        self,
-        call: Call,
-        body: ResponsesRequest,
-        names: Mapping[str, Json],
+        self, call: Call, body: ResponsesRequest, names: Mapping[str, Json],
         keep: Callable[[Json], None] = lambda reply: None,
     ) -> None:
         super().__init__(call)

@@ -81,7 +81,7 @@ def _list_arguments(style: ToolStyle) -> Iterator[ArgumentPattern]:
     separator = f"(?:{re.escape(style.parameter_separator)})?"
     ways = [(style.parameter, None)] if style.other_parameter is None else [
         (style.parameter, True), (style.other_parameter, False),
-    ]  # fmt: skip
+    ]
     for parameter, is_text in ways:
         before, _, after = (parameter or "{key}{value}").partition("{value}")
         key = re.escape(before).replace(r"\{key\}", r"([\w.$@-]+)")

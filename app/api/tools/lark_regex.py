@@ -21,7 +21,7 @@ COMMON = {
     "DIGIT": r"[0-9]", "HEXDIGIT": r"[0-9a-fA-F]", "INT": r"[0-9]+", "SIGNED_INT": r"[+\-]?[0-9]+",
     "LETTER": r"[a-zA-Z]", "WORD": r"[a-zA-Z]+", "CNAME": r"[_a-zA-Z][_a-zA-Z0-9]*",
     "ESCAPED_STRING": r'"(?:[^"\\\n]|\\.)*"',
-}  # fmt: skip
+}
 SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}/-]")
 
 Token = tuple[str, str]  # "regex", "name" or "sign", and its text

@@ -73,10 +73,7 @@ class StyledCalls:
     """
 
     def __init__(
-        self,
-        style: ToolStyle,
-        tools: Mapping[str, Mapping[str, Any]],
-        is_whole: bool = False,
+        self, style: ToolStyle, tools: Mapping[str, Mapping[str, Any]], is_whole: bool = False,
         shows_reasoning: bool = True,
     ) -> None:
         self.num_calls = 0
@@ -99,18 +96,11 @@ class StyledCalls:
         self._is_after_call = False
         self._pieces: list[Piece] = []
         self._steps: dict[Part, Callable[[], bool]] = {
-            Part.START: self._take_start,
-            Part.CONTENT: self._take_content,
-            Part.HEAD: self._take_head,
-            Part.ARGUMENTS: self._take_arguments,
-            Part.NEXT_ARGUMENT: self._take_key,
-            Part.TEXT_ARGUMENT: self._take_text,
-            Part.WHOLE_ARGUMENT: self._take_whole,
-            Part.JSON_ARGUMENT: self._take_value,
-            Part.AFTER_ARGUMENT: self._take_after,
-            Part.ID: self._take_id,
-            Part.TAIL: self._take_tail,
-            Part.REST: self._take_rest,
+            Part.START: self._take_start, Part.CONTENT: self._take_content, Part.HEAD: self._take_head,
+            Part.ARGUMENTS: self._take_arguments, Part.NEXT_ARGUMENT: self._take_key,
+            Part.TEXT_ARGUMENT: self._take_text, Part.WHOLE_ARGUMENT: self._take_whole,
+            Part.JSON_ARGUMENT: self._take_value, Part.AFTER_ARGUMENT: self._take_after,
+            Part.ID: self._take_id, Part.TAIL: self._take_tail, Part.REST: self._take_rest,
         }
 
     def feed(self, text: str) -> list[Piece]:

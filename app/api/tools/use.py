@@ -149,12 +149,8 @@ class ToolUse:
 
 
 def use_tools(
-    tools: Sequence[Tool],
-    choice: ToolChoice,
-    body: ChatFields,
-    template: TemplateFacts,
-    answer: Constraint | None = None,
-    calls_field: Literal["tool_calls", "function_call"] = "tool_calls",
+    tools: Sequence[Tool], choice: ToolChoice, body: ChatFields, template: TemplateFacts,
+    answer: Constraint | None = None, calls_field: Literal["tool_calls", "function_call"] = "tool_calls",
 ) -> ToolUse | None:
     """Return the tools that an answer may call, with their grammar; None if there are none.
 

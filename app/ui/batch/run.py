@@ -81,7 +81,7 @@ class BatchRun(Job):
         result = ExtractionResult(
             source.name, record["record"], "", record["valid"], (), record["finish_reason"], record["confidence"],
             {}, (), BoundedSchema(self.schema), notes, is_measured=self.is_measured,
-        )  # fmt: skip
+        )
         again = make_again(self.schema, source.text, result, record["record"])
         return Shown(again, source.text, self.schema, choices=self.choices.get(index, {}))
 

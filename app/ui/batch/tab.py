@@ -47,7 +47,7 @@ from grammar import GrammarError
 
 FILE_TYPES = [
     ".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".eml", ".log", ".html", ".xml", ".json", ".pdf",
-]  # fmt: skip
+]
 FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 SAMPLES = "sample texts"
@@ -106,14 +106,14 @@ class BatchTab:
         desk.fields.act(
             self.act, [desk.shown, self.index], kept, concurrency_limit=1, concurrency_id="review",
             trigger_mode="multiple", **quiet,
-        )  # fmt: skip
+        )
         desk.fields.look(desk.explain, desk.shown, desk.why, trigger_mode="always_last", **at_once)
 
     def _build_inputs(self) -> None:
         self.files = gr.File(
             label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
             elem_id="batch-files",
-        )  # fmt: skip
+        )
         # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.
         self.folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
         self.column = gr.Dropdown([], label="Column with the text", interactive=True)
@@ -152,11 +152,11 @@ class BatchTab:
         self.records = gr.HTML(
             EMPTY_BATCH, elem_id="batch-records", apply_default_css=False,
             js_on_load=read_script("kept") + read_script("batch"),
-        )  # fmt: skip
+        )
         self.samples = gr.Button(
             "Try it with sample texts", size="sm", min_width=200, elem_id="batch-samples",
             visible=bool(self.examples.samples),
-        )  # fmt: skip
+        )
 
     async def open_files(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
         """Open files as a table; a run over earlier files is stopped first, because the page no longer shows it."""
@@ -173,13 +173,10 @@ class BatchTab:
         self.tables.put(session, table)
         column = table.pick_text_column()
         return {
-            self.column: gr.update(choices=list(table.columns), value=column),
-            self.progress: note,
-            self.records: render_preview(table, column),
-            self.review: gr.update(visible=False),
+            self.column: gr.update(choices=list(table.columns), value=column), self.progress: note,
+            self.records: render_preview(table, column), self.review: gr.update(visible=False),
             self.samples: gr.update(visible=not table.rows and bool(self.examples.samples)),
-            **self._buttons(False, column is not None),
-            **(await self._save(stopped) if stopped else {}),
+            **self._buttons(False, column is not None), **(await self._save(stopped) if stopped else {}),
         }
 
     async def open_folder(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
@@ -298,16 +295,8 @@ class BatchTab:
         }
 
     async def run_all(
-        self,
-        request: gr.Request,
-        column: str,
-        name: str,
-        schema: str,
-        problem: Explanation | None,
-        order: bool,
-        *,
-        num_rows: int | None = None,
-        again: BatchRun | None = None,
+        self, request: gr.Request, column: str, name: str, schema: str, problem: Explanation | None,
+        order: bool, *, num_rows: int | None = None, again: BatchRun | None = None,
     ) -> AsyncGenerator[Update, None]:
         """Extract every row; finished records stay and can be downloaded after a stop or failure.
 

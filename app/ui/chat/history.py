@@ -37,7 +37,7 @@ def build_list() -> gr.HTML:
         return gr.HTML(
             {}, html_template='<div class="chats"></div>', apply_default_css=False,
             js_on_load=read_script("kept") + read_script("chats"), elem_id="chat-list",
-        )  # fmt: skip
+        )
 
 
 def build_branches() -> gr.HTML:
@@ -45,4 +45,4 @@ def build_branches() -> gr.HTML:
     return gr.HTML(
         [], html_template='<div class="branches"></div>', apply_default_css=False,
         js_on_load=read_script("branches"), elem_id="branches",
-    )  # fmt: skip
+    )

@@ -218,13 +218,8 @@ class ChatRun:
         return (asked, *begun[1:]) if isinstance(begun[4], Turn) else begun
 
     async def _begin(
-        self,
-        path: Sequence[Node],
-        question: History,
-        num_shown: int,
-        thread: Thread | None,
-        request: gr.Request,
-        values: Sequence[Any],
+        self, path: Sequence[Node], question: History, num_shown: int, thread: Thread | None,
+        request: gr.Request, values: Sequence[Any],
     ) -> Begun:
         settings, owner = Settings(*values), find_owner(request)
         answer, chat_id = Answer(), thread["id"] if thread is not None else chats.make_id()
@@ -292,10 +287,7 @@ class ChatRun:
         names = settings.models or [self.engine.model_name]
         streams = {
             name: self.engine.generate(
-                prompt_ids,
-                params,
-                cache_salt=f"session-{session}",
-                priority=int(settings.priority),
+                prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority),
                 lora_request=None if name == self.engine.model_name else LoRARequest(name),
             )
             for name in names

@@ -130,7 +130,7 @@ def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.co
     answering = gr.Dropdown(
         list(models), value=defaults.models, multiselect=True, label="Answered by", visible=bool(models),
         info="The model or an adapter; several answer side by side, in one batch.",
-    )  # fmt: skip
+    )
     preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset", interactive=True)
     system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)
     # Not `input`, which also fires when the list is closed without a choice, and would replace typed text.
@@ -152,7 +152,7 @@ def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.co
         priority = gr.Slider(
             -10, 10, defaults.priority, step=1, label="Priority (lower runs first)",
             info="Has an effect only with --scheduling-policy priority.",
-        )  # fmt: skip
+        )
         with_tokens = gr.Checkbox(
             defaults.with_tokens, label="Record token probabilities", info="Needed to look inside an answer."
         )
@@ -160,7 +160,7 @@ def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.co
         "system_prompt": system, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
         "max_tokens": max_tokens, "seed": seed, "stop": stop, "grammar_kind": kind, "grammar_text": text,
         "priority": priority, "with_tokens": with_tokens, "models": answering, "repetition_penalty": penalty,
-    }  # fmt: skip
+    }
     components: list[gr.components.Component] = [by_name[each.name] for each in fields(Settings)]
     changes = [each.change for each in by_name.values()]
     keep = write_kept("writeSettings", asdict(defaults))
@@ -212,4 +212,4 @@ def show_grammar(kind: str) -> dict[str, Any]:
     """Return the appearance of the grammar's text box for a kind."""
     return {
         "visible": kind in GRAMMAR_HINTS, "value": GRAMMAR_HINTS.get(kind, ""), "label": f"Grammar: {kind}"
-    }  # fmt: skip
+    }

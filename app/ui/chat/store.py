@@ -169,7 +169,7 @@ def _read_chat(chat: Any, number: int) -> tuple[str, Json, list[Node]]:
         "title": title, "named": fields.get("named") is True, "leaf": fields.get("leaf"),
         "time": seconds if isinstance(seconds, int) and 0 <= seconds <= MAX_TIME_S else 0,
         "settings": settings if isinstance(settings, dict) else None,
-    }  # fmt: skip
+    }
     return str(fields.get("id") or make_id())[:40], body, nodes
 
 

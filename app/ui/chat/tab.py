@@ -87,13 +87,8 @@ class ChatTab(ChatRun):
     """One chat on one engine; the page's state is which chat and which version of it the page shows."""
 
     def __init__(
-        self,
-        engine: Engine,
-        welcome: str,
-        examples: list[str],
-        store: Store,
-        defaults: Settings | None = None,
-        interval_s: float = UPDATE_INTERVAL_S,
+        self, engine: Engine, welcome: str, examples: list[str], store: Store,
+        defaults: Settings | None = None, interval_s: float = UPDATE_INTERVAL_S,
     ) -> None:
         super().__init__(engine, store, interval_s)
         self.defaults = defaults or Settings()
@@ -112,12 +107,12 @@ class ChatTab(ChatRun):
             chip = gr.HTML(
                 "", elem_id="grammar-chip", apply_default_css=False,
                 js_on_load='element.onclick = (event) => { if (event.target.closest("button")) trigger("off"); };',
-            )  # fmt: skip
+            )
             textbox = gr.MultimodalTextbox(
                 label="Message", show_label=False, container=False, placeholder=PLACEHOLDER, lines=1, max_lines=8,
                 autofocus=True, elem_id="composer", submit_btn=True, stop_btn=False, sources=["upload"],
                 file_count="multiple", file_types=[*FILE_TYPES, *IMAGE_TYPES],
-            )  # fmt: skip
+            )
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
             settings = build_settings(self.defaults, self.list_models())
             # Never displayed; they carry the browser's storage into the event.
@@ -133,11 +128,8 @@ class ChatTab(ChatRun):
         self._connect_history(parts)
         # One event, so that the settings of the chat and those of the browser cannot overtake each other.
         opening = demo.load(
-            self.restore,
-            [thread, turn, kept, current],
-            [*parts.opened[:8], kept],
-            js=read_kept("readSettings", "readCurrent"),
-            **AT_ONCE,
+            self.restore, [thread, turn, kept, current], [*parts.opened[:8], kept],
+            js=read_kept("readSettings", "readCurrent"), **AT_ONCE,
         )
         untouched = keep_touched(list(asdict(self.defaults).values()))
         opening.then(None, [kept, *settings], settings, js=untouched, **AT_ONCE)
@@ -149,11 +141,11 @@ class ChatTab(ChatRun):
             elem_id="chatbot", show_label=False, container=False, height=None, layout="bubble",
             editable="user", buttons=["copy"], feedback_options=None, placeholder=self.welcome,
             examples=[{"text": text} for text in self.examples], allow_tags=False, latex_delimiters=LATEX,
-        )  # fmt: skip
+        )
         growing = gr.Chatbot(
             elem_id="growing", show_label=False, container=False, height=None, layout="bubble", buttons=[],
             feedback_options=None, placeholder=" ", allow_tags=False, autoscroll=False, latex_delimiters=LATEX,
-        )  # fmt: skip
+        )
         return chatbot, growing
 
     def _build_inside(self) -> gr.HTML:
@@ -162,7 +154,7 @@ class ChatTab(ChatRun):
         return gr.HTML(
             {"ids": []}, apply_default_css=False, elem_id="inside", html_template=INSIDE,
             js_on_load=read_script("inside"),
-        )  # fmt: skip
+        )
 
     async def end(self, turn: Turn | None, request: gr.Request) -> tuple[Any, ...]:
         """Add the turn to the history; returns also thread, branches and chats."""

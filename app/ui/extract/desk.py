@@ -49,7 +49,7 @@ class Desk:
                 self.record = gr.Code(
                     "", language="json", label="Record as JSON", show_label=False, lines=12, max_lines=26,
                     interactive=False, wrap_lines=True,
-                )  # fmt: skip
+                )
         self.shown = gr.State(None)
 
     @property
@@ -73,7 +73,7 @@ class Desk:
         return {
             self.badge: badge, self.fields: EMPTY, self.why: "", self.record: "",
             self.marked: NO_SOURCE, self.shown: None,
-        }  # fmt: skip
+        }
 
     def refuse(self, problem: Exception) -> Update:
         """Return why an action was not done; the record stays."""

@@ -51,16 +51,8 @@ class ExtractRun:
         self.desk = Desk()
 
     async def run(
-        self,
-        text: str,
-        schema_text: str,
-        problem: Explanation | None,
-        with_limits: bool,
-        is_verbatim: bool,
-        instructions: str,
-        examples: str,
-        opened: Opened | None,
-        verified: Verified | None,
+        self, text: str, schema_text: str, problem: Explanation | None, with_limits: bool, is_verbatim: bool,
+        instructions: str, examples: str, opened: Opened | None, verified: Verified | None,
         request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
         """Extract one record and show it while it is written."""
@@ -90,13 +82,8 @@ class ExtractRun:
                 yield self._end(problem)
                 return
             extractor = Extractor(
-                self.engine,
-                Limits() if with_limits else None,
-                ground=is_verbatim,
-                instructions=instructions or "",
-                examples=shots,
-                images=images,
-                num_rivals=NUM_RIVALS,
+                self.engine, Limits() if with_limits else None, ground=is_verbatim,
+                instructions=instructions or "", examples=shots, images=images, num_rivals=NUM_RIVALS,
             )
             # A separate cache salt, so that one visitor's text never shows in another's cache timings.
             stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
@@ -126,11 +113,7 @@ class ExtractRun:
             yield self._idle() if flag.asked == "leave" else stopped | self._idle()
 
     def _begin(
-        self,
-        result: ExtractionResult,
-        text: str,
-        checked: CheckedSchema,
-        opened: Opened | None,
+        self, result: ExtractionResult, text: str, checked: CheckedSchema, opened: Opened | None,
         verified: Verified | None,
     ) -> Shown:
         notes = opened.source.notes if opened is not None else ()

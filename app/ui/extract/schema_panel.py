@@ -60,7 +60,7 @@ class SchemaPanel:
         self.saved = gr.HTML(
             {}, html_template="", apply_default_css=False, elem_id="saved-schemas",
             js_on_load=read_script("kept") + 'watch("value", () => addSchema(props.value));',
-        )  # fmt: skip
+        )
 
     def build(self, demo: gr.Blocks) -> None:
         """Put the editors on the page, folded to one line, and connect them."""
@@ -72,7 +72,7 @@ class SchemaPanel:
                 self.wish = gr.Textbox(
                     label="Describe it", placeholder="customer, order date, total, skills (list)", max_lines=3,
                     scale=4, min_width=180, elem_id="wish",
-                )  # fmt: skip
+                )
                 self.describe = gr.Button("Make the fields", size="sm", scale=1, min_width=120)
                 save = gr.Button("Save", size="sm", scale=0, min_width=70)
             with gr.Tabs(elem_classes="schema-tabs"):
@@ -81,18 +81,18 @@ class SchemaPanel:
                         _make_form(checked.schema) | {"hints": make_hints(checked)}, elem_id="schema-form",
                         apply_default_css=False, js_on_load=read_script("form"),
                         html_template=f"<div class='schema-form' data-kinds='{json.dumps(list(KINDS))}'></div>",
-                    )  # fmt: skip
+                    )
                 with gr.Tab("JSON Schema"):
                     self.code = gr.Code(
                         text, language="json", label="JSON Schema", show_label=False, lines=14, max_lines=19,
                         elem_id="schema",
-                    )  # fmt: skip
+                    )
         # Outside the fold, so that errors show, and the record can be compared with the schema.
         self.status = gr.HTML(render_plan(checked), elem_id="schema-status")
         self.problem = gr.State(None)
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
-        }  # fmt: skip
+        }
         self.chooser.input(self.pick, [self.chooser, self.saved], self.views, js=read_kept("readSchemas"), **quiet)
         # Through the queue, because only such events may show notices.
         in_queue = {**quiet, "queue": True}

@@ -75,7 +75,7 @@ class ExtractTab(ExtractRun):
         self.verified = gr.HTML(
             {}, html_template="", apply_default_css=False, elem_id="verified",
             js_on_load=read_script("kept") + read_script("verified"),
-        )  # fmt: skip
+        )
         # Never displayed; carries the answer of WANTS_PROOF into the event.
         self.wants = gr.HTML(False, html_template="", apply_default_css=False, elem_id="wants-proof")
         self._connect(demo, settings, add)
@@ -87,7 +87,7 @@ class ExtractTab(ExtractRun):
                 [("Examples …", ""), *self.examples.samples], value="", label="Examples", show_label=False,
                 container=False, interactive=True, min_width=130, scale=0, elem_id="samples",
                 visible=bool(self.examples.samples),
-            )  # fmt: skip
+            )
             self.upload = gr.UploadButton(
                 "Open file", file_types=FILE_TYPES, size="sm", scale=0, min_width=100, elem_id="open-file"
             )
@@ -96,7 +96,7 @@ class ExtractTab(ExtractRun):
                 self.text = gr.Textbox(
                     label="Text", show_label=False, lines=13, max_lines=13, elem_id="source", container=False,
                     placeholder="Paste a text, or drop a file here",
-                )  # fmt: skip
+                )
             with gr.Tab("Evidence", id="evidence"):
                 self.desk.build_evidence()
             with gr.Tab("Image", id="image", visible=False) as self.image_tab:
@@ -113,11 +113,11 @@ class ExtractTab(ExtractRun):
             with_limits = gr.Checkbox(
                 True, label="Limit texts and lists",
                 info=f"To {limits.max_length} characters and {limits.max_items} items, where the schema has no limit.",
-            )  # fmt: skip
+            )
             is_verbatim = gr.Checkbox(
                 False, label="Only values that occur in the text",
                 info="Texts are copied from the source; dates and numbers must appear in it.",
-            )  # fmt: skip
+            )
             instructions = gr.Textbox(
                 label="Instructions", lines=2, max_lines=4, placeholder="Optional: what the model should know"
             )
@@ -125,7 +125,7 @@ class ExtractTab(ExtractRun):
                 "", label='Examples, one per line: {"text": ..., "record": ...}', lines=2, max_lines=8,
                 elem_classes="mono",
                 placeholder="Optional: texts with their correct records, which the model reads first",
-            )  # fmt: skip
+            )
             add = gr.Button("Add the shown record as an example", size="sm")
         return [with_limits, is_verbatim, instructions, examples], add
 
@@ -145,7 +145,7 @@ class ExtractTab(ExtractRun):
         desk.fields.act(
             self.act, desk.shown, [*desk.parts, self.verified], concurrency_limit=1, concurrency_id="review",
             trigger_mode="multiple", **quiet,
-        )  # fmt: skip
+        )
         located = {"trigger_mode": "always_last", **at_once}
         desk.fields.look(desk.explain, desk.shown, desk.why, **located)
         desk.fields.look(self.locate, desk.shown, self.page, **located)
@@ -185,14 +185,10 @@ class ExtractTab(ExtractRun):
         return {
             **self.clear(badge),
             self.name: f'<span title="{html.escape(name, quote=True)}">{html.escape(name)}</span>',
-            self.text: text,
-            self.source_tabs: gr.update(selected=tab),
+            self.text: text, self.source_tabs: gr.update(selected=tab),
             self.image: str(opened.path) if opened is not None and is_photo else None,
-            self.image_tab: gr.update(visible=is_photo),
-            self.page: "",
-            self.page_tab: gr.update(visible=is_pdf),
-            self.opened: opened,
-            self.sample: "",
+            self.image_tab: gr.update(visible=is_photo), self.page: "",
+            self.page_tab: gr.update(visible=is_pdf), self.opened: opened, self.sample: "",
         }
 
     async def describe(self, wish: str, text: str, opened: Opened | None, request: gr.Request) -> Update:

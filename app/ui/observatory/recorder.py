@@ -126,12 +126,8 @@ class Recorder:
             else:
                 runs.append([kind, 1])
         return {
-            "runs": runs,
-            "group": group,
-            "num_blocks": snapshot.num_blocks - 1,
-            "num_owned": len(owned),
-            "num_cached": len(snapshot.cached_block_ids),
-            "block_size": snapshot.block_size,
+            "runs": runs, "group": group, "num_blocks": snapshot.num_blocks - 1, "num_owned": len(owned),
+            "num_cached": len(snapshot.cached_block_ids), "block_size": snapshot.block_size,
         }
 
 
@@ -147,9 +143,7 @@ def _describe(view: RequestView) -> str:
 
 def _draw_lane(lane: Lane, now: float) -> dict[str, Any]:
     shown = [[phase, round(start - now, 3), round(end - now, 3)] for phase, start, end in lane.segments]
-    return {
-        "number": lane.number, "open": lane.is_open, "tip": lane.tip, "segments": shown, "hue": lane.hue,
-    }  # fmt: skip
+    return {"number": lane.number, "open": lane.is_open, "tip": lane.tip, "segments": shown, "hue": lane.hue}
 
 
 def _draw_replica(replica: ReplicaStats) -> dict[str, Any]:
@@ -157,7 +151,7 @@ def _draw_replica(replica: ReplicaStats) -> dict[str, Any]:
     return {
         "state": replica.state, "requests": replica.num_requests, "running": replica.num_running,
         "kv_usage": replica.kv_usage, "hit_share": hit_share, "restarts": replica.num_restarts,
-    }  # fmt: skip
+    }
 
 
 def _limits(snapshot: EngineSnapshot | None) -> dict[str, int]:
@@ -199,10 +193,7 @@ def describe_stats(stats: EngineStats) -> dict[str, Any]:
         # Tokens that the full groups had, and a group with a window, or the states, had not.
         "unused": [stats.prefix_cache_windowless, stats.prefix_cache_stateless],
         "tiers": [
-            stats.kv_offload_loads,
-            stats.kv_received_tokens,
-            stats.kv_saved_tokens,
-            stats.num_prefills,
+            stats.kv_offload_loads, stats.kv_received_tokens, stats.kv_saved_tokens, stats.num_prefills
         ],
         "preemptions": stats.num_preemptions,
         "rejected": stats.num_rejected,

@@ -41,7 +41,7 @@ def build_observatory_tab(engine: Engine) -> None:
     gr.HTML(
         html_template='<div class="observatory"></div>', apply_default_css=False, elem_id="observatory",
         js_on_load=read_script("observatory"), server_functions=[poll, send],
-    )  # fmt: skip
+    )
 
 
 async def _send_crowd(engine: Engine) -> None:

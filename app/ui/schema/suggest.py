@@ -47,7 +47,7 @@ KIND_WORDS = {
     "cost": "number", "salary": "number", "sum": "number", "tax": "number", "fee": "number", "rate": "number",
     "quantity": "whole number", "count": "whole number", "age": "whole number", "year": "whole number",
     "is": "yes or no", "has": "yes or no",
-}  # fmt: skip
+}
 MAX_WORDS = 4
 SENTENCE = re.compile(r"[.!?]\s|[.!?]$")
 

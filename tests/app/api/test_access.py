@@ -134,14 +134,10 @@ async def test_a_name_that_was_pointed_here_and_another_page_are_refused(
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Host": "localhost:7860", "Origin": "http://localhost:7860"},
-        {"Host": "LOCALHOST"},
-        {"Host": "app.localhost:7860"},
-        {"Host": "[::1]:7860", "Origin": "http://127.0.0.1:7860"},
-        {"Host": "app.localhost", "Origin": "http://app.localhost:80"},
-        {"Origin": "vscode-webview://abc"},
-        {"Origin": ""},
-        {"Host": "192.168.0.7:7860", "Origin": "http://192.168.0.7:7860"},
+        {"Host": "localhost:7860", "Origin": "http://localhost:7860"}, {"Host": "LOCALHOST"},
+        {"Host": "app.localhost:7860"}, {"Host": "[::1]:7860", "Origin": "http://127.0.0.1:7860"},
+        {"Host": "app.localhost", "Origin": "http://app.localhost:80"}, {"Origin": "vscode-webview://abc"},
+        {"Origin": ""}, {"Host": "192.168.0.7:7860", "Origin": "http://192.168.0.7:7860"},
         {"Origin": "https://behind.a.proxy", "Sec-Fetch-Site": "same-origin"},
     ],
     ids=str,
@@ -153,12 +149,9 @@ async def test_this_machine_may_ask(server: Server, headers: dict[str, str]) -> 
 @pytest.mark.parametrize(
     ("host", "origin"),
     [
-        ("localhost:7860", "http://localhost:3000"),
-        ("127.0.0.1:7860", "http://localhost"),
-        ("192.168.0.7:7860", "http://192.168.0.7"),
-        ("192.168.0.7", "http://192.168.0.7:7860"),
-        ("localhost:7860", "https://localhost:7861"),
-        ("localhost:7860", "http://localhost:99999"),
+        ("localhost:7860", "http://localhost:3000"), ("127.0.0.1:7860", "http://localhost"),
+        ("192.168.0.7:7860", "http://192.168.0.7"), ("192.168.0.7", "http://192.168.0.7:7860"),
+        ("localhost:7860", "https://localhost:7861"), ("localhost:7860", "http://localhost:99999"),
     ],
 )
 async def test_a_page_of_another_port_is_another_site(server: Server, host: str, origin: str) -> None:
@@ -262,7 +255,7 @@ async def test_a_key_and_a_browser_each_see_their_own_objects_only() -> None:
     asked: list[tuple[bytes, dict[bytes, bytes]]] = [
         (b"k", {}), (b"k", {b"cookie": one}), (b"l", {}), (b"", {b"cookie": b"x=1; " + one}), (b"", {b"cookie": other}),
         (b"", {}), (b"", {b"cookie": b"troupe=short"}), (b"k", {b"x-troupe-client": b"c"}),
-    ]  # fmt: skip
+    ]
     seen = [make_owner(*each) for each in asked]
     assert seen[0] == seen[1] and seen[5] == seen[6] == "" and len(set(seen)) == 6
 

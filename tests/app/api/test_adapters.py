@@ -51,8 +51,7 @@ async def test_an_adapter_is_a_model_of_every_route(server: Server) -> None:
     assert loud == "I AM THE TR"
     _, listed = await server.get("/v1/models")
     assert [(each["id"], each["parent"]) for each in listed["data"]] == [
-        ("demo_model", None),
-        ("loud", "demo_model"),
+        ("demo_model", None), ("loud", "demo_model")
     ]
     assert (await server.get("/v1/models/loud"))[1]["root"] == str(FOLDER)
     anthropic = {"model": "loud", "messages": QUESTION, "max_tokens": 8, "temperature": 0}

@@ -66,14 +66,7 @@ pytestmark = [
 ]
 
 FLAGS = [
-    "--no-ui",
-    "--no-enable-native-ops",
-    "--num-blocks",
-    "512",
-    "--api-key",
-    "key",
-    "--admin-key",
-    "boss",
+    "--no-ui", "--no-enable-native-ops", "--num-blocks", "512", "--api-key", "key", "--admin-key", "boss"
 ]
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 BODIES: dict[str, dict[str, Any]] = {

@@ -194,7 +194,7 @@ async def test_a_queued_stream_is_kept_alive_by_comments(
     ("path", "first", "again"),
     [("messages", ["message_start"], "ping"),
      ("responses", ["response.created", "response.in_progress"], "response.in_progress")],
-)  # fmt: skip
+)
 async def test_events_come_before_the_first_token_and_go_on(
     start: Start, path: str, first: list[str], again: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

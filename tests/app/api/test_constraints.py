@@ -113,7 +113,7 @@ KINDS: list[tuple[dict[str, Any], Any]] = [
     ({"csv": TABLE}, is_table),
     ({"xml": TREE}, XmlValidator(GrammarSpec.xml(TREE).text).is_valid),
     ({"structural_tag": {"format": TAG}}, lambda text: re.fullmatch("<n>[0-9]{1,3}</n>", text)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.asyncio(loop_scope="session")

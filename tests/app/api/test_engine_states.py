@@ -175,8 +175,7 @@ async def test_health_is_a_503_with_the_cause_until_the_engine_is_back(
     # the cause, without the path that it names
     cause = "RuntimeError: the device in ... is on fire"
     assert await server.get("/health") == (
-        503,
-        {"status": "restarting", "state": "restarting", "error": cause},
+        503, {"status": "restarting", "state": "restarting", "error": cause}
     )
     status, reply = await server.post("/v1/chat/completions", CHAT | {"max_tokens": 4})
     assert (status, reply["error"]["code"]) == (503, "engine_not_ready")

@@ -86,9 +86,7 @@ async def test_errors_keep_our_own_routes_and_names(server: Server) -> None:
     assert "'/models/of/mine'" in reply["error"]["message"]
     status, reply = await server.post("/detokenize", {})
     assert (status, reply["error"]["message"], reply["error"]["code"]) == (
-        400,
-        "tokens is required",
-        "missing_field",
+        400, "tokens is required", "missing_field"
     )
     _, reply = await server.post("/v1/nothing/here", {})
     assert reply["error"]["message"] == "there is no route /v1/nothing/here for POST"

@@ -102,7 +102,7 @@ async def send_form(server: Server, *files: tuple[str, str, bytes], **parts: str
         ({"rows": "[" + "{}," * 200_000 + "{}]"}, 413, "rows has more than 200000 commas and brackets"),
         ({"schema": '{"type": "object", "type": "string"}'}, 400, "schema: duplicate key 'type'"),
     ],
-)  # fmt: skip
+)
 async def test_json_in_a_form_obeys_the_rules_of_a_json_body(
     server: Server, parts: dict[str, str], status: int, message: str
 ) -> None:
@@ -162,7 +162,7 @@ async def test_a_ready_made_schema_goes_by_its_name(server: Server) -> None:
         ({"options": {"verbatim": 6}}, "options"), ({"text": None, "rows": [{"a": "x"}], "column": "b"}, "column"),
         ({"schema": PERSON | {"x-checks": [{"sum": []}]}}, None), ({"model": "other"}, "model"),
     ],
-)  # fmt: skip
+)
 async def test_a_wrong_field_is_refused_by_name(
     server: Server, change: dict[str, Any], param: str | None
 ) -> None:

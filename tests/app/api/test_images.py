@@ -128,7 +128,7 @@ PARTS: list[tuple[Any, list[str]]] = [
     ({"type": "document", "source": {"type": "content", "content": [TEXT, make_part(PNG)]}}, ["What is it?", UNSEEN]),
     (SEARCHED, ["T\na.org\nfound"]),
     ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}}, [UNSEEN]),
-]  # fmt: skip
+]
 # the same of a tool only: what a user sends that no model here can read is refused
 HISTORY: list[tuple[Any, list[str]]] = [
     (GIF, [f"[image of type image/gif: {UNSEEN}"]),

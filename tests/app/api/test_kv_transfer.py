@@ -11,14 +11,14 @@ from tests.app.api.harness import Server, needs_model, run_server
 pytestmark = needs_model
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Tell me of the sea. " * 12}], "max_tokens": 12, "seed": 3,
-}  # fmt: skip
+}
 
 
 async def start(stack: AsyncExitStack, folder: Path, role: str | None) -> Server:
     transfer = {
         "kv_connector": "FileConnector", "kv_role": role, "kv_buffer_size": 2**26, "engine_id": "P",
         "kv_connector_extra_config": {"shared_storage_path": str(folder)},
-    }  # fmt: skip
+    }
     config = EngineConfig(num_blocks=256, kv_transfer_config=transfer if role else None)  # type: ignore[arg-type]
     engine = await stack.enter_async_context(Engine(config))
     return await stack.enter_async_context(run_server(engine, AppConfig()))
@@ -33,7 +33,7 @@ async def test_a_proxy_takes_a_prompt_to_one_server_and_its_answer_to_another(tm
         asked = {
             "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
             "remote_block_ids": None, "remote_host": None, "remote_port": None,
-        }  # fmt: skip
+        }
         status, reply = await prefill.post(
             "/v1/chat/completions", BODY | {"max_tokens": 1, "kv_transfer_params": asked}
         )

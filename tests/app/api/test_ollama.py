@@ -65,7 +65,7 @@ async def test_options_reach_the_engine_and_those_of_the_runner_are_named(server
     options = {
         "temperature": 0.5, "num_predict": 3, "seed": 7, "top_k": 9, "top_p": 0.8, "stop": ["x"], "num_ctx": 9999,
         "repeat_penalty": 1.1, "num_gpu": 4,
-    }  # fmt: skip
+    }
     body = {"model": "fake", "messages": USER, "stream": False, "options": options, "keep_alive": "5m"}
     status, headers, reply = await server.ask("/api/chat", "POST", json=body)
     params = server.engine.requests[-1].params
@@ -151,7 +151,7 @@ async def test_the_model_is_listed_and_described(server: Server, client_of: Clie
         ("generate", {"prompt": "x", "raw": True, "system": "s"}, 400, "system needs a chat template"),
         ("pull", {}, 404, "there is no route /api/pull"),
     ],
-)  # fmt: skip
+)
 async def test_errors_have_ollamas_form_and_names(
     server: Server, path: str, change: dict[str, Any], status: int, message: str
 ) -> None:

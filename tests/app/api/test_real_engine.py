@@ -43,7 +43,7 @@ def text_of(reply: Any) -> str:
     ("backend", "wanted"),
     [("xgrammar", {"grammar": 'root ::= "red" | "green"'}), ("llguidance", {"choice": COLOURS}),
      ("outlines_core", {"choice": COLOURS})],
-)  # fmt: skip
+)
 async def test_a_request_may_name_its_backend(server: Server, backend: str, wanted: dict[str, Any]) -> None:
     status, reply = await chat(server, structured_outputs=wanted | {"backend": backend}, seed=3)
     assert status == 200, reply
@@ -152,7 +152,7 @@ async def test_a_named_function_gets_arguments_that_fit(server: Server, seed: in
     [{"anyOf": [{"const": "x"}]}, {"$ref": "#/$defs/text", "$defs": {"text": {"type": "string"}}},
      {"type": "object", "properties": {"a": {"$dynamicRef": "#a"}}, "required": ["a"]},
      {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/schema"}}, "required": ["a"]}],
-)  # fmt: skip
+)
 async def test_arguments_of_no_object_or_no_backend_are_a_400_of_the_tools(
     server: Server, parameters: Any
 ) -> None:

@@ -25,7 +25,7 @@ CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
 TEXT_EVENTS = [
     "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
     "output_text.done", "content_part.done", "output_item.done", "completed",
-]  # fmt: skip
+]
 
 
 class Person(BaseModel):
@@ -218,7 +218,7 @@ WRONG: dict[str, list[Any]] = {
     "tools": [[TOOL | {"input_schema": {"type": "object"}}], [{"type": "web_search"}]],
     "tool_choice": ["required", {"type": "allowed_tools", "mode": "auto", "tools": [5]}],
     "guided_jsonn": [{}], "structured": [{}],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("field", "value"), list_cases(WRONG), ids=lambda value: repr(value)[:40])
@@ -327,7 +327,7 @@ REQUIRED = [
     "max_output_tokens", "max_tool_calls", "metadata", "model", "object", "output", "parallel_tool_calls",
     "presence_penalty", "previous_response_id", "prompt_cache_key", "reasoning", "safety_identifier", "service_tier",
     "status", "store", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "usage",
-]  # fmt: skip
+]
 
 
 async def test_a_response_has_every_required_field_and_takes_the_sampling_of_chat(server: Server) -> None:
@@ -347,7 +347,7 @@ async def test_a_response_has_every_required_field_and_takes_the_sampling_of_cha
 TURNS: list[Any] = [
     {"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "id": "x"},
     {"role": "user", "content": "c"},
-]  # fmt: skip
+]
 
 
 async def test_input_items_come_in_pages_with_ids_of_their_own(server: Server) -> None:
@@ -357,7 +357,7 @@ async def test_input_items_come_in_pages_with_ids_of_their_own(server: Server) -
     parts = [item["content"][0] for item in whole["data"]]
     assert [(part["type"], part["text"]) for part in parts] == [
         ("input_text", "a"), ("output_text", "b"), ("input_text", "c"), ("output_text", "b")
-    ]  # fmt: skip
+    ]
     ids = [item["id"] for item in whole["data"]]
     assert len(set(ids)) == 4 and ids[1] == "x"
     _, page = await server.get(f"{place}?limit=2")
@@ -447,7 +447,7 @@ async def test_tools_of_every_type_are_taken_or_named_in_a_warning(start: Start)
     deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
     assert "".join(deltas) == custom["input"] and len(deltas) > 2
     results = [{"type": f"{name}_output", "call_id": item["call_id"], "output": name} for name, item in
-               (("function_call", function), ("custom_tool_call", custom))]  # fmt: skip
+               (("function_call", function), ("custom_tool_call", custom))]
     status, _ = await respond(server, input=[TURNS[0], function, custom, *results], tools=body["tools"])
     assert status == 200 and "<tool>function_call\n<tool>custom_tool_call\n" in server.engine.requests[-1].prompt
     assert (await respond(server, tools=[lark]))[0] == 200 and (await respond(server, tools=SERVICES))[0] == 400
@@ -482,7 +482,7 @@ async def test_a_local_shell_is_called_by_its_own_item(start: Start) -> None:
         ({"type": "additional_tools", "tools": [{"name": "t9"}]}, ""),
         ({"type": "compaction", "encrypted_content": "x"}, ""),
     ],
-)  # fmt: skip
+)
 async def test_items_of_other_services_become_text(server: Server, item: Any, told: str) -> None:
     status, headers, reply = await server.ask("/v1/responses", "POST", json={"input": [*TURNS, item]})
     assert status == 200, reply

@@ -65,14 +65,9 @@ async def test_a_model_may_have_several_names(start: Start) -> None:
 @pytest.mark.parametrize(
     ("state", "health", "live", "ready"),
     [
-        ("ready", 200, 200, 200),
-        ("falling_asleep", 200, 200, 503),
-        ("sleeping", 200, 200, 503),
-        ("waking_up", 200, 200, 503),
-        ("starting", 503, 200, 503),
-        ("restarting", 503, 200, 503),
-        ("dead", 503, 503, 503),
-        ("closed", 503, 503, 503),
+        ("ready", 200, 200, 200), ("falling_asleep", 200, 200, 503), ("sleeping", 200, 200, 503),
+        ("waking_up", 200, 200, 503), ("starting", 503, 200, 503), ("restarting", 503, 200, 503),
+        ("dead", 503, 503, 503), ("closed", 503, 503, 503),
     ],
 )
 async def test_alive_live_and_ready_are_three_things_and_need_no_key(
@@ -161,10 +156,7 @@ async def test_tokenize_and_detokenize_are_each_others_inverse(server: Server) -
     status, reply = await server.post("/tokenize", {"prompt": "hé", "return_token_strs": True})
     assert (status, reply["tokens"], reply["token_strs"]) == (200, [104, 233], ["h", "é"])
     assert reply["count"] == 2
-    assert await server.post("/detokenize", {"tokens": [104, 233]}) == (
-        200,
-        {"prompt": "hé"},
-    )
+    assert await server.post("/detokenize", {"tokens": [104, 233]}) == (200, {"prompt": "hé"})
 
 
 async def test_tokenize_counts_what_a_chat_with_these_fields_would(start: Start) -> None:
@@ -217,7 +209,7 @@ async def test_the_texts_of_tokens_are_made_off_the_loop(
      ("/tokenize", {"stop": [""]}), ("/tokenize", {"grammar": "x"}), ("/tokenize", {"top_k": 1.5}),
      ("/tokenize", {"tools": [{}]}), ("/tokenize", {"reasoning_effort": "x"}),
      *(("/detokenize", {"tokens": tokens}) for tokens in ([-1], [2**63], ["a"], None))],
-)  # fmt: skip
+)
 async def test_a_wrong_field_beside_tokens_is_named(server: Server, path: str, body: dict[str, Any]) -> None:
     status, reply = await server.post(path, body if path == "/detokenize" else CHAT | body)
     assert (status, reply["error"]["param"]) == (400, next(iter(body)))

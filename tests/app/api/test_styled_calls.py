@@ -68,7 +68,7 @@ VOCABULARY = Vocabulary(
     [*(bytes([byte]) for byte in range(256)), b"<eos>", *[b""] * len(SPECIALS), b'"}', b'}\n</', b'":', b', "'],
     [EOS],
     {name: 257 + index for index, name in enumerate(SPECIALS)},
-)  # fmt: skip
+)
 FORCED_CALLS = f'[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "clock", "arguments": {{}}}}]'
 SCHEMAS = [("weather", CITY), ("clock", {"type": "object", "additionalProperties": False})]
 
@@ -145,7 +145,7 @@ RICH: dict[str, Any] = {
         "ok": {"type": "boolean"}, "when": {"type": ["string", "null"]},
     },
     "$defs": {"days": {"type": "integer", "minimum": 1}},
-}  # fmt: skip
+}
 # One call of a tool `f` with these arguments, as the documented format of each style has it.
 VALUES = {"city": 'a </b>\n"c"', "unit": "C", "days": 3, "tags": ["</x>", "\n"], "ok": True, "when": None}
 WRITTEN = {
@@ -330,9 +330,7 @@ async def test_beside_a_response_format_the_answer_is_calls_or_what_it_describes
     status, reply = await server.chat(**fields)
     message = reply["choices"][0]["message"]
     assert (message["content"], "tool_calls" in message, reply["structured"]["valid"]) == (
-        ARGUMENTS,
-        False,
-        True,
+        ARGUMENTS, False, True
     )
     compiled = compiler.compile(server.engine.requests[-1].params.grammar)
     for answer, is_right in ((text, True), (ARGUMENTS, True), ("{}", False), (f"x{text}", False)):
@@ -387,7 +385,7 @@ def test_pieces_of_one_call_are_joined_and_others_are_not() -> None:
     assert join_pieces(pieces) == [
         Piece("content", "xy"), Piece("function", '{"a": 1}', 0, "id", "f"), Piece("function", "", 1, "id", "g"),
         Piece("content", "xy"),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("path", "field"), [("/v1/messages", "content"), ("/v1/responses", "output")])

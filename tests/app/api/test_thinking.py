@@ -37,7 +37,7 @@ class ThinkingTokenizer(FakeTokenizer):
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         is_on = kwargs.pop("enable_thinking", True)
         messages = [m | {"content": f"({m['reasoning_content']})" + m["content"]} if "reasoning_content" in m else m
-                    for m in map(dict, messages)]  # fmt: skip
+                    for m in map(dict, messages)]
         text = super().apply_chat_template(messages, **kwargs)
         if not kwargs.get("add_generation_prompt", True) or kwargs.get("continue_final_message"):
             return text
@@ -157,7 +157,7 @@ async def test_constraints_and_forced_calls_follow_the_reasoning(start: Start) -
     "fields",
     [{"csv": {"columns": {"n": "integer"}}}, {"xml": {"name": "a"}}, {"grammar": 'start: "a"'},
      {"regex": "a", "backend": "outlines_core"}],
-)  # fmt: skip
+)
 async def test_a_grammar_of_any_kind_begins_after_the_reasoning(start: Start, fields: dict[str, Any]) -> None:
     server = await start(thinker("x"))
     status, reply = await server.chat(structured_outputs=fields)
@@ -185,15 +185,14 @@ async def test_the_official_clients_read_reasoning(start: Start) -> None:
         message = await blocks.get_final_message()
     assert message.content[0].signature  # clients do not send unsigned reasoning back
     assert [(block.type, getattr(block, block.type)) for block in message.content] == [
-        ("thinking", THOUGHT),
-        ("text", "Two."),
+        ("thinking", THOUGHT), ("text", "Two.")
     ]
 
 
 USE = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
 TOLD = {"type": "tool_result", "tool_use_id": "1", "content": "sun"}
 CALLED = [{"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
-          {"type": "function_call_output", "call_id": "1", "output": "sun"}]  # fmt: skip
+          {"type": "function_call_output", "call_id": "1", "output": "sun"}]
 SEALED = "troupe:" + base64.b64encode(b"hm").decode()
 
 
@@ -252,15 +251,11 @@ async def test_old_reasoning_reaches_the_template(start: Start) -> None:
     ("is_open", "keeps_breaks", "text", "thought", "words"),
     [
         (True, False, "\na\n\nb\n</think>\n\nc\n", "a\n\nb", "c\n"),
-        (True, True, "a</think>\n\nc", "a", "\n\nc"),
-        (True, False, "<think>a</think>b", "a", "b"),
-        (True, False, "a</thin\n\n", "a</thin", ""),
-        (True, False, "", "", ""),
+        (True, True, "a</think>\n\nc", "a", "\n\nc"), (True, False, "<think>a</think>b", "a", "b"),
+        (True, False, "a</thin\n\n", "a</thin", ""), (True, False, "", "", ""),
         (False, False, " \n<think>\na</think>b<think>c</think>", "a", "b<think>c</think>"),
-        (False, False, "a<think>b</think>", "", "a<think>b</think>"),
-        (False, False, "<thi", "", "<thi"),
-        (False, False, "<think>", "", ""),
-        (False, False, "<think></think>", "", ""),
+        (False, False, "a<think>b</think>", "", "a<think>b</think>"), (False, False, "<thi", "", "<thi"),
+        (False, False, "<think>", "", ""), (False, False, "<think></think>", "", ""),
         (None, False, f"{ANALYSIS}So < it.<|end|>{FINAL_MESSAGE}Two.<|return|>", "So < it.", "Two."),
         (None, False, f"{ANALYSIS}a<|end|><|start|>assistant{ANALYSIS}b", "a\n\nb", ""),
         (None, False, f"{ANALYSIS}a<|end|><|start|>assist", "a", ""),

@@ -183,12 +183,9 @@ async def test_auto_shows_the_tools_and_finds_the_calls(knowing: Server) -> None
 @pytest.mark.parametrize(
     "text",
     [
-        "no call at all <tool_cal",
-        "<tool_call>\nnot json\n</tool_call> and on",
-        tagged('{"name": "clock", "arguments": [1]}'),
-        tagged('{"name": ["clock"], "arguments": {}}'),
-        "<tool_call>" + "[" * 5000,
-        "<tool_call>" * 3,
+        "no call at all <tool_cal", "<tool_call>\nnot json\n</tool_call> and on",
+        tagged('{"name": "clock", "arguments": [1]}'), tagged('{"name": ["clock"], "arguments": {}}'),
+        "<tool_call>" + "[" * 5000, "<tool_call>" * 3,
     ],
 )
 async def test_what_is_no_call_stays_text(knowing: Server, text: str) -> None:
@@ -244,9 +241,7 @@ def test_content_beside_a_call_stays_and_turns_alternate() -> None:
     ]
     written = '{"name": "f", "arguments": {}}'
     told = [
-        ("assistant", f"Let me see.\n{written}\n{written}"),
-        ("user", "Result of f: x"),
-        ("assistant", ""),
+        ("assistant", f"Let me see.\n{written}\n{written}"), ("user", "Result of f: x"), ("assistant", "")
     ]
     told += [("user", "b"), ("user", "c")]
     assert [(one["role"], one["content"]) for one in write_as_text(messages)] == told
@@ -316,7 +311,7 @@ async def test_a_hostile_tool_is_a_400_and_reaches_no_engine(server: Server, fie
      {"id": "1", "function": {"name": "f", "arguments": "[1]"}},
      {"id": "1", "function": {"name": "f", "arguments": '{"a" 1'}},
      {"id": 1, "function": {"name": "f", "arguments": ""}}],
-)  # fmt: skip
+)
 async def test_a_malformed_call_in_the_history_is_a_400(knowing: Server, call: Any) -> None:
     status, reply = await knowing.chat(messages=[{"role": "assistant", "tool_calls": [call]}])
     assert (status, reply["error"]["param"]) == (400, "messages")
@@ -384,7 +379,7 @@ def test_a_lark_grammar_is_enforced_in_the_string_of_a_call() -> None:
         ("start: " + "(" * 20_000, "levels"), ('start: "a"~3', "~"), ("start: &", "'&'"),
         ("".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(40)) + 'r40: "a"\nstart: r0', "more than 50000"),
     ],
-)  # fmt: skip
+)
 def test_a_lark_grammar_that_is_not_regular_is_told_apart(text: str, reason: str) -> None:
     with pytest.raises(NotRegular, match=re.escape(reason)):
         to_regex(text)
@@ -438,7 +433,7 @@ BESIDE_REF = {
 OLD_DEMAND = {
     "dependencies": {"enum": {"$ref": "#/definitions/z"}}, "definitions": {"z": {"required": ["z"]}},
     "properties": {"enum": {}, "z": {}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -458,18 +453,15 @@ def test_each_tool_keeps_to_its_own_draft_and_names(parameters: Any, right: Any,
     takes = reader_of(require(tools, template=TemplateFacts()).spec)
     for name, arguments, expected in (
         ("one", right, True), ("one", wrong, False), ("three", {"p": [None]}, True), ("three", {"p": [1]}, False)
-    ):  # fmt: skip
+    ):
         assert takes([{"name": name, "arguments": arguments}]) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (CALL, True),
-        ('{"name": "weather", "arguments": {"city": 5}}', False),
-        ('{"name": "other", "arguments": {}}', False),
-        (CALL[:-5], False),
-        ('"weather"', False),
+        (CALL, True), ('{"name": "weather", "arguments": {"city": 5}}', False),
+        ('{"name": "other", "arguments": {}}', False), (CALL[:-5], False), ('"weather"', False),
     ],
 )
 async def test_forced_calls_are_validated_by_each_tool_s_own_schema(start: Start, text: str, expected: bool) -> None:
@@ -588,7 +580,7 @@ async def test_functions_are_tools_under_their_older_names(knowing: Server, forc
     assert reply["choices"][0]["finish_reason"] == "function_call"
     parts = [each["choices"][0] for each in events(await forced.stream(
         "/v1/chat/completions", CHAT | {"functions": functions, "function_call": {"name": "weather"}}
-    ))]  # fmt: skip
+    ))]
     pieces = [part["delta"].get("function_call", {}) for part in parts]
     assert "".join(piece.get("arguments", "") for piece in pieces) == message["function_call"]["arguments"]
     assert [piece["name"] for piece in pieces if "name" in piece] == ["weather"]

@@ -60,7 +60,7 @@ WRONG: dict[str, list[Any]] = {
     "repeat_penalty": [1.1], "typical_p": [0.9], "do_sample": [False],
     "options": [{"num_predict": 5}], "prompt": ["hello"], "max_output_tokens": [5],
     "stop_sequences": [["a"]], "system": ["be kind"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("field", "value"), list_cases(WRONG), ids=lambda value: repr(value)[:40])
@@ -221,7 +221,7 @@ async def test_a_field_of_another_server_gets_our_name(
         *(("/v1/completions", name) for name in ("max_tokens", "logprobs", "min_tokens", "best_of")),
         ("/v1/responses", "max_output_tokens"), ("/v1/messages", "max_tokens"),
     ],
-)  # fmt: skip
+)
 async def test_a_whole_number_with_a_point_is_an_integer(server: Server, path: str, name: str) -> None:
     bodies = {"/v1/chat/completions": CHAT | {"logprobs": True}, "/v1/responses": {"input": "x"}}
     body = bodies.get(path, MESSAGE if path == "/v1/messages" else {"prompt": "x"})

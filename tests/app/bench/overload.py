@@ -88,10 +88,7 @@ async def be_client(
 
 
 async def run_crowd(
-    session: aiohttp.ClientSession,
-    target: Target,
-    num_clients: int,
-    pid: int | None,
+    session: aiohttp.ClientSession, target: Target, num_clients: int, pid: int | None,
     is_over: Callable[[], bool],
 ) -> Phase:
     """So many clients until it is over; requests that run then are waited for."""
@@ -214,11 +211,7 @@ async def run(size: Size, flags: Sequence[str]) -> Result:
     """Start a server and measure it."""
     pids: list[int] = []
     limits = [
-        "--max-num-seqs",
-        str(size.max_num_seqs),
-        "--max-num-waiting",
-        str(size.max_num_waiting),
-        "--no-ui",
+        "--max-num-seqs", str(size.max_num_seqs), "--max-num-waiting", str(size.max_num_waiting), "--no-ui"
     ]
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(run_server([*limits, *flags], pids.append))

@@ -102,7 +102,7 @@ async def run_storm_process(target: Target, num_requests: int, rate: float) -> f
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.app.bench.storm", target.base_url, target.model, str(num_requests), str(rate),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     printed, complaints = await process.communicate()
     if process.returncode:
         raise RuntimeError(f"the storm failed: {complaints.decode(errors='replace')[-500:]}")

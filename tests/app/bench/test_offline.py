@@ -32,7 +32,7 @@ TINY = {
     "vocab_size": 64, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
     "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False, "eos_token_id": 0,
     "dtype": "float32",
-}  # fmt: skip
+}
 
 
 def test_the_nano_work_is_the_one_that_others_publish_and_fits_a_small_vocabulary_when_scaled() -> None:
@@ -102,7 +102,7 @@ def flags(tmp_path: Path) -> list[str]:
     return [
         "--model", str(tmp_path), "--load-format", "dummy", "--skip-tokenizer-init", "--no-enable-native-ops",
         "--output-json", str(tmp_path / "out.json"), "--input-len", "12", "--output-len", "6",
-    ]  # fmt: skip
+    ]
 
 
 def test_latency_prints_ours_the_peer_and_the_bound(
@@ -113,7 +113,7 @@ def test_latency_prints_ours_the_peer_and_the_bound(
     code = main(
         ["bench", "latency", *flags, "--batch-size", "3", "--num-iters", "2", "--num-iters-warmup", "1",
          "--peer", "transformers", "--roofline"]
-    )  # fmt: skip
+    )
     printed = capsys.readouterr().out
     assert code == 0 and "over transformers" in printed and "GB/s" in printed and "share: troupe" in printed
     found = json.loads((tmp_path / "out.json").read_text())
@@ -133,7 +133,7 @@ def test_a_shape_takes_a_tokenizer_for_its_grammars(capsys: Any, monkeypatch: py
     code = main(
         ["bench", "throughput", "--shape", "tiny", "--tokenizer", str(DEMO_MODEL), "--no-enable-native-ops",
          "--structured", "--num-prompts", "3", "--input-len", "5", "--output-len", "9"]
-    )  # fmt: skip
+    )
     assert code == 0 and "structured over free" in capsys.readouterr().out
 
 
@@ -169,11 +169,8 @@ def test_generations_over_schemas_end_valid_or_by_their_length() -> None:
 @pytest.mark.parametrize(
     ("text", "reason", "error", "how"),
     [
-        ("[1]", "stop", None, "valid"),
-        ('["a"]', "stop", None, "invalid"),
-        ("[", "length", None, "length"),
-        ("[", "dead_end", "dead end: no way on", "dead_end"),
-        ("[", "error", "out of memory", "error"),
+        ("[1]", "stop", None, "valid"), ('["a"]', "stop", None, "invalid"), ("[", "length", None, "length"),
+        ("[", "dead_end", "dead end: no way on", "dead_end"), ("[", "error", "out of memory", "error"),
     ],
 )
 def test_each_end_is_counted_as_what_it_is(text: str, reason: Any, error: str | None, how: str) -> None:

@@ -26,9 +26,7 @@ def bounds_of(schema: dict[str, Any]) -> set[str]:
 def test_open_strings_and_lists_get_limits() -> None:
     schema = {"type": "object", "properties": {"a": TEXT, "b": {"type": "array", "items": TEXT}}}
     assert bounds_of(schema) == {
-        "/properties/a:maxLength=80",
-        "/properties/b:maxItems=5",
-        "/properties/b/items:maxLength=80",
+        "/properties/a:maxLength=80", "/properties/b:maxItems=5", "/properties/b/items:maxLength=80"
     }
 
 
@@ -92,7 +90,7 @@ def test_what_a_reference_below_such_a_keyword_leads_to_is_left_alone(ref: str) 
     free = "" if ref.endswith("items") else "x y" if "x" in ref else "a"
     left = {"/properties/c/items"} if not free else {f"/properties/{free}"}
     every = {"/properties/a:maxLength=80", "/properties/c:maxItems=5", "/properties/c/items:maxLength=80",
-             "/properties/x y:maxLength=80"}  # fmt: skip
+             "/properties/x y:maxLength=80"}
     assert bounds_of(schema) == {bound for bound in every if bound.partition(":")[0] not in left}
 
 
@@ -117,15 +115,12 @@ DIGITS = [":decimals=10", ":digits=15"]
 @pytest.mark.parametrize(
     ("schema", "text", "added"),
     [
-        ({"type": "number"}, "", DIGITS),
-        ({"type": ["integer", "null"]}, "", DIGITS[1:]),
+        ({"type": "number"}, "", DIGITS), ({"type": ["integer", "null"]}, "", DIGITS[1:]),
         ({"type": "number", "minimum": 0}, "", DIGITS),
         ({"type": "number", "minimum": 0, "exclusiveMaximum": 1e-12}, "", []),
         ({"type": "number", "multipleOf": 0.01}, "", DIGITS[1:]),
-        ({"type": "number", "minimum": 1e20}, "", DIGITS[:1]),
-        ({"type": "number", "enum": [1]}, "", []),
-        ({"type": "number"}, "12.50 EUR", DIGITS),
-        ({"type": "number"}, "mass 6.02e23", DIGITS[:1]),
+        ({"type": "number", "minimum": 1e20}, "", DIGITS[:1]), ({"type": "number", "enum": [1]}, "", []),
+        ({"type": "number"}, "12.50 EUR", DIGITS), ({"type": "number"}, "mass 6.02e23", DIGITS[:1]),
         ({"type": "number"}, "at 50.87959123456 N", DIGITS[1:]),
         ({"type": "integer"}, "card 4111 1111 1111 1111", []),
     ],
@@ -166,7 +161,7 @@ def test_everything_that_was_added_is_said() -> None:
     schema["properties"]["sum"] = {"type": "number"}
     assert describe_added(add_bounds(schema, LIMITS)) == [
         "80 characters a text", "5 items a list", "15 digits a number"
-    ]  # fmt: skip
+    ]
     assert describe_added(add_bounds(schema, None)) == []
 
 

@@ -40,7 +40,7 @@ def make_result(
         source="", record=record, raw=json.dumps(record), valid=not errors, errors=errors, finish_reason=finish_reason,
         confidence={leaf.pointer: confidence for leaf in leaves}, evidence=find_evidence(leaves, text),
         leaves=tuple(leaves), bounds=BoundedSchema({}),
-    )  # fmt: skip
+    )
 
 
 @given(st.text(alphabet="ab \n.", max_size=600), st.integers(20, 80))
@@ -55,8 +55,7 @@ def test_parts_cover_the_text_overlap_and_are_never_too_long(text: str, max_char
 
 def test_lists_are_joined_without_what_the_overlap_repeats() -> None:
     results = [
-        make_result({"items": ["a", "b", "b"]}, "a b b"),
-        make_result({"items": ["b", "b", "c"]}, "b b c"),
+        make_result({"items": ["a", "b", "b"]}, "a b b"), make_result({"items": ["b", "b", "c"]}, "b b c")
     ]
     merged = merge(SCHEMA, [Part(0, 5), Part(2, 7)], results)
     assert merged.record == {"items": ["a", "b", "b", "c"]} and merged.valid
@@ -203,8 +202,7 @@ def read_parts(text: str, *records: tuple[str, Any]) -> ExtractionResult:
 def test_equal_items_at_different_places_are_two() -> None:
     text = "Mon: Tea, Coffee\nTue: open\nWed: Coffee, Milk\n"
     first, second = (
-        ("Mon…open\n", {"items": ["Tea", "Coffee"]}),
-        ("Tue…Milk\n", {"items": ["Coffee", "Milk"]}),
+        ("Mon…open\n", {"items": ["Tea", "Coffee"]}), ("Tue…Milk\n", {"items": ["Coffee", "Milk"]})
     )
     merged = read_parts(text, first, second)
     assert merged.record == {"items": ["Tea", "Coffee", "Coffee", "Milk"]}
@@ -230,8 +228,7 @@ def test_an_item_that_its_part_cuts_off_is_made_whole_by_the_next(lamp: float | 
 def test_a_text_that_its_part_cuts_off_gives_way_to_the_whole_one() -> None:
     text = "Sold to Bell and Acme Trading Ltd today"
     first, second = (
-        ("Sold…Acme ", {"items": ["Bell", "Acme"]}),
-        ("Bell…today", {"items": ["Bell", "Acme Trading Ltd"]}),
+        ("Sold…Acme ", {"items": ["Bell", "Acme"]}), ("Bell…today", {"items": ["Bell", "Acme Trading Ltd"]})
     )
     assert read_parts(text, first, second).record == {"items": ["Bell", "Acme Trading Ltd"]}
 

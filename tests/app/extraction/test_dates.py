@@ -49,7 +49,7 @@ def test_a_date_is_read_in_every_common_spelling(text: str, isos: str) -> None:
     "unread",
     ["12 March", "March 2026", "03/2026", "12/03", "5 Mar '24", "05.03.24", "12.III.2026", "30 February 2026",
      "2569-03-12", "8年3月12", "二〇二六年", "2026-W1", "12 foobar 2026", "1.2.2026", "12032026"],
-)  # fmt: skip
+)
 def test_what_may_be_a_date_and_is_not_understood_is_named(unread: str) -> None:
     text = f"made 2026-02-12, due {'9.' if unread == '1.2.2026' else ''}{unread} or so"
     assert find_unread_date(text, read_dates(text)).removeprefix("9.") == unread

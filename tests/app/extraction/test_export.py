@@ -52,23 +52,12 @@ def test_csv_is_read_back_by_the_standard_reader() -> None:
 @pytest.mark.parametrize(
     ("value", "cell"),
     [
-        ("=1+1", "'=1+1"),
-        ("@cmd", "'@cmd"),
-        ("+44 20 7946", "+44 20 7946"),
-        ("-12.50", "-12.50"),
-        ("-cmd", "'-cmd"),
-        ("-2+3+cmd|' /C calc'!A0", "'-2+3+cmd|' /C calc'!A0"),
+        ("=1+1", "'=1+1"), ("@cmd", "'@cmd"), ("+44 20 7946", "+44 20 7946"), ("-12.50", "-12.50"),
+        ("-cmd", "'-cmd"), ("-2+3+cmd|' /C calc'!A0", "'-2+3+cmd|' /C calc'!A0"),
         ('+1+HYPERLINK("http://x/")', '\'+1+HYPERLINK("http://x/")'),
-        ("+49 (30) 12-34/5", "+49 (30) 12-34/5"),
-        (" =cmd", "' =cmd"),
-        ("\n=1+1", "'\n=1+1"),
-        ("\u00a0\u200b@cmd", "'\u00a0\u200b@cmd"),
-        ("＝1+1", "'＝1+1"),
-        ("＠cmd", "'＠cmd"),
-        (" ＋cmd", "' ＋cmd"),
-        ("－cmd", "'－cmd"),
-        (" -12.50", " -12.50"),
-        ("a =b", "a =b"),
+        ("+49 (30) 12-34/5", "+49 (30) 12-34/5"), (" =cmd", "' =cmd"), ("\n=1+1", "'\n=1+1"),
+        ("\u00a0\u200b@cmd", "'\u00a0\u200b@cmd"), ("＝1+1", "'＝1+1"), ("＠cmd", "'＠cmd"), (" ＋cmd", "' ＋cmd"),
+        ("－cmd", "'－cmd"), (" -12.50", " -12.50"), ("a =b", "a =b"),
     ],
 )
 def test_a_text_that_a_spreadsheet_would_run_is_quoted_and_data_is_not(value: str, cell: str) -> None:
@@ -133,15 +122,7 @@ def test_what_stood_beside_the_text_comes_before_the_record() -> None:
     second = {"source": "y", "valid": True, "record": {"city": "Bonn"}}
     one, two = make_rows([first, second])
     assert list(one) == [
-        "source",
-        "valid",
-        "finish_reason",
-        "confidence",
-        "to_check",
-        "id",
-        "row.source",
-        "record.id",
-        "city",
+        "source", "valid", "finish_reason", "confidence", "to_check", "id", "row.source", "record.id", "city"
     ]
     assert (one["id"], one["row.source"], one["record.id"], two["id"]) == ("7", "mail", 9, None)
 

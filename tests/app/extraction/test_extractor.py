@@ -52,11 +52,8 @@ async def test_the_record_grows_and_ends_in_one_result() -> None:
 async def test_limits_that_leave_nothing_of_a_schema_are_left_out(engine: Engine) -> None:
     day, defined = {"enum": [["a"] * 33]}, {"type": "array"}
     schema = {
-        "type": "object",
-        "properties": {"day": {"$ref": "#/$defs/day", **day}},
-        "required": ["day"],
-        "additionalProperties": False,
-        "$defs": {"day": defined},
+        "type": "object", "properties": {"day": {"$ref": "#/$defs/day", **day}}, "required": ["day"],
+        "additionalProperties": False, "$defs": {"day": defined},
     }
     result = await extract(engine, schema, "the day of the battle")
     assert result.valid and result.bounds.added == ()
@@ -209,14 +206,7 @@ async def test_many_sources_come_in_order_as_json_able_lines() -> None:
     ]
     assert [line["source"] for line in lines] == [source.name for source in sources]
     assert set(lines[0]) == {
-        "source",
-        "record",
-        "valid",
-        "finish_reason",
-        "confidence",
-        "evidence",
-        "flags",
-        "checks",
+        "source", "record", "valid", "finish_reason", "confidence", "evidence", "flags", "checks"
     }
     assert lines[0]["evidence"]["/name"] == {"match": "exact", "start": 0, "end": 3, "quote": "Ada"}
 
@@ -277,8 +267,7 @@ async def test_a_refusal_of_verbatim_texts_names_the_option_and_not_a_keyword_no
     engine: Engine,
 ) -> None:
     for more in (
-        {"not": {"type": "null"}},
-        {"type": ["string", "null"], "anyOf": [{"enum": ["a"]}, {"type": "null"}]},
+        {"not": {"type": "null"}}, {"type": ["string", "null"], "anyOf": [{"enum": ["a"]}, {"type": "null"}]}
     ):
         schema = {"type": "object", "properties": {"name": {"type": "string", **more}}}
         assert (await Extractor(engine).extract(schema, TEXT)).record is not None

@@ -19,15 +19,10 @@ def evidence_of(value: object, source: str = SOURCE) -> Evidence:
 @pytest.mark.parametrize(
     ("value", "match", "quote"),
     [
-        ("42-A", "exact", "42-A"),
-        ("northwind paper ltd", "normalised", "Northwind  Paper Ltd"),
-        ("2024-03-03", "normalised", "3rd of March 2024"),
-        ("14:30", "normalised", "2:30 pm"),
-        ("Southwind", "none", ""),
-        (1234.5, "normalised", "1,234.50"),
-        (3.5, "exact", "3.5"),
-        (2, "exact", "2"),
-        (99, "none", ""),
+        ("42-A", "exact", "42-A"), ("northwind paper ltd", "normalised", "Northwind  Paper Ltd"),
+        ("2024-03-03", "normalised", "3rd of March 2024"), ("14:30", "normalised", "2:30 pm"),
+        ("Southwind", "none", ""), (1234.5, "normalised", "1,234.50"), (3.5, "exact", "3.5"),
+        (2, "exact", "2"), (99, "none", ""),
     ],
 )
 def test_a_value_is_found_as_it_is_or_written_otherwise(value: object, match: str, quote: str) -> None:
@@ -134,15 +129,11 @@ def test_items_of_a_list_are_found_one_behind_the_other(record: Any, source: str
 @pytest.mark.parametrize(
     ("value", "source", "match", "quote"),
     [
-        (5, "Temperature -5 degrees", "none", ""),
-        (-5, "Temperature -5 degrees", "exact", "-5"),
+        (5, "Temperature -5 degrees", "none", ""), (-5, "Temperature -5 degrees", "exact", "-5"),
         (-5, "Temperature −5 degrees", "normalised", "−5"),
-        (-1250, "balance -1,250.00", "normalised", "-1,250.00"),
-        (1250, "balance -1,250.00", "none", ""),
-        (-1250, "balance -€1,250.00", "normalised", "-€1,250.00"),
-        (-5, "season 2019-5", "none", ""),
-        (5, "season 2019-5", "exact", "5"),
-        (5, "- 5 pens", "exact", "5"),
+        (-1250, "balance -1,250.00", "normalised", "-1,250.00"), (1250, "balance -1,250.00", "none", ""),
+        (-1250, "balance -€1,250.00", "normalised", "-€1,250.00"), (-5, "season 2019-5", "none", ""),
+        (5, "season 2019-5", "exact", "5"), (5, "- 5 pens", "exact", "5"),
     ],
 )
 def test_the_sign_of_a_number_counts(value: float, source: str, match: str, quote: str) -> None:
@@ -157,11 +148,8 @@ NAMES = unicodedata.normalize("NFD", "Name: José Café in Béa's café")
     ("value", "match", "quote"),
     [
         ("José Café", "normalised", "José Café"),
-        (unicodedata.normalize("NFD", "José Café"), "exact", "José Café"),
-        ("Jose", "none", ""),
-        ("Cafe in", "none", ""),
-        ("a", "none", ""),
-        ("café", "normalised", "Café"),
+        (unicodedata.normalize("NFD", "José Café"), "exact", "José Café"), ("Jose", "none", ""),
+        ("Cafe in", "none", ""), ("a", "none", ""), ("café", "normalised", "Café"),
     ],
 )
 def test_an_accent_belongs_to_its_letter_however_it_is_written(value: str, match: str, quote: str) -> None:

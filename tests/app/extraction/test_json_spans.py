@@ -24,18 +24,14 @@ json_values = st.recursive(
 def test_leaves_carry_pointer_value_and_span() -> None:
     leaves = {leaf.pointer: (leaf.value, RECORD[leaf.start : leaf.end]) for leaf in scan(RECORD).leaves}
     assert leaves == {
-        "/a": ('x"y', '"x\\"y"'),
-        "/b/0": (1, "1"),
-        "/b/1": (-2.5, "-2.5"),
-        "/b/2": (True, "true"),
+        "/a": ('x"y', '"x\\"y"'), "/b/0": (1, "1"), "/b/1": (-2.5, "-2.5"), "/b/2": (True, "true"),
         "/c/d~1e": (None, "null"),
     }
 
 
 def test_a_path_tells_places_in_lists_from_names_of_digits() -> None:
     assert [leaf.path for leaf in scan('{"2023": [{"0": 1}], "a/b": 2} ').leaves] == [
-        ("2023", 0, "0"),
-        ("a/b",),
+        ("2023", 0, "0"), ("a/b",)
     ]
 
 
@@ -54,14 +50,8 @@ def test_no_cut_makes_it_fail(value: object, cut: int) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("", None),
-        ('{"a": "hal', {"a": "hal"}),
-        ('{"a": "x\\', {"a": "x"}),
-        ('{"a": "x\\u00', {"a": "x"}),
-        ('{"a": 12', {"a": 12}),
-        ('{"a": [1, ', {"a": [1]}),
-        ('{"a": tr', {}),
-        ('{"a', {}),
+        ("", None), ('{"a": "hal', {"a": "hal"}), ('{"a": "x\\', {"a": "x"}), ('{"a": "x\\u00', {"a": "x"}),
+        ('{"a": 12', {"a": 12}), ('{"a": [1, ', {"a": [1]}), ('{"a": tr', {}), ('{"a', {}),
     ],
 )
 def test_what_is_cut_off_keeps_its_beginning(text: str, value: object) -> None:

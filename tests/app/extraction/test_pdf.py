@@ -33,7 +33,7 @@ def draw_columns(*columns: tuple[float, Sequence[str]], down: float = 0) -> str:
     return draw(*(
         (text, x, 700 - 12 * row - down * number)
         for number, (x, texts) in enumerate(columns) for row, text in enumerate(texts) if text
-    ))  # fmt: skip
+    ))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def draw_columns(*columns: tuple[float, Sequence[str]], down: float = 0) -> str:
           "When did you buy our product?  Last week on a rainy Thursday",
           "How do you like our product?  I like it very much, thank you"]),
     ],
-)  # fmt: skip
+)
 def test_the_rows_of_a_table_stay_together_however_it_is_drawn(columns: list[list[str]], rows: list[str]) -> None:
     found = read(draw_columns(*zip((50, 300, 450), columns, strict=False)))
     assert found.split("\n") == rows
@@ -86,7 +86,7 @@ def test_fields_stand_beside_their_labels_and_comments_at_the_end() -> None:
     data = make_pdf(
         draw(("City:", 50, 700), ("Member:", 50, 677), ("Country:", 50, 655)), objects=objects,
         page_entries=f"/Annots [{references}]", catalog=f"/AcroForm << /Fields [{references}] >>",
-    )  # fmt: skip
+    )
     assert read_pdf(data, "a.pdf").pages == [
         "City:  Ghent  typed over\nMember:  [x]\nCountry:  Belgium\none\ntwo\n[Comment: check this]"
     ]

@@ -45,9 +45,7 @@ def test_jsonl_lines_are_rows_and_a_broken_one_is_an_error_of_its_own(tmp_path: 
 
 def test_a_line_with_a_key_twice_is_an_error_of_its_own(tmp_path: Path) -> None:
     first, second = read_rows(write(tmp_path, "a.jsonl", '{"text": "a", "text": "b"}\n{"text": "c"}\n'))
-    assert (
-        first.error == "a.jsonl line 1 is not JSON: duplicate key 'text'" and not first.cells
-    )
+    assert (first.error == "a.jsonl line 1 is not JSON: duplicate key 'text'" and not first.cells)
     assert second.cells == {"text": "c"}
 
 
@@ -158,9 +156,7 @@ def test_of_two_delimiters_the_one_that_makes_even_rows_is_taken(
     tmp_path: Path, mark: str, other: str
 ) -> None:
     lines = [
-        ["name", f"size{other} in m", "place"],
-        ["a", "1", f"b{other} c{other} d"],
-        ["e", f"2{other}5", "f"],
+        ["name", f"size{other} in m", "place"], ["a", "1", f"b{other} c{other} d"], ["e", f"2{other}5", "f"]
     ]
     rows = read_rows(write(tmp_path, "t.csv", "\n".join(mark.join(line) for line in lines)))
     assert [list(row.cells.values()) for row in rows] == lines[1:]

@@ -139,13 +139,11 @@ async def test_jobs_answer_each_row_in_order() -> None:
         assert "no column of texts among id, note" in found[1]["error"]
         body = {"model": "demo_model", "prompt": "Hi", "max_tokens": 2}
         rows = [
-            {"custom_id": "a", "url": "/v1/completions", "body": json.dumps(body)},
-            {"url": "/v1/completions"},
+            {"custom_id": "a", "url": "/v1/completions", "body": json.dumps(body)}, {"url": "/v1/completions"}
         ]
         answers = await BatchJob().answer(engine, rows, first=1)
         assert [(each["custom_id"], each["response"]["status_code"]) for each in answers] == [
-            ("a", 200),
-            ("row 2", 400),
+            ("a", 200), ("row 2", 400)
         ]
 
 

@@ -129,8 +129,7 @@ async def test_a_stream_is_passed_on_chunk_by_chunk() -> None:
     server = FakeServer()
     server.answer = stream
     async with (
-        routed(server) as route,
-        route.client.post("/v1/completions", json={"prompt": "a"}) as response,
+        routed(server) as route, route.client.post("/v1/completions", json={"prompt": "a"}) as response
     ):
         assert await response.content.readany() == b"data: 1\n\n"
         go_on.set()
@@ -226,8 +225,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
     server = FakeServer()
     server.answer = stream
     async with (
-        routed(server) as route,
-        route.client.post("/v1/completions", json={"prompt": "a"}) as response,
+        routed(server) as route, route.client.post("/v1/completions", json={"prompt": "a"}) as response
     ):
         text = (await response.read()).decode()
         assert text.startswith("data: 1\n\n") and '"code": "worker_lost"' in text

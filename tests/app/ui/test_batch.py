@@ -67,7 +67,7 @@ def show(tab: BatchTab, update: Any) -> Any:
         "stop": tab.stop_button, "again": tab.again, "column": tab.column, "place": tab.place, "index": tab.index,
         "review": tab.review, "fields": tab.desk.fields, "shown": tab.desk.shown, "badge": tab.desk.badge,
         **dict(zip(("jsonl", "csv", "parquet"), tab.downloads, strict=True)),
-    }  # fmt: skip
+    }
     return SimpleNamespace(**{name: found.get(part, gr.skip()) for name, part in parts.items()})
 
 
@@ -120,10 +120,7 @@ async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extrac
 
 @pytest.mark.parametrize(
     ("error", "schema", "words"),
-    [
-        (EngineDead("boom"), SCHEMA, "engine has stopped"),
-        (None, "{", "cannot be used"),
-    ],
+    [(EngineDead("boom"), SCHEMA, "engine has stopped"), (None, "{", "cannot be used")],
 )
 async def test_what_ends_a_run_is_explained_and_the_buttons_open(error: Any, schema: str, words: str) -> None:
     tab, engine = make_tab(reject=error)

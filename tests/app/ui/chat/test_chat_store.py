@@ -48,7 +48,7 @@ async def test_an_older_file_keeps_its_versions() -> None:
                 {"at": 3, "active": 1, "tails": [{"messages": [answer_message("never")], "forks": []}, None]}
             ]}, None]},
         ],
-    }  # fmt: skip
+    }
     store = Store()
     await store.run(chats.import_chats, "a", file_of(old))
     body, tree, shown = await read(store, "x")

@@ -18,11 +18,7 @@ FAILURE = error_message(Explanation("No.", "Because.", "Do."))
 def test_the_model_reads_no_figures_and_no_failed_turn_behind_the_system_prompt() -> None:
     failed = [user_message("a"), FAILURE]
     history = [
-        *failed,
-        user_message("b"),
-        answer_message("c"),
-        figures_message("12 tok/s"),
-        user_message("d"),
+        *failed, user_message("b"), answer_message("c"), figures_message("12 tok/s"), user_message("d")
     ]
     read = [(message["role"], message["content"]) for message in to_model_messages(history, " be brief ")]
     assert read == [("system", "be brief"), ("user", "b"), ("assistant", "c"), ("user", "d")]
@@ -32,10 +28,7 @@ def test_the_model_reads_no_figures_and_no_failed_turn_behind_the_system_prompt(
 def test_text_is_read_from_all_forms_that_gradio_uses() -> None:
     blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert [read_text("ab"), read_text(blocks), read_text(blocks[0]), read_text(None)] == [
-        "ab",
-        "ab",
-        "a",
-        "",
+        "ab", "ab", "a", ""
     ]
 
 

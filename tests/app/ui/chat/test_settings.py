@@ -94,7 +94,7 @@ def test_kept_settings_come_back_and_the_others_stay() -> None:
     text = gr.update(visible=True, value="a+", label="Grammar: regex")
     assert restore(kept | {"grammar_text": "a+", "max_tokens": True, "other": 1}) == {
         "system_prompt": "", "temperature": 1, "grammar_kind": "regex", "grammar_text": text,
-    }  # fmt: skip
+    }
     assert restore(kept)["grammar_text"]["value"] == GRAMMAR_HINTS["regex"]
     for broken in (None, [], {"grammar_kind": "rhyme", "temperature": None}):
         assert restore(broken) == {}
@@ -102,9 +102,7 @@ def test_kept_settings_come_back_and_the_others_stay() -> None:
 
 async def test_the_preset_on_the_page_is_the_one_of_the_default_prompt() -> None:
     for prompt, preset in (
-        (Settings().system_prompt, "Helpful assistant"),
-        ("", "None"),
-        ("Be a cat.", None),
+        (Settings().system_prompt, "Helpful assistant"), ("", "None"), ("Be a cat.", None)
     ):
         with gr.Blocks() as page:
             build_settings(Settings(system_prompt=prompt))

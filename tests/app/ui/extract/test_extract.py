@@ -56,7 +56,7 @@ def read(tab: ExtractTab, update: Any) -> Any:
         "page": tab.page, "page_tab": tab.page_tab, "text": tab.text, "name": tab.name, "opened": tab.opened,
         "verified": tab.verified, "form": panel.form, "schema": panel.code, "status": panel.status,
         "chosen": panel.chooser, "fold": panel.fold,
-    }  # fmt: skip
+    }
     found = {} if update == gr.skip() else update
     return SimpleNamespace(**{name: found.get(part, gr.skip()) for name, part in parts.items()})
 
@@ -65,13 +65,8 @@ EXAMPLE = '{"text": "Bob, 5", "record": {"name": "Bob", "age": 5}}'
 
 
 async def run(
-    tab: ExtractTab,
-    text: str = "Ada, 36",
-    schema: str = SCHEMA,
-    limits: bool = True,
-    verified: Any = None,
-    verbatim: bool = False,
-    problem: Any = None,
+    tab: ExtractTab, text: str = "Ada, 36", schema: str = SCHEMA, limits: bool = True, verified: Any = None,
+    verbatim: bool = False, problem: Any = None,
 ) -> list[Any]:
     updates = [
         update
@@ -329,7 +324,7 @@ async def test_a_schema_is_made_of_names_or_proposed_for_the_text() -> None:
     assert kinds == {
         "customer": ("string", None), "order_date": ("string", "date"), "total": ("number", None),
         "skills": ("array", None),
-    }  # fmt: skip
+    }
     with pytest.raises(gr.Error, match="List the fields"):
         await tab.describe("Everything that a bookkeeper needs to know.", "Ada", None, REQUEST)
     engine.config = EngineConfig(model="real", served_model_name="fake")
@@ -371,7 +366,7 @@ async def test_an_example_that_is_none_is_named_by_its_line(line: str) -> None:
 ITEM = {"type": "object", "properties": {"name": {"type": "string"}, "price": {"type": "number"}}}
 LINES: dict[str, Any] = {
     "type": "object", "properties": {"lines": {"type": "array", "items": ITEM}, "total": {"type": "number"}}
-}  # fmt: skip
+}
 
 
 async def show_lines(tab: ExtractTab) -> Shown:

@@ -39,8 +39,7 @@ async def test_values_and_source_are_escaped_and_linked() -> None:
     page, source = show(result, text), render_source(result.leaves, result.evidence, text)
     assert "<i>" not in source and "&lt;i&gt;" in source and "Ada &lt;b&gt;</textarea>" in page
     assert re.findall(r'<mark data-field="(\d)"[^>]*>([^<]*)<', source) == [
-        ("0", "Ada &lt;b&gt;"),
-        ("1", "36"),
+        ("0", "Ada &lt;b&gt;"), ("1", "36")
     ]
     assert page.count('<tr data-field="0"') == 1
 

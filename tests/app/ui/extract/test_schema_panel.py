@@ -73,8 +73,7 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     problem = refused[panel.problem]
     assert set(refused) == {panel.status, panel.problem} and "has no name yet" in refused[panel.status]
     last = [
-        update
-        async for update in tab.run("Ada", SCHEMA, problem, True, False, "", "", None, None, request)
+        update async for update in tab.run("Ada", SCHEMA, problem, True, False, "", "", None, None, request)
     ][-1]
     assert last[tab.desk.badge] == refused[panel.status] and last[tab.run_button]["interactive"] is True
     batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
@@ -92,9 +91,7 @@ def test_a_schema_beyond_the_form_is_sent_to_the_editor() -> None:
 
 
 def test_hints_name_who_enforces_each_keyword_of_a_field() -> None:
-    form, status = check(
-        '{"type": "object", "properties": {"day": {"format": "date"}}}'
-    )
+    form, status = check('{"type": "object", "properties": {"day": {"format": "date"}}}')
     assert [keyword for keyword, _ in form["hints"]["/properties/day"]] == ["format"]
     assert "<code>format</code>" in status
 

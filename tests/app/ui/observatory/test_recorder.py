@@ -18,7 +18,7 @@ def make_view(name: str = "r", phase: str = "decode", **more: Any) -> RequestVie
         "handle": name, "request_id": name, "phase": phase, "age_s": 0.0, "priority": 0, "num_prompt_tokens": 8,
         "num_output_tokens": 2,
         "num_computed_tokens": 8, "num_cached_tokens": 0, "num_preemptions": 0, "has_grammar": False, "block_ids": (),
-    }  # fmt: skip
+    }
     return RequestView(**(values | more))
 
 
@@ -40,13 +40,8 @@ def make_recorder(snapshot: EngineSnapshot | None = None) -> tuple[Recorder, Any
         ReplicaStats(1, "starting", 0),
     ]
     engine: Any = SimpleNamespace(
-        snapshot=take_snapshot,
-        now=snapshot,
-        stats=lambda: stats,
-        state="ready",
-        resolved=FakeEngine().resolved,
-        describe_model=FakeEngine().describe_model,
-        describe_runtime=dict,
+        snapshot=take_snapshot, now=snapshot, stats=lambda: stats, state="ready",
+        resolved=FakeEngine().resolved, describe_model=FakeEngine().describe_model, describe_runtime=dict,
         describe_replicas=lambda: replicas,
     )
     house = SimpleNamespace(time=100.0, engine=engine)
@@ -92,8 +87,7 @@ async def test_a_poll_is_small_json_with_all_that_is_drawn() -> None:
     assert data["limits"] == {"max_num_seqs": 4, "max_num_batched_tokens": 64}
     assert data["stats"]["histograms"]["ttft"]["counts"] == [1, 0, 0]
     assert [(each["state"], each["requests"], each["hit_share"]) for each in data["replicas"]] == [
-        ("ready", 3, 0.4),
-        ("starting", 0, 0.0),
+        ("ready", 3, 0.4), ("starting", 0, 0.0)
     ]
     await recorder.close()
 

@@ -19,7 +19,7 @@ leaves = st.sampled_from(
         {"enum": ["x", 1]}, {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}], "description": "d"},
         {"type": "boolean", "description": "yes?"}, {"$ref": "#/$defs/x"}, True, {"type": "string", "pattern": "a+"},
     ]
-)  # fmt: skip
+)
 
 
 def make_object(properties: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ async def test_the_model_proposes_fields_under_a_grammar() -> None:
         "properties": {
             "who": {"type": "string"}, "days": {"type": "array", "items": {"type": "string", "format": "date"}}
         },
-    }  # fmt: skip
+    }
     assert (
         "snake_case" not in engine.requests[0].prompt and engine.requests[0].options["cache_salt"] == "salt"
     )
