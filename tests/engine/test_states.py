@@ -72,7 +72,7 @@ async def test_mixed_requests_do_not_depend_on_preemption_masks_resuming_or_draf
     plain = settings | {"num_blocks": 800, "max_num_seqs": 2, "enable_prefix_caching": False}
     async with Engine(EngineConfig(str(folder), **plain)) as engine:
         expected = await run_mixed(engine, requests)
-    async with Engine(EngineConfig(str(folder), **settings | TIGHT | {"num_blocks": 50})) as engine:
+    async with Engine(EngineConfig(str(folder), **settings | TIGHT)) as engine:
         assert await run_mixed(engine, requests) == expected
         stats = engine.stats()
         assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
@@ -84,7 +84,7 @@ async def test_mixed_requests_do_not_depend_on_preemption_masks_resuming_or_draf
         assert tokens == [each.token_ids for each in completions]
     oracle = Oracle(expected)
     monkeypatch.setattr("engine.engine_core.DraftPlanner", partial(DraftPlanner, proposers=[oracle]))
-    drafting = settings | TIGHT | {"num_blocks": 50, "speculative_config": LOOKUP}
+    drafting = settings | TIGHT | {"speculative_config": LOOKUP}
     async with Engine(EngineConfig(str(folder), **drafting)) as engine:
         assert await run_mixed(engine, requests) == expected
         counts = engine.stats().drafts

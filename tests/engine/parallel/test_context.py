@@ -142,7 +142,7 @@ def assert_same(found: list[list[Completion]], expected: list[list[Completion]])
 
 
 async def test_mixed_requests_have_the_tokens_of_one_rank(make_config: MakeConfig) -> None:
-    requests, settings = make_mixed_requests(num_requests=52), TIGHT | LOCAL | {"num_blocks": 50}
+    requests, settings = make_mixed_requests(num_requests=52), TIGHT | LOCAL
     async with Engine(make_config(**settings)) as engine:
         expected = await run_mixed(engine, requests)
     async with Engine(make_config(**settings, **BOTH, speculative_config=NGRAM)) as engine:

@@ -15,7 +15,7 @@ from tests.engine.mixed_requests import ROOMY, Completion, make_mixed_requests, 
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
-REQUESTS = make_mixed_requests(num_requests=26)
+REQUESTS = make_mixed_requests()[:26]
 
 
 def make_pair(make_config: MakeConfig, kind: str, tmp_path: Path, **more: Any) -> EngineConfig:
