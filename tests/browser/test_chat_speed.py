@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser import ui_load
 from tests.browser.site import Site
+from tests.measure import ui_load
 
 NUM_MESSAGES = 200
 FIRST, LAST = 5, 25

@@ -24,8 +24,6 @@ KEY = "client-key"
 FLAGS = ["--api-key", KEY, "--served-model-name", "demo_model", "--no-ui"]
 # client -> its packages; litellm looks for mcp as soon as a request has tools, and does not ask for it itself
 PACKAGES = {
-    "openai": ["openai"],
-    "anthropic": ["anthropic"],
     "langchain": ["langchain", "langchain-openai", "langchain-anthropic"],
     "litellm": ["litellm", "mcp"],
     "llama_index": ["llama-index-core", "llama-index-llms-openai-like", "llama-index-embeddings-openai-like"],

@@ -19,7 +19,7 @@ import pytest_asyncio
 from app.api.errors import HEALTH_PATHS
 from app.bench.own_server import run_server
 from tests.app.api.harness import Server, needs_model
-from tests.app.bench.overload import read_cpu_s, read_memory
+from tests.measure.overload import read_cpu_s, read_memory
 
 KEY = {"Authorization": "Bearer key"}
 JSON = {"Content-Type": "application/json"}

@@ -20,8 +20,8 @@ from app.cli.main import main
 from app.config import UsageError
 from engine import EngineDead, EngineOverloaded
 from tests.app.api.harness import Start
-from tests.app.bench.overload import Phase, Result, Size, describe, run
 from tests.fakes import FakeEngine
+from tests.measure.overload import Phase, Result, Size, describe, run
 
 JOBS = [Job([ord(char) for char in f"word {number}"], 8) for number in range(6)]
 

@@ -1,6 +1,6 @@
 """Clients that misbehave: a storm of requests that nobody waits for, and a reader who takes a byte a second.
 
-    python -m tests.app.bench.storm URL MODEL NUM_REQUESTS RATE
+    python -m tests.measure.storm URL MODEL NUM_REQUESTS RATE
 
 is the storm in a process of its own, and prints its seconds: what it costs must not slow down who measures beside it.
 """
@@ -100,7 +100,7 @@ async def run_storm_process(target: Target, num_requests: int, rate: float) -> f
         RuntimeError: the process failed; the message has its last words.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.app.bench.storm", target.base_url, target.model, str(num_requests), str(rate),
+        sys.executable, "-m", "tests.measure.storm", target.base_url, target.model, str(num_requests), str(rate),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )
     printed, complaints = await process.communicate()

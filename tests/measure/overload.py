@@ -1,6 +1,6 @@
 """A server that is asked for twice what it can take: who was admitted must not notice.
 
-    python -m tests.app.bench.overload --clients 256 --seconds 60
+    python -m tests.measure.overload --clients 256 --seconds 60
 
 Four phases on one server of our own, one after the other:
 
@@ -30,7 +30,7 @@ import aiohttp
 from app.bench.client import Record, Target, send
 from app.bench.own_server import run_server
 from app.bench.spread import percentiles
-from tests.app.bench.storm import make_job, read_slowly, run_storm_process
+from tests.measure.storm import make_job, read_slowly, run_storm_process
 
 GAUGE = re.compile(r"^troupe:(\w+)\{[^}]*\} (\S+)", re.MULTILINE)
 SETTLE_S = 30.0  # how long the server may take to become empty

@@ -1,6 +1,6 @@
 """Many pages that stream a chat answer at once: updates a second on each, and the event-loop lag meanwhile.
 
-    python -m tests.browser.ui_load --pages 32 --seconds 20
+    python -m tests.measure.ui_load --pages 32 --seconds 20
 
 Starts a server of its own with the embedded model (or drives `--url`). A page here is a client that speaks Gradio's
 protocol as the browser does: it begins a turn, joins the queue, reads the answer from the page's event stream, ends
