@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from app.api.batch import answer_row
@@ -13,6 +15,7 @@ from app.api.context import ApiContext
 from app.api.errors import to_api_error
 from app.api.extract import ExtractRequest, make_extractor, read_schema
 from app.extraction.batch import extract_source
+from app.extraction.choices import NUM_RIVALS, find_choices
 from app.extraction.sources import load_source
 from app.job_runner import AnswerRow, RowAnswer
 from app.store import Item
@@ -50,14 +53,18 @@ def _answer_requests(context: ApiContext, body: dict[str, Any]) -> Callable[[str
 
 def _extract(context: ApiContext, body: dict[str, Any]) -> Callable[[str], Awaitable[RowAnswer]]:
     asked = ExtractRequest.model_validate(body["request"])
-    schema = read_schema(asked.schema_)
+    schema, is_weighed = read_schema(asked.schema_), body.get("is_weighed", False)  # the page shows what was weighed
     extractor = make_extractor(context, asked, context.check_model(asked.model))
+    extractor.num_rivals = NUM_RIVALS if is_weighed else 0
 
     async def answer(given: str) -> RowAnswer:
         source = load_source(given)
         record, result = await extract_source(extractor, schema, source, cache_salt=asked.cache_salt)
-        tokens = {} if result is None else {"usage": usage(*result.usage)}
-        return RowAnswer(json.dumps(record | tokens, ensure_ascii=False), not record["valid"])
+        more = {} if result is None else {"usage": usage(*result.usage)}
+        if result is not None and is_weighed:
+            found = await asyncio.to_thread(find_choices, result, context.engine)
+            more["choices"] = {pointer: asdict(choice) for pointer, choice in found.items()}
+        return RowAnswer(json.dumps(record | more, ensure_ascii=False), not record["valid"])
 
     return answer
 

@@ -70,11 +70,16 @@ async def extract_source(
     except (EngineError, GrammarError, UnreadableSource) as error:
         if raises:
             raise
-        record = {
-            "source": name, "record": None, "valid": False, "finish_reason": "error",
-            "confidence": {}, "evidence": {}, "flags": {}, "checks": [], "error": str(error),
-        }
+        record = describe_failure(name, str(error))
     return source.complete(record) | ({"row": source.others} if source.others else {}), result
+
+
+def describe_failure(source: str, error: str) -> dict[str, Any]:
+    """Return what stands for the record of a source that has none."""
+    return {
+        "source": source, "record": None, "valid": False, "finish_reason": "error", "confidence": {}, "evidence": {},
+        "flags": {}, "checks": [], "error": error,
+    }
 
 
 def extract(

@@ -151,6 +151,23 @@ def read_ended(db: Connection, job: int, after: int = 0, limit: int = -1) -> lis
     ]
 
 
+def read_row(db: Connection, job: int, number: int) -> str | None:
+    """Return the input of a row."""
+    row = db.execute("SELECT given FROM rows WHERE job = ? AND number = ?", (job, number)).fetchone()
+    return None if row is None else row[0]
+
+
+def change_result(db: Connection, job: int, number: int, result: str) -> None:
+    """Write another result of a row that has ended."""
+    values = {"job": job, "number": number, "result": result, "now": db.clock()}
+    before = "(SELECT length(result) FROM rows WHERE job = :job AND number = :number)"
+    db.execute(
+        f"UPDATE objects SET size = size + length(:result) - {before}, changed = :now WHERE number = :job", values
+    )
+    db.execute("UPDATE rows SET result = :result WHERE job = :job AND number = :number AND ended", values)
+    check_room(db, db.execute("SELECT owner FROM objects WHERE number = ?", (job,)).fetchone()[0])
+
+
 def count_result_bytes(db: Connection, job: int, state: str) -> int:
     """Return the size of the results in a state, as lines."""
     lengths = "length(CAST(result AS BLOB)) + 1"

@@ -49,7 +49,7 @@ def make_demo(context: ApiContext) -> gr.Blocks:
                 extract = ExtractTab(engine, examples)
                 extract.build(demo)
             with gr.Tab("Batch", elem_id="batch-tab"):
-                batch = BatchTab(engine, examples)
+                batch = BatchTab(context, examples)
                 batch.build(demo, extract.panel)
             with gr.Tab("Chat", elem_id="chat-tab"):
                 chat = ChatTab(

@@ -1,11 +1,8 @@
-"""The figures of one output: the line under it, and the probabilities of its tokens."""
+"""The figures of one output: the line under it."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-from engine import Logprob, RequestOutput, TokenLogprobs
+from engine import RequestOutput
 
 FINISH_WORDS = {
     "stop": "complete",
@@ -39,26 +36,3 @@ def describe_output(output: RequestOutput) -> str:
 
 def format_seconds(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"
-
-
-def describe_position(position: TokenLogprobs) -> dict[str, Any]:
-    """Return the sampled token and its alternatives, with probabilities before and after the mask."""
-    return {
-        **_describe_token(position.token),
-        "rank": position.token.rank,
-        "source": position.draft_source,
-        "top": [_describe_token(each) for each in position.top],
-    }
-
-
-def _describe_token(token: Logprob) -> dict[str, Any]:
-    masked = token.masked_logprob
-    return {
-        "text": token.decoded_token,
-        "p": _to_probability(token.logprob),
-        "pm": None if masked is None else _to_probability(masked),
-    }
-
-
-def _to_probability(logprob: float) -> float:
-    return round(math.exp(logprob), 5) if logprob > -math.inf else 0.0

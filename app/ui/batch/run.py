@@ -1,98 +1,110 @@
-"""One batch: rows in, records out as they finish, with progress."""
+"""BatchRun: a job of the store as a page shows it, with the corrections that a person made to its records."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.concurrency import run_bounded
-from app.extraction import ExtractionResult, Extractor, Schema
-from app.extraction.batch import MAX_CONCURRENT, extract_source
+from app.extraction import ExtractionResult, Schema
+from app.extraction.batch import describe_failure
 from app.extraction.bounds import BoundedSchema
+from app.extraction.choices import Choice
 from app.extraction.extractor import make_again
-from app.extraction.sources import Row
-from app.ui.extract.choices import Choice, find_choices
+from app.extraction.sources import Source, load_source
+from app.store import Connection, Item, Store, jobs, objects
 from app.ui.extract.shown import Shown
-from app.ui.jobs import Job
+
+Record = dict[str, Any]
+# What a row of the store has for this page, beside the record that the files have.
+INNER = ("usage", "choices", "draft", "checked")
 
 
 @dataclass(slots=True, eq=False)
-class BatchRun(Job):
-    """The rows of a batch and their results; `records` are the finished ones, by row index."""
+class BatchRun:
+    """A job as far as a page has read it; `records` are the rows that have ended, by their index."""
 
-    rows: Sequence[Row]
-    column: str
-    records: dict[int, dict[str, Any]] = field(default_factory=dict)
-    choices: dict[int, dict[str, Choice]] = field(default_factory=dict)
-    reviewed: dict[int, Shown] = field(default_factory=dict)  # the rows that a person has corrected or approved
+    owner: str
+    job: Item
     is_measured: bool = True
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    started: float = 0.0
     lowest_first: bool = False  # show the records with the lowest confidence first
-    schema: Schema = field(default_factory=dict)
-    clock: Callable[[], float] = time.monotonic
+    counts: dict[str, int] = field(default_factory=dict)  # rows by state
+    records: dict[int, Record] = field(default_factory=dict)
+    clock: Callable[[], float] = time.time
+    _num_read: int = 0
 
-    async def run(
-        self, extractor: Extractor, schema: Schema, cache_salt: str, indices: Sequence[int] | None = None
-    ) -> None:
-        """Extract every row, or some rows, several at once; cancelling it aborts running ones.
+    async def update(self, store: Store) -> bool:
+        """Read what has changed since; returns whether anything has."""
 
-        Raises:
-            EngineDead: the engine is gone.
-        """
-        self.started = self.clock()
-        self.schema = schema
-        self.is_measured = extractor.is_measured
-        chosen = range(len(self.rows)) if indices is None else indices
-        works = (self._extract(index, extractor, schema, cache_salt) for index in chosen)
-        async with aclosing(run_bounded(works, MAX_CONCURRENT)) as rows:
-            async for _ in rows:
-                self.change()
+        def read(db: Connection) -> tuple[Item | None, dict[str, int], list[tuple[int, int, Record]]]:
+            rows = jobs.read_ended(db, self.job.number, self._num_read)
+            found = [(row.ended, row.number, _read_result(row)) for row in rows]
+            return objects.get(db, self.owner, "job", self.job.id), jobs.count(db, self.job.number), found
 
-    async def _extract(self, index: int, extractor: Extractor, schema: Schema, salt: str) -> None:
-        source = self.rows[index].pick(self.column)
-        self.records[index], result = await extract_source(extractor, schema, source, cache_salt=salt)
-        self.reviewed.pop(index, None)
-        if result is not None:
-            self.choices[index] = await asyncio.to_thread(find_choices, result, extractor.engine)
-            self.num_prompt_tokens += result.usage.num_prompt_tokens
-            self.num_cached_tokens += result.usage.num_cached_tokens
+        job, counts, found = await store.run(read)
+        job = job or replace(self.job, body=self.job.body | {"status": "cancelled"})  # it was deleted
+        before = self.job.body, self.counts
+        self.job, self.counts = job, counts
+        for ended, index, record in found:
+            self._num_read, self.records[index] = ended, record
+        return bool(found) or before != (job.body, counts)
 
-    @property
-    def ordered(self) -> list[dict[str, Any]]:
-        """Return the finished records in row order."""
-        return [self.records[index] for index in sorted(self.records)]
-
-    def list_failed(self) -> list[int]:
-        """Return the indices of rows without a valid record."""
-        return [i for i, each in sorted(self.records.items()) if not each["valid"]]
-
-    def open_row(self, index: int) -> Shown:
-        """Return a row for review: its record with its text, or as it was left."""
-        if index in self.reviewed:
-            return self.reviewed[index]
-        record, source = self.records[index], self.rows[index].pick(self.column)
+    async def open_row(self, store: Store, index: int) -> Shown | None:
+        """Return a row for review: its record with its text, as it was left; None if it has no record."""
+        record = self.records.get(index, {})
+        given = await store.run(jobs.read_row, self.job.number, index)
+        if record.get("record") is None or given is None:
+            return None
+        source, draft = load_source(given), record.get("draft", record)
         notes = tuple(note for note in record.get("notes", ()) if note not in source.notes)
         result = ExtractionResult(
-            source.name, record["record"], "", record["valid"], (), record["finish_reason"], record["confidence"],
+            source.name, draft["record"], "", record["valid"], (), record["finish_reason"], draft["confidence"],
             {}, (), BoundedSchema(self.schema), notes, is_measured=self.is_measured,
         )
-        again = make_again(self.schema, source.text, result, record["record"])
-        return Shown(again, source.text, self.schema, choices=self.choices.get(index, {}))
+        again = make_again(self.schema, source.text, result, draft["record"])
+        choices = {pointer: Choice(**each) for pointer, each in record.get("choices", {}).items()}
+        shown = Shown(again, source.text, self.schema, choices=choices)
+        if "draft" not in record:
+            return shown
+        checked, is_approved = frozenset(record["checked"]), record["approved"]
+        return replace(shown.change(record["record"]), checked=checked, is_approved=is_approved)
 
-    def keep(self, index: int, shown: Shown) -> None:
+    async def keep(self, store: Store, index: int, shown: Shown) -> None:
         """Put a row back as it was reviewed; the downloads have it."""
-        source, record = self.rows[index].pick(self.column), shown.result.to_json()
+        before = self.records[index]
+        source: Source = load_source(str(await store.run(jobs.read_row, self.job.number, index)))
+        record = shown.result.to_json()
         record["flags"] = {pointer: list(shown.reasons[pointer]) for pointer in shown.to_check}
-        given = {"row": source.others} if source.others else {}
+        kept = {name: before[name] for name in ("row", "usage", "choices") if name in before}
+        draft = before.get("draft") or {name: before[name] for name in ("record", "confidence")}
         reviewed = {"corrected": sorted(shown.by_hand), "approved": shown.is_approved}
-        self.records[index] = source.complete(record) | given | reviewed
-        self.reviewed[index] = shown
+        inner = {"checked": sorted(shown.checked), "draft": draft}
+        record = self.records[index] = source.complete(record) | kept | reviewed | inner
+        await store.run(jobs.change_result, self.job.number, index, json.dumps(record))
+
+    @property
+    def schema(self) -> Schema:
+        schema: Schema = self.job.body["request"]["schema"]
+        return schema
+
+    @property
+    def is_running(self) -> bool:
+        return self.job.body["status"] in jobs.UNFINISHED
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def for_files(self) -> list[Record]:
+        """Return the finished records in row order, as they are written into files."""
+        return [
+            {name: value for name, value in self.records[index].items() if name not in INNER}
+            for index in sorted(self.records)
+        ]
 
     def list_rows(self) -> list[int]:
         """Return the indices of the finished rows in the order of the page."""
@@ -108,27 +120,29 @@ class BatchRun(Job):
         return rows[place] if 0 <= place < len(rows) else None
 
     @property
-    def num_valid(self) -> int:
-        return sum(record["valid"] for record in self.records.values())
+    def cached_share(self) -> float | None:
+        """Return the share of prompt tokens found in the prefix cache, 0 to 1; None before there are any."""
+        total: Counter[str] = Counter()
+        for usage in (record.get("usage") for record in self.records.values()):
+            if usage:
+                total["prompt"] += usage["prompt_tokens"]
+                total["cached"] += usage["prompt_tokens_details"]["cached_tokens"]
+        return total["cached"] / total["prompt"] if total["prompt"] else None
 
     @property
-    def num_failed(self) -> int:
-        return sum("error" in record for record in self.records.values())
-
-    @property
-    def cached_share(self) -> float:
-        """Return the share of prompt tokens found in the prefix cache, 0 to 1."""
-        return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimate the remaining seconds from the rate so far; None before there is a rate."""
-        num_done = len(self.records)
-        if not num_done:
-            return None
-        return (self.clock() - self.started) / num_done * (len(self.rows) - num_done)
+    def seconds(self) -> float:
+        """Return how long the job has run, or ran."""
+        body = self.job.body
+        started = body.get("started", self.clock())
+        return float(max((self.clock() if self.is_running else body.get("ended", started)) - started, 1e-9))
 
 
-def least_confidence(record: dict[str, Any]) -> float:
+def _read_result(row: jobs.JobRow) -> Record:
+    found: Record = json.loads(row.result)
+    # A fault of the server has no record.
+    return found if "record" in found else describe_failure(f"row {row.number + 1}", found["error"]["message"])
+
+
+def least_confidence(record: Record) -> float:
     """Return the lowest confidence of the record's values; 0 for a row without a record."""
     return 0.0 if record["record"] is None else min(record["confidence"].values(), default=1.0)

@@ -1,7 +1,7 @@
 """The batch tab: open files, pick a column, extract records with progress, download the results.
 
-A run belongs to the server: it goes on when its page is closed or loses its connection, and a page that is loaded
-later shows it again.
+A run is a job of the store, as /v1/jobs has them: it goes on when its page is closed and after a restart of the server,
+and a page that is loaded later shows it again.
 """
 
 from __future__ import annotations
@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import html
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from gradio.utils import get_upload_folder
 
-from app.extraction import Extractor, Limits
+from app.api.context import ApiContext
+from app.api.errors import ApiError
+from app.api.jobs import add_job, cancel
+from app.extraction import Extractor, Schema
 from app.extraction.export import FORMATS, ExportError, export
 from app.extraction.review import EditError
 from app.extraction.schema_check import SchemaChecker
-from app.extraction.sources import UnreadableSource
+from app.extraction.sources import UnreadableSource, dump_source
+from app.store import Item, StoreError, jobs, objects
 from app.ui.batch.run import BatchRun
 from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
 from app.ui.batch.view import (
@@ -34,15 +37,13 @@ from app.ui.batch.view import (
     render_records,
 )
 from app.ui.examples import Examples
-from app.ui.explain import Explanation, explain_bug
-from app.ui.extract.choices import NUM_RIVALS
+from app.ui.explain import Explanation, explain, explain_bug
 from app.ui.extract.desk import Desk, Update
 from app.ui.extract.schema_panel import BLANK_PROBLEM, SchemaPanel, is_blank
 from app.ui.extract.shown import Shown
-from app.ui.jobs import Jobs
+from app.ui.owner import find_owner
 from app.ui.scripts import read_kept, read_script
 from app.ui.stops import Stops
-from engine import Engine
 from grammar import GrammarError
 
 FILE_TYPES = [
@@ -52,21 +53,22 @@ FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 SAMPLES = "sample texts"
 UPDATE_INTERVAL_S = 0.25
-# Runs that no page shows: they are kept, and go on, for this time and up to this number.
-KEEP_S = 12 * 3600.0
-MAX_UNSEEN = 8
+NOT_OPEN = Explanation(
+    "These files are not open any more.", "Others needed the room, or the connection was lost.", "Open them again."
+)
+WAITS = "The engine is not ready; the batch goes on when it is."
 
 
 class BatchTab:
     """Extracts records from many texts with one schema on one engine, and reviews them row by row."""
 
-    def __init__(self, engine: Engine, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
-        self.engine = engine
+    def __init__(self, context: ApiContext, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
+        self.context = context
+        self.store = context.store
         self.examples = examples
         self.interval_s = interval_s
         self.stops = Stops()  # of the handlers that show a run
         self.tables = OpenTables()
-        self.runs: Jobs[BatchRun] = Jobs(engine, KEEP_S, MAX_UNSEEN)
         self.shown: dict[str, BatchRun] = {}  # the run that each session's page shows
         self.checker = SchemaChecker()
         self.desk = Desk()
@@ -94,7 +96,7 @@ class BatchTab:
         demo.load(self.attach, known, outputs, js=read_kept("readBatch"), **quiet)
         self.trial.click(self.run_some, inputs, outputs, **quiet)
         self.run_button.click(self.run_all, inputs, outputs, **quiet)
-        self.again.click(self.run_again, inputs, outputs, **quiet)
+        self.again.click(self.run_again, self.order, outputs, **quiet)
         self.samples.click(self.run_samples, self.order, [self.column, self.schema, self.review, *outputs], **quiet)
         self.order.input(self.sort, self.order, self.records, **at_once)
         self.records.open(self.open_row, None, reviewed, **at_once)
@@ -161,7 +163,7 @@ class BatchTab:
     async def open_files(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
         """Open files as a table; a run over earlier files is stopped first, because the page no longer shows it."""
         session = str(request.session_hash)
-        stopped = await self._leave_running(session)
+        stopped = await self._leave_run(session)
         note = render_note("The run before was stopped; what is done is kept.") if stopped else ""
         # Before reading the new table, because a visitor has one table at a time.
         self.tables.drop(session)
@@ -198,17 +200,16 @@ class BatchTab:
         """Free the tables of a session whose page was closed or lost its connection; its run goes on."""
         self.stops.ask(session, "leave")
         self.tables.drop(session)
-        if run := self.shown.pop(session, None):
-            self.runs.release(run, session)
-            asyncio.get_running_loop().call_later(KEEP_S + 1, self.runs.drop_old)
+        self.shown.pop(session, None)
 
     async def attach(self, run_id: str | None, request: gr.Request) -> AsyncGenerator[Update, None]:
         """Show the run that this browser began before the page was loaded."""
-        session, run = str(request.session_hash), self.runs.find(str(run_id))
-        if run is None or session in self.shown or self.tables.get(session).rows:
+        session, owner = str(request.session_hash), find_owner(request)
+        job = await self.store.run(objects.get, owner, "job", str(run_id))
+        if job is None or session in self.shown or self.tables.get(session).rows:
             yield gr.skip()
             return
-        async with aclosing(self._show(session, run)) as updates:
+        async with aclosing(self._show(session, self._make_run(owner, job))) as updates:
             async for update in updates:
                 yield update
 
@@ -218,10 +219,17 @@ class BatchTab:
             async for update in updates:
                 yield update
 
-    async def run_again(self, request: gr.Request, *given: Any) -> AsyncGenerator[Update, None]:
+    async def run_again(self, request: gr.Request, order: bool) -> AsyncGenerator[Update, None]:
         """Extract failed rows again."""
-        run = self.shown.get(str(request.session_hash))
-        async with aclosing(self.run_all(request, *given, again=run)) as updates:
+        session = str(request.session_hash)
+        run = self.shown.get(session)
+        if run is None or run.is_running:
+            yield gr.skip()
+            return
+        await self.stops.end(session)
+        await self.store.run(jobs.retry_failed, run.job.number)
+        self.context.jobs.wake()
+        async with aclosing(self._show(session, self._make_run(run.owner, run.job, order))) as updates:
             async for update in updates:
                 yield update
 
@@ -248,15 +256,15 @@ class BatchTab:
 
     async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
         """Open a row for review."""
-        return self._review(str(request.session_hash), int(data._data["row"]))
+        return await self._review(str(request.session_hash), int(data._data["row"]))
 
     async def go_back(self, index: int, request: gr.Request) -> Update:
         """Open the row before."""
-        return self._step(str(request.session_hash), index, -1)
+        return await self._step(str(request.session_hash), index, -1)
 
     async def go_on(self, index: int, request: gr.Request) -> Update:
         """Open the row behind."""
-        return self._step(str(request.session_hash), index, 1)
+        return await self._step(str(request.session_hash), index, 1)
 
     async def act(self, shown: Shown | None, index: int, data: gr.EventData, request: gr.Request) -> Update:
         """Apply what a person did to the open row, and write the row back; an approved row makes way for the next."""
@@ -268,129 +276,121 @@ class BatchTab:
             changed = shown.act(data._data)
         except EditError as error:
             return self.desk.refuse(error)
-        run.keep(index, changed)
+        await run.keep(self.store, index, changed)
         drawn = {**self.desk.draw(changed), self.records: render_records(run)}
         if not run.is_running:
-            drawn |= {self.progress: render_progress(run, "done"), **await self._save(run)}
+            drawn |= {self.progress: render_progress(run), **await self._save(run)}
         if changed.is_approved and (following := run.find_next(index)) is not None:
-            drawn |= self._review(session, following)
+            drawn |= await self._review(session, following)
         return {part: value for part, value in drawn.items() if part is not self.again}
 
-    def _step(self, session: str, index: int, step: int) -> Update:
+    async def _step(self, session: str, index: int, step: int) -> Update:
         run = self.shown.get(session)
         following = run.find_next(index, step) if run else None
-        return gr.skip() if following is None else self._review(session, following)
+        return gr.skip() if following is None else await self._review(session, following)
 
-    def _review(self, session: str, index: int) -> Update:
+    async def _review(self, session: str, index: int) -> Update:
         run = self.shown.get(session)
-        if run is None or run.records.get(index, {}).get("record") is None:
+        shown = None if run is None else await run.open_row(self.store, index)
+        if run is None or shown is None:
             raise gr.Error("This row is not here any more. Run the batch again.")
         name = html.escape(run.records[index]["source"])
         return {
             self.review: gr.update(visible=True),
-            self.place: f"<b>Row {index + 1} of {len(run.rows):,}</b> {name}",
+            self.place: f"<b>Row {index + 1} of {run.num_rows:,}</b> {name}",
             self.index: index,
-            **self.desk.draw(run.open_row(index)),
+            **self.desk.draw(shown),
             self.desk.why: "",
         }
 
     async def run_all(
-        self, request: gr.Request, column: str, name: str, schema: str, problem: Explanation | None,
-        order: bool, *, num_rows: int | None = None, again: BatchRun | None = None,
+        self, request: gr.Request, column: str, name: str, schema: str, problem: Explanation | None, order: bool, *,
+        num_rows: int | None = None,
     ) -> AsyncGenerator[Update, None]:
         """Extract every row; finished records stay and can be downloaded after a stop or failure.
 
         Args:
             schema, problem: of the Extract tab; they count when no example schema of that name is chosen.
             order: whether records with the lowest confidence come first.
-            again: a run whose failed rows are extracted again.
         """
-        session = str(request.session_hash)
-        run = again or BatchRun(self.tables.get(session).rows[:num_rows], column)
-        text = self.examples.schemas.get(name, schema)
+        session, owner = str(request.session_hash), find_owner(request)
+        rows = self.tables.get(session).rows[:num_rows]
         refused = problem if name == AS_IN_EXTRACT else None
-        if not run.rows:
-            refused = Explanation(
-                "These files are not open any more.",
-                "Others needed the room, or the connection was lost.",
-                "Open them again.",
-            )
-        with suppress(GrammarError):  # which the run reports
-            checked = await asyncio.to_thread(self.checker.check, text)
-            refused = refused or (BLANK_PROBLEM if is_blank(checked.schema) else None)
+        if not rows:
+            refused = NOT_OPEN
+        found: Schema = {}
+        try:
+            checked = await asyncio.to_thread(self.checker.check, self.examples.schemas.get(name, schema))
+            found = checked.schema
+            refused = refused or (BLANK_PROBLEM if is_blank(found) else None)
+        except GrammarError as error:
+            refused = refused or explain(error)
         if refused is not None:
             yield {self.progress: refused.as_html()}
             return
         # A page shows one run at a time; two would overwrite each other's display.
         await self._leave_run(session)
-        run.lowest_first = order
-        if not run.is_running:  # by another page that shows it
-            self.runs.start(run, self._extract(run, text, f"session-{session}", again is not None))
-        async with aclosing(self._show(session, run)) as updates:
+        model = self.context.check_model(None)
+        asked = {"schema": found, "model": model, "cache_salt": f"session-{session}"}
+        body = {"model": model, "request": asked, "is_weighed": True}
+        try:
+            job = await add_job(self.context, owner, "extract", body, (dump_source(row.pick(column)) for row in rows))
+        except StoreError as error:
+            yield {self.progress: Explanation("The batch was not begun.", f"{error}.", "").as_html()}
+            return
+        async with aclosing(self._show(session, self._make_run(owner, job, order))) as updates:
             async for update in updates:
                 yield update
 
-    async def _extract(self, run: BatchRun, schema: str, salt: str, is_again: bool) -> None:
-        checked = await asyncio.to_thread(self.checker.check, schema)
-        failed = run.list_failed() if is_again else None
-        await run.run(Extractor(self.engine, Limits(), num_rivals=NUM_RIVALS), checked.schema, salt, failed)
+    def _make_run(self, owner: str, job: Item, lowest_first: bool = False) -> BatchRun:
+        return BatchRun(owner, job, Extractor(self.context.engine).is_measured, lowest_first)
 
     async def _show(self, session: str, run: BatchRun) -> AsyncGenerator[Update, None]:
         """Update the page while the run goes on, and at its end; closing the generator leaves the run alone."""
         self.shown[session] = run
-        self.runs.take(run, session)
         with self.stops.running(session) as flag:
-            begun = {**self._buttons(True), **self._hide_files(), self.samples: gr.update(visible=False)}
-            yield self._draw(run, "running") | begun
-            drawn = time.monotonic()
-            async with aclosing(run.watch()) as changes:
-                async for _ in changes:
-                    if flag.asked:
-                        return
-                    now = time.monotonic()
-                    if now - drawn >= self.interval_s:
-                        drawn = now
-                        yield self._draw(run, "running")
-            if flag.asked:
-                return
-            last = self._draw(run, "stopped" if run.is_stopped or run.problem else "done")
-            if run.problem is not None:
-                last[self.progress] = run.problem.as_html() + (last[self.progress] if run.records else "")
+            await run.update(self.store)
+            yield self._draw(run) | self._buttons(True) | self._hide_files() | {self.samples: gr.update(visible=False)}
+            while run.is_running:
+                await asyncio.sleep(self.interval_s)
+                is_changed = await run.update(self.store)
+                if flag.asked:
+                    return
+                # Gradio notices a closed page only when a handler yields.
+                yield self._draw(run) if is_changed else gr.skip()
             buttons = self._buttons(False, bool(self.tables.get(session).rows))
             try:
-                yield last | buttons | await self._save(run)
+                yield self._draw(run) | buttons | await self._save(run)
             except Exception as error:
                 # Raise unexpected errors, but enable the buttons again.
                 yield {self.progress: explain_bug(error).as_html(), **buttons, **self._hide_files()}
                 raise
 
-    def _draw(self, run: BatchRun, state: str) -> Update:
-        return {self.progress: render_progress(run, state), self.records: render_records(run)}
+    def _draw(self, run: BatchRun) -> Update:
+        waits = "" if self.context.engine.state == "ready" or not run.is_running else render_note(WAITS)
+        return {self.progress: waits + render_progress(run), self.records: render_records(run)}
 
-    async def _leave_running(self, session: str) -> BatchRun | None:
-        """Let the page show no run; return the one that was stopped for it."""
-        before = self.shown.get(session)
-        is_running = before is not None and before.is_running
-        await self._leave_run(session)
-        return before if before is not None and is_running and before.is_over else None
-
-    async def _leave_run(self, session: str) -> None:
-        """Let the page show no run; the one that it showed is stopped if no other page shows it."""
+    async def _leave_run(self, session: str) -> BatchRun | None:
+        """Let the page show no run; one that no other page shows is stopped, and returned."""
         await self.stops.end(session)
         run = self.shown.pop(session, None)
-        if run is None:
-            return
-        self.runs.release(run, session)
-        if not run.readers and run.is_running:
-            run.stop()
-            async with aclosing(run.watch()) as changes:
-                async for _ in changes:
-                    pass
+        if run is None or any(each.job.id == run.job.id for each in self.shown.values()):
+            return None
+        return run if await self._cancel(run) else None
 
-    def stop(self, request: gr.Request) -> None:
+    async def _cancel(self, run: BatchRun) -> bool:
+        """End a run; returns False if it had ended."""
+        try:
+            await cancel(self.context, run.owner, run.job.id)
+        except ApiError:
+            return False
+        await run.update(self.store)
+        return True
+
+    async def stop(self, request: gr.Request) -> None:
         """End the batch and keep the finished records."""
         if run := self.shown.get(str(request.session_hash)):
-            run.stop()
+            await self._cancel(run)
 
     def _buttons(self, is_busy: bool, is_ready: bool = False) -> Update:
         idle = gr.update(interactive=is_ready)
@@ -403,8 +403,8 @@ class BatchTab:
         """Return the download buttons with their files, and the button that runs rows again."""
         if not batch.records:
             return self._hide_files()
-        files = await asyncio.to_thread(_write_files, batch.ordered)
-        again = gr.update(visible=bool(batch.list_failed()))
+        files = await asyncio.to_thread(_write_files, batch.for_files)
+        again = gr.update(visible=bool(batch.counts["failed"]))
         return {**dict(zip(self.downloads, files, strict=True)), self.again: again}
 
 

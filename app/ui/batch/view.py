@@ -58,31 +58,34 @@ def render_note(text: str) -> str:
     return f'<p class="batch-figures" role="status">{html.escape(text)}</p>'
 
 
-def render_progress(run: BatchRun, state: str) -> str:
-    """Return the progress as a bar and one line of figures. `state` is running, done or stopped."""
-    num_done, num_rows = len(run.records), len(run.rows)
-    seconds = max(run.clock() - run.started, 1e-9)
-    parts = [f"<b>{num_done:,}</b> of {num_rows:,} rows", f"{run.num_valid:,} valid", *_count_reviewed(run)]
-    if run.num_failed:
-        parts.append(f'<span class="bad">{run.num_failed:,} failed</span>')
-    not_valid = num_done - run.num_valid - run.num_failed
-    if not_valid:
+def render_progress(run: BatchRun) -> str:
+    """Return the progress as a bar and one line of figures."""
+    records = run.records.values()
+    num_done, num_rows, seconds = len(records), run.num_rows, run.seconds
+    num_valid, num_failed = sum(each["valid"] for each in records), sum("error" in each for each in records)
+    parts = [f"<b>{num_done:,}</b> of {num_rows:,} rows", f"{num_valid:,} valid", *_count_reviewed(run)]
+    if num_failed:
+        parts.append(f'<span class="bad">{num_failed:,} failed</span>')
+    if not_valid := num_done - num_valid - num_failed:
         parts.append(f"{not_valid:,} not valid")
     if num_done:
         parts.append(f"{num_done / seconds:,.1f} rows/s")
-    if run.num_prompt_tokens:
+    if run.cached_share is not None:
         parts.append(f"{run.cached_share:.0%} of the prompts from the prefix cache")
-    left = run.seconds_left
-    words = {
-        "running": f"about {format_duration(left)} left" if left is not None else "starting",
-        "done": f"done in {format_duration(seconds)}",
-        "stopped": "stopped; what is done is kept",
-    }
+    if run.is_running:
+        state, left = "running", seconds / num_done * (num_rows - num_done) if num_done else None
+        parts.append("starting" if left is None else f"about {format_duration(left)} left")
+    elif run.job.body["status"] == "completed":
+        state = "done"
+        parts.append(f"done in {format_duration(seconds)}")
+    else:
+        state, why = "stopped", run.job.body.get("error")
+        parts.append("stopped; what is done is kept" + html.escape(f": {why}" if why else ""))
     share = num_done / num_rows if num_rows else 1.0
     return (
         f'<div class="progress {state}" role="progressbar" aria-label="Batch" aria-valuemin="0" '
         f'aria-valuemax="{num_rows}" aria-valuenow="{num_done}"><i style="width:{share:.1%}"></i></div>'
-        f'<p class="batch-figures" role="status">{" · ".join([*parts, words[state]])}</p>'
+        f'<p class="batch-figures" role="status">{" · ".join(parts)}</p>'
     )
 
 
@@ -102,7 +105,7 @@ def format_duration(seconds: float) -> str:
 
 def render_records(run: BatchRun) -> str:
     """Return the finished records, one per row, a column per field, with the id by which a later page finds them."""
-    return f'<div data-run="{run.job_id}">{_render_table(run)}</div>'
+    return f'<div data-run="{run.job.id}">{_render_table(run)}</div>'
 
 
 def _render_table(run: BatchRun) -> str:

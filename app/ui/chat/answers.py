@@ -1,17 +1,27 @@
-"""Answers of the chat, saved once a second and at the end. A reloaded page finds the tokens for ten minutes."""
+"""Answers of the chat, which the server writes to their end whether or not a page shows them.
+
+Answers.start ──▶ a task changes the Answer, and saves it once a second and at the end ◀── pages watch it
+A page that is reloaded finds the tokens of an answer by its id for ten minutes.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from app.reasoning import Thinking
-from app.ui.jobs import Job, Jobs
+from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
+from app.ui.pacing import HEARTBEAT_S
 from engine import Engine, RequestOutput
+
+logger = logging.getLogger("troupe.ui")
 
 KEEP_S = 600.0
 MAX_KEPT = 512  # answers that have ended
@@ -19,48 +29,108 @@ SAVE_S = 1.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Answer(Job):
+class Answer:
     """One answer, as far as it has been generated.
 
     Attributes:
         thinking: how the text is split into reasoning and content; None if all of it is content.
-        write: begins to write the answer into the store.
-        written: the last writing.
+        write: begins to write the answer into the store; `written` is the last writing.
+        ended: when it ended, by the clock of Answers.
     """
 
+    answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     output: RequestOutput | None = None
     thinking: Thinking | None = None
+    problem: Explanation | None = None
     write: Callable[[], Future[Any]] | None = None
     written: Future[Any] | None = None
+    ended: float | None = None
+    _task: asyncio.Task[None] | None = None
+    _num_changes: int = 0
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended is not None
+
+    def stop(self) -> None:
+        """End the answer and abort its requests; the text so far stays."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def watch(self) -> AsyncGenerator[None]:
+        """Yield after every change, and periodically as a heartbeat, until the answer ends.
+
+        Gradio notices a closed page only when a handler yields.
+        """
+        seen = 0
+        while not self.is_over:
+            if seen == self._num_changes:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await self._news.wait()
+            seen = self._num_changes
+            yield
 
     def save(self) -> None:
         """Write the answer into the store."""
         if self.write is not None:
             self.written = self.write()
 
-    def finish(self) -> None:
-        self.save()
+    def change(self) -> None:
+        """Report a change to those who watch."""
+        self._num_changes += 1
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
 
-class Answers(Jobs[Answer]):
+class Answers:
     """All answers that are being generated, and for a while those that have ended."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine, KEEP_S, MAX_KEPT)
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._kept: dict[str, Answer] = {}
 
     def begin(self, answer: Answer, stream: AsyncGenerator[RequestOutput | None]) -> None:
         """Read a stream to its end in a task of its own."""
-        self.start(answer, _read(answer, stream))
+        self._kept[answer.answer_id] = answer
+        self._drop_old()
+        answer._task = asyncio.create_task(self._read(answer, stream))
+        answer._task.add_done_callback(lambda task: self._end(answer, task))
 
+    def find(self, answer_id: str) -> Answer | None:
+        """Return the answer with this id; None if it has expired or the server was restarted."""
+        self._drop_old()
+        return self._kept.get(answer_id)
 
-async def _read(answer: Answer, stream: AsyncGenerator[RequestOutput | None]) -> None:
-    saved = time.monotonic()
-    # Leaving the block closes the stream, which aborts the engine's request.
-    async with aclosing(stream):
-        async for output in stream:
-            if output is not None:
-                answer.output = output
-                answer.change()
-                if time.monotonic() - saved >= SAVE_S:
-                    saved = time.monotonic()
-                    answer.save()
+    def _drop_old(self) -> None:
+        # A copy, because Gradio calls handlers without await in other threads.
+        ended = [answer for answer in list(self._kept.values()) if answer.ended is not None]
+        oldest = self._clock() - KEEP_S
+        for number, answer in enumerate(sorted(ended, key=lambda answer: -(answer.ended or 0))):
+            if number >= MAX_KEPT or (answer.ended or 0) < oldest:
+                self._kept.pop(answer.answer_id, None)
+
+    async def _read(self, answer: Answer, stream: AsyncGenerator[RequestOutput | None]) -> None:
+        saved = time.monotonic()
+        try:
+            # Leaving the block closes the stream, which aborts the engine's request.
+            async with aclosing(stream):
+                async for output in stream:
+                    if output is not None:
+                        answer.output = output
+                        answer.change()
+                        if time.monotonic() - saved >= SAVE_S:
+                            saved = time.monotonic()
+                            answer.save()
+        except EXPLAINED as error:
+            answer.problem = explain(error, self._engine.state)
+
+    def _end(self, answer: Answer, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("an answer of the chat failed", exc_info=error)
+            answer.problem = explain_bug(error)
+        answer.ended = self._clock()
+        answer.save()
+        answer.change()

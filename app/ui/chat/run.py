@@ -17,6 +17,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.extraction.choices import describe_position
 from app.reasoning import gate_grammar, prepare_prompt, supports_reasoning
 from app.store import Store, StoreError
 from app.ui.chat import store as chats
@@ -39,7 +40,7 @@ from app.ui.chat.history import Thread, describe_chats, describe_tokens, report_
 from app.ui.chat.settings import Settings, make_sampling_params
 from app.ui.chat.side_by_side import join_streams
 from app.ui.explain import explain
-from app.ui.figures import describe_output, describe_position
+from app.ui.figures import describe_output
 from app.ui.owner import find_owner
 from app.ui.pacing import pace
 from engine import Engine, InvalidRequest, LoRARequest, RequestOutput
@@ -225,8 +226,8 @@ class ChatRun:
         answer, chat_id = Answer(), thread["id"] if thread is not None else chats.make_id()
         nodes = [Node(chats.make_id(), path[-1].id if path else None, question)] if question else []
         before = [*path, *nodes][-1].id
-        pending = [answer_message(""), pending_message(answer.job_id)]
-        nodes.append(Node(answer.job_id, before, pending))
+        pending = [answer_message(""), pending_message(answer.answer_id)]
+        nodes.append(Node(answer.answer_id, before, pending))
         try:
             await self.store.run(chats.begin_turn, owner, chat_id, asdict(settings), nodes)
         except StoreError as error:
@@ -234,12 +235,12 @@ class ChatRun:
 
         def save() -> Any:
             written = conclude(answer) if answer.is_over else [*write(answer), pending[1]]
-            return self.store.start(chats.put_node, owner, chat_id, Node(answer.job_id, before, written))
+            return self.store.start(chats.put_node, owner, chat_id, Node(answer.answer_id, before, written))
 
         answer.write = save
         asked = [*join(path), *question]
         self.answers.begin(answer, self._generate(answer, asked, settings, str(request.session_hash)))
-        turn = Turn(asked, num_shown, {"id": chat_id, "leaf": answer.job_id}, answer)
+        turn = Turn(asked, num_shown, {"id": chat_id, "leaf": answer.answer_id}, answer)
         busy = gr.update(value=None, submit_btn=False, stop_btn=True)
         listed = describe_chats(await self.store.run(chats.list_chats, owner), turn.thread)
         return gr.skip(), busy, turn.growing, turn.thread, turn, listed
@@ -315,10 +316,10 @@ def conclude(answer: Answer) -> History:
     if answer.problem is not None:
         return [*write(answer), error_message(answer.problem)]
     if output is None:
-        return [answer_message(""), figures_message("stopped", answer.job_id)]
+        return [answer_message(""), figures_message("stopped", answer.answer_id)]
     figures = describe_output(output)
     line = figures if output.finished else f"{figures} · stopped"
-    return [*write(answer), figures_message(line, answer.job_id)]
+    return [*write(answer), figures_message(line, answer.answer_id)]
 
 
 def show(path: Sequence[Node]) -> History:
@@ -336,7 +337,7 @@ def inspect(history: History, answer: Answer | None) -> dict[str, Any]:
         return shown
     positions = output.outputs[0].logprobs[:MAX_INSPECTED]
     steps = list(map(describe_position, positions))
-    return shown | {"id": answer.job_id, "steps": json.dumps(steps, ensure_ascii=False)}
+    return shown | {"id": answer.answer_id, "steps": json.dumps(steps, ensure_ascii=False)}
 
 
 def open_composer(**more: Any) -> Any:

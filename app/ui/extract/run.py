@@ -13,13 +13,13 @@ from typing import Any
 import gradio as gr
 
 from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction
+from app.extraction.choices import NUM_RIVALS, find_choices
 from app.extraction.chunks import PartsDone, stream_whole
 from app.extraction.json_spans import scan
 from app.extraction.prompt import parse_examples
 from app.extraction.review import EditError
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
-from app.ui.extract.choices import NUM_RIVALS, find_choices
 from app.ui.extract.desk import Desk, Update, find_first_page, find_page
 from app.ui.extract.pages import Opened, show_page
 from app.ui.extract.record_view import render_badge, render_figures, render_growing

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.extraction import Evidence, ExtractionResult, Schema
+from app.extraction.choices import Choice
 from app.extraction.extractor import make_again
 from app.extraction.json_spans import Leaf, Scalar, scan
 from app.extraction.review import Change, EditError, apply_edits, change_items, compare, put_value
-from app.ui.extract.choices import Choice
 from app.ui.extract.pages import Opened
 
 Verified = dict[str, dict[str, Any]]  # {"record", "time"} by the key of text and schema
@@ -98,14 +98,14 @@ class Shown:
         """Return the record after what a person did: typed texts, and then an action on one value or on all."""
         shown, pointer, action = self, str(data.get("pointer") or ""), data.get("action")
         if edits := data.get("edits"):
-            shown = shown._change(apply_edits(self.result.record, edits, self.schema))
+            shown = shown.change(apply_edits(self.result.record, edits, self.schema))
         match action:
             case "check":
                 return replace(shown, checked=shown.checked | {pointer})
             case "undo":
-                return shown._change(put_value(shown.result.record, pointer, shown.draft_of(pointer)))
+                return shown.change(put_value(shown.result.record, pointer, shown.draft_of(pointer)))
             case "add" | "remove":
-                return shown._change(*change_items(shown.result.record, pointer, action))
+                return shown.change(*change_items(shown.result.record, pointer, action))
             case "approve":
                 if not shown.result.valid:
                     raise EditError("; ".join(shown.result.errors))
@@ -120,7 +120,7 @@ class Shown:
                 return leaf.value
         raise EditError(f"the model wrote no value for {pointer!r}")
 
-    def _change(self, record: Any, find_before: Callable[[str], str | None] = lambda pointer: pointer) -> Shown:
+    def change(self, record: Any, find_before: Callable[[str], str | None] = lambda pointer: pointer) -> Shown:
         leaves = scan(json.dumps(record) + " ").leaves
         before = {leaf.pointer: find_before(leaf.pointer) for leaf in leaves}
         origin = {

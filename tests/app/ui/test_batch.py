@@ -3,10 +3,9 @@
 import asyncio
 import copy
 import functools
-import re
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,12 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.extraction import Extractor
+from app.api.context import ApiContext
+from app.api.job_kinds import make_answer
+from app.concurrency import cancel_all
+from app.config import AppConfig
 from app.extraction.sources import Row, TableLimits, UnreadableSource, make_table, read_file
+from app.store import Item
 from app.ui.batch import tab as batch_tab
 from app.ui.batch import tables
 from app.ui.batch.run import BatchRun
@@ -29,20 +32,27 @@ from engine import EngineDead
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
-REQUEST: Any = SimpleNamespace(session_hash="abc")
+
+def make_request(session: str, owner: str = "me") -> Any:
+    info = SimpleNamespace(owner=owner)
+    return SimpleNamespace(session_hash=session, request=SimpleNamespace(scope={"state": {"info": info}}))
+
+
+REQUEST, LATER = make_request("abc"), make_request("later")
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
 ROWS = (
     Row("a", {"text": "Ada, 36"}),
     Row("b", error="b is broken"),
-    Row("c", {"text": " "}),
+    Row("c", {"id": "7", "text": " "}),
     Row("d", {"text": "Bob"}),
 )
+MakeTab = Callable[..., tuple[BatchTab, FakeEngine]]
 
 
 @functools.cache
 def build_tab() -> BatchTab:
     examples = Examples({"person": SCHEMA}, {})
-    tab, panel = BatchTab(FakeEngine(), examples, interval_s=0), SchemaPanel(examples)
+    tab, panel = BatchTab(ApiContext(FakeEngine(), AppConfig()), examples), SchemaPanel(examples)  # type: ignore[arg-type]
     with gr.Blocks() as demo:
         panel.build_chooser()
         panel.build(demo)
@@ -50,13 +60,22 @@ def build_tab() -> BatchTab:
     return tab
 
 
-def make_tab(rows: tuple[Row, ...] = ROWS, **options: Any) -> tuple[BatchTab, FakeEngine]:
-    """A tab in which a session has opened these rows; it shares its components, which take a while to make."""
-    engine = FakeEngine(**options)
-    tab = copy.copy(build_tab())
-    tab.__dict__ |= vars(BatchTab(engine, tab.examples, interval_s=0)) | {"desk": tab.desk}
-    tab.tables.put(REQUEST.session_hash, make_table(rows))
-    return tab, engine
+@pytest.fixture
+async def make_tab() -> AsyncIterator[MakeTab]:
+    """Makes a tab in which a session has opened rows; all share their components, which take a while to make."""
+    workers: list[asyncio.Task[None]] = []
+
+    def make(rows: tuple[Row, ...] = ROWS, **options: Any) -> tuple[BatchTab, FakeEngine]:
+        engine = FakeEngine(**options)
+        context: Any = ApiContext(engine, AppConfig())  # type: ignore[arg-type]
+        workers.append(asyncio.create_task(context.jobs.run(partial(make_answer, context))))
+        tab = copy.copy(build_tab())
+        tab.__dict__ |= vars(BatchTab(context, tab.examples, interval_s=0)) | {"desk": tab.desk}
+        tab.tables.put(REQUEST.session_hash, make_table(rows))
+        return tab, engine
+
+    yield make
+    await cancel_all(workers)
 
 
 def show(tab: BatchTab, update: Any) -> Any:
@@ -80,27 +99,7 @@ def read(button: Any) -> bytes:
     return Path(button["value"]).read_bytes()
 
 
-async def test_every_row_ends_and_a_failed_one_fails_alone() -> None:
-    long = Row("e", {"text": "Ada is 36. " * 400})  # read in parts
-    batch = BatchRun((*ROWS, long), "text")
-    await batch.run(Extractor(FakeEngine()), {"type": "object"}, "salt")
-    assert [record["source"] for record in batch.ordered] == ["a", "b", "c", "d", "e"]
-    assert (batch.num_valid, batch.num_failed) == (3, 2)
-    assert batch.records[1]["error"] == "b is broken" and "is empty" in batch.records[2]["error"]
-
-
-async def test_a_record_keeps_what_stood_beside_its_text() -> None:
-    rows = (
-        Row("t.csv line 2", {"id": "7", "text": "Ada, 36"}),
-        Row("t.csv line 3", {"id": "8", "text": ""}),
-        Row("note.txt", {"file": "note.txt", "text": "Bob"}),
-    )
-    batch = BatchRun(rows, "text")
-    await batch.run(Extractor(FakeEngine()), {"type": "object"}, "salt")
-    assert [record.get("row") for record in batch.ordered] == [{"id": "7"}, {"id": "8"}, None]
-
-
-async def test_a_run_shows_progress_and_ends_with_files() -> None:
+async def test_a_run_shows_progress_and_ends_with_files(make_tab: MakeTab) -> None:
     tab, _ = make_tab()
     updates = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
     assert updates[0].stop["visible"] is True
@@ -111,55 +110,14 @@ async def test_a_run_shows_progress_and_ends_with_files() -> None:
     assert read(last.csv).count(b"\r\n") == 5
 
 
-async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extract_tab() -> None:
+async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extract_tab(make_tab: MakeTab) -> None:
     tab, engine = make_tab(tuple(Row(str(index), {"text": "Ada"}) for index in range(9)))
     mine = SCHEMA.replace("{", '{"title": "Mine", ', 1)
     await collect(tab, tab.run_some(REQUEST, "text", AS_IN_EXTRACT, mine, None, False))
     assert len(engine.requests) == 5 and "Mine" in engine.requests[0].prompt
 
 
-@pytest.mark.parametrize(
-    ("error", "schema", "words"),
-    [(EngineDead("boom"), SCHEMA, "engine has stopped"), (None, "{", "cannot be used")],
-)
-async def test_what_ends_a_run_is_explained_and_the_buttons_open(error: Any, schema: str, words: str) -> None:
-    tab, engine = make_tab(reject=error)
-    last = (await collect(tab, tab.run_all(REQUEST, "text", AS_IN_EXTRACT, schema, None, False)))[-1]
-    assert words in last.progress and last.trial["interactive"] is True
-    assert error is not None or engine.requests == []
-    (refused,) = await collect(tab, tab.run_all(REQUEST, "text", AS_IN_EXTRACT, "{}", None, False))
-    assert "no field yet" in refused.progress
-
-
-@pytest.mark.parametrize("place", ["engine", "export"])
-async def test_a_bug_is_reported_and_the_buttons_open_again(
-    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    tab, _ = make_tab(reject=ZeroDivisionError("boom") if place == "engine" else None)
-    if place == "export":
-        monkeypatch.setattr(batch_tab, "export", lambda *_: 1 // 0)
-    updates = []
-    with pytest.raises(ZeroDivisionError) if place == "export" else nullcontext():
-        async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
-            updates.append(show(tab, update))
-    assert place == "export" or "ZeroDivisionError: boom" in caplog.text
-    last = updates[-1]
-    assert "inside the app" in last.progress and last.stop["visible"] is False
-    assert last.trial["interactive"] is True and last.run["interactive"] is True
-
-
-async def test_stop_keeps_what_is_done() -> None:
-    tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run_all(REQUEST, "text", "person", "", None, False)
-    await anext(updates)
-    await anext(updates)  # the rows that failed at once
-    tab.stop(REQUEST)
-    last = (await collect(tab, updates))[-1]
-    assert "stopped; what is done is kept" in last.progress and last.jsonl["visible"] is True
-    assert all(request.is_aborted for request in engine.requests)
-
-
-async def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Path) -> None:
+async def test_opened_files_pick_their_column_and_open_the_buttons(make_tab: MakeTab, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,body\n1,<Ada>\n")
     tab, _ = make_tab()
@@ -169,7 +127,7 @@ async def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Pat
     assert "&lt;Ada&gt;" in opened.records and opened.records.index("body") < opened.records.index("id")
 
 
-async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(tmp_path: Path) -> None:
+async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(make_tab: MakeTab, tmp_path: Path) -> None:
     """macOS puts .DS_Store into every folder; Gradio's own check would refuse the folder for it."""
     paths = [tmp_path / name for name in ("a.txt", "B.TXT", "photo.png", ".DS_Store")]
     for path in paths:
@@ -181,13 +139,13 @@ async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(tmp_path
 
 
 async def test_slow_files_leave_the_threads_of_the_engine_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_tab: MakeTab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts are written in asyncio's own threads; before, as many slow PDFs as there are threads took them all."""
     release = threading.Event()
     monkeypatch.setattr(tables, "read_file", lambda *_: release.wait() and NO_TABLE)
     tab, _ = make_tab()
-    visitors: Any = [SimpleNamespace(session_hash=str(number)) for number in range(40)]
+    visitors: Any = [make_request(str(number)) for number in range(40)]
     opening = [asyncio.create_task(tab.open_files([str(tmp_path)], each)) for each in visitors]
     try:
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 10) == "free"
@@ -196,7 +154,7 @@ async def test_slow_files_leave_the_threads_of_the_engine_free(
         await asyncio.gather(*opening)
 
 
-async def test_a_visitor_has_one_table_and_it_is_freed_when_he_leaves(tmp_path: Path) -> None:
+async def test_a_visitor_has_one_table_and_it_is_freed_when_he_leaves(make_tab: MakeTab, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("Ada")
     tab, engine = make_tab()
@@ -225,112 +183,7 @@ async def test_tables_are_limited_together_and_the_oldest_makes_room(tmp_path: P
     assert [bool(opened.get(str(session)).rows) for session in range(9)] == [False] + [True] * 8
 
 
-async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[None], list[Any]]:
-    """A run that has ended one row and waits for three, and its updates; in a task, as Gradio drives it."""
-    updates: list[Any] = []
-    rows = (*(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1])
-    tab.tables.put(REQUEST.session_hash, make_table(rows))
-
-    async def drive() -> None:
-        async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
-            updates.append(show(tab, update))
-
-    num_requests = len(engine.requests) + 3
-    task = asyncio.create_task(drive())
-    await wait_until(lambda: len(engine.requests) == num_requests)
-    return task, updates
-
-
-async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more() -> None:
-    tab, engine = make_tab(hold=asyncio.Event())
-    first, updates = await start_run(tab, engine)
-    num_updates = len(updates)
-    opened = show(tab, await tab.open_files(None, REQUEST))
-    assert all(request.is_aborted for request in engine.requests) and "was stopped" in opened.progress
-    assert opened.run["interactive"] is False  # because the files have been deleted
-    assert opened.stop["visible"] is False and read(opened.jsonl).count(b"\n") == 1
-    await first
-    assert len(updates) == num_updates
-
-
-LATER: Any = SimpleNamespace(session_hash="later")
-
-
-async def test_a_run_goes_on_without_its_page_and_a_page_loaded_later_shows_it() -> None:
-    hold = asyncio.Event()
-    tab, engine = make_tab(hold=hold)
-    first, updates = await start_run(tab, engine)
-    (run_id,) = re.findall('data-run="(.+?)"', updates[0].records)
-    tab.leave(REQUEST.session_hash)  # as Gradio does when the connection has ended
-    await first
-    assert not any(request.is_aborted for request in engine.requests)
-    shown = tab.attach(run_id, LATER)
-    begun = show(tab, await anext(shown))
-    assert "<b>1</b> of 4 rows" in begun.progress and begun.stop["visible"] is True and run_id in begun.records
-    hold.set()
-    last = (await collect(tab, shown))[-1]
-    assert "done in" in last.progress and "b is broken" in last.records and read(last.jsonl).count(b"\n") == 4
-    assert last.stop["visible"] is False and last.run["interactive"] is False and last.again["visible"] is True
-    # A run that has ended is found, too; one that never was is not.
-    tab.leave(LATER.session_hash)
-    assert "done in" in (await collect(tab, tab.attach(run_id, REQUEST)))[-1].progress
-    assert [update async for update in tab.attach("other", LATER)] == [gr.skip()]
-
-
-async def test_a_run_found_again_can_be_stopped() -> None:
-    tab, engine = make_tab(hold=asyncio.Event())
-    await start_run(tab, engine)
-    run_id = tab.shown[REQUEST.session_hash].job_id
-    tab.leave(REQUEST.session_hash)
-    shown = tab.attach(run_id, LATER)
-    await anext(shown)
-    tab.stop(LATER)
-    assert "stopped; what is done is kept" in (await collect(tab, shown))[-1].progress
-    assert all(request.is_aborted for request in engine.requests)
-
-
-async def test_runs_that_nobody_sees_are_limited_in_number_and_in_time() -> None:
-    tab, engine = make_tab(hold=asyncio.Event())
-    times = [0.0]
-    tab.runs._clock = lambda: times[-1]
-    found: list[str] = []
-    for _ in range(batch_tab.MAX_UNSEEN + 1):
-        times.append(times[-1] + 1)
-        await start_run(tab, engine)
-        found.append(tab.shown[REQUEST.session_hash].job_id)
-        tab.leave(REQUEST.session_hash)
-    assert [tab.runs.find(run_id) is not None for run_id in found] == [False] + [True] * batch_tab.MAX_UNSEEN
-    await wait_until(lambda: engine.requests[2].is_aborted)
-    assert not engine.requests[3].is_aborted
-    times.append(times[-1] + batch_tab.KEEP_S + 1)
-    assert not any(map(tab.runs.find, found))
-    await wait_until(lambda: engine.requests[-1].is_aborted)
-
-
-async def test_a_second_run_of_a_page_ends_the_first() -> None:
-    tab, engine = make_tab(hold=asyncio.Event())
-    first, _ = await start_run(tab, engine)
-    second, updates = await start_run(tab, engine)
-    await first
-    assert [request.is_aborted for request in engine.requests] == [True] * 3 + [False] * 3
-    tab.stop(REQUEST)
-    await second
-    assert "stopped" in updates[-1].progress and all(request.is_aborted for request in engine.requests)
-
-
-async def test_a_column_picked_during_a_run_leaves_its_records_in_sight() -> None:
-    tab, engine = make_tab(hold=asyncio.Event())
-    run, _ = await start_run(tab, engine)
-    assert tab.show_column("text", REQUEST) == gr.skip()
-    elsewhere: Any = SimpleNamespace(session_hash="def")
-    tab.tables.put("def", make_table(ROWS))
-    assert "b is broken" in tab.show_column("text", elsewhere)
-    tab.stop(REQUEST)
-    await run
-    assert "b is broken" in tab.show_column("text", REQUEST)
-
-
-async def test_an_order_chosen_during_a_run_stays() -> None:
+async def test_an_order_chosen_during_a_run_stays(make_tab: MakeTab) -> None:
     tab, _ = make_tab()
     updates = tab.run_all(REQUEST, "text", "person", "", None, False)
     await anext(updates)
@@ -364,27 +217,6 @@ async def test_the_end_of_a_session_waits_for_all_that_it_runs() -> None:
     assert await ending is True
 
 
-async def test_what_there_is_not_to_show_is_said() -> None:
-    assert "b is broken" in render_preview(make_table(ROWS), "text")
-    tab, _ = make_tab()
-    opened = show(tab, await tab.open_files(None, REQUEST))
-    assert "Many texts, one schema" in opened.records and opened.run["interactive"] is False
-    batch = BatchRun(ROWS, "text")
-    assert "Many texts" in render_records(batch)
-    batch.records = {
-        0: {"source": "a", "record": {"2023": 1}, "valid": True, "confidence": {"/2023": 0.5}, "flags": {}}
-    }
-    assert 'title="2023: confidence 50%"' in render_records(batch)
-
-
-def test_progress_shows_the_remaining_time_and_the_cache_hits() -> None:
-    batch = BatchRun(ROWS, "text", clock=lambda: 12.0)
-    batch.records, batch.started = {0: {"valid": True, "record": {}, "flags": {}}}, 10.0
-    batch.num_prompt_tokens, batch.num_cached_tokens = 100, 60
-    line = render_progress(batch, "running")
-    assert "about 6.0 s left" in line and "60% of the prompts" in line and "width:25.0%" in line
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"), [(4.25, "4.2 s"), (80, "80 s"), (600, "10 min"), (9000, "2.5 h")]
 )
@@ -405,7 +237,7 @@ def correct(tab: BatchTab, page: Any, **data: Any) -> Any:
     return tab.act(page.shown, page.index, SimpleNamespace(_data=data), REQUEST)  # type: ignore[arg-type]
 
 
-async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections() -> None:
+async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(make_tab: MakeTab) -> None:
     tab, _ = make_tab(record='{"name": "Ada", "age": 36}')
     await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
     page = show(tab, await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
@@ -426,16 +258,144 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections() 
     assert await tab.go_back(0, REQUEST) == gr.skip()
 
 
-async def test_failed_rows_are_run_again() -> None:
+async def test_what_cannot_be_run_is_explained(make_tab: MakeTab) -> None:
+    tab, engine = make_tab()
+    for schema, words in (("{", "cannot be used"), ("{}", "no field yet")):
+        (refused,) = await collect(tab, tab.run_all(REQUEST, "text", AS_IN_EXTRACT, schema, None, False))
+        assert words in refused.progress and engine.requests == []
+
+
+async def test_a_fault_within_the_engine_fails_its_row_and_one_of_the_files_opens_the_buttons(
+    make_tab: MakeTab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tab, _ = make_tab(reject=ZeroDivisionError("boom"))
+    monkeypatch.setattr(batch_tab, "export", lambda *_: 1 // 0)
+    updates = []
+    with pytest.raises(ZeroDivisionError):
+        async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
+            updates.append(show(tab, update))
+    assert "ZeroDivisionError: boom" in caplog.text and "internal error" in tab.shown["abc"].records[0]["error"]
+    last = updates[-1]
+    assert "inside the app" in last.progress and last.stop["visible"] is False
+    assert last.trial["interactive"] is True and last.run["interactive"] is True
+
+
+async def test_a_lost_engine_is_waited_for(make_tab: MakeTab) -> None:
+    tab, engine = make_tab(reject=EngineDead("boom"))
+    updates = tab.run_all(REQUEST, "text", "person", "", None, False)
+    await anext(updates)
+    await wait_until(lambda: len(engine.requests) > 0)
+    assert tab.shown["abc"].is_running and not any("Ada" in str(each) for each in tab.shown["abc"].records.values())
+    await tab.stop(REQUEST)
+    assert "stopped" in (await collect(tab, updates))[-1].progress
+
+
+async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[None], list[Any]]:
+    """A run that has ended one row and waits for three, and its updates; in a task, as Gradio drives it."""
+    updates: list[Any] = []
+    rows = (*(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1])
+    tab.tables.put(REQUEST.session_hash, make_table(rows))
+
+    async def drive() -> None:
+        async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
+            updates.append(show(tab, update))
+
+    num_requests = len(engine.requests) + 3
+    task = asyncio.create_task(drive())
+    await wait_until(lambda: len(engine.requests) == num_requests and "b is broken" in str(tab.shown["abc"].records))
+    return task, updates
+
+
+async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more(make_tab: MakeTab) -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    first, updates = await start_run(tab, engine)
+    opened = show(tab, await tab.open_files(None, REQUEST))
+    num_updates = len(updates)
+    assert all(request.is_aborted for request in engine.requests) and "was stopped" in opened.progress
+    assert opened.run["interactive"] is False  # because the files have been deleted
+    assert opened.stop["visible"] is False and read(opened.jsonl).count(b"\n") == 1
+    await first
+    assert len(updates) == num_updates
+
+
+async def test_a_run_goes_on_without_its_page_and_a_page_loaded_later_shows_it(make_tab: MakeTab) -> None:
+    hold = asyncio.Event()
+    tab, engine = make_tab(hold=hold)
+    first, _ = await start_run(tab, engine)
+    run_id = tab.shown["abc"].job.id
+    tab.leave(REQUEST.session_hash)  # as Gradio does when the connection has ended
+    await first
+    assert not any(request.is_aborted for request in engine.requests)
+    shown = tab.attach(run_id, LATER)
+    begun = show(tab, await anext(shown))
+    assert "<b>1</b> of 4 rows" in begun.progress and begun.stop["visible"] is True and run_id in begun.records
+    hold.set()
+    last = (await collect(tab, shown))[-1]
+    assert "done in" in last.progress and "b is broken" in last.records and read(last.jsonl).count(b"\n") == 4
+    assert last.stop["visible"] is False and last.run["interactive"] is False and last.again["visible"] is True
+    # A run that has ended is found, too; one that never was, or is somebody else's, is not.
+    tab.leave(LATER.session_hash)
+    assert "done in" in (await collect(tab, tab.attach(run_id, REQUEST)))[-1].progress
+    for known, request in (("other", LATER), (run_id, make_request("x", owner="you"))):
+        assert [update async for update in tab.attach(known, request)] == [gr.skip()]
+
+
+async def test_a_stop_keeps_what_is_done_also_of_a_run_found_again(make_tab: MakeTab) -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    await start_run(tab, engine)
+    run_id = tab.shown["abc"].job.id
+    tab.leave(REQUEST.session_hash)
+    shown = tab.attach(run_id, LATER)
+    await anext(shown)
+    await tab.stop(LATER)
+    last = (await collect(tab, shown))[-1]
+    assert "stopped; what is done is kept" in last.progress and last.jsonl["visible"] is True
+    assert all(request.is_aborted for request in engine.requests)
+
+
+async def test_a_second_run_of_a_page_ends_the_first(make_tab: MakeTab) -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    first, _ = await start_run(tab, engine)
+    second, updates = await start_run(tab, engine)
+    await first
+    assert [request.is_aborted for request in engine.requests] == [True] * 3 + [False] * 3
+    assert tab.show_column("text", REQUEST) == gr.skip()  # the records stay in sight
+    await tab.stop(REQUEST)
+    await second
+    assert "stopped" in updates[-1].progress and all(request.is_aborted for request in engine.requests)
+    assert "b is broken" in tab.show_column("text", REQUEST)
+
+
+def make_run(**fields: Any) -> BatchRun:
+    job = Item(1, "job_1", "job", {"status": "running", "started": 10.0, "request": {"schema": {}}}, 0, 0, 0)
+    return BatchRun("me", job, clock=lambda: 12.0, **fields)
+
+
+async def test_what_there_is_not_to_show_is_said(make_tab: MakeTab) -> None:
+    assert "b is broken" in render_preview(make_table(ROWS), "text")
+    tab, _ = make_tab()
+    opened = show(tab, await tab.open_files(None, REQUEST))
+    assert "Many texts, one schema" in opened.records and opened.run["interactive"] is False
+    assert "Many texts" in render_records(make_run())
+    record = {"source": "a", "record": {"2023": 1}, "valid": True, "confidence": {"/2023": 0.5}, "flags": {}}
+    assert 'title="2023: confidence 50%"' in render_records(make_run(records={0: record}))
+
+
+def test_progress_shows_the_remaining_time_and_the_cache_hits() -> None:
+    usage = {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 60}}
+    record = {"valid": True, "record": {}, "flags": {}, "usage": usage}
+    line = render_progress(make_run(records={0: record}, counts={"done": 1, "waiting": 3}))
+    assert "about 6.0 s left" in line and "60% of the prompts" in line and "width:25.0%" in line
+
+
+async def test_failed_rows_are_run_again(make_tab: MakeTab) -> None:
     tab, engine = make_tab(record='{"name": "Ada", "age": 36}')
-    await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
-    batch = tab.shown[REQUEST.session_hash]
-    failed = batch.list_failed()
-    assert 0 not in failed and {1, 2} <= set(failed)  # without a text
+    updates = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
+    assert '"row": {"id": "7"}' in read(updates[-1].jsonl).decode()  # what stood beside the text
     shown = await tab.sort(True, REQUEST)
     assert shown.index("b is broken") < shown.index("Ada")
     num_before = len(engine.requests)
-    last = (await collect(tab, tab.run_again(REQUEST, "text", "person", "", None, False)))[-1]
-    assert "4" in last.progress and len(engine.requests) - num_before <= len(failed)
+    last = (await collect(tab, tab.run_again(REQUEST, False)))[-1]
+    assert "<b>4</b> of 4" in last.progress and len(engine.requests) == num_before  # the others have no text
     tab.leave(REQUEST.session_hash)
     assert await tab.sort(True, REQUEST) == gr.skip()

@@ -385,7 +385,7 @@ async def test_a_removed_chat_ends_its_answer_and_can_be_brought_back() -> None:
 async def test_a_bug_in_an_answer_is_shown_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     tab, _ = make_tab(fail_after=(4, RuntimeError("boom")))
     history = (await play(tab, await ask(tab))).history
-    assert "a bug (RuntimeError)" in read_text(history[-1]["content"]) and "job of the page failed" in caplog.text
+    assert "a bug (RuntimeError)" in read_text(history[-1]["content"]) and "an answer of the chat failed" in caplog.text
 
 
 async def test_two_tabs_that_ask_at_one_place_make_versions() -> None:

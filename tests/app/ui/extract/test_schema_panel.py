@@ -9,6 +9,8 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from app.api.context import ApiContext
+from app.config import AppConfig
 from app.extraction.sources import Row, make_table
 from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
 from app.ui.examples import Examples
@@ -62,9 +64,10 @@ def test_an_edit_of_the_form_reaches_the_json_schema_and_the_name_no_longer_hold
 
 
 async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run() -> None:
-    request: Any = SimpleNamespace(session_hash="abc")
+    request: Any = SimpleNamespace(session_hash="abc", request=None)
     engine, examples = FakeEngine(), Examples({"person": SCHEMA}, {})
-    tab, batch = ExtractTab(engine, examples), BatchTab(engine, examples)
+    context: Any = ApiContext(engine, AppConfig())  # type: ignore[arg-type]
+    tab, batch = ExtractTab(engine, examples), BatchTab(context, examples)
     with gr.Blocks() as demo:
         tab.build(demo)
         batch.build(demo, tab.panel)
@@ -81,8 +84,8 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
         update async for update in batch.run_all(request, "text", AS_IN_EXTRACT, SCHEMA, problem, False)
     ]
     assert last[batch.progress] == refused[panel.status] and engine.requests == []
-    _ = [update async for update in batch.run_all(request, "text", "person", "", problem, False)]
-    assert len(engine.requests) == 1
+    await anext(batch.run_all(request, "text", "person", "", problem, False))
+    assert batch.shown["abc"].schema == json.loads(SCHEMA)
 
 
 def test_a_schema_beyond_the_form_is_sent_to_the_editor() -> None:

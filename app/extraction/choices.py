@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from app.extraction import ExtractionResult
 from app.extraction.confidence import score_tokens
-from app.ui.figures import describe_position
-from engine import Engine
+from app.extraction.result import ExtractionResult
+from engine import Engine, Logprob, TokenLogprobs
 
 # Alternatives that are recorded for each token, and those that are shown.
 NUM_RIVALS, NUM_SHOWN = 5, 2
@@ -60,3 +60,26 @@ def _weigh(before: str, token: dict[str, Any]) -> Weighed:
     is_end = bool(before.strip('"')) and text[:1] in ('"', ",", "}", "]", "\n", "")
     whole = before if is_end else before + text
     return whole.strip('"').rstrip(",\n") + ("" if is_end else "…"), token["p"]
+
+
+def describe_position(position: TokenLogprobs) -> dict[str, Any]:
+    """Return the sampled token and its alternatives, with probabilities before and after the mask."""
+    return {
+        **_describe_token(position.token),
+        "rank": position.token.rank,
+        "source": position.draft_source,
+        "top": [_describe_token(each) for each in position.top],
+    }
+
+
+def _describe_token(token: Logprob) -> dict[str, Any]:
+    masked = token.masked_logprob
+    return {
+        "text": token.decoded_token,
+        "p": _to_probability(token.logprob),
+        "pm": None if masked is None else _to_probability(masked),
+    }
+
+
+def _to_probability(logprob: float) -> float:
+    return round(math.exp(logprob), 5) if logprob > -math.inf else 0.0
