@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.model import DecoderModel, load_model
+from kernels.cpu import tape
 from kernels.ops import Quantization
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.engine.model.mixed_batch import LENGTHS, compute_all, find_ops, load_pair, run_mixed
@@ -97,6 +98,11 @@ def test_logits_over_an_int8_cache_point_where_transformers_do(variant: str) -> 
     actual = run_mixed(model, torch.int8)
     for name, logits in compute_all(expected).items():
         assert torch.cosine_similarity(actual[name], logits, dim=-1).min() > 0.998
+
+
+def test_a_first_step_does_not_import_the_compiler_of_torch() -> None:
+    """torch._dynamo takes 1.6 s; torch wraps methods of its modes in a call that imports it."""
+    assert not hasattr(tape._Watcher.__torch_dispatch__, "__wrapped__")
 
 
 def test_a_new_cache_or_new_weights_are_noticed() -> None:
