@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.forked_processes import ForkServer
 from tests.processor_time import ProcessorTime
 
 # A slow or busy machine is no failure.
@@ -47,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessorTime(config))
+    forks = ForkServer()
+    forks.install()
+    config.add_cleanup(forks.close)
     if arch := config.getoption("--native-arch"):
         put_compiler_first(arch)
 
