@@ -43,7 +43,7 @@ def make_demo(context: ApiContext) -> gr.Blocks:
     with gr.Blocks(
         title="Troupe", analytics_enabled=False, fill_height=True, fill_width=True, delete_cache=KEEP_FILES_S
     ) as demo:
-        build_header(demo, engine)
+        build_header(engine)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Extract", elem_id="extract-tab"):
                 extract = ExtractTab(engine, examples)

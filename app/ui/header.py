@@ -1,4 +1,4 @@
-"""The header strip: model, state and speed. Refreshed once a second."""
+"""The header strip: model, state and speed. The page asks for it once a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import gradio as gr
 from app.ui.scripts import read_script
 from engine import Engine
 
-POLL_INTERVAL_S = 1.0
 # Seconds over which the rate is averaged: long enough to be steady, short enough to be current.
 RATE_WINDOW_S = 3.0
 
@@ -65,22 +64,19 @@ def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> s
     )
 
 
-def build_header(demo: gr.Blocks, engine: Engine) -> None:
-    """Put the strip and its timer on the page."""
+def build_header(engine: Engine) -> None:
+    """Put the strip on the page."""
     meter = RateMeter()
     cards: list[str] = []  # one, once the engine has started
 
-    async def refresh() -> str:
-        # On the event loop, as all that reads the engine: Gradio runs other handlers in threads.
+    async def refresh(_: Any = None) -> str:
+        # On the event loop, as all that reads the engine: Gradio runs other functions in threads.
         if not cards and engine.state == "ready":
             cards.append("\n".join(f"{name}: {fact}" for name, fact in engine.describe_model().list_facts()))
         return render_header(engine, meter.update(engine.stats().generation_tokens), *cards)
 
-    strip = gr.HTML(
+    # Not a timer of Gradio's: its events pass through the state of all components.
+    gr.HTML(
         render_header(engine, 0), elem_id="strip", container=False, padding=False,
-        js_on_load=read_script("polish"),
+        js_on_load=read_script("polish"), server_functions=[refresh],
     )
-    # queue=False: a plain request, so that the strip is updated even if every event slot is in use.
-    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    demo.load(refresh, None, strip, **quiet)
-    gr.Timer(POLL_INTERVAL_S).tick(refresh, None, strip, **quiet)

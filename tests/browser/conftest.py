@@ -65,7 +65,7 @@ def base_url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="package")
 def lasting_url() -> Iterator[str]:
     """A server whose answers take minutes, on any machine: made-up tokens, 16 a second."""
-    yield from start_server("app", "--mock-step-ms", "60")
+    yield from start_server("app", "--mock-step-ms", "60", "--core", "local")
 
 
 def start_server(module: str = "app", *arguments: str) -> Iterator[str]:

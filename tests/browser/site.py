@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 # A grammar that keeps any model busy: no end before the token limit.
 ENDLESS_SCHEMA = '{"type": "array", "items": {"type": "integer"}, "minItems": 5000}'
-POLL_S = 0.02
+POLL_S = 0.1
 # No claim about speed, only an end to a wait that will never succeed: a loaded machine may be very slow.
 PATIENCE_S = 90.0
 

@@ -103,9 +103,9 @@ def test_a_file_that_is_no_text_is_named_in_the_chat_and_in_the_workbench(site: 
 
 def test_a_server_that_is_gone_is_named_and_a_reload_keeps_what_was_typed(site: Site) -> None:
     state = site.page.locator(".strip .state")
-    site.page.route("**/robots.txt", lambda route: route.abort())
+    site.page.route("**/component_server/**", lambda route: route.abort())
     state.filter(has_text="not reachable").wait_for()
-    site.page.unroute("**/robots.txt")
+    site.page.unroute("**/component_server/**")
     state.filter(has_text="ready").wait_for()
     site.complaints.clear()
     site.composer.fill("A long question, not yet asked")

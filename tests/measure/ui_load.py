@@ -37,13 +37,13 @@ STRIP_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The numbers by which a page calls its handlers, and the values of its settings, from the page's own config."""
+    """The numbers of a page's handlers and of its strip, and the values of its settings, from its own config."""
 
     send: int
     watch: int
     stop: int
     end: int
-    refresh: int
+    strip: int
     settings: list[Any]
 
 
@@ -105,8 +105,9 @@ def read_form(config: dict[str, Any]) -> Form:
     for component_id in by_name["send"]["inputs"][3:]:  # behind text, chat and turn
         setting = props[component_id]
         values.append(WANTED.get(setting.get("label"), setting.get("value")))
-    numbers = {name: by_name[name]["id"] for name in ("send", "watch", "stop", "end", "refresh")}
-    return Form(settings=values, **numbers)
+    numbers = {name: by_name[name]["id"] for name in ("send", "watch", "stop", "end")}
+    strip = next(number for number, each in props.items() if each.get("elem_id") == "strip")
+    return Form(settings=values, strip=strip, **numbers)
 
 
 class Page:
@@ -135,7 +136,9 @@ class Page:
 
     async def _watch_strip(self) -> None:
         while True:
-            await self._call(self.form.refresh, [])
+            body = {"component_id": self.form.strip, "fn_name": "refresh", "session_hash": self.name}
+            async with self.session.post(f"{self.url}/component_server/", json=body) as reply:
+                reply.raise_for_status()
             await asyncio.sleep(STRIP_INTERVAL_S)
 
     async def _call(self, number: int, data: list[Any], route: str = "run/predict") -> dict[str, Any]:

@@ -141,22 +141,16 @@ const linkImages = (talk) => {
   new MutationObserver(update).observe(talk, { childList: true, subtree: true });
   update();
 };
-// A server that does not answer cannot update the strip. Fetching its smallest file shows whether it answers at all.
+// The strip as the server has it now. A server that does not answer is named in it.
 const PERIOD_MS = 1000, PATIENCE_MS = 5000;
-const watchServer = async () => {
+const LOST = '<span class="state stopped"><i></i>not reachable</span>';
+const refreshStrip = async () => {
   if (!document.hidden) {
-    const options = { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) };
-    const isLost = await fetch(new URL("robots.txt", document.baseURI), options).then(() => false, () => true);
-    const state = document.querySelector(".strip .state");
-    if (state && isLost && !state.dataset.before) {
-      state.dataset.before = JSON.stringify([state.className, state.lastChild.data]);
-      [state.className, state.lastChild.data] = ["state stopped", "not reachable"];
-    } else if (state?.dataset.before && !isLost) {
-      [state.className, state.lastChild.data] = JSON.parse(state.dataset.before);
-      delete state.dataset.before;
-    }
+    const late = new Promise((resolve) => setTimeout(resolve, PATIENCE_MS));
+    const strip = await Promise.race([server.refresh(), late]); // undefined also if the request has failed
+    props.value = strip || props.value.replace(/<span class="state[^]*?<\/span>/, LOST);
   }
-  setTimeout(watchServer, PERIOD_MS);
+  setTimeout(refreshStrip, PERIOD_MS);
 };
 // After a restart of the server Gradio reloads the page; restore the text that was typed and not sent.
 const DRAFTS = ["#composer textarea", "#source textarea"];
@@ -190,4 +184,4 @@ new MutationObserver(() => {
 name();
 document.documentElement.lang ||= "en";
 window.addEventListener("pagehide", keepDrafts);
-watchServer();
+refreshStrip();
