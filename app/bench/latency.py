@@ -1,7 +1,7 @@
 """`bench latency`: latency of one batch, repeated, with separate times for prefill and decode.
 
 python -m app bench latency --shape qwen3-0.6b --dtype bfloat16 --input-len 128 --output-len 64 --batch-size 16
-python -m app bench latency ... --roofline --peer transformers
+python -m app bench latency ... --peer transformers
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.bench.runners import DTYPES, PEERS, Runner, TroupeRunner, make_peer
+from app.bench.runners import PEERS, Runner, TroupeRunner, make_peer
 from app.bench.settings import (
     add_engine_flags,
     as_settings,
@@ -22,13 +22,10 @@ from app.bench.settings import (
     read_model_config,
     write_json,
 )
-from app.bench.shapes import Footprint, Roofline, measure_roofline
 from app.bench.spread import Spread, percentiles, ratio
 from app.bench.workload import Job, add_number, count_tokens, make_random
 from app.config import UsageError
 from engine import EngineConfig
-
-_QUANTIZED_BYTES = {"int8": 1.0625, "int4": 0.625, "fp8": 1.0}  # bytes of a weight
 
 MAX_TRIES = 4  # at one repeat
 
@@ -93,14 +90,13 @@ def _make_cell(name: str, times: list[tuple[float, float]], num_in: int, num_dec
 
 
 def add_arguments(parser: argparse.ArgumentParser, peers: Sequence[str] = PEERS) -> None:
-    """vLLM's flags, the peers and the roofline."""
+    """vLLM's flags, and the peers."""
     add_number(parser, "--input-len --input-tokens", 32, 1, 10**6, "tokens of a prompt")
     add_number(parser, "--output-len --output-tokens", 128, 2, 10**6, "tokens of an answer")
     add_number(parser, "--batch-size", 8, 1, 4096, "requests at once")
     add_number(parser, "--num-iters-warmup", 2, 0, 10**6, "warm-up rounds, which are not measured")
     add_number(parser, "--num-iters", 5, 1, 10**6, "rounds")
     parser.add_argument("--peer", action="append", choices=peers, default=[], help="measure this peer, too")
-    parser.add_argument("--roofline", action="store_true", help="measure the limits of the machine, too")
     add_engine_flags(parser)
 
 
@@ -127,44 +123,22 @@ def measure_all(
     jobs = make_random(num, arguments.input_len, arguments.output_len, 0, model["vocab_size"], 0)
     ours = TroupeRunner(as_settings(config))
     runners: list[Runner] = [ours]
-    roofs: list[Roofline] = []
     try:
         worker = ours.llm.resolved.worker
         runners += [make_peer(name, config, worker.num_threads) for name in arguments.peer]
         num_rounds = arguments.num_iters_warmup + arguments.num_iters
         with tqdm(total=num_rounds, unit="round", leave=False) as bar:
-
-            def finish_round() -> None:
-                if arguments.roofline and worker.device == "cpu":
-                    roofs.append(measure_roofline(DTYPES[worker.dtype], worker.num_threads))
-                bar.update()
-
-            cells = measure(runners, jobs, arguments.num_iters, arguments.num_iters_warmup, finish_round)
+            cells = measure(
+                runners, jobs, arguments.num_iters, arguments.num_iters_warmup, lambda: bar.update() and None
+            )
     finally:
         for runner in runners:
             runner.close()
-    weight_bytes = _QUANTIZED_BYTES.get(config.quantization) or DTYPES[worker.dtype].itemsize
-    bound = make_bound(roofs, model, arguments, weight_bytes)
-    print("\n".join(report(cells, num, bound)))
-    figures: dict[str, Any] = {"cells": [describe(cell) for cell in cells]}
-    if bound is not None:
-        figures |= {"bound_step_ms": bound[0] * 1000, "roofline": bound[1]}
-    write_json(arguments.output_json, config, figures)
+    print("\n".join(report(cells)))
+    write_json(arguments.output_json, config, {"cells": [describe(cell) for cell in cells]})
 
 
-def make_bound(
-    roofs: list[Roofline], model: dict[str, Any], arguments: argparse.Namespace, weight_bytes: float
-) -> tuple[float, str] | None:
-    """Return the least seconds of a decode step by the highest measured limit, and the name of that limit."""
-    if not roofs:
-        return None
-    best = max(roofs, key=lambda roof: roof.all_threads)
-    context = arguments.input_len + arguments.output_len // 2
-    footprint = Footprint.from_config(model)
-    return best.step_time(footprint, arguments.batch_size, context, weight_bytes), best.describe()
-
-
-def report(cells: list[Cell], batch_size: int, bound: tuple[float, str] | None) -> Iterator[str]:
+def report(cells: list[Cell]) -> Iterator[str]:
     """The table, line by line; `?` marks a cell whose repeats lie far apart."""
     yield f"{'':22}{'latency s':>28}{'prefill tok/s':>30}{'decode tok/s':>30}"
     for cell in cells:
@@ -176,11 +150,6 @@ def report(cells: list[Cell], batch_size: int, bound: tuple[float, str] | None) 
         yield f"{'over ' + cell.name:22}{'':>28}{prefill!s:>30}{decode!s:>30}"
     points = percentiles(ours.latency_s.values)
     yield "latency " + "  ".join(f"{name} {value:.4f}" for name, value in points.items()) + " s"
-    if bound is not None:
-        step_s, words = bound
-        best = batch_size / step_s
-        shares = "  ".join(f"{cell.name} {cell.decode_rate.median / best:.2f}" for cell in cells)
-        yield f"{words}: a step takes {step_s * 1000:.2f} ms at least, {best:.1f} tok/s; share: {shares}"
 
 
 def describe(cell: Cell) -> dict[str, Any]:

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 Json = dict[str, Any]
-BUFFER_BYTES = 512 * 2**20
-GEMM_SIZE = 2048
-REPEATS = 5
 
 
 def _make(model_type: str, architecture: str, **fields: Any) -> Json:
@@ -57,97 +49,3 @@ def write_shape(name: str, folder: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
     return target
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """The least that one step of a model must read and compute.
-
-    Attributes:
-        num_weights: of all matrices that a token passes, the output embedding included.
-        kv_per_token: keys and values of one token over all layers, in elements.
-        hidden_size, num_layers: for the attention's own arithmetic.
-    """
-
-    num_weights: int
-    kv_per_token: int
-    num_layers: int
-    attention_width: int
-
-    @classmethod
-    def from_config(cls, config: Json) -> Footprint:
-        """Read the sizes of a Hugging Face config."""
-        width, layers = config["hidden_size"], config["num_hidden_layers"]
-        heads = config["num_attention_heads"]
-        kv_heads = config.get("num_key_value_heads") or heads
-        head_dim = config.get("head_dim") or width // heads
-        attention = width * (heads + 2 * kv_heads) * head_dim + heads * head_dim * width
-        layer = attention + 3 * width * config["intermediate_size"]
-        if "num_experts" in config:
-            inner = config["num_experts_per_tok"] * config["moe_intermediate_size"]
-            layer = attention + 3 * width * inner + width * config["num_experts"]
-        return cls(
-            layers * layer + config["vocab_size"] * width,
-            2 * layers * kv_heads * head_dim,
-            layers,
-            heads * head_dim,
-        )
-
-    def step_bytes(self, num_rows: int, context: int, weight_bytes: float, kv_bytes: float) -> float:
-        """Bytes that one decode step reads: all weights once, and every row's keys and values."""
-        return self.num_weights * weight_bytes + num_rows * context * self.kv_per_token * kv_bytes
-
-    def step_flops(self, num_rows: int, context: int) -> float:
-        """Floating-point operations of one decode step."""
-        return num_rows * (2 * self.num_weights + 4 * self.num_layers * context * self.attention_width)
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """Bytes a second read by one thread and by all, and operations a second of a product of the dtype.
-
-    Measured in the same run as the figures that they bound, because the load of a shared machine changes.
-    """
-
-    one_thread: float
-    all_threads: float
-    flops: float
-
-    def step_time(self, footprint: Footprint, num_rows: int, context: int, bytes_per_value: float) -> float:
-        """Seconds that a decode step takes at least."""
-        reading = footprint.step_bytes(num_rows, context, bytes_per_value, bytes_per_value) / self.all_threads
-        return max(reading, footprint.step_flops(num_rows, context) / self.flops)
-
-    def describe(self) -> str:
-        """One line for the report."""
-        return (
-            f"bandwidth {self.one_thread / 1e9:.1f} GB/s by one thread, {self.all_threads / 1e9:.1f} by all; "
-            f"products {self.flops / 1e9:.0f} GFLOP/s"
-        )
-
-
-def measure_roofline(dtype: torch.dtype, num_threads: int) -> Roofline:
-    """Measure the CPU; takes about a second."""
-    before = torch.get_num_threads()
-    buffer = torch.ones(BUFFER_BYTES // 4)
-    try:
-        torch.set_num_threads(1)
-        one = BUFFER_BYTES / _best(buffer.sum)
-        torch.set_num_threads(num_threads)
-        every = BUFFER_BYTES / _best(buffer.sum)
-        left = torch.randn(GEMM_SIZE, GEMM_SIZE).to(dtype)
-        right = torch.randn(GEMM_SIZE, GEMM_SIZE).to(dtype)
-        flops = 2 * GEMM_SIZE**3 / _best(lambda: torch.mm(left, right))
-    finally:
-        torch.set_num_threads(before)
-    return Roofline(one, max(one, every), flops)
-
-
-def _best(work: Callable[[], object]) -> float:
-    """The shortest of several runs, in seconds."""
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)

@@ -19,11 +19,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from app.bench.runners import TroupeRunner
-from app.bench.shapes import SHAPES, Footprint, Json
+from app.bench.shapes import SHAPES, Json
 from app.bench.throughput import RECORDS
 from app.bench.workload import Job, count_tokens, make_nano, make_random
 from engine.worker.cuda_link import CudaLink
 from grammar import GrammarSpec
+from tests.measure.roofline import Footprint
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "assets" / "demo_model"
 TEMPERATURE = 0.6
