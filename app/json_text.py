@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from engine import is_unicode
@@ -20,6 +21,10 @@ TOO_MANY_VALUES = f"has more than {MAX_JSON_VALUES} commas and brackets outside 
 PIECE_BYTES = 2**18
 MAX_DEPTH = 850  # what is done with a value later takes more of Python's stack than its parsing
 VALUE_SIGNS = b",[{"
+# characters of a JSON string that are complete; two escapes are one character if the first is half of a pair
+CHARACTERS = re.compile(
+    r'(?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*+', re.DOTALL
+)
 _OTHERS = bytes(set(range(256)) - set(VALUE_SIGNS + b'"'))
 
 

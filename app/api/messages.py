@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.api.errors import ApiError, BadRequest, refuse
@@ -12,6 +11,7 @@ from app.api.fields import warn
 from app.api.parts import Json, make_text, read_parts
 from app.api.protocol import check_choice, read_text
 from app.api.wording import Path, say_place
+from app.extraction.json_spans import scan
 from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -23,13 +23,6 @@ RESERVED_KWARGS = frozenset([
 MAX_KWARGS = 32
 MAX_TOOL_CALLS = 128
 MAX_NAME_CHARS = 256
-JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+("|\\?\Z)|[\[\]{},]', re.DOTALL)
-# a member of an object or array that has no value yet, or a part of a name or number
-CUT_MEMBER = re.compile(
-    r'\s*,?\s*(?:"(?:[^"\\]|\\.)*+(?:\\?\Z|"\s*(?::\s*[-+.\w]*)?)|[-+.\w]+)?\s*', re.DOTALL
-)
-CLOSING = {"{": "}", "[": "]"}
-MAX_ESCAPE_CHARS = 12  # a character as two escapes, as in \ud83d\ude00
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -172,36 +165,16 @@ def parse_arguments(where: Path, given: object, counter: ValueCounter) -> dict[s
 
 def read_arguments(text: str) -> dict[str, Any] | None:
     """Return the arguments of a call; of a cut text, the part that is there; None if it is not an object."""
-    for candidate in (text, *_complete(text)):
-        try:
-            arguments = json.loads(candidate)
-            check_values(arguments)
-        except (ValueError, RecursionError):
-            continue
-        return arguments if isinstance(arguments, dict) else None
-    return None
-
-
-def _complete(text: str) -> Iterator[str]:
-    """Yield texts of which one is JSON if the given one is the beginning of JSON, the longest first."""
-    stack: list[str] = []
-    is_in_string, safe = False, 0  # up to `safe`, only brackets have to be closed
-    for token in JSON_TOKEN.finditer(text):
-        mark = token[0]
-        is_in_string = mark[0] == '"' and token[1] != '"'
-        if mark in CLOSING:
-            stack.append(CLOSING[mark])
-        elif mark in "]}" and stack:
-            stack.pop()
-        if mark in "[]{},":
-            safe = token.start() if mark == "," else token.end()
-    end = "".join(reversed(stack))
-    if is_in_string:
-        yield from (text[: len(text) - length] + '"' + end for length in range(MAX_ESCAPE_CHARS))
-    else:
-        yield text + end
-    if CUT_MEMBER.fullmatch(text, safe):
-        yield text[:safe] + end
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        cut = scan(text)
+        arguments = cut.value if cut.is_json else None
+    try:
+        check_values(arguments)
+    except (ValueError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -186,7 +186,7 @@ def read_constraint(body: GenerationFields, names: Names) -> Constraint | None:
     """
     found = [
         (names.get(param, param), make)
-        for param, make in (*_response_format(body), *_structured_outputs(body), *_guided(body))
+        for param, make in (*_response_format(body), *_structured_outputs(body.structured_outputs), *_guided(body))
     ]
     if len(found) > 1:
         message = f"a request can have one constraint, not {' and '.join(param for param, _ in found)}"
@@ -228,45 +228,55 @@ def _response_format(body: GenerationFields) -> Candidates:
     return [("response_format", lambda: GrammarSpec.json_schema(schema))]
 
 
-def _structured_outputs(body: GenerationFields) -> Candidates:
-    asked = body.structured_outputs
+def _structured_outputs(asked: StructuredOutputs | None, prefix: str = "structured_outputs.") -> Candidates:
+    """Return the constraints of `structured_outputs`, or, with a prefix, of its older fields."""
     if asked is None:
         return []
-    backend = _backend(asked.backend, "structured_outputs")
+    name = prefix.rstrip(".") if prefix.endswith(".") else "guided_decoding_backend"
+    backend = _backend(asked.backend, name)
+    is_json = asked.json_ is not None or asked.json_object
+    if asked.grammar is None and (backend == "xgrammar" or (backend == "outlines_core" and is_json)):
+        # The name of an engine that does not take the kind is a hint.
+        warn(f"the backend {backend} takes no constraint of this kind here; the default one enforces it")
+        backend = None
     whitespace: Whitespace = "compact" if asked.disable_any_whitespace else asked.whitespace or "spaced"
     if asked.whitespace_pattern is not None:
-        whitespace = _read_spaces(asked.whitespace_pattern, "structured_outputs")
+        whitespace = _read_spaces(asked.whitespace_pattern, name)
     schema = asked.json_
     if asked.disable_additional_properties and schema is not None:
         schema = _close_objects(schema)
-    given = (schema, asked.regex, asked.choice, asked.grammar, asked.json_object)
-    candidates = _candidates(
-        "structured_outputs.", given, backend, whitespace, asked.property_order or "schema"
-    )
+    order = asked.property_order or "schema"
+    makers: dict[str, tuple[Any, Callable[[], GrammarSpec]]] = {
+        "json": (
+            asked.json_, partial(GrammarSpec.json_schema, schema or {}, whitespace, backend, property_order=order)
+        ),
+        "regex": (asked.regex, partial(GrammarSpec.regex, asked.regex or "", backend)),
+        "choice": (asked.choice, partial(GrammarSpec.choice, asked.choice or (), backend)),
+        "grammar": (asked.grammar, partial(read_spec, "grammar", asked.grammar, backend=backend)),
+        "json_object": (asked.json_object or None, partial(GrammarSpec.json_object, whitespace, backend)),
+    } | {
+        kind: (getattr(asked, kind), partial(read_spec, kind, getattr(asked, kind), whitespace, backend))
+        for kind in ("csv", "xml", "structural_tag")
+    }
+    kinds = [kind for kind, (value, _) in makers.items() if value is not None]
     if asked.property_order is not None and asked.json_ is None:
-        message = "structured_outputs.property_order belongs to structured_outputs.json"
-        raise BadRequest(message, "structured_outputs")
-    for kind in ("csv", "xml", "structural_tag"):
-        if (value := getattr(asked, kind)) is not None:
-            candidates.append(
-                (f"structured_outputs.{kind}", partial(read_spec, kind, value, whitespace, backend))
-            )
-    if not candidates:
-        raise BadRequest("structured_outputs names no constraint", "structured_outputs", "missing_field")
-    _check_whitespace(asked, {param.removeprefix("structured_outputs.") for param, _ in candidates})
-    return candidates
+        raise BadRequest("structured_outputs.property_order belongs to structured_outputs.json", name)
+    if not kinds:
+        raise BadRequest("structured_outputs names no constraint", name, "missing_field")
+    _check_whitespace(asked, kinds)
+    return [(prefix + kind, makers[kind][1]) for kind in kinds]
 
 
 def _guided(body: GenerationFields) -> Candidates:
-    whitespace: Whitespace = "spaced"
+    """Return the constraints of the older fields guided_json and so on."""
+    names = ["json", "regex", "choice", "grammar", "json_object"]
+    given = {name: value for name in names if (value := getattr(body, f"guided_{name}")) not in (None, False)}
     if body.guided_whitespace_pattern is not None:
-        whitespace = _read_spaces(body.guided_whitespace_pattern, "guided_whitespace_pattern")
-    backend = _backend(body.guided_decoding_backend, "guided_decoding_backend")
-    given = (
-        *(body.guided_json, body.guided_regex, body.guided_choice),
-        *(body.guided_grammar, body.guided_json_object),
-    )
-    return _candidates("guided_", given, backend, whitespace)
+        _read_spaces(body.guided_whitespace_pattern, "guided_whitespace_pattern")
+        if given.keys() & set(SPACED):
+            given["whitespace_pattern"] = body.guided_whitespace_pattern
+    asked = StructuredOutputs.model_validate(given | {"backend": body.guided_decoding_backend}) if given else None
+    return _structured_outputs(asked, "guided_")
 
 
 def _read_spaces(pattern: str, param: str) -> Whitespace:
@@ -296,40 +306,14 @@ def _close_objects(schema: Any) -> Any:
     return closed | ({"additionalProperties": False} if is_listing else {})
 
 
-def _candidates(
-    prefix: str, given: Sequence[Any], backend: str | None, whitespace: Whitespace = "spaced",
-    order: PropertyOrder = "schema",
-) -> Candidates:
-    """The constraints that are not None among a schema, a regex, a choice, a grammar and whether to write JSON."""
-    schema, regex, choice, grammar, json_object = given
-    found: Candidates = []
-    is_json = schema is not None or json_object
-    if grammar is None and (backend == "xgrammar" or (backend == "outlines_core" and is_json)):
-        # The name of an engine that does not take the kind is a hint.
-        warn(f"the backend {backend} takes no constraint of this kind here; the default one enforces it")
-        backend = None
-    if schema is not None:
-        make = partial(GrammarSpec.json_schema, schema, whitespace, backend, property_order=order)
-        found.append((prefix + "json", make))
-    if regex is not None:
-        found.append((prefix + "regex", lambda: GrammarSpec.regex(regex, backend)))
-    if choice is not None:
-        found.append((prefix + "choice", lambda: GrammarSpec.choice(choice, backend)))
-    if grammar is not None:
-        found.append((prefix + "grammar", partial(read_spec, "grammar", grammar, backend=backend)))
-    if json_object:
-        found.append((prefix + "json_object", lambda: GrammarSpec.json_object(whitespace, backend)))
-    return found
-
-
-def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:
+def _check_whitespace(asked: StructuredOutputs, kinds: Iterable[str]) -> None:
     """Reject whitespace options for constraints without optional whitespace, and conflicting values."""
     given = {
         "whitespace": asked.whitespace, "whitespace_pattern": asked.whitespace_pattern,
         "disable_any_whitespace": asked.disable_any_whitespace or None,
     }
     options = [f"structured_outputs.{name}={value!r}" for name, value in given.items() if value is not None]
-    if options and kinds.isdisjoint(SPACED):
+    if options and not set(SPACED) & set(kinds):
         message = f"{options[0]} belongs to {', '.join(SPACED[:-1])} or {SPACED[-1]}"
         raise BadRequest(message, "structured_outputs")
     if len(options) > 1 and (asked.whitespace_pattern is not None or asked.whitespace != "compact"):

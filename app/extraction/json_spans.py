@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.extraction.pointers import escape_pointer
+from app.json_text import CHARACTERS
 
 Scalar = str | int | float | bool | None
 Path = tuple[str | int, ...]
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
+WORD_END = re.compile(r"[-+.\w]*\Z")  # the text ends within a number or a literal
 # Deeper than any record that a person reads; a recursive schema could otherwise exhaust Python's stack.
 MAX_DEPTH = 64
 LITERALS: dict[str, Scalar] = {"true": True, "false": False, "null": None}
@@ -33,10 +35,15 @@ class Leaf:
 
 @dataclass(slots=True)
 class Scan:
-    """A parsed JSON text, possibly incomplete: its value (None if too short to know) and its scalars in order."""
+    """A parsed JSON text, possibly incomplete: its value (None if too short to know) and its scalars in order.
+
+    Attributes:
+        is_json: the text is JSON as far as it goes.
+    """
 
     value: Any = None
     leaves: list[Leaf] = field(default_factory=list)
+    is_json: bool = True
 
 
 class _EndOfText(Exception):
@@ -49,6 +56,7 @@ def scan(text: str) -> Scan:
     result = Scan(leaves=scanner.leaves)
     with suppress(_EndOfText):
         scanner.read_value((), lambda value: setattr(result, "value", value))
+    result.is_json = scanner.is_json and (scanner.is_cut or not text[scanner.position :].strip())
     return result
 
 
@@ -59,6 +67,7 @@ class _Scanner:
         self.text = text
         self.position = 0
         self.depth = 0
+        self.is_json, self.is_cut = True, False
         self.leaves: list[Leaf] = []
 
     def read_value(self, path: Path, put: Any) -> None:
@@ -86,6 +95,7 @@ class _Scanner:
             self.expect('"')
             name, is_complete = self.read_string()
             if not is_complete:
+                self.is_cut = True
                 raise _EndOfText
             self.expect(":")
             self.position += 1
@@ -120,9 +130,12 @@ class _Scanner:
                 self.position += len(name)
                 return self.add_leaf(path, value, start, True, put)
         match = NUMBER.match(self.text, start)
+        is_end = WORD_END.match(self.text, start if match is None else match.end())
+        self.is_cut = is_end is not None
+        self.is_json = self.is_cut or match is not None
         if match is None:
             raise _EndOfText
-        self.position = match.end()
+        self.position = len(self.text) if self.is_cut else match.end()
         is_complete = self.position < len(self.text)
         try:
             value = json.loads(match.group())
@@ -135,17 +148,20 @@ class _Scanner:
         pointer = "".join(f"/{escape_pointer(str(step))}" for step in path)
         self.leaves.append(Leaf(pointer, value, start, self.position, is_complete, path))
         if not is_complete:
+            self.is_cut = True
             raise _EndOfText
 
     def peek(self) -> str:
         while self.position < len(self.text) and self.text[self.position] in " \t\r\n":
             self.position += 1
         if self.position >= len(self.text):
+            self.is_cut = True
             raise _EndOfText
         return self.text[self.position]
 
     def expect(self, char: str) -> None:
         if self.peek() != char:
+            self.is_json = False
             raise _EndOfText
 
 
@@ -157,6 +173,6 @@ def _decode_string(literal: str) -> str:
 
 
 def _decode_prefix(literal: str) -> str:
-    """A string without its end: an escape that is cut in the middle is left out."""
-    body = re.sub(r"\\(u[0-9a-fA-F]{0,3})?$", "", literal[1:])
-    return _decode_string(f'"{body}"')
+    """A string without its end: a character that is cut in the middle is left out."""
+    found = CHARACTERS.match(literal, 1)
+    return _decode_string(f'"{"" if found is None else found[0]}"')

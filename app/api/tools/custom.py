@@ -15,15 +15,12 @@ from app.api.fields import check_unknown, warn
 from app.api.tools.lark_regex import NotRegular, to_regex
 from app.api.tools.styled_calls import Piece, StyledCalls
 from app.api.wording import Path, say_place
+from app.json_text import CHARACTERS
 
 Json = dict[str, Any]
 
 FIELDS = ("type", "name", "description", "format", "defer_loading", "allowed_callers")
 INPUT_START = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-# characters of a JSON string that are complete; two escapes are one character if the first is half of a pair
-CHARACTERS = re.compile(
-    r'(?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*+', re.DOTALL
-)
 
 
 def to_function(where: Path, custom: Mapping[str, Any]) -> Json | None:
