@@ -22,40 +22,6 @@ answer = client.chat.completions.create(
 for chunk in answer:
     print(chunk.choices[0].delta.content or "", end="", flush=True)"""
 
-STRUCTURED = """from openai import OpenAI
-from pydantic import BaseModel
-
-
-class Contact(BaseModel):
-    name: str
-    email: str
-
-
-client = OpenAI(base_url="{base_url}", api_key="{api_key}")
-answer = client.chat.completions.parse(
-    model="{model}",
-    messages=[{{"role": "user", "content": "Ada Lovelace, ada@example.com"}}],
-    response_format=Contact,
-)
-print(answer.choices[0].message.parsed)"""
-
-
-EXTRACT_AIOHTTP = """import asyncio
-import aiohttp
-
-
-async def main():
-    headers = {{"Authorization": "Bearer {api_key}"}}
-    # schema: a name or a JSON Schema. "images": [data: URLs] go beside the text or replace it.
-    body = {{"schema": "contact", "text": "{text}"}}
-    async with aiohttp.ClientSession(headers=headers) as session:
-        async with session.post("{base_url}/extract", json=body) as answer:
-            found = await answer.json()
-    print(found["record"], found["flags"], found["evidence"])
-
-
-asyncio.run(main())"""
-
 EXTRACT_OPENAI = """from openai import OpenAI
 
 client = OpenAI(base_url="{base_url}", api_key="{api_key}")
@@ -70,8 +36,6 @@ SNIPPETS = {
     "curl": ("shell", CURL),
     "Python, streamed": ("python", PYTHON),
     "Extract a record, OpenAI client": ("python", EXTRACT_OPENAI),
-    "Python, a record instead of text": ("python", STRUCTURED),
-    "Extract a record, aiohttp": ("python", EXTRACT_AIOHTTP),
 }
 
 
@@ -84,12 +48,9 @@ def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
     base_url = gr.Textbox(label="Base URL", interactive=False, buttons=["copy"], max_lines=1)
     codes: list[gr.Code] = []
     with gr.Row(equal_height=False):
-        for half in (list(SNIPPETS.items())[:3], list(SNIPPETS.items())[3:]):
+        for label, (language, _) in SNIPPETS.items():
             with gr.Column(min_width=300):
-                codes += [
-                    gr.Code(language=language, label=label, interactive=False, wrap_lines=True)  # type: ignore[arg-type]
-                    for label, (language, _) in half
-                ]
+                codes.append(gr.Code(language=language, label=label, interactive=False, wrap_lines=True))  # type: ignore[arg-type]
 
     def fill(request: gr.Request) -> tuple[str, ...]:
         return make_snippets(find_page_url(request, demo.root_path), engine.model_name, needs_key)

@@ -26,15 +26,11 @@ FLAGS = ["--api-key", KEY, "--served-model-name", "demo_model", "--no-ui"]
 PACKAGES = {
     "langchain": ["langchain", "langchain-openai", "langchain-anthropic"],
     "litellm": ["litellm", "mcp"],
-    "llama_index": ["llama-index-core", "llama-index-llms-openai-like", "llama-index-embeddings-openai-like"],
     "instructor": ["instructor", "anthropic"],
     "pydantic_ai": ["pydantic-ai-slim[openai,anthropic]"],
-    "outlines": ["outlines", "openai"],
-    "llm": ["llm"],
 }
 # client and case -> what the demo model would have to know
 KNOWLEDGE = {
-    ("llama_index", "predict and call"): "to call a tool by itself",
     ("instructor", "parallel tools"): "to call tools by itself",
     ("instructor", "iterable"): "to use the properties that a schema names rather than others that it allows",
     ("instructor", "json"): "to follow a schema that is in the prompt only",
