@@ -16,8 +16,7 @@ from engine.input.input_processor import Prompt
 from engine.input.tokenizer import Tokenizer
 from engine.model.pooling import EmbeddingSpec, read_embedding_spec
 from engine.outputs import RequestOutput
-from engine.pooling_params import Pooling
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import Pooling, SamplingParams
 
 RERANKER = "qwen3-reranker"  # start of the names of the models that the template below belongs to
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"

@@ -21,7 +21,6 @@ from engine.actors.encoder import EncoderActor
 from engine.actors.executor_actor import ExecutorActor
 from engine.actors.grammar_actor import GrammarActor
 from engine.actors.scheduler_actor import SchedulerActor
-from engine.actors.switch_interval import shorten_switch_interval
 from engine.actors.transfer import TransferActor
 from engine.config import EngineConfig
 from engine.core.actor_messages import AdapterInbox, TransferInbox
@@ -46,6 +45,7 @@ from engine.messages import (
 from engine.resolved_config import CacheConfig
 from engine.spec.draft_planner import DraftPlanner
 from engine.spec.step_costs import StepCosts
+from engine.thread_priority import shorten_switch_interval
 from engine.transfer.block_transfers import BlockTransfers
 from engine.transfer.connector import make_connector
 from engine.transfer.host_tier import HostTier

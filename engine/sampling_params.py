@@ -10,9 +10,27 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.errors import InvalidRequest
-from engine.pooling_params import Pooling
 from engine.structured_outputs import read_structured_outputs
 from grammar import GrammarSpec
+
+PoolingKind = Literal["last", "mean", "logits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """One vector per prompt, float32.
+
+    last: the final hidden state of the last token, [hidden_size]. mean: the mean over all tokens, which are therefore
+    all computed, without the prefix cache. logits: the logits of `token_ids` after the prompt, [len(token_ids)].
+    """
+
+    kind: PoolingKind
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def needs_all_tokens(self) -> bool:
+        return self.kind == "mean"
+
 
 OutputKind = Literal["cumulative", "delta", "final"]
 

@@ -7,16 +7,39 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from engine.actors.thread_actor import ThreadActor
 from engine.core.actor_messages import EncoderInbox
-from engine.core.encoder_cache import EncoderCache
 from engine.messages import Accepted, AddRequest, Detail, ImagePart, NewTokens, Refused
 from engine.thread_priority import lower_priority
 from engine.worker.executor import Encoder
+
+
+class EncoderCache:
+    """At most `max_bytes` of features. Requests keep the arrays that they use, whatever the cache evicts."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._features: OrderedDict[bytes, np.ndarray] = OrderedDict()
+
+    def find(self, digest: bytes) -> np.ndarray | None:
+        features = self._features.get(digest)
+        if features is not None:
+            self._features.move_to_end(digest)
+        return features
+
+    def add(self, digest: bytes, features: np.ndarray) -> None:
+        self._features[digest] = features
+        self._num_bytes += features.nbytes
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._features.popitem(last=False)[1].nbytes
+
 
 logger = logging.getLogger("troupe.engine")
 

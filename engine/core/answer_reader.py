@@ -7,10 +7,9 @@ from itertools import compress
 import numpy as np
 
 from engine.core.actor_messages import BROKEN_LOGITS, NO_TOKEN_LEFT, StepDone
-from engine.core.batch import Batch
 from engine.core.request import Request
 from engine.core.scheduler_state import SchedulerState
-from engine.core.step import StepRecord
+from engine.core.step import Batch, StepRecord
 from engine.messages import Detail, NewTokens
 from engine.outputs import TokenLogprobs
 

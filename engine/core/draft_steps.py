@@ -8,11 +8,10 @@ from itertools import compress, islice
 import numpy as np
 
 from engine.core.actor_messages import DraftTarget, StateSave, StepDone
-from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler_state import SchedulerState
-from engine.core.step import StepChanges, StepRecord
+from engine.core.step import Batch, StepChanges, StepRecord
 from engine.spec.draft_planner import DraftPlanner
 from engine.spec.draft_record import Draft
 

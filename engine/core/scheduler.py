@@ -33,13 +33,12 @@ from engine.core.actor_messages import (
     StepPlan,
 )
 from engine.core.answer_reader import AnswerReader
-from engine.core.batch import Batch
 from engine.core.draft_steps import DraftSteps
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.core.scheduler_state import SchedulerState
-from engine.core.step import MAX_SCORED_TOKENS, StepChanges, StepRecord
+from engine.core.step import MAX_SCORED_TOKENS, Batch, StepChanges, StepRecord
 from engine.messages import AddRequest, NewTokens
 from engine.outputs import FinishReason
 from engine.resolved_config import SchedulerConfig

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from engine.core.adapter_slots import AdapterSlots
-from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request, RequestStatus
 from engine.core.request_queue import RequestQueue
-from engine.core.request_table import RequestTable
-from engine.core.slot_pool import SlotPool
+from engine.core.request_table import RequestTable, SlotPool
+from engine.core.step import Batch
 from engine.messages import Detail
 from engine.outputs import FinishReason
 from engine.resolved_config import SchedulerConfig

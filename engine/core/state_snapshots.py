@@ -16,11 +16,15 @@ same time, so a slot that one of them writes is kept until the step is planned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.core.actor_messages import StateSave
+from engine.core.block_hash import list_state_keys
+from engine.core.block_pool import BlockPool
 from engine.core.request import Request
-from engine.core.state_tier import StateTier
+from engine.spec.draft_record import Draft
+from engine.transfer.host_tier import HostTier
 
 _NUM_LAST_POINTS = 3
 
@@ -182,3 +186,92 @@ class StateSnapshots:
         if self.tier is not None:
             self.tier.store(key, slot)
         return slot
+
+
+class StateTier:
+    """The states of one core.
+
+    Args:
+        pool: records which keys leave the tier.
+        num_parts: of a state; the tier has room for one state at least.
+    """
+
+    def __init__(self, pool: BlockPool, tier: HostTier, num_parts: int) -> None:
+        self._pool = pool
+        self._tier = tier
+        self._num_parts = num_parts
+
+    def __contains__(self, key: bytes) -> bool:
+        (first,) = list_state_keys(key, 1)
+        return first in self._tier and len(self.list_slots(key)) == self._num_parts
+
+    def list_slots(self, key: bytes) -> list[int]:
+        """Return the slots of a state in the tier."""
+        found = (self._tier.find(name) for name in list_state_keys(key, self._num_parts))
+        return [slot for slot in found if slot is not None]
+
+    def name_parts(self, key: bytes, slot: int) -> list[tuple[bytes, int]]:
+        """Return the key and the id of each part of the state in a snapshot's slot."""
+        first = self._pool.num_blocks + slot * self._num_parts
+        return [(name, first + part) for part, name in enumerate(list_state_keys(key, self._num_parts))]
+
+    def store(self, key: bytes, slot: int) -> None:
+        """Keep a snapshot that is evicted."""
+        for name, part_id in self.name_parts(key, slot):
+            self._pool.note_replaced(self._tier.store(name, part_id))
+
+    def load(self, key: bytes, slot: int) -> None:
+        """Copy a state from the tier to a snapshot's slot before the next step."""
+        self._tier.load(self.name_parts(key, slot))
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Drop states."""
+        for key in keys:
+            self._tier.forget(list_state_keys(key, self._num_parts))
+
+
+class DraftStates:
+    """Owns the slots.
+
+    Args:
+        snapshots: those of the prefix cache, which take over states at block borders; None: prefixes are not cached.
+    """
+
+    def __init__(self, slots: Iterable[int], block_size: int, snapshots: StateSnapshots | None) -> None:
+        self._free = list(slots)
+        self._block_size = block_size
+        self._snapshots = snapshots
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no step uses."""
+        return len(self._free)
+
+    def take(self, draft: Draft) -> Draft | None:
+        """Give slots to a draft. Returns as much of it as got some, or None."""
+        count = min(len(draft.token_ids), len(self._free))
+        if not count:
+            return None
+        states = self._free[-count:]
+        del self._free[-count:]
+        return draft._replace(token_ids=draft.token_ids[:count], states=states)
+
+    def list_saves(self, row: int, start: int, draft: Draft) -> Iterator[StateSave]:
+        """Return the states to keep in a run that starts at `start` with the last known token."""
+        return (StateSave(row, start + 1 + at, slot) for at, slot in enumerate(draft.states or ()))
+
+    def settle(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        """Make the state at the last block border among the accepted drafts the request's snapshot.
+
+        The request's known tokens are still those before the drafts.
+        """
+        states, first = draft.states, request.num_tokens
+        assert states is not None, "the draft got slots"
+        last = first + min(num_accepted, len(states) - 1)
+        border = last // self._block_size * self._block_size
+        if border >= first and self._snapshots is not None:
+            states[border - first] = self._snapshots.move_on(request, border, states[border - first])
+
+    def free(self, draft: Draft) -> None:
+        """Take back the slots of a draft whose step has ended."""
+        self._free += draft.states or ()

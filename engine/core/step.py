@@ -1,17 +1,69 @@
-"""StepChanges: new rows and blocks of a step being planned. StepRecord: the state of a step until its last result."""
+"""StepChanges: new rows and blocks of a step being planned. StepRecord: a step until its last result. Batch: its requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 import numpy as np
 
 from engine.core.actor_messages import MaskTarget, NewRow
-from engine.core.batch import Batch
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.spec.draft_record import Draft
+
+
+class Batch:
+    """Parallel lists and arrays over R requests. Immutable: steps with the same requests share one."""
+
+    __slots__ = ("appends", "handles", "requests", "rows", "slots")
+
+    def __init__(
+        self,
+        requests: list[Request],
+        handles: list[int],
+        appends: list[Callable[[int], None]],
+        slots: np.ndarray,
+        rows: np.ndarray,
+    ) -> None:
+        self.requests = requests
+        self.handles = handles
+        self.appends = appends  # token_ids.append of each
+        self.slots = slots  # [R] int64
+        self.rows = rows  # [R] int64
+
+    @staticmethod
+    def make_empty() -> Batch:
+        nothing = np.zeros(0, dtype=np.int64)
+        return Batch([], [], [], nothing, nothing)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def add(self, request: Request) -> Batch:
+        """Return the batch with one more request, ordered by queue key."""
+        at = bisect(self.requests, request.queue_key, key=lambda other: other.queue_key)
+        return Batch(
+            [*self.requests[:at], request, *self.requests[at:]],
+            [*self.handles[:at], request.handle, *self.handles[at:]],
+            [*self.appends[:at], request.token_ids.append, *self.appends[at:]],
+            np.concatenate((self.slots[:at], (request.slot,), self.slots[at:])),
+            np.concatenate((self.rows[:at], (request.row,), self.rows[at:])),
+        )
+
+    def select(self, is_kept: np.ndarray) -> Batch:
+        """Return the requests that a boolean mask [R] selects."""
+        kept = is_kept.tolist()
+        return Batch(
+            list(compress(self.requests, kept)),
+            list(compress(self.handles, kept)),
+            list(compress(self.appends, kept)),
+            self.slots[is_kept],
+            self.rows[is_kept],
+        )
+
 
 # Prompt tokens of one step with logprobs. Each costs as much as a sampled token: logits of the whole vocabulary.
 MAX_SCORED_TOKENS = 64

@@ -23,9 +23,8 @@ import transformers
 from engine.cache_folder import CacheFolder, hash_inputs
 from engine.errors import ConfigError, InvalidRequest
 from engine.input.chat_messages import read_messages
-from engine.input.incremental_text import IncrementalText, WindowedText
+from engine.input.incremental_text import IncrementalText, TextRule, TokenPieces, WindowedText, read_text_rule
 from engine.input.special_token_escaper import SpecialTokenEscaper
-from engine.input.token_pieces import TextRule, TokenPieces, read_text_rule
 from engine.model import read_eos_token_ids
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.formats.gguf_file import GGUFFile, is_gguf, resolve_gguf

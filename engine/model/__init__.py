@@ -2,11 +2,11 @@
 
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
-from engine.model.end_tokens import read_eos_token_ids
 from engine.model.implementation import read_model_config
 from engine.model.loader import load_model
 from engine.model.protocol import Model
 from engine.model.rope_config import RopeConfig
+from engine.model.sampling_defaults import read_eos_token_ids
 
 __all__ = [
     "DecoderModel",

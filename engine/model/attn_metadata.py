@@ -32,3 +32,11 @@ class AttnMetadata:
             slot_mapping=self.slot_mapping[:1].expand(num_groups, -1),
             block_tables=self.block_tables[:1].expand(num_groups, -1, -1),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepImages:
+    """Features in the place of the embeddings of M tokens."""
+
+    places: Tensor  # [M] int64, index of each token in the step
+    features: Tensor  # [M, D * (1 + k)], dtype of the model: embeddings, and what k first layers add to their outputs

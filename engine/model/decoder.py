@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec, find_groups
 from engine.model.adapters import MatrixPart, StepAdapters
-from engine.model.attn_metadata import AttnMetadata
+from engine.model.attn_metadata import AttnMetadata, StepImages
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer, add_norm
 from engine.model.formats.encoded import EncodedTensor
@@ -21,7 +21,6 @@ from engine.model.mixers.attention import StepInputs, plan_groups
 from engine.model.moe import Experts
 from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
-from engine.model.vision.step_images import StepImages
 from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, WeightTargets, add_prefix
 from engine.parallel.shard import Shard
 from engine.parallel.sharding import ONE_RANK, Sharding

@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.errors import ConfigError, InvalidRequest
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
-from engine.pooling_params import PoolingKind
+from engine.sampling_params import PoolingKind
 
 _PATTERNS = (
     *("modules.json", "*/config.json", "config.json"),

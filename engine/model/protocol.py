@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model.adapters import MatrixPart, StepAdapters
-from engine.model.attn_metadata import AttnMetadata
+from engine.model.attn_metadata import AttnMetadata, StepImages
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
-from engine.model.vision.step_images import StepImages
 from engine.model.weight_targets import WeightTargets
 from kernels import Ops
 from kernels.ops import KVCache, Quantization

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from engine.model.adapters import StepAdapters
-from engine.model.attn_metadata import AttnMetadata
+from engine.model.attn_metadata import AttnMetadata, StepImages
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
-from engine.model.vision.step_images import StepImages
 from engine.parallel.adapters import list_segments
 from engine.parallel.commands import Forward, Logits
 from engine.parallel.ranks import Ranks

@@ -22,7 +22,6 @@ from engine.core.request_table import RequestTable
 from engine.core.step import StepRecord
 from engine.messages import SourceCounts
 from engine.spec.config import SpeculativeConfig
-from engine.spec.draft_budget import DraftBudget
 from engine.spec.draft_counts import DraftCounts
 from engine.spec.draft_record import (
     LONG_MEMORY,
@@ -30,13 +29,13 @@ from engine.spec.draft_record import (
     NEVER,
     Draft,
     DraftRecord,
+    Proposer,
     SourceRecord,
     update_rate,
 )
 from engine.spec.ngram import NgramProposer
 from engine.spec.prediction import PredictionProposer
-from engine.spec.proposer import Proposer
-from engine.spec.step_costs import StepCosts
+from engine.spec.step_costs import DraftBudget, StepCosts
 from engine.spec.suffix import SuffixProposer
 
 FORCED = "forced"

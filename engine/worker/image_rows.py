@@ -11,9 +11,9 @@ from torch import Tensor
 
 from engine.core.actor_messages import NewRow
 from engine.messages import ImagePart
-from engine.model.vision.step_images import StepImages
+from engine.model.attn_metadata import StepImages
+from engine.worker.device_link import upload
 from engine.worker.input_batch import ModelInput
-from engine.worker.sampling.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

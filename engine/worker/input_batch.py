@@ -17,9 +17,8 @@ from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepPlan
 from engine.model.adapters import StepAdapters
-from engine.model.attn_metadata import AttnMetadata
-from engine.model.vision.step_images import StepImages
-from engine.worker.sampling.transfer import upload
+from engine.model.attn_metadata import AttnMetadata, StepImages
+from engine.worker.device_link import upload
 from kernels.ops import GatherInputs
 from kernels.step_buffers import StepBuffers, make_block_tables, make_slot_mapping
 

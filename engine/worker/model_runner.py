@@ -27,7 +27,7 @@ from engine.model import Model
 from engine.model.adapters import StepAdapters
 from engine.parallel.leader import LeaderDecoder, StagedHidden
 from engine.spec.device.drafter import Drafter
-from engine.worker.device_link import DeviceLink, HostLink, PendingStep, wait_for
+from engine.worker.device_link import DeviceLink, HostLink, PendingStep, upload, wait_for
 from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.launched_step import LaunchedStep, ParkedRows, StartedStep
@@ -36,7 +36,6 @@ from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logprobs
 from engine.worker.sampling.sampler import Sampler
 from engine.worker.sampling.state import SamplingState
-from engine.worker.sampling.transfer import upload
 from engine.worker.state_slots import StateSlots
 
 MASK_TIMEOUT_S = 0.002  # how long rows that could run wait for the masks of other rows

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.core.actor_messages import NewRow
 from engine.model.adapters import StepAdapters
-from engine.pooling_params import Pooling
+from engine.sampling_params import Pooling
 
 
 @dataclass(slots=True)

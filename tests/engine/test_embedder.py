@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from engine import LLM, InvalidRequest, SamplingParams
 from engine.core.actor_messages import NewRow
 from engine.embedder import INSTRUCTION
-from engine.pooling_params import Pooling
+from engine.sampling_params import Pooling
 from engine.worker.pooler import Pooler
 from tests.engine.embedding_folders import compute_hidden, make_embedding_folder, make_reranker_folder
 from tests.engine.model.drive import make_prompt

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.model.attn_metadata import AttnMetadata
 from engine.spec.device.progress import DraftRuns
+from engine.worker.device_link import upload
 from engine.worker.input_batch import InputBatch
-from engine.worker.sampling.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
-from engine.worker.sampling.transfer import RowSlots, pick_rows, put_rows, upload
+from engine.worker.device_link import RowSlots, pick_rows, put_rows, upload
 from kernels.torch.sampling import split_rows
 
 # One int32 per token: its count in the output, and this bit if it is in the prompt.

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.worker.device_link import upload
 from engine.worker.sampling.sampler import HISTORY_FLAGS, SampledTokens, Sampler
-from engine.worker.sampling.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)

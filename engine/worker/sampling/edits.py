@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams, find_end_ids
-from engine.worker.sampling.transfer import upload, upload_lists
+from engine.worker.device_link import upload, upload_lists
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import BROKEN_LOGITS, NO_TOKEN_LEFT
+from engine.worker.device_link import pick_rows, put_rows, upload
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs
 from engine.worker.sampling.state import DrawKind, RowFlag, SamplingState
-from engine.worker.sampling.transfer import pick_rows, put_rows, upload
 from kernels import Ops
 from kernels.torch.sampling import find_sound_rows, make_row_keys, unpack_bitmask
 

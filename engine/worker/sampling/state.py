@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
+from engine.worker.device_link import pick_rows
 from engine.worker.sampling.bad_words import BadWords
 from engine.worker.sampling.counts import TokenCounts
 from engine.worker.sampling.edits import LogitEdits
-from engine.worker.sampling.transfer import pick_rows
 from kernels.torch.sampling import NARROW_WIDTH
 
 # Lower temperatures are greedy: float32 scores divided by them would exceed the noise anyway.

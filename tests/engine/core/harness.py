@@ -31,7 +31,7 @@ from engine.resolved_config import CacheConfig, SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_planner import DraftPlanner
-from engine.spec.proposer import Proposer
+from engine.spec.draft_record import Proposer
 from engine.spec.step_costs import StepCosts
 from engine.transfer.host_tier import HostTier
 from grammar import GrammarSpec
