@@ -242,7 +242,7 @@ class GatherInputs(Protocol):
         """Fill the buffers of a step from what is kept about each row of the batch.
 
         Args:
-            token_pool: [num_rows, max_len] int64, the tokens of every row by position.
+            token_pool: [num_rows, max_len] int32, the tokens of every row by position.
             block_tables: [num_groups, num_rows, max_blocks] int32, the blocks of every row.
             rows: [R] int64, the row of each request of the step; -1 only pads.
             starts: [R] int64, position of each request's first new token.

@@ -66,14 +66,13 @@ class InputBatch:
         max_blocks = -(-max_model_len // block_size)
         self.block_tables = np.zeros((num_groups, max_num_seqs, max_blocks), dtype=np.int32)
         self._num_blocks = [0] * max_num_seqs
-        self._token_pool = torch.zeros(max_num_seqs * self._stride, dtype=torch.int64, device=device)
+        self._token_pool = torch.zeros(max_num_seqs * self._stride, dtype=torch.int32, device=device)
         self._device_tables: Tensor | None = None
         self._gather_inputs = gather
         if gather is not None:
             self._device_tables = torch.from_numpy(self.block_tables).to(device, copy=True)
 
     def apply(self, plan: StepPlan) -> None:
-        """Apply the new rows, blocks and drafts of a plan."""
         for new_row in plan.new_rows:
             self._add(new_row)
         for row, block_ids in plan.new_blocks:
@@ -112,7 +111,7 @@ class InputBatch:
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids: Tensor) -> None:
         """Write tokens [N] at their positions; -1 (nothing sampled) is written as 0."""
         index = upload(rows * self._stride + positions, self.device)
-        self._token_pool.index_copy_(0, index, token_ids.clamp(min=0))
+        self._token_pool.index_copy_(0, index, token_ids.clamp(min=0).int())
 
     def list_slots(self, row: int, start: int, end: int) -> np.ndarray:
         """Return the KV cache slots of the row's positions [start, end) in the first group."""
@@ -123,7 +122,7 @@ class InputBatch:
 
     def token_ids(self, row: int, start: int, end: int) -> Tensor:
         """Return tokens [start, end) of a row, on the device."""
-        return self._token_pool[row * self._stride + start : row * self._stride + end]
+        return self._token_pool[row * self._stride + start : row * self._stride + end].long()
 
     def _assemble(
         self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, bounds: np.ndarray, max_blocks: int
@@ -138,7 +137,7 @@ class InputBatch:
         slot_mapping = blocks * self.block_size + positions % self.block_size
         pool_index = upload(token_rows * self._stride + positions, self.device)
         buffers = StepBuffers(
-            input_ids=self._token_pool.index_select(0, pool_index),
+            input_ids=self._token_pool.index_select(0, pool_index).long(),
             positions=upload(positions, self.device),
             slot_mapping=upload(slot_mapping, self.device),
             block_tables=upload(self.block_tables[:, rows, :max_blocks], self.device),

@@ -59,7 +59,7 @@ class StepMemory:
 
     def estimate_rows(self, max_model_len: int, block_size: int) -> int:
         """Return the estimated bytes of all rows at this maximum length."""
-        tokens = self.num_rows * (max_model_len + 1) * torch.int64.itemsize
+        tokens = self.num_rows * (max_model_len + 1) * torch.int32.itemsize
         tables = self.num_rows * -(-max_model_len // block_size) * torch.int32.itemsize
         # Cosines and sines of half a head, twice while they are computed.
         rope = 2 * max_model_len * self.config.head_dim * torch.float32.itemsize

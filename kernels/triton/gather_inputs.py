@@ -52,7 +52,7 @@ def gather_tokens_kernel(
     position = tl.where(is_real, start + token - first, 0)
     input_id = tl.load(pool_ptr + row * pool_stride + position, mask=is_real, other=0)
     mask = token < num_tokens
-    tl.store(input_ids_ptr + token, input_id, mask=mask)
+    tl.store(input_ids_ptr + token, input_id.to(tl.int64), mask=mask)
     tl.store(positions_ptr + token, position, mask=mask)
     for index in tl.static_range(NUM_GROUPS):
         group = tl.zeros([BLOCK], tl.int64) + index

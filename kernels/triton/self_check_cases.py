@@ -161,7 +161,7 @@ def _mask(ops: Ops, given: Tensors) -> list[Tensor]:
 
 def _inputs(ops: Ops, given: Tensors) -> list[Tensor]:
     assert ops.gather_inputs is not None, "Triton's ops and the expected ones have it"
-    pool = torch.arange(4 * 64, device=given.device).view(4, 64)
+    pool = torch.arange(4 * 64, device=given.device, dtype=torch.int32).view(4, 64)
     tables = torch.arange(4 * 16, device=given.device, dtype=torch.int32).view(1, 4, 16)
     rows, starts, bounds = (
         given.integers(2, 0),

@@ -15,7 +15,7 @@ def run_gather(gather: Callable[..., None], device: torch.device, seed: int) -> 
     source = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     num_rows, max_len, block_size, num_requests = 6, 50, source.choice([1, 4, 16]), source.choice([1, 5])
-    pool = torch.randint(0, 1000, (num_rows, max_len), generator=generator)
+    pool = torch.randint(0, 1000, (num_rows, max_len), generator=generator, dtype=torch.int32)
     num_groups, width = source.choice([1, 3]), -(-max_len // block_size)
     tables = torch.randint(1, 99, (num_groups, num_rows, width), generator=generator).int()
     rows = torch.tensor([*source.sample(range(num_rows), num_requests), -1, -1])
