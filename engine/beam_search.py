@@ -90,7 +90,6 @@ async def search_beams(engine: Engine, prompt: Prompt, params: BeamSearchParams)
 async def _extend(
     engine: Engine, prompt: Prompt, beam: BeamSearchSequence, step: SamplingParams, eos: Collection[int]
 ) -> list[BeamSearchSequence]:
-    """Return a beam for each of the likeliest next tokens."""
     (output,) = [each async for each in engine.generate(beam.tokens or prompt, step)]
     tokens = beam.tokens or output.prompt_token_ids
     (choice,) = output.outputs

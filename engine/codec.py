@@ -17,7 +17,6 @@ _ARRAY = 1  # code of the extension type
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return the message as bytes."""
     return msgspec.msgpack.encode(message, enc_hook=_encode_array)
 
 

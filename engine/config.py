@@ -20,9 +20,8 @@ from engine.vllm_words import EXTRA_NAMES, read_settings
 STEP_LIMITS = {"cpu": (64, 1024), "cuda": (256, 8192)}
 MIN_KEY_LENGTH = 16
 MAX_IMAGES = 32  # of a request
-TRANSFER_GB = (
-    0.5  # default of kv_offload_gb with a kv_transfer_config: all transfers pass through host memory
-)
+# Default of kv_offload_gb with a kv_transfer_config: all transfers pass through host memory
+TRANSFER_GB = 0.5
 
 @dataclass(frozen=True, slots=True, init=False)
 class EngineConfig(EngineFields):
@@ -263,7 +262,6 @@ class EngineConfig(EngineFields):
 
     @property
     def model_name(self) -> str:
-        """The first model name in the API."""
         return self.served_names[0]
 
     @property
@@ -301,9 +299,7 @@ def _read_object(name: str, given: object) -> dict[str, Any]:
 @cache
 def _find_hints() -> dict[str, tuple[Any, ...]]:
     """Return the type and the notes of each field, by name."""
-    return {
-        name: get_args(hint) for name, hint in get_type_hints(EngineFields, include_extras=True).items()
-    }
+    return {name: get_args(hint) for name, hint in get_type_hints(EngineFields, include_extras=True).items()}
 
 
 def list_aliases() -> dict[str, str]:

@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
-from engine.messages import CoreInbox, CoreStats
+from engine.messages import CoreInbox
 from engine.model import read_eos_token_ids
 from engine.worker.executor import Executor, Loaded
 from engine.worker.mock_worker import MockWorker
@@ -36,7 +36,6 @@ class CoreHost:
     def __init__(self, config: EngineConfig, load_tokenizer: LoadTokenizer) -> None:
         self.worker: Executor | None = None
         self.core: EngineCore | None = None  # while it accepts messages
-        self.stats = CoreStats()
         self._config = config
         self._load_tokenizer = load_tokenizer
         self._loaded: Loaded | None = None
@@ -88,11 +87,6 @@ class CoreHost:
         """Run one core until it falls asleep. Returns the error if it could not wake up."""
         has_failed = False
 
-        def note(message: Any) -> None:
-            if type(message) is CoreStats:
-                self.stats = message
-            deliver(message)
-
         def report_crash(error: BaseException) -> None:
             nonlocal has_failed
             self.core = None
@@ -110,20 +104,18 @@ class CoreHost:
         try:
             worker = await self._find_worker()
             core = EngineCore(
-                *(self._config, worker, self._tokenizer, self._eos_token_ids, note, report_crash),
+                *(self._config, worker, self._tokenizer, self._eos_token_ids, deliver, report_crash),
                 publishes_kv_events=publishes_kv_events,
             )
             # The watchdog is in an outer group, so it also watches the last step.
             async with asyncio.TaskGroup() as watch, asyncio.TaskGroup() as tasks:
                 self._loaded = await core.start(tasks, self._loaded)
                 if timeout_s := self._config.step_timeout_s:
-                    watchdog = watch_steps(lambda: self.stats, timeout_s, note_hang)
+                    watchdog = watch_steps(core.scheduler.scheduler, timeout_s, note_hang)
                     core.attach(watch.create_task(watchdog, name="watchdog"))
                 self.core = core
                 deliver(CoreReady(self._loaded.resolved, list(self._loaded.timeline), worker.describe()))
-        except (
-            Exception
-        ) as error:  # the border of the core: the front is informed, and the error is passed on
+        except Exception as error:  # the border of the core: the front is informed, and the error is passed on
             cause = first_cause(error)
             # After a crash that was reported the front waits for the next core, also if this one fell asleep meanwhile.
             if self.worker is not None and self.worker.sleep_level and not has_failed:
@@ -147,8 +139,7 @@ class CoreHost:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _send_heartbeat(self, deliver: Callable[[Any], None]) -> None:
-        runtime = {} if self.worker is None or self._loaded is None else self.worker.describe()
-        deliver(Heartbeat(self.stats.num_steps, runtime))
+        deliver(Heartbeat({} if self.worker is None or self._loaded is None else self.worker.describe()))
 
 
 def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer | None, tuple[int, ...]]:

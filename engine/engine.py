@@ -55,9 +55,7 @@ class Engine(Supervisor):
         self._arrivals: set[Arrival] = set()
         self._log: asyncio.Task[None] | None = None
         self._tracer = make_tracer(self.config)
-        self.adapters = AdapterCatalog(
-            self.config.enable_lora, self.config.model_name, self._require_client
-        )
+        self.adapters = AdapterCatalog(self.config.enable_lora, self.config.model_name, self._require_client)
 
     async def start(self) -> None:
         """Load the model and start the actors. Returns when the engine accepts requests.
@@ -80,7 +78,8 @@ class Engine(Supervisor):
         if self._log is not None:
             self._log.cancel()
         await super().close()
-        self._tracer.close()
+        if self._tracer is not None:
+            self._tracer.close()
 
     async def __aenter__(self) -> Engine:
         await self.start()
@@ -143,12 +142,13 @@ class Engine(Supervisor):
                 raise make_timeout(deadline_s) from error
             finally:
                 self._arrivals.discard(arrival)
-            timer = self._start_timer(stream, deadline_s)
+            timer = None if deadline_s is None else self._start_timer(stream, deadline_s)
             try:
                 is_finished = False
                 while not is_finished:
                     output = await stream.get()
-                    if is_finished := output.finished:
+                    is_finished = output.finished
+                    if is_finished and self._tracer is not None:
                         self._tracer.report(output, params, stream.count_tokens())
                     yield output
             finally:
@@ -233,7 +233,8 @@ class Engine(Supervisor):
     async def _admit(
         self, prompt: Prompt, params: SamplingParams, arrival: Arrival, options: Options
     ) -> OutputStream:
-        text, request = await self._find_input_processor().read(
+        self._require_client()
+        text, request = await self._input_processor.read(
             arrival.request_id, prompt, params, options, arrival.time
         )
         self.check_capacity(params.n)
@@ -244,9 +245,7 @@ class Engine(Supervisor):
         stream.grammar = await client.open(request, stream)
         return stream
 
-    def _start_timer(self, stream: OutputStream, deadline_s: float | None) -> asyncio.TimerHandle | None:
-        if deadline_s is None:
-            return None
+    def _start_timer(self, stream: OutputStream, deadline_s: float) -> asyncio.TimerHandle:
         delay = stream.times.arrival_time + deadline_s - time.monotonic()
         return asyncio.get_running_loop().call_later(
             delay, self._client.expire, stream, make_timeout(deadline_s)

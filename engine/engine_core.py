@@ -2,7 +2,7 @@
 
 send ──AddRequest, AbortRequest──▶ Scheduler ──StepPlan (at most 2 in flight)──▶ Executor thread
   │ (with a grammar)                ▲  ▲  │ │                                          │   ▲
-  └▶ (Encoder) ─▶ Grammar ─AddRequest┘ │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
+  └▶ Opener (images, grammar) ──────▶┘ │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
                                        └──┼─────────────── StepDone ───────────────────┘
 Scheduler ──PinAdapter──▶ Adapters thread ──AdapterReady──▶ Scheduler
 deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, Reply
@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, assert_never
 
 from engine.actors.adapters import AdapterActor
-from engine.actors.encoder import EncoderActor
 from engine.actors.executor_actor import ExecutorActor
 from engine.actors.grammar_actor import GrammarActor
+from engine.actors.opener import Opener
 from engine.actors.scheduler_actor import SchedulerActor
 from engine.actors.transfer import TransferActor
 from engine.config import EngineConfig
@@ -81,7 +81,6 @@ class EngineCore:
         self._publishes_kv_events = publishes_kv_events
         self._others: list[asyncio.Task[None]] = []  # all but the executor's
         self.adapters: AdapterActor | None = None  # None if they are not enabled
-        self.encoder: EncoderActor | None = None  # None if the model does not see images
 
     async def start(self, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
         """Start all actors in `tasks`. Returns when the core accepts messages.
@@ -92,7 +91,7 @@ class EngineCore:
         shorten_switch_interval()
         map_large_blocks()
         # The scheduler needs the resolved config, which loading determines.
-        self.executor = ExecutorActor(self._worker, lambda done: self.scheduler.tell(done), loaded)
+        self.executor = ExecutorActor(self._worker, loaded)
         executor = tasks.create_task(self.executor.run(), name="executor")
         await self.executor.ready.wait()
         loaded = self.executor.loaded
@@ -109,7 +108,6 @@ class EngineCore:
             timeout_s=self._config.grammar_timeout_s,
             send_masks=self.executor.tell,
             tell_scheduler=lambda message: self.scheduler.tell(message),
-            deliver=self._deliver,
             encode=None if make_drafts is None else self._encode,
         )
         scheduler = Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids, make_drafts=make_drafts)
@@ -122,8 +120,14 @@ class EngineCore:
             tell_transfer=self._tell_transfer,
             deliver=self._deliver,
         )
+        self.executor.deliver = self.scheduler.tell
+        self.opener = Opener(
+            *(self.grammar, self._worker.encoder, self._config.mm_encoder_cache_gb),
+            *(self.scheduler.tell, self._deliver),
+        )
         others: dict[str, Coroutine[Any, Any, None]] = {
             "grammar": self.grammar.run(),
+            "opener": self.opener.run(),
             "scheduler": self.scheduler.run(),
         }
         if self._worker.adapters is not None:
@@ -131,11 +135,6 @@ class EngineCore:
                 self._worker.adapters, lambda ready: self.scheduler.tell(ready), self._deliver
             )
             others["adapters"] = self.adapters.run()
-        if self._worker.encoder is not None:
-            self.encoder = EncoderActor(
-                self._worker.encoder, self._config.mm_encoder_cache_gb, self._open, self._deliver
-            )
-            others["encoder"] = self.encoder.run()
         if self.transfer is not None:
             others["transfer"] = self.transfer.run()
         for name, run in others.items():
@@ -144,18 +143,15 @@ class EngineCore:
         return loaded
 
     def send(self, message: CoreInbox) -> None:
-        """Pass a message of the front to its actor."""
         match message:
             case AddRequest():
-                if message.images:
-                    assert self.encoder is not None, "the front refuses images that the model does not see"
-                    self.encoder.add(message)
+                if message.images or message.params.grammar is not None:
+                    self.opener.add(message)
                 else:
-                    self._open(message)
+                    self._deliver(Accepted(message.completions[0].handle))
+                    self.scheduler.tell(message)
             case AbortRequest(handles=handles):
-                if self.encoder is not None:
-                    self.encoder.abort(handles)
-                self.grammar.abort(handles)
+                self.opener.abort(handles)
                 self.scheduler.tell(message)
             case TakeSnapshot() | ResetPrefixCache():
                 self.scheduler.tell(message)
@@ -167,14 +163,6 @@ class EngineCore:
                 self.executor.tell(message)
             case _:
                 assert_never(message)
-
-    def _open(self, message: AddRequest) -> None:
-        """Pass on a request whose images are encoded."""
-        if message.params.grammar is not None:
-            self.grammar.add(message, message.params.grammar)
-        else:
-            self._deliver(Accepted(message.completions[0].handle))
-            self.scheduler.tell(message)
 
     def _tell_adapters(self, message: AdapterInbox) -> None:
         assert self.adapters is not None, "the front refuses adapters that are not enabled"

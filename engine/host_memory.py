@@ -90,7 +90,6 @@ def _list_groups(root: Path, files: _GroupFiles) -> Iterator[Path]:
 
 
 def _read_table(path: Path) -> dict[str, int]:
-    """Read lines of a name and a number."""
     rows = (line.split() for line in _read(path).splitlines())
     return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 

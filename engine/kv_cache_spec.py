@@ -43,7 +43,6 @@ class StateCacheSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Size of one state."""
         return 4 * (math.prod(self.conv) + math.prod(self.recurrent))
 
 
@@ -87,7 +86,6 @@ def group_layers(specs: Sequence[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
 
 
 def find_groups(specs: Sequence[KVCacheSpec]) -> list[int]:
-    """Return the index of each layer's group."""
     found = [0] * len(specs)
     for index, group in enumerate(group_layers(specs)):
         for layer in group.layers:

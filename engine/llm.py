@@ -25,13 +25,7 @@ from engine.errors import InvalidRequest
 from engine.front.adapter_catalog import LoRARequest
 from engine.input.input_processor import Prompt
 from engine.input.tokenizer import Tokenizer
-from engine.llm_inputs import (
-    Messages,
-    list_conversations,
-    list_each,
-    list_params,
-    list_prompts,
-)
+from engine.llm_inputs import Messages, list_conversations, list_each, list_params, list_prompts
 from engine.metrics import EngineStats
 from engine.model.sampling_defaults import read_sampling_defaults
 from engine.outputs import RequestOutput

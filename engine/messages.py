@@ -135,6 +135,8 @@ class Refused(msgspec.Struct, frozen=True):
                 return Refused(handle, "config", str(error))
             case EngineDead():
                 return Refused(handle, "dead", str(error))
+            case EngineError():
+                return Refused(handle, "internal", str(error))
         return Refused(handle, "internal", f"the grammar could not be compiled: {error!r}")
 
     def to_error(self) -> EngineError | GrammarError:
@@ -206,9 +208,8 @@ class Detail(msgspec.Struct, frozen=True):
 
     handle: int
     logprobs: list[TokenLogprobs] | None = None  # one per token of the same message
-    prompt_logprobs: list[TokenLogprobs | None] | None = (
-        None  # next part; a part starting with None restarts them
-    )
+    # Next part; a part starting with None restarts them
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id
     error: str | None = None

@@ -177,7 +177,6 @@ class Metrics:
 
 
 def add_counts(one: dict[str, SourceCounts], other: dict[str, SourceCounts]) -> dict[str, SourceCounts]:
-    """Return the sums by source."""
     found = dict(one)
     for source, counts in other.items():
         before = found.get(source, SourceCounts())
@@ -250,8 +249,7 @@ class EngineStats:
     num_rejected: Annotated[int, "counter", "admission_rejections",
         "Requests refused because the queue was full."] = 0
     num_restarts: Annotated[int, "counter", "engine_restarts", "Restarts after a crash."] = 0
-    num_resumed: Annotated[int, "counter", "requests_resumed",
-        "Requests that another replica continued."] = 0
+    num_resumed: Annotated[int, "counter", "requests_resumed", "Requests that another replica continued."] = 0
     num_resumed_inexact: Annotated[int, "counter", "requests_resumed_inexact",
         "Requests that a replica with other weights, dtype or kernels continued."] = 0
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
@@ -271,7 +269,6 @@ def list_metrics() -> list[tuple[str, Kind, str, str]]:
 
 
 def add_fields(parts: Sequence[CoreStats], names: Sequence[str]) -> dict[str, Any]:
-    """Return the sums of these fields."""
     return {name: sum(getattr(each, name) for each in parts) for name in names}
 
 

@@ -73,9 +73,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    logit_bias: Mapping[int, float] = field(
-        default_factory=dict
-    )  # token id -> added to the logit, [-100, 100]
+    # Token id -> added to the logit, [-100, 100]
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()  # at most 128 words, with 2048 tokens in total
     logprobs: int | None = None  # top alternatives beside the sampled token, to max_logprobs; -1: all tokens
@@ -114,7 +113,7 @@ class SamplingParams:
         if bias is not None and not isinstance(bias, Mapping):
             raise InvalidRequest("logit_bias must map token ids to numbers", "logit_bias")
         # Copied, so that the caller cannot change it after validation.
-        copied = {_to_python(token_id): _to_python(value) for token_id, value in (bias or {}).items()}
+        copied = {_to_python(token_id): _to_python(value) for token_id, value in bias.items()} if bias else {}
         set_field(self, "logit_bias", copied)
         self._check_numbers()
         self._check_lists()
@@ -226,7 +225,7 @@ def _check_float(name: str, value: object, low: float, high: float, open_low: bo
 
 
 def _check_strings(name: str, values: object, max_count: int, max_chars: int) -> None:
-    if not isinstance(values, tuple) or not all(isinstance(value, str) for value in values):
+    if not isinstance(values, tuple) or not set(map(type, values)) <= {str}:
         raise InvalidRequest(f"{name} must be a string or a list of strings", name)
     if len(values) > max_count:
         raise InvalidRequest(f"{name} has {len(values)} entries; at most {max_count} are allowed", name)

@@ -19,16 +19,16 @@ _EXPORTERS = {
 
 
 class Tracer:
-    """Reports the requests that have ended. Without a provider it does nothing.
+    """Reports the requests that have ended.
 
     Args:
         provider: a TracerProvider of opentelemetry-sdk.
     """
 
-    def __init__(self, provider: Any = None, model: str = "") -> None:
+    def __init__(self, provider: Any, model: str) -> None:
         self._provider = provider
         self._model = model
-        self._tracer = None if provider is None else provider.get_tracer("troupe.engine")
+        self._tracer = provider.get_tracer("troupe.engine")
 
     def report(self, output: RequestOutput, params: SamplingParams, counts: Sequence[int]) -> None:
         """Send the span of a request, with vLLM's names, as a part of the trace of the caller's context.
@@ -36,8 +36,6 @@ class Tracer:
         Args:
             counts: output tokens of each completion.
         """
-        if self._tracer is None:
-            return
         times, end, now = output.metrics, time.time_ns(), time.monotonic()
         values = {
             "gen_ai.response.model": self._model,
@@ -62,21 +60,19 @@ class Tracer:
         self._tracer.start_span("llm_request", attributes=found, start_time=start).end(end)
 
     def close(self) -> None:
-        """Send the spans that are left. Safe to call twice."""
-        if self._provider is not None:
-            self._provider.shutdown()
-            self._provider = self._tracer = None
+        """Send the spans that are left. The SDK allows to call it twice."""
+        self._provider.shutdown()
 
 
-def make_tracer(config: EngineConfig) -> Tracer:
-    """Return a tracer for the configured collector.
+def make_tracer(config: EngineConfig) -> Tracer | None:
+    """Return a tracer for the configured collector; None without one.
 
     Raises:
         ConfigError: the packages of OpenTelemetry are not installed.
     """
     endpoint = config.otlp_traces_endpoint
     if endpoint is None:
-        return Tracer()
+        return None
     kind = "http" if endpoint.rstrip("/").endswith("/v1/traces") else "grpc"
     try:
         sdk, exporting, resources = (

@@ -15,7 +15,7 @@ from queue import Empty
 from engine.actors.thread_actor import ThreadActor
 from engine.core.actor_messages import ExecutorInbox, StepDone, StepMasks, StepPlan
 from engine.messages import Sleep
-from engine.worker.device_link import HostFetch, PendingStep
+from engine.worker.device_link import PendingStep, wait_for
 from engine.worker.executor import Executor, Loaded
 
 CHORE_LOOK_S = 0.2  # how often an idle thread checks for chores; a background build may add some
@@ -30,14 +30,13 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         loaded: the result of an earlier start; None: load the model.
     """
 
-    def __init__(
-        self, executor: Executor, deliver: Callable[[StepDone], None], loaded: Loaded | None
-    ) -> None:
+    deliver: Callable[[StepDone], None]  # gets results, on the loop; set before the first step
+
+    def __init__(self, executor: Executor, loaded: Loaded | None) -> None:
         super().__init__("troupe-executor")
         self.loaded = loaded  # None until the model is loaded
         self._executor = executor
-        self._deliver = deliver
-        self._pending: deque[PendingStep] = deque()  # launched steps whose results are not copied back yet
+        self._pending: deque[StepDone | PendingStep] = deque()  # launched steps, from the first that is not copied back
         self._finished: StepDone | None = None  # sent before the layers of the next step
         self._held: deque[ExecutorInbox | None] = deque()  # messages received while waiting for masks
 
@@ -85,10 +84,11 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                 while deadline is None and self._queue.empty() and self._executor.do_chore():
                     continue
                 timeout = CHORE_LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
-            elif self._pending[0].is_done():
-                if (done := self._pending.popleft().wait()) is not None:
+            elif isinstance(first := self._pending[0], StepDone) or first.is_done():
+                if (done := wait_for(self._pending.popleft())) is not None:
                     self._send_finished()
-                    self.post(self._deliver, done)
+                    self._finished = done
+                    self._send_finished()
                 continue
             try:
                 return self._queue.get(timeout=timeout)
@@ -129,13 +129,13 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
             self._send_finished()
             self._finished = answer
         elif isinstance(answer, StepDone):
-            self._pending.append(PendingStep(HostFetch([]), lambda _: answer))
+            self._pending.append(answer)
         elif answer is not None:
-            same = [at for at, each in enumerate(self._pending, start=1) if each.fetch is answer.fetch]
+            fetches = [None if isinstance(each, StepDone) else each.fetch for each in self._pending]
+            same = [at for at, fetch in enumerate(fetches, start=1) if fetch is answer.fetch]
             self._pending.insert(same[-1] if same else len(self._pending), answer)
 
     def _send_finished(self) -> None:
-        """Deliver the last result, if it is still here."""
         if self._finished is not None:
             done, self._finished = self._finished, None
-            self.post(self._deliver, done)
+            self._loop.call_soon_threadsafe(self.deliver, done)

@@ -21,9 +21,9 @@ from engine.core.actor_messages import (
     GrammarReport,
     StepMasks,
 )
-from engine.core.grammar_manager import ApartMask, GrammarManager, is_fault
+from engine.core.grammar_manager import ApartMask, GrammarManager
 from engine.errors import EngineDead, InvalidRequest
-from engine.messages import Accepted, AddRequest, Detail, NewTokens, Refused
+from engine.messages import AddRequest
 from engine.outputs import GrammarInfo
 from engine.spec.forced import ForcedDrafts
 from engine.thread_priority import lower_priority
@@ -64,8 +64,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         vocab_size: int,
         timeout_s: float,
         send_masks: Callable[[StepMasks], None],
-        tell_scheduler: Callable[[AddRequest | GrammarReport], None],
-        deliver: Callable[[Accepted | Refused | NewTokens], None],
+        tell_scheduler: Callable[[GrammarReport], None],
         encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
         super().__init__("troupe-grammar")
@@ -77,7 +76,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         self._timeout_s = timeout_s
         self._send_masks = send_masks
         self._tell_scheduler = tell_scheduler
-        self._deliver = deliver
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
         # These pools rarely hold the GIL. A thread that holds it and waits for a CPU delays all others.
@@ -85,44 +83,19 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         self._native_pool = ThreadPoolExecutor(1, "troupe-compile-native", lower)
         # The lanes for masks of slow programs and of very slow ones.
         self._lanes = tuple(ThreadPoolExecutor(1, f"troupe-masks-{i}", lower) for i in range(2))
-        # Keys are the handles of the requests' first completions.
-        self._compiling: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
         self._building = Lock()
         if vocab_size >= LARGE_VOCABULARY:
             self._pool.submit(self._build_compiler)
 
-    def add(self, message: AddRequest, spec: GrammarSpec) -> None:
-        """Compile a request's grammar, then pass the request on to the scheduler; or refuse it."""
-        handle = message.completions[0].handle
-        task = self._loop.create_task(self._open(message, spec), name="compile")
-        self._compiling[handle] = (message, task)
-        task.add_done_callback(lambda _: self._compiling.pop(handle, None))
-
-    def abort(self, handles: Sequence[int]) -> None:
-        """End the requests whose grammar is still being compiled."""
-        for handle in self._compiling.keys() & set(handles):
-            message, task = self._compiling.pop(handle)
-            task.cancel()
-            self._deliver(Accepted(handle))
-            ends = [Detail(each.handle, finish_reason="abort") for each in message.completions]
-            self._deliver(NewTokens(details=ends))
-
-    async def _open(self, message: AddRequest, spec: GrammarSpec) -> None:
-        first = message.completions[0].handle
-        try:
-            compiled, info = await self.compile(spec)
-            matchers = [compiled.matcher() for _ in message.completions]
-            if message.params.stop_token_ids:
-                matchers = [StoppableMatcher(each, message.params.stop_token_ids) for each in matchers]
-        except BaseException as error:  # also a panic of a library; it ends this request only
-            if not is_fault(error):
-                raise
-            self._deliver(Refused.make(first, error))
-            return
+    async def open(self, message: AddRequest, spec: GrammarSpec) -> GrammarInfo:
+        """Compile a request's grammar, and make the matchers of its completions. Raises as `compile` does."""
+        compiled, info = await self.compile(spec)
+        matchers = [compiled.matcher() for _ in message.completions]
+        if message.params.stop_token_ids:
+            matchers = [StoppableMatcher(each, message.params.stop_token_ids) for each in matchers]
         for completion, matcher in zip(message.completions, matchers, strict=True):
             self.tell(OpenMatcher(completion.handle, matcher, completion.generated_token_ids))
-        self._deliver(Accepted(first, info))
-        self._tell_scheduler(message)
+        return info
 
     async def compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, GrammarInfo]:
         """Compile in a thread, or return the cached grammar.
@@ -170,8 +143,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         try:
             await super().run()
         finally:
-            for _, task in self._compiling.values():
-                task.cancel()
             for pool in (self._pool, self._slow_pool, self._native_pool, *self._lanes):
                 pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,23 +1,28 @@
-"""EncoderActor: encodes the images of requests in its own thread, one image after another, while steps run.
+"""Opener: prepares requests before the scheduler sees them. It encodes their images and has their grammars compiled.
 
-A request reaches the scheduler with its features, so a step never waits for an image.
+A request reaches the scheduler with features and matchers, so a step never waits for an image or a grammar.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 
-from engine.actors.thread_actor import ThreadActor
-from engine.core.actor_messages import EncoderInbox
+from engine.actors.grammar_actor import GrammarActor
+from engine.core.grammar_manager import is_fault
+from engine.errors import EngineError
 from engine.messages import Accepted, AddRequest, Detail, ImagePart, NewTokens, Refused
 from engine.thread_priority import lower_priority
 from engine.worker.executor import Encoder
+
+logger = logging.getLogger("troupe.engine")
 
 
 class EncoderCache:
@@ -44,72 +49,88 @@ class EncoderCache:
 logger = logging.getLogger("troupe.engine")
 
 
-class EncoderActor(ThreadActor[EncoderInbox]):
-    """Owns the cache of features.
+class Opener:
+    """Opens each request in a task of its own; one thread encodes images, one after another.
 
     Args:
+        encoder: None: the model does not see images.
         cache_gb: GiB of features to keep.
-        forward: gets each request with its features, on the event loop.
     """
 
     def __init__(
         self,
-        encoder: Encoder,
+        grammar: GrammarActor,
+        encoder: Encoder | None,
         cache_gb: float,
-        forward: Callable[[AddRequest], None],
+        tell_scheduler: Callable[[AddRequest], None],
         deliver: Callable[[Accepted | Refused | NewTokens], None],
     ) -> None:
-        super().__init__("troupe-encoder")
+        self._grammar = grammar
         self._encoder = encoder
         self._cache = EncoderCache(int(cache_gb * 2**30))
-        self._forward = forward
+        self._pool = ThreadPoolExecutor(1, "troupe-encoder", lower_priority)
+        self._tell_scheduler = tell_scheduler
         self._deliver = deliver
-        # By the handle of each request's first completion; when it arrived. Threads only read it.
-        self._waiting: dict[int, tuple[AddRequest, float]] = {}
+        # Keys are the handles of the requests' first completions.
+        self._opening: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
 
     def add(self, message: AddRequest) -> None:
-        """Encode the images of a request, then pass it on."""
-        self._waiting[message.completions[0].handle] = (message, time.monotonic())
-        self.tell(message)
+        """Pass the request on to the scheduler when it is prepared, or refuse it."""
+        handle = message.completions[0].handle
+        task = asyncio.get_running_loop().create_task(self._open(message), name="open")
+        self._opening[handle] = (message, task)
+        task.add_done_callback(lambda _: self._opening.pop(handle, None))
 
     def abort(self, handles: Sequence[int]) -> None:
-        """End those of the requests whose images are not encoded yet."""
-        for handle in self._waiting.keys() & set(handles):
-            message, _ = self._waiting.pop(handle)
+        """End those of the requests that are not prepared yet."""
+        for handle in self._opening.keys() & set(handles):
+            message, task = self._opening.pop(handle)
+            task.cancel()
             self._deliver(Accepted(handle))
             ends = [Detail(each.handle, finish_reason="abort") for each in message.completions]
             self._deliver(NewTokens(details=ends))
 
-    def work(self) -> None:
-        lower_priority()
-        while (message := self._queue.get()) is not None:
-            handle = message.completions[0].handle
-            images: list[ImagePart] = []
-            try:
-                for image in message.images:
-                    if self.is_ending or handle not in self._waiting:  # aborted
-                        break
-                    images.append(self._encode(image))
-            except Exception as error:  # the border of the request: its images must not end the core
-                logger.error("request %s: images cannot be encoded", message.request_id, exc_info=error)
-                self.post(self._refuse, handle, error)
-            else:
-                self.post(self._pass_on, handle, images)
+    async def run(self) -> None:
+        """Wait until cancelled, then for the image at hand."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _, task in self._opening.values():
+                task.cancel()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            if self._encoder is not None:
+                await asyncio.to_thread(self._pool.shutdown)
 
-    def _encode(self, image: ImagePart) -> ImagePart:
+    async def _open(self, message: AddRequest) -> None:
+        handle, info = message.completions[0].handle, None
+        try:
+            if message.images:
+                message = await self._encode(message)
+            if message.params.grammar is not None:
+                info = await self._grammar.open(message, message.params.grammar)
+        except BaseException as error:  # also a panic of a library; it ends this request only
+            if not is_fault(error):
+                raise
+            self._deliver(Refused.make(handle, error))
+            return
+        self._deliver(Accepted(handle, info))
+        self._tell_scheduler(message)
+
+    async def _encode(self, message: AddRequest) -> AddRequest:
+        """Return the request with the features of its images."""
+        loop, start = asyncio.get_running_loop(), time.monotonic()
+        try:
+            images = [await loop.run_in_executor(self._pool, self._encode_image, each) for each in message.images]
+        except Exception as error:  # the border of the request: its images must not end the core
+            logger.error("request %s: images cannot be encoded", message.request_id, exc_info=error)
+            raise EngineError(f"an image could not be encoded: {error!r}") from error
+        age_s = message.age_s + time.monotonic() - start
+        return msgspec.structs.replace(message, images=images, age_s=age_s)
+
+    def _encode_image(self, image: ImagePart) -> ImagePart:
         features = self._cache.find(image.digest)
         if features is None:
-            assert image.pixels is not None, "only this actor drops pixels"
+            assert self._encoder is not None and image.pixels is not None, "the front refuses images otherwise"
             features = self._encoder.encode(image.pixels, image.grid)
             self._cache.add(image.digest, features)
         return msgspec.structs.replace(image, pixels=None, features=features)
-
-    def _pass_on(self, handle: int, images: list[ImagePart]) -> None:
-        if handle in self._waiting:
-            message, start = self._waiting.pop(handle)
-            age_s = message.age_s + time.monotonic() - start
-            self._forward(msgspec.structs.replace(message, images=images, age_s=age_s))
-
-    def _refuse(self, handle: int, error: Exception) -> None:
-        if self._waiting.pop(handle, None) is not None:
-            self._deliver(Refused(handle, "internal", f"an image could not be encoded: {error!r}"))

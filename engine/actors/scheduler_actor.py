@@ -97,7 +97,7 @@ class SchedulerActor:
             self._publish(scheduler.update(message))
         while (masks := scheduler.order_masks()) is not None:
             self._tell_grammar(masks)
-        if (questions := scheduler.order_drafts()) is not None:
+        if scheduler.drafts is not None and (questions := scheduler.order_drafts()) is not None:
             self._tell_grammar(questions)
         while (plan := scheduler.schedule()) is not None:
             self._tell_executor(plan)
@@ -114,7 +114,7 @@ class SchedulerActor:
         if self._transfers is not None:
             for transfer in self._transfers.take_orders():
                 self._tell_transfer(transfer)
-        if not scheduler.has_work:
+        if not scheduler.state.requests:
             self._idle_since = None
         if changes := scheduler.kv_cache.pool.changes:
             # Routers need the prefixes of the first group only.
@@ -161,9 +161,9 @@ class SchedulerActor:
         state, pool = scheduler.state, kv_cache.pool
         # Positional: it is made in every step.
         return CoreStats(
-            *(len(state.running), state.num_steps, scheduler.num_open_steps, self._num_step_tokens),
+            *(len(state.batch.requests), state.num_steps, scheduler.num_open_steps, self._num_step_tokens),
             *(state.num_preemptions, kv_cache.num_queried_tokens, kv_cache.num_hit_tokens),
-            *(pool.num_usable, pool.num_free, pool.num_cached),
+            *(pool.num_usable, pool.num_free, len(pool.by_hash)),
             step_gaps_s=gaps,
             step_tokens=step_tokens,
             mask_times_s=mask_times,

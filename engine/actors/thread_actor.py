@@ -23,13 +23,11 @@ class ThreadActor(ABC, Generic[Message]):
         self._name = name
         # Not a SimpleQueue: CPython 3.11's waits without limit if its thread is late by the timeout.
         self._queue: Queue[Message | None] = Queue()
+        self.tell: Callable[[Message], None] = self._queue.put
         self._loop = asyncio.get_running_loop()
         self.ready = asyncio.Event()
         self.is_ending = False  # the thread shall end after the piece of work at hand
         self._ended: asyncio.Future[None] = self._loop.create_future()
-
-    def tell(self, message: Message) -> None:
-        self._queue.put(message)
 
     async def run(self) -> None:
         # A daemon, so that the interpreter can exit while a step hangs.
@@ -60,7 +58,6 @@ class ThreadActor(ABC, Generic[Message]):
         """Handle messages in the thread until None arrives."""
 
     def mark_ready(self) -> None:
-        """Set `ready`, from the thread."""
         self.post(self.ready.set)
 
     def _run_thread(self) -> None:

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from engine.messages import CoreStats
+from engine.core.scheduler import Scheduler
 
 logger = logging.getLogger("troupe.engine")
 
@@ -17,9 +17,7 @@ MAX_PERIOD_S = 5.0
 CHECKS_PER_TIMEOUT = 20
 
 
-async def watch_steps(
-    read_stats: Callable[[], CoreStats], timeout_s: float, report: Callable[[TimeoutError], None]
-) -> None:
+async def watch_steps(scheduler: Scheduler, timeout_s: float, report: Callable[[TimeoutError], None]) -> None:
     """Check the open steps periodically, until cancelled. A pause of the machine counts as one period.
 
     Args:
@@ -33,9 +31,8 @@ async def watch_steps(
     seen, waited_s = (0, 0), 0.0
     while True:
         await asyncio.sleep(period)
-        stats = read_stats()
-        progress = (stats.num_steps, stats.num_open_steps)
-        if progress != seen or not stats.num_open_steps:
+        progress = (scheduler.state.num_steps, scheduler.num_open_steps)
+        if progress != seen or not scheduler.num_open_steps:
             seen, waited_s = progress, 0.0
             continue
         waited_s += period

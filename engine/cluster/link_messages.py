@@ -31,7 +31,7 @@ from engine.messages import (
 )
 from engine.resolved_config import ResolvedConfig
 
-PROTOCOL_VERSION = 5  # raise it with every change of a message or of MESSAGE_TYPES
+PROTOCOL_VERSION = 6  # raise it with every change of a message or of MESSAGE_TYPES
 
 
 class Configure(msgspec.Struct, frozen=True):
@@ -83,7 +83,6 @@ class CoreSilent:
 class Heartbeat(msgspec.Struct, frozen=True):
     """Sent every HEARTBEAT_S, from the first message on."""
 
-    num_steps: int = 0
     runtime: dict[str, str | int] = {}  # as in CoreReady
 
 

@@ -73,7 +73,6 @@ class RayPlacement:
         await asyncio.to_thread(self._place)
 
     def close(self) -> None:
-        """End the actors."""
         if self._listener is not None:
             self._listener.close()
         for actor in self._actors:

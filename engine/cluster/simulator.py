@@ -123,7 +123,6 @@ class _Replica:
         self.scheduler: Scheduler
 
     def start(self, resolved: ResolvedConfig, clock: Callable[[], float]) -> None:
-        """Start with an empty cache."""
         self.is_up = True
         self.kv_cache = KVCacheManager(resolved.cache)
         self.kv_cache.pool.changes = {}
@@ -205,7 +204,6 @@ class Simulator:
         return result
 
     def _count(self, replica: _Replica) -> None:
-        """Add the counters of a scheduler that ends."""
         if replica.is_up:
             self._result.num_preemptions += replica.scheduler.state.num_preemptions
 

@@ -1,7 +1,6 @@
 """Messages between the actors of a core, as immutable as those of engine/messages.py.
 
-    Encoder ──AddRequest (images encoded)──▶ Grammar or Scheduler
-    Grammar ──AddRequest (matchers ready)──▶ Scheduler
+    Opener ──AddRequest (images encoded, matchers ready)──▶ Scheduler
     Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, FindDrafts, DropMatchers──▶ Grammar
     Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
     Executor ──StepDone──▶ Scheduler
@@ -273,6 +272,5 @@ SchedulerInbox = (
 )
 TransferInbox = MatchBlocks | LoadBlocks | SaveBlocks | DiscardUnits | ReportEnds
 AdapterInbox = LoadAdapter | DropAdapter | PinAdapter | UnpinAdapter
-EncoderInbox = AddRequest
 ExecutorInbox = StepPlan | StepMasks | Sleep
 GrammarInbox = FillMasks | FindDrafts | DropMatchers

@@ -59,7 +59,6 @@ class AdapterSlots:
         return False
 
     def enter(self, request: Request) -> None:
-        """Count a request that starts to run."""
         if request.adapter is not None:
             slot = self._slots.pop(request.adapter.digest)
             slot.num_users += 1
@@ -116,7 +115,6 @@ class AdapterSlots:
         self._dropped.add(digest)
 
     def take_orders(self) -> list[AdapterOrder]:
-        """Return the new messages for the thread that loads adapters."""
         orders, self._orders = self._orders, []
         return orders
 

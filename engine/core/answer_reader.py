@@ -28,7 +28,6 @@ class AnswerReader:
         self._eos_token_ids = eos_token_ids
 
     def read(self, step: StepRecord, done: StepDone) -> NewTokens:
-        """Process one result of a step."""
         scored: list[Request] = []
         if not step.is_answered:
             step.is_answered = True
@@ -39,9 +38,11 @@ class AnswerReader:
             for index, vector in done.pooled.items():
                 step.batch.requests[index].pooled = vector
         news = self._take_tokens(step, done)
-        # Send prompt logprobs at once, not with the next token: they are long.
-        news.details.extend(request.make_detail() for request in scored if request.pending_prompt_logprobs)
-        step.drop_gated(done.indices)
+        for request in scored:  # prompt logprobs are sent at once, not with the next token: they are long
+            if request.pending_prompt_logprobs:
+                news.details.append(request.make_detail())
+        if len(step.gated):
+            step.drop_gated(done.indices)
         return news
 
     def _take_prompt_logprobs(self, step: StepRecord, done: StepDone) -> list[Request]:
@@ -56,7 +57,6 @@ class AnswerReader:
         return scored
 
     def _take_tokens(self, step: StepRecord, done: StepDone) -> NewTokens:
-        """Append the tokens of a result, and end finished requests."""
         details: list[Detail] = []
         table, batch = self._table, step.match(done.indices)
         slots, token_ids, counts = batch.slots, done.token_ids, done.counts
@@ -66,7 +66,7 @@ class AnswerReader:
         is_end = token_ids < 0
         for eos_token_id in self._eos_token_ids:
             is_end |= token_ids == eos_token_id
-        has_many = len(token_ids) > len(batch)
+        has_many = len(token_ids) > len(slots)
         stops = table.find_stops(np.repeat(slots, counts) if has_many else slots, token_ids)
         if stops is not None:
             is_end |= stops

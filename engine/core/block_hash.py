@@ -16,6 +16,7 @@ from engine.resolved_config import CacheConfig
 # Version of a layer's memory layout: [block, slot, KV head, element], keys and values in separate tensors.
 _KV_LAYOUT = b"1"
 _HASH_SIZE = hashlib.sha256().digest_size
+_NO_KEYS = hashlib.sha256().digest()  # of a request without extra keys
 
 
 def make_extra_key(kind: str, value: bytes) -> bytes:
@@ -28,7 +29,6 @@ def make_extra_key(kind: str, value: bytes) -> bytes:
 
 
 def list_extra_keys(salt: str | None, adapter: AdapterRef | None) -> tuple[bytes, ...]:
-    """Return the extra keys of a request's block hashes."""
     keys = []
     if salt is not None:
         keys.append(make_extra_key("salt", salt.encode()))
@@ -66,7 +66,7 @@ def extend_block_hashes(
     end = num_tokens // block_size
     if start >= end:
         return
-    parent = hashes[-1] if hashes else _hash_parts(extra_keys)
+    parent = hashes[-1] if hashes else _hash_parts(extra_keys) if extra_keys else _NO_KEYS
     data = array("q", token_ids[start * block_size : end * block_size]).tobytes()
     width = block_size * 8
     for offset in range(0, len(data), width):
@@ -88,7 +88,6 @@ def list_state_keys(block_hash: bytes, num_parts: int) -> list[bytes]:
 
 
 def is_state_key(key: bytes) -> bool:
-    """Whether a key belongs to a part of a state."""
     return len(key) == _HASH_SIZE + 3
 
 

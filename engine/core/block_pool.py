@@ -38,9 +38,9 @@ class BlockPool:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks} must be at least 2: block 0 is reserved")
         self.num_blocks = num_blocks
-        self.num_free = num_blocks - 1
+        self.num_usable = self.num_free = num_blocks - 1
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
-        self._by_hash: dict[bytes, Block] = {}
+        self.by_hash: dict[bytes, Block] = {}  # the blocks in the prefix cache, owned or free
         self.tier = tier
         # Block hash -> whether it is in the prefix cache now, for hashes that entered or left it; None: not recorded.
         self.changes: dict[bytes, bool] | None = None
@@ -50,16 +50,6 @@ class BlockPool:
         self._head.next, self._tail.prev = self._tail, self._head
         for block in self._blocks[1:]:
             self._insert_before(self._tail, block)
-
-    @property
-    def num_usable(self) -> int:
-        """Number of blocks without the null block."""
-        return self.num_blocks - 1
-
-    @property
-    def num_cached(self) -> int:
-        """Number of blocks in the prefix cache, owned or free."""
-        return len(self._by_hash)
 
     def allocate(self, count: int) -> list[int] | None:
         """Return the ids of `count` blocks, or None if fewer are free."""
@@ -71,7 +61,7 @@ class BlockPool:
             assert block is not None
             self._unlink(block)
             if block.block_hash is not None:
-                del self._by_hash[block.block_hash]
+                del self.by_hash[block.block_hash]
                 self._evict(block.block_hash, block.block_id)
                 block.block_hash = None
             block.ref_count = 1
@@ -109,7 +99,6 @@ class BlockPool:
         return len(run), run[::-1]
 
     def num_free_among(self, block_ids: Iterable[int]) -> int:
-        """Return how many of these blocks are in the free list."""
         return sum(self._blocks[block_id].ref_count == 0 for block_id in block_ids)
 
     def find_freed(self, held: Mapping[int, int]) -> set[int]:
@@ -143,15 +132,15 @@ class BlockPool:
     def commit(self, block_id: int, block_hash: bytes) -> None:
         """Add a full block to the prefix cache, unless another block has the same hash."""
         block = self._blocks[block_id]
-        if block.block_hash is None and block_hash not in self._by_hash:
+        if block.block_hash is None and block_hash not in self.by_hash:
             block.block_hash = block_hash
-            self._by_hash[block_hash] = block
+            self.by_hash[block_hash] = block
             self.note_change(block_hash, True)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         """Remove these hashes from the prefix cache; the blocks keep their owners."""
         for block_hash in hashes:
-            if (block := self._by_hash.pop(block_hash, None)) is not None:
+            if (block := self.by_hash.pop(block_hash, None)) is not None:
                 block.block_hash = None
                 self.note_change(block_hash, False)
             if self.tier is not None and block_hash in self.tier:
@@ -162,10 +151,10 @@ class BlockPool:
         """Empty the prefix cache. Returns False, without a change, while any block is owned."""
         if self.num_free != self.num_usable:
             return False
-        for block_hash, block in self._by_hash.items():
+        for block_hash, block in self.by_hash.items():
             block.block_hash = None
             self.note_change(block_hash, False)
-        self._by_hash.clear()
+        self.by_hash.clear()
         for key in () if self.tier is None else self.tier.clear():
             self.note_change(key, False)
         return True
@@ -175,12 +164,11 @@ class BlockPool:
         return {block.block_id: block.ref_count for block in self._blocks if block.ref_count}
 
     def cached_ids(self) -> list[int]:
-        """Return the ids of the blocks in the prefix cache, owned or free."""
-        return [block.block_id for block in self._by_hash.values()]
+        return [block.block_id for block in self.by_hash.values()]
 
     def _find(self, block_hash: bytes) -> int | None:
         """Return the id of a cached block, or a negative number for a slot of the tier."""
-        block = self._by_hash.get(block_hash)
+        block = self.by_hash.get(block_hash)
         if block is not None:
             return block.block_id
         slot = None if self.tier is None else self.tier.find(block_hash)
@@ -197,13 +185,12 @@ class BlockPool:
         self.note_change(block_hash, block_hash in self.tier)
 
     def note_change(self, block_hash: bytes, is_cached: bool) -> None:
-        """Record that a block has entered or left the prefix cache or the tier."""
         if self.changes is not None:
             self.changes[block_hash] = is_cached
 
     def note_replaced(self, key: bytes | None) -> None:
         """Record that a block has left the tier."""
-        if key is not None and key not in self._by_hash:
+        if key is not None and key not in self.by_hash:
             self.note_change(key, False)
 
     @staticmethod

@@ -35,10 +35,6 @@ class DraftSteps:
         self._kv_cache = kv_cache
         self._max_model_len = max_model_len
 
-    def close(self, request: Request) -> None:
-        """Forget a request that has ended."""
-        self.planner.close(request)
-
     def must_wait(self, num_open_steps: int) -> bool:
         """Look for drafts before a step is planned. Returns whether the step has to wait for answers.
 
@@ -55,7 +51,7 @@ class DraftSteps:
         if not self.is_active:
             return False
         has_news_coming = num_open_steps > 0 or bool((table.waits[batch.slots] == 2).any())
-        return has_news_coming and 2 * int(self.find_waiting(batch.slots).sum()) >= len(batch) > 0
+        return has_news_coming and 2 * int(self.find_waiting(batch.slots).sum()) >= len(batch.slots) > 0
 
     def find_waiting(self, slots: np.ndarray) -> np.ndarray:
         """Return which requests draft and wait for their last token or for the grammar thread."""

@@ -70,9 +70,8 @@ class KVCacheManager:
         self._num_windowless = self._num_stateless = 0  # tokens like the next ones, in the last lookup
         # Tokens whose blocks the full groups had, and a group with a window no longer.
         self.num_windowless_tokens = 0
-        self.num_stateless_tokens = (
-            0  # tokens whose blocks were found, but no snapshot of the state behind them
-        )
+        # Tokens whose blocks were found, but no snapshot of the state behind them
+        self.num_stateless_tokens = 0
 
     def admit(self, request: Request) -> int | None:
         """Allocate blocks for all known tokens of a request, reusing its cached prefix.
@@ -82,12 +81,16 @@ class KVCacheManager:
         """
         num_cached, prefix = self._find_prefix(request)
         num_new, num_reserved = self._count_new(request, num_cached)
-        cached = [block_id for block_id in prefix if block_id > NULL_BLOCK]
-        outside = [place for place, block_id in enumerate(prefix) if block_id < NULL_BLOCK]
-        num_taken = len(outside) + num_new + num_reserved
-        if num_taken + self.pool.num_free_among(cached) > self.pool.num_free:
+        outside: list[int] = []  # places of blocks that are in host memory
+        num_taken, num_revived = num_new + num_reserved, 0
+        if prefix:
+            cached = [block_id for block_id in prefix if block_id > NULL_BLOCK]
+            outside = [place for place, block_id in enumerate(prefix) if block_id < NULL_BLOCK]
+            num_taken, num_revived = num_taken + len(outside), self.pool.num_free_among(cached)
+        if num_taken + num_revived > self.pool.num_free:
             return None
-        self.pool.share(cached)
+        if prefix:
+            self.pool.share(cached)
         if self.tier is not None:
             slots = [name_slot(prefix[place]) for place in outside]
             if self.states is not None and num_cached:
@@ -113,13 +116,8 @@ class KVCacheManager:
 
     def waits_for_sibling(self, request: Request) -> bool:
         """Whether a running request will keep the state that this one, with the same prompt, can start from."""
-        other = self._last_admitted
-        return (
-            self.states is not None
-            and other is not None
-            and is_same_prompt(other, request)
-            and self.states.is_expected(other)
-        )
+        other, states = self._last_admitted, self.states
+        return states is not None and other is not None and is_same_prompt(other, request) and states.is_expected(other)
 
     def would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
         """Whether the request could be admitted if the victims' blocks were freed."""
@@ -142,7 +140,6 @@ class KVCacheManager:
         return request.num_tokens - self._find_prefix(request)[0] * self.block_size
 
     def count_slots(self, request: Request) -> int:
-        """Return the number of tokens that fit into the request's blocks."""
         return len(request.block_ids) // self.num_groups * self.block_size
 
     def list_block_keys(self, request: Request, place: int, num_blocks: int) -> list[bytes | None]:
@@ -155,7 +152,8 @@ class KVCacheManager:
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Append blocks until `num_tokens` tokens fit. Returns the new block ids; None if too few blocks are free."""
-        self._release_windows(request)
+        if self._windows:
+            self._release_windows(request)
         num_blocks = -(-num_tokens // self.block_size) - len(request.block_ids) // self.num_groups
         if num_blocks <= 0:
             return []
@@ -176,12 +174,12 @@ class KVCacheManager:
         if self._windows:
             for request in requests:
                 self._release_windows(request)
-        size = self.num_groups
+        size, parts = self.num_groups, []
         fresh = self.pool.allocate(len(requests) * size)
         if fresh is None:
             return None
-        parts = [fresh[at : at + size] for at in range(0, len(fresh), size)]
-        for request, part in zip(requests, parts, strict=True):
+        for at, request in enumerate(requests):
+            parts.append(part := fresh[at * size : (at + 1) * size])
             request.block_ids += part
         return parts
 
@@ -191,14 +189,14 @@ class KVCacheManager:
         The caller guarantees that these tokens are known and that their KV is written before a later step reads it.
         """
         self._cache_blocks(request, num_tokens // self.block_size)
-        self._release_windows(request)
+        if self._windows:
+            self._release_windows(request)
 
     def plan_saves(
         self, requests: Sequence[Request], starts: np.ndarray, ends: np.ndarray
     ) -> list[StateSave]:
         """Return which states to keep in a step that runs the tokens [start, end) of these requests."""
-        if self.states is None:
-            return []
+        assert self.states is not None, "only then is there something to save"
         saves = []
         is_due = (starts % self.block_size == 0) | (ends - starts > 1)
         for index in np.flatnonzero(is_due).tolist():
@@ -228,7 +226,8 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         if self.states is not None:
             self.states.close(request, request.num_committed_blocks)
-        self.pool.free([block_id for block_id in request.block_ids if block_id != NULL_BLOCK])
+        block_ids = request.block_ids
+        self.pool.free([each for each in block_ids if each != NULL_BLOCK] if self._windows else block_ids)
         self.pool.free(request.reserved_ids)
         request.block_ids, request.reserved_ids = [], []
         request.num_committed_blocks = 0
@@ -257,7 +256,7 @@ class KVCacheManager:
         num_cached, runs = self._find_runs(hashes)
         if self._windows and self._num_full_groups and num_cached < len(hashes):
             full = next(index for index, group in enumerate(self.config.groups) if group.window is None)
-            num_full, _ = self._find_run(list_keys(hashes, full), None)
+            num_full = len(self.pool.find(list_keys(hashes, full)))
             self._num_windowless = (num_full - num_cached) * self.block_size
         if self.states is not None:
             num_found = num_cached
@@ -270,25 +269,23 @@ class KVCacheManager:
         return num_cached, block_ids
 
     def _find_runs(self, hashes: list[bytes]) -> tuple[int, list[list[int]]]:
-        """Return the number of blocks of the longest prefix that all groups have, and the blocks of each group."""
+        """Return the number of blocks of the longest prefix that all groups have, and what queries see of each."""
         runs: list[list[int]] = []
         num_cached, is_settled = len(hashes), False
         while not is_settled:
             is_settled, runs = True, []
             for index, group in enumerate(self.config.groups):
-                num_found, run = self._find_run(list_keys(hashes[:num_cached], index), group.window)
+                keys = list_keys(hashes[:num_cached], index)
+                if group.window is None:
+                    run = self.pool.find(keys)
+                    num_found = len(run)
+                else:
+                    num_found, run = self.pool.find_run(keys, self._count_seen(group.window))
                 # The groups before this one must be asked again for a shorter prefix.
                 is_settled = is_settled and (index == 0 or num_found == num_cached)
                 num_cached = num_found
                 runs.append(run)
         return num_cached, runs
-
-    def _find_run(self, keys: list[bytes], window: int | None) -> tuple[int, list[int]]:
-        """Return the number of blocks of the longest prefix in one group, and the blocks that later queries see."""
-        if window is not None:
-            return self.pool.find_run(keys, self._count_seen(window))
-        found = self.pool.find(keys)
-        return len(found), found
 
     def _count_seen(self, window: int) -> int:
         """Return how many blocks before a query its window reaches."""
@@ -308,7 +305,6 @@ class KVCacheManager:
         self.num_loaded_tokens += len(outside) * self.block_size // self.num_groups
 
     def _cache_blocks(self, request: Request, num_full: int) -> None:
-        """Add the first `num_full` blocks to the prefix cache."""
         start = request.num_committed_blocks
         if not self.config.enable_prefix_caching or num_full <= start:
             return
@@ -325,8 +321,6 @@ class KVCacheManager:
 
         The next query is at most the last known token, because a run in flight may be skipped and planned again.
         """
-        if not self._windows:
-            return
         next_query, size = min(request.num_computed_tokens, request.num_tokens - 1), self.num_groups
         block_ids = request.block_ids
         for group, window in self._windows:
@@ -360,5 +354,4 @@ class KVCacheManager:
 
 
 def is_same_prompt(one: Request, other: Request) -> bool:
-    """Whether two requests have the same prompt block hashes."""
     return one.prompt is other.prompt and one.salt == other.salt and one.adapter == other.adapter

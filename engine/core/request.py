@@ -28,43 +28,13 @@ class Request:
     """
 
     __slots__ = (
-        "adapter",
-        "arrival_time",
-        "bad_word_ids",
-        "block_hashes",
-        "block_ids",
-        "drafts",
-        "first_scheduled_time",
-        "handle",
-        "has_grammar",
-        "image_keys",
-        "images",
-        "max_num_tokens",
-        "needs_detail",
-        "num_cached_tokens",
-        "num_committed_blocks",
-        "num_prompt_tokens",
-        "num_scored",
-        "params",
-        "pending_prompt_logprobs",
-        "pooled",
-        "prediction",
-        "priority",
-        "prompt",
-        "queue_key",
-        "request_id",
-        "reserved_ids",
-        "row",
-        "salt",
-        "seed",
-        "slot",
-        "snapshot",
-        "status",
-        "stop_ids",
-        "table",
-        "token_ids",
-        "transfer",
-    )
+        "adapter", "arrival_time", "bad_word_ids", "block_hashes", "block_ids", "drafts",
+        "first_scheduled_time", "handle", "has_grammar", "image_keys", "images", "max_num_tokens",
+        "needs_detail", "num_cached_tokens", "num_committed_blocks", "num_prompt_tokens", "num_scored",
+        "params", "pending_prompt_logprobs", "pooled", "prediction", "priority", "prompt", "queue_key",
+        "request_id", "reserved_ids", "row", "salt", "seed", "slot", "snapshot", "status", "stop_ids",
+        "table", "token_ids", "transfer",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -120,7 +90,8 @@ class Request:
         table.num_planned[slot] = len(self.token_ids)
         table.max_num_tokens[slot] = self.max_num_tokens
         table.has_grammar[slot] = self.has_grammar
-        table.set_stop_ids(slot, params.stop_token_ids[:MAX_STOP_IDS])
+        if params.stop_token_ids:
+            table.set_stop_ids(slot, params.stop_token_ids[:MAX_STOP_IDS])
         # Only the first completion computes the prompt's logprobs.
         if params.prompt_logprobs is not None and completion is message.completions[0]:
             table.score_end[slot] = self.num_prompt_tokens - 1
@@ -133,7 +104,6 @@ class Request:
 
     @property
     def num_in_flight(self) -> int:
-        """Tokens whose sampling is in flight."""
         return int(self.table.num_in_flight[self.slot])
 
     @property
@@ -142,14 +112,13 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether logprobs of the prompt are still missing."""
         return bool(self.table.score_end[self.slot])
 
     @property
     def needs_all_tokens(self) -> bool:
         """Whether the hidden state of every prompt token is still needed, so that no cached prefix helps."""
         pooling = self.params.pooling
-        return self.wants_prompt_logprobs or (pooling is not None and pooling.needs_all_tokens)
+        return bool(self.table.score_end[self.slot]) or (pooling is not None and pooling.needs_all_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -185,7 +154,7 @@ class Request:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             queue_time_s=None if start is None else start - self.arrival_time,
-            num_preemptions=self.num_preemptions,
+            num_preemptions=int(self.table.num_preemptions[self.slot]),
             pooled=pooled,
             **more,
         )

@@ -37,7 +37,8 @@ class RequestQueue:
     def push(self, request: Request) -> None:
         """Queue a new request, or a preempted one with its old key."""
         if request.queue_key[2] == 0:
-            request.queue_key = self._make_key(request)
+            rank = find_rank(self._policy, request.priority, request.arrival_time)
+            request.queue_key = (rank, request.arrival_time, next(self._counter) + 1)
         self._members[request.handle] = request
         heapq.heappush(self._heap, (request.queue_key, request))
 
@@ -75,10 +76,6 @@ class RequestQueue:
 
     def _is_member(self, request: Request) -> bool:
         return self._members.get(request.handle) is request
-
-    def _make_key(self, request: Request) -> tuple[float, float, int]:
-        rank = find_rank(self._policy, request.priority, request.arrival_time)
-        return (rank, request.arrival_time, next(self._counter) + 1)
 
 
 def find_rank(policy: SchedulingPolicy, priority: int, arrival_time: float) -> float:

@@ -1,7 +1,8 @@
-"""RequestTable: the counters of all requests in arrays, so that a step costs a few array operations. SlotPool: indices."""
+"""RequestTable: the counters of all requests in arrays, so that a step costs a few array operations."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,40 +13,30 @@ class SlotPool:
 
     def __init__(self, size: int) -> None:
         self.size = 0
-        self._free: list[int] = []
-        self._draining: list[tuple[int, int]] = []  # (step that must end first, slot)
+        self.free: list[int] = []
+        self.draining: deque[tuple[int, int]] = deque()  # (step that must end first, slot), oldest step first
         self.extend(size)
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
-    def num_draining(self) -> int:
-        """Slots that become free when the steps in flight have ended."""
-        return len(self._draining)
-
     def extend(self, size: int) -> None:
-        """Grow the pool to `size` slots."""
-        self._free += range(size - 1, self.size - 1, -1)
+        self.free += range(size - 1, self.size - 1, -1)
         self.size = size
 
     def take(self) -> int:
-        return self._free.pop()
+        return self.free.pop()
 
     def release(self, slot: int, after_step: int | None = None) -> None:
         """Free a slot, at once or when the step `after_step` has ended."""
         if after_step is None:
-            self._free.append(slot)
+            self.free.append(slot)
         else:
-            self._draining.append((after_step, slot))
+            self.draining.append((after_step, slot))
 
     def drain(self, oldest_step: int) -> list[int]:
         """Free and return the slots that waited for steps before `oldest_step`."""
-        ready = [slot for after_step, slot in self._draining if after_step < oldest_step]
-        if ready:
-            self._draining = [pair for pair in self._draining if pair[0] >= oldest_step]
-            self._free += ready
+        ready = []
+        while self.draining and self.draining[0][0] < oldest_step:
+            ready.append(self.draining.popleft()[1])
+        self.free += ready
         return ready
 
 
@@ -83,15 +74,13 @@ class RequestTable:
         self._grow(num_slots)
 
     def take(self) -> int:
-        """Return a free slot with all counters 0."""
-        if not self.slots.num_free:
+        if not self.slots.free:
             self._grow(2 * self.slots.size)
         slot = self.slots.take()
         self._data[:, slot] = 0
         return slot
 
     def set_stop_ids(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Set at most MAX_STOP_IDS tokens that end the request."""
         self.num_stop_ids[slot] = len(token_ids)
         self.stop_ids[slot] = [*token_ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(token_ids))]
 

@@ -18,6 +18,7 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from engine.core.actor_messages import (
     BlocksSaved,
     FillMasks,
     FindDrafts,
+    StateSave,
     StepDone,
     StepPlan,
 )
@@ -51,6 +53,7 @@ NO_DRAFTS = np.zeros(0, dtype=np.int64)
 # Sampled tokens of one request that may not have been read back yet. In a pipeline rank 0 gets no token before the last
 # stage has computed the step, so there it is 1.
 MAX_IN_FLIGHT = 2
+_get_key, _get_reserved = attrgetter("queue_key"), attrgetter("reserved_ids")
 
 
 class Scheduler:
@@ -76,7 +79,7 @@ class Scheduler:
         self.drafts: DraftSteps | None = None
         if make_drafts is not None:
             self.drafts = DraftSteps(make_drafts(self.table), self.state, kv_cache, config.max_model_len)
-            self.state.on_end = self.drafts.close
+            self.state.on_end = self.drafts.planner.close
         self._eos_token_ids = frozenset(eos_token_ids)
         self._reader = AnswerReader(self.state, self._eos_token_ids)
         self._steps: dict[int, StepRecord] = {}  # by step_id, in order
@@ -86,16 +89,13 @@ class Scheduler:
     def __contains__(self, handle: int) -> bool:
         return handle in self.state.requests
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.state.running) or len(self.state.waiting) > 0
-
     def add(self, message: AddRequest) -> None:
         """Queue the completions of a request, which has been checked against the model length and the cache size."""
         limit, now = self.config.max_model_len, self._clock()
         for completion in message.completions:
             request = Request(message, completion, self.table, limit, self._eos_token_ids, now)
-            self.state.add(request)
+            self.state.requests[request.handle] = request
+            self.state.waiting.push(request)
             if message.params.saves_blocks and self.state.transfers is not None:
                 self.state.transfers.report_end(request.handle)
             if self.drafts is not None:
@@ -158,8 +158,7 @@ class Scheduler:
 
     def order_drafts(self) -> FindDrafts | None:
         """Return the questions to the grammar thread whose answers the next step waits for; None: there are none."""
-        targets = [] if self.drafts is None else self.drafts.planner.take_questions()
-        if not targets:
+        if self.drafts is None or not (targets := self.drafts.planner.take_questions()):
             return None
         accepted, self._reader.accepted = self._reader.accepted, []
         return FindDrafts(accepted, targets)
@@ -178,7 +177,7 @@ class Scheduler:
         for index in chunks:
             rest = left = budget - int(counts[:index].sum())
             if self.config.enable_chunked_prefill:
-                rest -= len(batch) - index - 1  # leave one token for each running request after it
+                rest -= len(batch.requests) - index - 1  # leave one token for each running request after it
                 if has_follower:
                     rest = min(rest, left // 2)
             start = int(table.num_computed[slots[index]])
@@ -192,7 +191,7 @@ class Scheduler:
         if is_short.any():
             self._grow(batch, np.flatnonzero(is_short), ends, changes)
         for index in chunks:
-            if index < len(self.state.batch):
+            if index < len(self.state.running):
                 # Later requests of the same step may already share these blocks: each layer writes before it reads.
                 self._commit(batch.requests[index], int(ends[index]))
         return budget - int(table.num_scheduled[self.state.batch.slots].sum())
@@ -244,16 +243,16 @@ class Scheduler:
 
     def _grow(self, batch: Batch, short: np.ndarray, ends: np.ndarray, changes: StepChanges) -> None:
         """Allocate blocks for these requests: one for a decode, the next chunk's for a prefill that lacks them."""
-        requests = [batch.requests[index] for index in short.tolist()]
+        requests = list(map(batch.requests.__getitem__, short.tolist()))
         num_missing = ends[short] - self.table.num_kv_slots[batch.slots[short]]
-        has_prefill = (num_missing > 1).any() or any(request.reserved_ids for request in requests)
+        has_prefill = (num_missing > 1).any() or any(map(_get_reserved, requests))
         fresh = None if has_prefill else self.kv_cache.grow_each(requests)
         if fresh is not None:
-            changes.new_blocks += [(r.row, block_ids) for r, block_ids in zip(requests, fresh, strict=True)]
+            changes.new_blocks += zip(batch.rows[short].tolist(), fresh, strict=True)
             self.table.num_kv_slots[batch.slots[short]] += self.kv_cache.block_size
             return
         for index, request in zip(short.tolist(), requests, strict=True):
-            if index < len(self.state.batch):  # otherwise it was preempted for an earlier request
+            if index < len(self.state.running):  # otherwise it was preempted for an earlier request
                 self._make_room(request, int(ends[index]), changes)
 
     def _make_room(self, request: Request, num_tokens: int, changes: StepChanges) -> None:
@@ -271,7 +270,9 @@ class Scheduler:
 
     def _admit_waiting(self, changes: StepChanges, budget: int) -> None:
         while changes.admission_room > 0 and (request := self.state.peek_admissible()) is not None:
-            if not self._fits_budget(request, budget) or self.kv_cache.waits_for_sibling(request):
+            if not self._fits_budget(request, budget):
+                return
+            if self.kv_cache.states is not None and self.kv_cache.waits_for_sibling(request):
                 return
             num_cached = self.kv_cache.admit(request)
             if num_cached is None:
@@ -300,8 +301,8 @@ class Scheduler:
                 return
             worse = state.running[place:]
             will_fit = False
-            while (num_cached := self.kv_cache.admit(request) if state.has_free_row else None) is None:
-                if state.rows.num_draining and not state.rows.num_free:
+            while (num_cached := self.kv_cache.admit(request) if state.rows.free else None) is None:
+                if state.rows.draining and not state.rows.free:
                     return  # the row of an earlier victim will be free soon
                 will_fit = will_fit or self.kv_cache.would_fit(request, worse)
                 if not will_fit:
@@ -319,7 +320,7 @@ class Scheduler:
         counts = table.num_scheduled[batch.slots]
         if not counts.all():
             batch, counts = batch.select(counts > 0), counts[counts > 0]
-        if not len(batch):
+        if not batch.requests:
             return None
         slots = batch.slots
         starts = table.num_computed[slots]
@@ -337,15 +338,23 @@ class Scheduler:
         table.num_computed[slots] = ends
         table.num_planned[slots] += num_samples
         table.num_in_flight[slots] += num_samples
-        saves = self.kv_cache.plan_saves(batch.requests, starts, ends)
+        saves: list[StateSave] = []
+        if self.kv_cache.states is not None:
+            saves = self.kv_cache.plan_saves(batch.requests, starts, ends)
         if saves and self.state.transfers is not None:
             self.state.transfers.save_states(batch.requests, saves)
         if self.drafts is not None:
             saves += self.drafts.list_saves(batch, starts, changes.drafts)
-        moves, block_saves = self._take_moves()
+        moves: list[BlockMove] = []
+        block_saves: list[BlockMove] = []
+        if self.kv_cache.tier is not None:
+            if self.state.transfers is not None:
+                self.state.transfers.note_plan(self.state.num_steps)
+            moves, block_saves = self.kv_cache.tier.take_moves(self.state.num_steps)
+        removed_rows, self.state.removed_rows = self.state.removed_rows, []
         plan = StepPlan(
             step_id=self.state.num_steps,
-            removed_rows=self.state.collect_removed_rows(),
+            removed_rows=removed_rows,
             new_rows=changes.new_rows,
             new_blocks=changes.new_blocks,
             rows=batch.rows,
@@ -365,17 +374,12 @@ class Scheduler:
         num_preemptions = table.num_preemptions[slots]
         self._steps[plan.step_id] = StepRecord(
             *(plan.step_id, batch, counts, num_preemptions, num_samples, gated, changes.drafts),
+            is_ordered=np.zeros(len(slots), dtype=bool),
             is_waiting=self.drafts is not None and self.drafts.is_active,
         )
         self.num_open_steps += 1
         self.state.num_steps += 1
         return plan
-
-    def _take_moves(self) -> tuple[list[BlockMove], list[BlockMove]]:
-        """Return the copies between blocks and host memory before and after the next step."""
-        if self.state.transfers is not None:
-            self.state.transfers.note_plan(self.state.num_steps)
-        return ([], []) if self.kv_cache.tier is None else self.kv_cache.tier.take_moves(self.state.num_steps)
 
     def update(self, done: StepDone) -> NewTokens:
         """Process a step's result: append tokens and end finished requests."""
@@ -399,5 +403,3 @@ class Scheduler:
         return news
 
 
-def _get_key(request: Request) -> tuple[float, float, int]:
-    return request.queue_key

@@ -40,8 +40,7 @@ class SchedulerState:
         self.rows = SlotPool(config.max_num_seqs)
         self.num_steps = 0  # planned so far
         self.num_preemptions = 0
-        self._removed_rows: list[int] = []
-        self._max_num_seqs = config.max_num_seqs
+        self.removed_rows: list[int] = []  # freed since the last plan
         self._has_stages = config.num_stages > 1
         self._kv_cache = kv_cache
         self._clock = clock
@@ -63,35 +62,21 @@ class SchedulerState:
     def running(self) -> list[Request]:
         return self.batch.requests
 
-    @property
-    def has_free_row(self) -> bool:
-        """Whether one more request may run."""
-        return self.rows.num_free > 0 and len(self.running) < self._max_num_seqs
-
     def drain(self, oldest_step: int) -> None:
         """Free the rows and slots that waited for steps before `oldest_step` to end."""
-        self.drain_rows(oldest_step)
+        self.removed_rows += self.rows.drain(oldest_step)
         self.table.slots.drain(oldest_step)
         if self.adapters is not None:
             self.waiting.restore(self.adapters.drain(oldest_step))
 
     def drain_rows(self, oldest_step: int) -> None:
         """Free the rows alone. The order of waiting requests and the adapters that may run stay the same."""
-        self._removed_rows += self.rows.drain(oldest_step)
-
-    def collect_removed_rows(self) -> list[int]:
-        """Return the rows freed since the last call, for the next plan."""
-        removed, self._removed_rows = self._removed_rows, []
-        return removed
+        self.removed_rows += self.rows.drain(oldest_step)
 
     def cancel_removal(self, row: int) -> None:
         """Do not report a row that was freed. In a pipeline the row is reported later, which does no harm."""
         if not self._has_stages:
-            self._removed_rows.remove(row)
-
-    def add(self, request: Request) -> None:
-        self.requests[request.handle] = request
-        self.waiting.push(request)
+            self.removed_rows.remove(row)
 
     def peek_waiting(self) -> Request | None:
         """Return the first waiting request whose blocks and adapter are ready."""
@@ -105,9 +90,7 @@ class SchedulerState:
 
     def peek_admissible(self) -> Request | None:
         """Return the request that would run next, or None if it cannot run now."""
-        if not self.has_free_row:
-            return None
-        request = self.peek_waiting()
+        request = self.peek_waiting() if self.rows.free else None
         # A preempted request waits until its tokens in flight have arrived.
         return None if request is None or request.num_in_flight else request
 
@@ -175,6 +158,6 @@ class SchedulerState:
         is_parked = self._has_stages or (request.has_grammar and request.num_in_flight > 0)
         self.rows.release(request.row, after_step=self.num_steps - 1 if is_parked else None)
         if not is_parked:
-            self._removed_rows.append(request.row)
+            self.removed_rows.append(request.row)
         request.row = -1
         self._is_stale = True

@@ -33,9 +33,8 @@ _NUM_LAST_POINTS = 3
 class RequestStates:
     """Snapshots of one running request."""
 
-    points: list[int] = field(
-        default_factory=list
-    )  # positions in its known tokens that are still to be kept, sorted
+    # Positions in its known tokens that are still to be kept, sorted
+    points: list[int] = field(default_factory=list)
     first_rolling: int = 0  # position from which its own snapshot moves on
     slot: int = -1  # of its own snapshot; -1: none yet
     position: int = 0  # of its own snapshot
@@ -97,7 +96,6 @@ class StateSnapshots:
         return sorted(point for point in {*borders[:1], *borders[-_NUM_LAST_POINTS:]} if point > start)
 
     def end_step(self) -> None:
-        """Note that a step is planned."""
         self._written.clear()
 
     def plan(self, request: Request, start: int, end: int) -> list[tuple[int, int]]:
@@ -140,19 +138,16 @@ class StateSnapshots:
             self._cached[key] = states.slot
 
     def evict(self, key: bytes) -> None:
-        """Free the snapshot of a block that is evicted, if there is one."""
         if key in self._cached:
             self._free.append(self._remove(key))
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Remove the snapshots with these hashes."""
         hashes = list(hashes)
         self._free += [self._cached.pop(key) for key in hashes if key in self._cached]
         if self.tier is not None:
             self.tier.forget(hashes)
 
     def clear(self) -> None:
-        """Remove all cached snapshots."""
         self.forget(list(self._cached))
 
     def _has(self, key: bytes) -> bool:
@@ -206,7 +201,6 @@ class StateTier:
         return first in self._tier and len(self.list_slots(key)) == self._num_parts
 
     def list_slots(self, key: bytes) -> list[int]:
-        """Return the slots of a state in the tier."""
         found = (self._tier.find(name) for name in list_state_keys(key, self._num_parts))
         return [slot for slot in found if slot is not None]
 
@@ -216,7 +210,6 @@ class StateTier:
         return [(name, first + part) for part, name in enumerate(list_state_keys(key, self._num_parts))]
 
     def store(self, key: bytes, slot: int) -> None:
-        """Keep a snapshot that is evicted."""
         for name, part_id in self.name_parts(key, slot):
             self._pool.note_replaced(self._tier.store(name, part_id))
 
@@ -225,7 +218,6 @@ class StateTier:
         self._tier.load(self.name_parts(key, slot))
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Drop states."""
         for key in keys:
             self._tier.forget(list_state_keys(key, self._num_parts))
 
@@ -244,7 +236,6 @@ class DraftStates:
 
     @property
     def num_free(self) -> int:
-        """Slots that no step uses."""
         return len(self._free)
 
     def take(self, draft: Draft) -> Draft | None:

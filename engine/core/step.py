@@ -1,4 +1,4 @@
-"""StepChanges: new rows and blocks of a step being planned. StepRecord: a step until its last result. Batch: its requests."""
+"""StepChanges: new rows and blocks of a step being planned. StepRecord: a step until its last result."""
 
 from __future__ import annotations
 
@@ -39,9 +39,6 @@ class Batch:
         nothing = np.zeros(0, dtype=np.int64)
         return Batch([], [], [], nothing, nothing)
 
-    def __len__(self) -> int:
-        return len(self.requests)
-
     def add(self, request: Request) -> Batch:
         """Return the batch with one more request, ordered by queue key."""
         at = bisect(self.requests, request.queue_key, key=lambda other: other.queue_key)
@@ -54,7 +51,6 @@ class Batch:
         )
 
     def select(self, is_kept: np.ndarray) -> Batch:
-        """Return the requests that a boolean mask [R] selects."""
         kept = is_kept.tolist()
         return Batch(
             list(compress(self.requests, kept)),
@@ -131,12 +127,9 @@ class StepRecord:
     num_samples: np.ndarray
     gated: np.ndarray  # indices whose tokens need masks and have not arrived
     drafts: dict[int, Draft]  # by slot
+    is_ordered: np.ndarray  # [R] bool, whether the row's masks have been ordered
     is_waiting: bool = False  # some rows draft, so that the step was planned after the answer of the last one
     is_answered: bool = False
-    is_ordered: np.ndarray = field(init=False)  # [R] bool, whether the row's masks have been ordered
-
-    def __post_init__(self) -> None:
-        self.is_ordered = np.zeros(len(self.batch), dtype=bool)
 
     @property
     def is_decode(self) -> bool:
@@ -144,10 +137,9 @@ class StepRecord:
         return bool((self.counts == self.num_samples).all())
 
     def match(self, indices: np.ndarray) -> Batch:
-        """Return the requests of these rows."""
-        if len(indices) == len(self.batch):
+        if len(indices) == len(self.counts):
             return self.batch
-        is_answered = np.zeros(len(self.batch), dtype=bool)
+        is_answered = np.zeros(len(self.counts), dtype=bool)
         is_answered[indices] = True
         return self.batch.select(is_answered)
 
@@ -165,8 +157,7 @@ class StepRecord:
 
     def drop_gated(self, indices: np.ndarray) -> None:
         """Remove rows from `gated`: their tokens have arrived, or will not."""
-        if len(self.gated):
-            self.gated = self.gated[~np.isin(self.gated, indices)]
+        self.gated = self.gated[~np.isin(self.gated, indices)]
 
     def settle_samples(self, table: RequestTable, indices: np.ndarray, counts: np.ndarray) -> None:
         """Record how many tokens arrived for these rows. Undo what was computed after a rejected draft."""

@@ -81,7 +81,6 @@ class AdapterCatalog:
         return ref
 
     def list_used(self) -> list[str]:
-        """Return the names of the adapters whose requests have not ended."""
         return [ref.name for ref in self.refs if self._num_users[ref.digest]]
 
     async def unload(self, name: str) -> None:

@@ -79,9 +79,7 @@ class Calls:
         """Return when the core has answered everything that was sent to it before, or has ended."""
         await self._call(lambda call_id: TakeSnapshot(call_id, with_blocks=False), [replica])
 
-    async def _call(
-        self, make: Callable[[int], Call], replicas: Sequence[Replica] | None = None
-    ) -> Reply:
+    async def _call(self, make: Callable[[int], Call], replicas: Sequence[Replica] | None = None) -> Reply:
         """Make a call to these replicas, or all running ones. Returns what they reply together.
 
         Raises:

@@ -118,7 +118,8 @@ class Client:
         """Abort the unfinished completions of a stream without a reader, and free its request_id."""
         entry = self._requests.get(stream.request_id)
         if entry is not None and entry.stream is stream:
-            self._abort(entry)
+            if entry.open:
+                self._abort(entry)
             del self._requests[stream.request_id]
 
     def abort(self, request_id: str) -> None:
@@ -131,7 +132,6 @@ class Client:
             self._abort(entry)
 
     def expire(self, stream: OutputStream, error: EngineError) -> None:
-        """End a stream with this error."""
         stream.fail(error)
         entry = self._requests.get(stream.request_id)
         if entry is not None and entry.stream is stream:
@@ -170,7 +170,7 @@ class Client:
             case CoreStats():
                 for queued in self._newly_accepted.pop(replica.index, ()):
                     queued.is_queued = queued.replica is replica
-                self.stats = self._sum_stats(message)
+                self.stats = message if len(self._replicas) == 1 else self._sum_stats(message)
                 self._metrics.observe_core(message)
             case KVEvents():
                 self.router.note_events(replica.index, message)
@@ -189,7 +189,6 @@ class Client:
                 self.calls.take(replica, message)
 
     def take_tokens(self) -> None:
-        """Handle the tokens that have arrived."""
         while self._inbox:
             try:
                 self._take(*self._inbox.popleft())
@@ -379,12 +378,11 @@ class Client:
         for entry in held:
             has_waited = entry.is_queued and not entry.has_started and entry.message.adapter is None
             (waiting if has_waited else suspects).append(entry)
-        waiting.sort(key=lambda each: find_rank(policy, each.message.priority, each.arrival_time))
+        waiting.sort(key=lambda each: find_rank(policy, each.message.priority, each.stream.times.arrival_time))
         num_seats = max(0, replica.max_num_seqs - sum(len(each.open) for each in suspects)) + NUM_UNHEARD
         return suspects + waiting[:num_seats]
 
     def _move(self, entries: list[Entry]) -> None:
-        """Give requests to other replicas."""
         for entry in entries:
             self._release(entry)
         for entry in reversed(entries):
@@ -427,17 +425,17 @@ class Client:
 
     def _place(self, entry: Entry) -> None:
         """Give a request to a replica; without one it waits. One that does not fit into a message fails."""
-        ready = self._list_ready(entry)
-        longest = max((each.max_model_len for each in self._replicas if each.state != "dead"), default=0)
         try:
+            if ready := self._list_ready(entry):
+                self._send(entry, ready)
+                return
+            longest = max((each.max_model_len for each in self._replicas if each.state != "dead"), default=0)
             if longest and entry.min_context > longest:
                 raise InvalidRequest(
-                    f"the request has {entry.num_tokens} tokens; the context of the replicas that run now has {longest}"
+                    f"the request needs {entry.min_context} tokens; the context of the replicas that run now has "
+                    f"{longest}"
                 )
-            if ready:
-                self._send(entry, ready)
-            else:
-                (self._suspects if entry.num_crashes else self._waiting).append(entry)
+            (self._suspects if entry.num_crashes else self._waiting).append(entry)
         except (InvalidRequest, MessageTooLarge) as error:
             self._release(entry)
             self._refuse(entry, Refused(0, "invalid_request", str(error)))
@@ -445,17 +443,17 @@ class Client:
 
     def _send(self, entry: Entry, ready: Sequence[Replica]) -> None:
         message = entry.make_message()
-        answering = [each.index for each in ready if not each.is_prefill_only]
-        prefilling = self._list_prefilling(entry, message, ready, answering)
-        if prefilling:
+        candidates = [each.index for each in ready if not each.is_prefill_only]
+        if len(candidates) < len(ready) and (able := self._list_prefilling(entry, message, ready, candidates)):
+            candidates = able
             message = entry.make_prefill(message)
             self._prefills[message.completions[0].handle] = entry
             self._metrics.num_prefills += 1
-        entry.ticket = self.router.choose(message, prefilling or answering or [each.index for each in ready])
+        entry.ticket = self.router.choose(message, candidates or [each.index for each in ready])
         entry.replica = replica = self._replicas[entry.ticket.replica]
         self._version += 1
         entry.is_queued = entry.has_started = False
-        if not prefilling:
+        if entry.prefill is None:
             if entry.fingerprint is not None:
                 self._metrics.num_resumed += 1
                 self._metrics.num_resumed_inexact += entry.fingerprint != replica.fingerprint
@@ -499,8 +497,6 @@ class Client:
 
     def _sum_stats(self, latest: CoreStats) -> CoreStats:
         """Return the sums over the running cores, with what the latest message measured."""
-        if len(self._replicas) == 1:
-            return latest
         stats = [replica.stats for replica in self._replicas]
         sums = add_fields(stats, (*CORE_COUNTERS, *CORE_GAUGES, "num_open_steps"))
         drafts = reduce(add_counts, (each.drafts for each in stats))

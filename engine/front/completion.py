@@ -60,9 +60,25 @@ class Completion:
     """
 
     __slots__ = (
-        "_cumulative_logprob", "_decoder", "_is_end_seen", "_is_open", "_logprobs", "_num_decoded", "_num_withheld",
-        "_params", "_start", "_stops", "_texts", "_tokenizer", "error", "finish_reason", "has_stops", "index",
-        "num_seen", "stop_reason", "token_ids",
+        "_cumulative_logprob",
+        "_decoder",
+        "_is_end_seen",
+        "_is_open",
+        "_logprobs",
+        "_num_withheld",
+        "_params",
+        "_start",
+        "_stops",
+        "_texts",
+        "_tokenizer",
+        "error",
+        "finish_reason",
+        "has_stops",
+        "index",
+        "num_decoded",
+        "num_seen",
+        "stop_reason",
+        "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -87,7 +103,7 @@ class Completion:
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []  # from _start on
         self._cumulative_logprob = 0.0
         self._texts: list[str] = []  # of the next output
-        self._num_decoded = 0
+        self.num_decoded = 0
         self._num_withheld = 0  # tokens at the end that are left out of the text
         self._is_end_seen = False
         self._is_open = True  # the decoder may still hold a part of a character
@@ -103,16 +119,12 @@ class Completion:
             text = self._decoder.feed_token(token_id)
             if self._stops is not None:
                 self._stops.feed(text, count)
-        self._num_decoded = self._start
+        self.num_decoded = self._start
 
     @property
     def has_news(self) -> bool:
         """Whether there are tokens, or an end, that the reader has not got."""
         return len(self.token_ids) != self.num_seen or (self.finish_reason is not None and not self._is_end_seen)
-
-    @property
-    def num_undecoded(self) -> int:
-        return len(self.token_ids) - self._num_decoded
 
     def find_stop(self, num_withheld: int = 0) -> str | None:
         """Decode new tokens, and drop those after a stop string. Returns the stop string.
@@ -121,17 +133,16 @@ class Completion:
             num_withheld: tokens at the end that belong to no text.
         """
         stops, token_ids = self._stops, self.token_ids
-        if stops is None:
-            return None
-        for count in range(self._num_decoded + 1, len(token_ids) + 1 - num_withheld):
+        assert stops is not None, "only then are they looked for"
+        for count in range(self.num_decoded + 1, len(token_ids) + 1 - num_withheld):
             text, hit = stops.feed(self._decoder.feed_token(token_ids[count - 1]), count)
             if text:
                 self._texts.append(text)
             if hit is not None:
                 del token_ids[count:]
-                self._num_decoded, self._is_open = count, False
+                self.num_decoded, self._is_open = count, False
                 return hit
-        self._num_decoded = max(self._num_decoded, len(token_ids) - num_withheld)
+        self.num_decoded = max(self.num_decoded, len(token_ids) - num_withheld)
         return None
 
     def take(self, detail: Detail, num_new: int) -> None:
@@ -142,11 +153,11 @@ class Completion:
         """
         num_before = len(self.token_ids) - num_new
         if detail.finish_reason is None:
-            if (hit := self.find_stop()) is not None:
+            if self._stops is not None and (hit := self.find_stop()) is not None:
                 self.end("stop", hit)
         else:
             self._num_withheld = int(num_new > 0 and self._ends_with_stop_token(detail))
-            hit = self.find_stop(self._num_withheld) or self._release()
+            hit = None if self._stops is None else self.find_stop(self._num_withheld) or self._release()
             if hit is not None and detail.error is None:
                 self.end("stop", hit)
             else:
@@ -160,14 +171,15 @@ class Completion:
         self, finish_reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None
     ) -> None:
         self.finish_reason, self.stop_reason, self.error = finish_reason, stop_reason, error
-        self._release()
+        if self._stops is not None:
+            self._release()
 
     def decode(self, max_tokens: int) -> None:
         """Decode at most as many tokens of a text without stop strings."""
-        start, end = self._num_decoded, len(self.token_ids) - self._num_withheld
+        start, end = self.num_decoded, len(self.token_ids) - self._num_withheld
         if self._stops is None and start < end:
-            self._num_decoded = min(end, start + max_tokens)
-            self._texts.append(self._decoder.feed(self.token_ids[start : self._num_decoded]))
+            self.num_decoded = min(end, start + max_tokens)
+            self._texts.append(self._decoder.feed(self.token_ids[start : self.num_decoded]))
 
     def make_output(self, is_delta: bool) -> CompletionOutput:
         """Return all output, or that since the last delta."""

@@ -75,6 +75,7 @@ class LocalConnection:
     """Passes messages without encoding them."""
 
     def __init__(self, host: CoreHost, has_timeout: bool) -> None:
+        self.send = host.handle
         self._host = host
         self._has_timeout = has_timeout
         self._hang = asyncio.Event()
@@ -83,9 +84,6 @@ class LocalConnection:
     @property
     def is_running(self) -> bool:
         return self._serving is not None and not self._serving.done()
-
-    def send(self, message: Any) -> None:
-        self._host.handle(message)
 
     async def run(self, handle: Callable[[Any], None]) -> End:
         def report_hang(error: TimeoutError) -> None:

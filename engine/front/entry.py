@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import MutableSequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
@@ -18,6 +19,8 @@ from engine.messages import AddRequest, NewCompletion, NewTokens
 from engine.metrics import Metrics
 from engine.outputs import GrammarInfo
 from engine.sampling_params import SamplingParams
+
+_get_tokens = attrgetter("token_ids")
 
 
 @dataclass(eq=False, slots=True)
@@ -39,19 +42,10 @@ class Entry:
     num_crashes: int = 0  # cores that crashed while they may have run it, since its last new token
 
     @property
-    def arrival_time(self) -> float:
-        return self.stream.times.arrival_time
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the prompt and of the longest unfinished completion."""
-        longest = max(len(each.token_ids) for each in self.open.values())
-        return len(self.message.prompt_token_ids) + longest
-
-    @property
     def min_context(self) -> int:
-        """The context that it needs: its tokens, and room for one more unless it only makes a vector."""
-        return self.num_tokens + (self.message.params.pooling is None)
+        """The context that its longest completion needs: its tokens, and one more unless it only makes a vector."""
+        longest = max(map(len, map(_get_tokens, self.open.values())))
+        return len(self.message.prompt_token_ids) + longest + (self.message.params.pooling is None)
 
     def make_message(self) -> AddRequest:
         """Return the request as it must be sent to a replica: its unfinished completions with their tokens."""
@@ -60,7 +54,7 @@ class Entry:
             for each in self.message.completions
             if each.handle in self.open
         ]
-        age_s = time.monotonic() - self.arrival_time
+        age_s = time.monotonic() - self.stream.times.arrival_time
         return msgspec.structs.replace(self.message, completions=completions, age_s=age_s)
 
     def make_prefill(self, message: AddRequest) -> AddRequest:

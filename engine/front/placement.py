@@ -114,9 +114,7 @@ def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConne
         return ",".join(dict.fromkeys(devices[rank % num_devices] for rank in ranks)) if devices else None
 
     return [
-        ProcessConnector(
-            configure_replica(config, index), config.data_parallel_size > 1, find_devices(index)
-        )
+        ProcessConnector(configure_replica(config, index), config.data_parallel_size > 1, find_devices(index))
         for index in range(num_replicas)
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from engine.messages import AddRequest, Detail
 from engine.metrics import Metrics
 from engine.outputs import GrammarInfo, RequestMetrics, RequestOutput, TokenLogprobs
 
+_has_news = attrgetter("has_news")
 MAX_DECODED = 4096  # tokens of a completion that are decoded at a time: 0.5 ms
 
 
@@ -99,7 +101,6 @@ class OutputStream:
             self._metrics.observe_end(self.times, self.count_tokens(), self._params)
 
     def count_tokens(self) -> list[int]:
-        """Return the number of output tokens of each completion."""
         return [len(each.token_ids) for each in self.completions]
 
     def wake(self) -> None:
@@ -124,7 +125,7 @@ class OutputStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         for completion in self.completions:
-            while completion.num_undecoded > MAX_DECODED and not completion.has_stops:
+            while len(completion.token_ids) - completion.num_decoded > MAX_DECODED and not completion.has_stops:
                 completion.decode(MAX_DECODED)
                 await asyncio.sleep(0)
         if self._failure is not None:
@@ -139,7 +140,7 @@ class OutputStream:
             prompt=self._prompt,
             prompt_token_ids=self._prompt_token_ids,
             outputs=outputs,
-            finished=self.is_finished,
+            finished=self.num_unfinished == 0,
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=self._prompt_logprobs if is_scored else None,
             metrics=RequestMetrics(
@@ -151,9 +152,8 @@ class OutputStream:
         )
 
     def _has_news(self) -> bool:
-        if self._failure is not None or self.is_finished:
-            return True
-        return not self.is_final and any(each.has_news for each in self.completions)
+        # After a failure, none is unfinished.
+        return self.num_unfinished == 0 or (not self.is_final and any(map(_has_news, self.completions)))
 
 
 class Wakeable(Protocol):

@@ -143,11 +143,9 @@ class Supervisor:
         return max(1, sum(each.state != "dead" and not each.is_prefill_only for each in self.replicas))
 
     def replica_stats(self) -> dict[int, CoreStats]:
-        """Return the gauges and counters of each replica, by its number."""
         return {each.index: self._metrics.add_ended(each.stats, each.index) for each in self.replicas}
 
     def describe_replicas(self) -> list[ReplicaStats]:
-        """Return state and load of each replica."""
         return [
             ReplicaStats(
                 *(replica.index, replica.state, self._client.router.count_requests(replica.index)),

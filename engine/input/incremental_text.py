@@ -36,7 +36,6 @@ class TextRule:
     drops_first_marks: bool = False  # the first token loses all its space marks (Metaspace)
 
     def make_bytes(self, token: str) -> bytes:
-        """Return the exact bytes of one token, special or not."""
         if self.is_byte_level:
             try:
                 return bytes([BYTE_OF_CHAR[char] for char in token])
@@ -144,7 +143,7 @@ class IncrementalText:
 
     def __init__(self, pieces: TokenPieces, prompt_token_ids: Sequence[int] = ()) -> None:
         rule = pieces.rule
-        is_at_start = not any(pieces[token_id] for token_id in reversed(prompt_token_ids))
+        is_at_start = not any(map(pieces.__getitem__, reversed(prompt_token_ids)))
         self._pieces = pieces
         self._errors = "troupe.replace_each_byte" if rule.has_byte_tokens else "replace"
         self._pending = self._read_open_character(prompt_token_ids)
@@ -154,7 +153,7 @@ class IncrementalText:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" while a character is incomplete."""
-        return "".join([self.feed_token(token_id) for token_id in token_ids])
+        return "".join(map(self.feed_token, token_ids))
 
     def feed_token(self, token_id: int) -> str:
         """Like `feed`, for one token. Called for every token of every request."""
@@ -222,7 +221,7 @@ class WindowedText:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" while a character is incomplete."""
-        return "".join([self.feed_token(token_id) for token_id in token_ids])
+        return "".join(map(self.feed_token, token_ids))
 
     def finish(self) -> str:
         """Return the text that is still held back."""

@@ -313,7 +313,7 @@ class InputProcessor:
         request = AddRequest(
             request_id,
             token_ids,
-            self._count_logprobs(params),
+            self._fix_params(params),
             [
                 NewCompletion(next(_handles), (seed + index * _SEED_STEP) % 2**63, list(generated[index]))
                 for index in range(params.n)
@@ -328,11 +328,12 @@ class InputProcessor:
         )
         return text, request
 
-    def _count_logprobs(self, params: SamplingParams) -> SamplingParams:
-        """Return a copy, so that the caller cannot change logit_bias, with -1 as the number of all tokens."""
-        counts = (self._vocab_size if each == -1 else each for each in (params.logprobs, params.prompt_logprobs))
-        logprobs, prompt_logprobs = counts
-        return replace(params, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    def _fix_params(self, params: SamplingParams) -> SamplingParams:
+        """Return them with -1 as the number of all tokens, and a copy of logit_bias, which the caller could change."""
+        if params.logprobs != -1 != params.prompt_logprobs and not params.logit_bias:
+            return params
+        counts = [self._vocab_size if each == -1 else each for each in (params.logprobs, params.prompt_logprobs)]
+        return replace(params, logprobs=counts[0], prompt_logprobs=counts[1])
 
     async def _encode_prompt(self, text: str) -> list[int]:
         self._check_length(len(text), "prompt")

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from engine.core.actor_messages import NewRow
 from engine.lora.adapter_store import AdapterStore
 from engine.lora.loader import Adapter
 from engine.model.adapters import StepAdapters, join_segments
 from engine.model.protocol import Model
-from engine.worker.input_batch import ModelInput
+from engine.worker.launched_step import StartedStep
 
 
 class AdapterRows:
@@ -25,26 +26,25 @@ class AdapterRows:
         # Rows and counts of the last step with adapters, and its result: decodes often repeat them.
         self._last: tuple[np.ndarray, np.ndarray, StepAdapters | None] | None = None
 
-    def add(self, row: int, digest: str) -> None:
-        """Set the adapter of a new row; "" is the base model."""
-        self.remove(row)
-        if digest:
-            self._by_row[row] = self._store.find(digest)
+    def add(self, new_row: NewRow) -> None:
+        self.remove(new_row.row)
+        if new_row.adapter:
+            self._by_row[new_row.row] = self._store.find(new_row.adapter)
             self._last = None
 
     def remove(self, row: int) -> None:
         if self._by_row.pop(row, None) is not None:
             self._last = None
 
-    def mark(self, step: ModelInput, rows: np.ndarray, counts: np.ndarray) -> ModelInput:
-        """Return the step with its adapters; rows of the base model alone leave it as it is."""
+    def mark(self, step: StartedStep) -> None:
         if not self._by_row:
-            return step
-        last = self._last
+            return
+        last, rows, counts = self._last, step.rows, step.counts
         is_same = last is not None and np.array_equal(last[0], rows) and np.array_equal(last[1], counts)
         if last is None or not is_same or (last[2] is not None and last[2].ops is not self._model.ops):
             last = self._last = (rows, counts, self._sort(rows, counts))
-        return step if last[2] is None else replace(step, adapters=last[2])
+        if last[2] is not None:
+            step.model_input = replace(step.model_input, adapters=last[2])
 
     def _sort(self, rows: np.ndarray, counts: np.ndarray) -> StepAdapters | None:
         ends = np.cumsum(counts)

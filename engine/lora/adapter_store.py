@@ -79,7 +79,6 @@ class AdapterStore:
         self._free_unused()
 
     def find(self, digest: str) -> Adapter:
-        """Return a pinned adapter."""
         with self._lock:
             return self._adapters[digest]
 

@@ -116,7 +116,6 @@ def _move(value: Moved, device: torch.device) -> Moved:
 
 
 def _split_name(stored: str) -> tuple[str, str]:
-    """Return the module and the kind of a tensor."""
     for end, kind in _KINDS.items():
         if stored.startswith(_PREFIX) and stored.endswith(f".{end}"):
             return stored.removeprefix(_PREFIX).removesuffix(f".{end}"), kind

@@ -45,11 +45,7 @@ _INERT = frozenset(
     ]
 )
 _DTYPES = ("float32", "bfloat16", "float16")
-_ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +166,6 @@ class ModelConfig:
 
     @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:
-        """The layers, first to last."""
         windows = self.sliding_windows or (None,) * self.num_hidden_layers
         ropes = self.layer_ropes or (self.rope,) * self.num_hidden_layers
         moes = self.layer_moes or (None,) * self.num_hidden_layers

@@ -29,7 +29,6 @@ class ConfigReader:
         self._taken: set[str] = set()
 
     def take(self, key: str, default: Any = None) -> Any:
-        """Return the raw value, or the default when the key is absent."""
         self._taken.add(key)
         return self._data.get(key, default)
 
@@ -89,7 +88,6 @@ class ConfigReader:
         return value
 
     def error(self, key: str, value: Any, reason: str) -> ConfigError:
-        """Return an error about one key of this file."""
         return ConfigError(f"{self._where}: {key}={value!r} {reason}")
 
     def refuse_rest(self, inert: frozenset[str]) -> None:

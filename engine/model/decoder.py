@@ -201,7 +201,6 @@ class DecoderModel(nn.Module):
         return [(self._sharding.kv_part(total)[0], total) for total in totals]
 
     def state_specs(self) -> tuple[StateCacheSpec, ...]:
-        """Return the state of each layer that has one, in layer order."""
         return tuple(spec.state.cache_spec for spec in self.specs if spec.state is not None)
 
     def reserve_positions(self, num_positions: int) -> None:
@@ -245,7 +244,6 @@ class DecoderModel(nn.Module):
         self.ops = ops
 
     def weight_targets(self) -> WeightTargets:
-        """Return the memory for each tensor of a checkpoint."""
         targets: Targets = add_prefix("model.norm", self.norm.weight_targets())
         tied = {}
         if not self._first:
@@ -327,7 +325,6 @@ class DecoderModel(nn.Module):
         return (add_norm(hidden, residual, self.norm, step.ops),)
 
     def _list_parts(self) -> dict[str, MatrixPart]:
-        """Return the matrices that adapters may change."""
         prefix, parts = self.config.weight_prefix, {}
         for name, target in self.weight_targets().targets.items():
             memory = target.target if isinstance(target, ShardedTarget) else target

@@ -91,7 +91,6 @@ class DecoderLayer(nn.Module):
         return hidden if self.spec.residual_multiplier == 1 else hidden.mul_(self.spec.residual_multiplier)
 
     def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor of the layer."""
         is_sandwich = self.spec.style.placement == "sandwich"
         norms = {
             "input_layernorm": self.input_norm,

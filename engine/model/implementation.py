@@ -31,9 +31,8 @@ class TransformersConfig(ModelConfig):
 
     num_parameters: int = 0
     source: Any = None  # transformers' config
-    skeleton: Any = field(
-        default=None, compare=False, repr=False
-    )  # engine.model.transformers_backend.Skeleton
+    # A Skeleton of engine.model.transformers_backend.
+    skeleton: Any = field(default=None, compare=False, repr=False)
     notices: tuple[str, ...] = ()  # log messages about limits of the backend
 
 

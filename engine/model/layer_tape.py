@@ -10,6 +10,8 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
+from operator import call, is_
 
 from torch import Tensor
 
@@ -42,7 +44,10 @@ class LayerTapes:
         num_tokens = x.shape[0]
         if self._is_off or num_tokens > MAX_TOKENS:
             return self._run(x, kv_caches, step, lambda: None)
-        key = (num_tokens, _name_adapters(step.adapters))
+        adapters: list[tuple[int, int, int]] = []
+        if step.adapters is not None:
+            adapters = [(id(each), start, end) for each, start, end in step.adapters.segments]
+        key = (num_tokens, tuple(adapters))
         # Adapters come and go; a choice of them is recorded when it comes twice in a row.
         is_lasting = step.adapters is None or key == self._last_key
         self._last_key = key
@@ -89,9 +94,7 @@ class _RecordedStep:
 
     def has(self, owned: Sequence[object]) -> bool:
         """Whether these caches and adapters were recorded."""
-        return len(owned) == len(self._owned) and all(
-            old() is new for old, new in zip(self._owned, owned, strict=True)
-        )
+        return len(owned) == len(self._owned) and all(map(is_, map(call, self._owned), owned))
 
     def record(
         self, run: RunLayers, kv_caches: Sequence[KVCache], adapters: StepAdapters | None
@@ -106,8 +109,10 @@ class _RecordedStep:
         held = self._step
         self._x.copy_(x)
         for old, new in zip(held.rotations, step.rotations, strict=True):
-            for target, source in zip(old.tensors, new.tensors, strict=True):
-                target.copy_(source)
+            old.cos.copy_(new.cos)
+            old.sin.copy_(new.sin)
+            if old.query_scale is not None and new.query_scale is not None:
+                old.query_scale.copy_(new.query_scale)
         for group, other in zip(held.groups, step.groups, strict=True):
             group.slot_mapping.copy_(other.slot_mapping)
             self.tape.update(group.plan, other.plan)
@@ -119,15 +124,10 @@ class _RecordedStep:
 
 
 def _list_owned(kv_caches: Sequence[KVCache], step: StepInputs) -> list[object]:
-    adapters = [] if step.adapters is None else [each.adapter for each in step.adapters.segments]
-    return [*(cache for pair in kv_caches for cache in pair), *adapters]
+    owned: list[object] = list(chain.from_iterable(kv_caches))
+    return owned if step.adapters is None else owned + [each.adapter for each in step.adapters.segments]
 
 
 def _copy_rotation(rotation: Rotation) -> Rotation:
     scale = rotation.query_scale
     return Rotation(rotation.cos.clone(), rotation.sin.clone(), None if scale is None else scale.clone())
-
-
-def _name_adapters(adapters: StepAdapters | None) -> tuple[tuple[int, int, int], ...]:
-    """Return which rows have which adapters."""
-    return () if adapters is None else tuple((id(each), start, end) for each, start, end in adapters.segments)

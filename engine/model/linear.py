@@ -77,7 +77,6 @@ class Linear(nn.Module):
 
     @property
     def packed(self) -> PackedWeight:
-        """The matrix in the layout of the ops."""
         return self._packed[0][1]
 
     @property
@@ -85,7 +84,6 @@ class Linear(nn.Module):
         return self._unpack is not None
 
     def list_packed(self) -> list[PackedWeight]:
-        """Return all matrices that the layer keeps in the layout of the ops."""
         return [packed for _, packed in self._packed]
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:
@@ -151,7 +149,6 @@ class Linear(nn.Module):
         return StackedRows(align(sources, find_most_bits(quantization)))
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
-        """Convert the packed matrix to the layout of other ops."""
         if self._shared is not None:
             self.pack(new, quantization)
             return
@@ -220,5 +217,4 @@ def repack_linears(module: nn.Module, old: Ops, new: Ops) -> Iterator[None]:
 
 
 def make_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """Return an uninitialised parameter without gradient."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

@@ -50,7 +50,6 @@ class MLP(nn.Module):
         return self.down_proj(activated, adapters=adapters)
 
     def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor of the MLP."""
         down = "down_proj" if self._style.is_gated else "c_proj"
         return self.gate_up_proj.weight_targets() | add_prefix(down, self.down_proj.weight_targets())
 

@@ -183,14 +183,12 @@ class Experts(nn.Module):
         self.gate_up = self.down = None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
-        """Convert the packed matrices to the layout of other ops."""
         assert old.unpack_experts is not None, f"experts packed by {old.name} cannot be unpacked"
         for index, (_, packed) in enumerate(self._packed):
             weights = old.unpack_experts(packed)
             self._packed[index] = (new.run_experts, new.pack_experts(weights, quantization))
 
     def list_packed(self) -> list[PackedExperts]:
-        """Return the matrices that the layer keeps in the layout of the ops."""
         return [packed for _, packed in self._packed]
 
     @property
@@ -198,7 +196,6 @@ class Experts(nn.Module):
         return bool(self._packed)
 
     def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor of the experts."""
         return own(self._make_targets(), self)
 
     def _make_targets(self) -> Targets:
@@ -349,7 +346,6 @@ class MoE(nn.Module):
         return mixed + shared
 
     def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor of the block."""
         names = self._spec.names
         targets = add_prefix(names.router, self.router.weight_targets()) | self.experts.weight_targets()
         if self.correction_bias is not None:

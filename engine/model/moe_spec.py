@@ -51,7 +51,6 @@ class MoESpec:
     names: MoENames = MoENames()
 
     def count_parameters(self, hidden_size: int) -> int:
-        """Return the number of parameters of the block."""
         router = self.num_experts * (hidden_size + self.has_bias + self.has_correction_bias)
         biases = self.has_bias * self.num_experts * (2 * self.inner_size + hidden_size)
         return self.count_matrix_numbers(hidden_size) + router + biases + self.is_shared_gated * hidden_size

@@ -25,7 +25,6 @@ class Norm(nn.Module):
         self.bias = make_parameter(size, dtype=dtype, device=device) if style.norm_bias else None
 
     def forward(self, x: Tensor, ops: Ops) -> Tensor:
-        """Return the norm of each row of x [T, D]."""
         if self._style.norm == "layer":
             return F.layer_norm(x, x.shape[-1:], self.norm, self.bias, self._eps)
         return ops.rms_norm(x, self.norm, self._eps)
@@ -37,7 +36,6 @@ class Norm(nn.Module):
         return ops.add_rms_norm(hidden, residual, self.norm, self._eps)[0]
 
     def weight_targets(self) -> Targets:
-        """Return the memory for the checkpoint's weight and bias."""
         targets: Targets = {"weight": WeightTarget(self.norm, offset=self._style.norm_offset)}
         if self.bias is not None:
             targets["bias"] = WeightTarget(self.bias)

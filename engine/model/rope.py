@@ -25,12 +25,7 @@ class Rotation:
     sin: Tensor
     query_scale: Tensor | None  # [T, 1, 1] float32, factor of the rotated queries
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [each for each in (self.cos, self.sin, self.query_scale) if each is not None]
-
     def select(self, tokens: slice) -> Rotation:
-        """Return the rotation of some of the tokens."""
         scale = None if self.query_scale is None else self.query_scale[tokens]
         return Rotation(self.cos[tokens], self.sin[tokens], scale)
 
@@ -98,7 +93,8 @@ class RotaryEmbedding:
             positions: [T] int64; [3, T] (time, row, column) where a step computes images.
             query_lens, seq_lens: host copies of the lengths of each request.
         """
-        self.reserve(max(seq_lens))
+        if max(seq_lens) > self._cos.shape[0]:
+            self.reserve(max(seq_lens))
         if positions.dim() == 2:
             return self._rotate_axes(positions)
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
@@ -117,15 +113,11 @@ class RotaryEmbedding:
     def _spread(self, cos: Tensor, sin: Tensor, positions: Tensor) -> Rotation:
         """Return what both halves of a head are multiplied by, for angles of pairs, [T, head_dim / 2]."""
         cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return Rotation(cos.unsqueeze(1), sin.unsqueeze(1), self._scale_queries(positions))
-
-    def _scale_queries(self, positions: Tensor) -> Tensor | None:
-        """Return the factor of each token's query, which grows with the position. Source: Llama 4."""
-        config = self._config
-        if config.query_scaling_beta == 0:
-            return None
-        turns = torch.floor(positions / config.original_max_position_embeddings)
-        return (1 + config.query_scaling_beta * torch.log1p(turns)).view(-1, 1, 1)
+        scale, beta = None, self._config.query_scaling_beta
+        if beta:  # the factor of a query grows with its position. Source: Llama 4
+            turns = torch.floor(positions / self._config.original_max_position_embeddings)
+            scale = (1 + beta * torch.log1p(turns)).view(-1, 1, 1)
+        return Rotation(cos.unsqueeze(1), sin.unsqueeze(1), scale)
 
     def _compute_inv_freq(self, seq_len: int) -> Tensor:
         """Return the angle per position of each pair of a head, [head_dim / 2] on the device; 0: not rotated."""

@@ -1,4 +1,4 @@
-"""Reads generation_config.json, or the metadata of a GGUF file: the recommended sampling, and the tokens that end a text."""
+"""Reads generation_config.json or the metadata of a GGUF file: recommended sampling, and tokens that end a text."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ _CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of torch's error about 
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters; a tied head is not counted."""
     if isinstance(config, TransformersConfig):
         return config.num_parameters
     style, hidden, head_dim = config.style, config.hidden_size, config.head_dim

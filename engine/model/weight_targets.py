@@ -39,9 +39,8 @@ class WeightTarget:
 
     memory: Tensor
     is_repeated: bool = False  # each row of the memory is a copy of the tensor
-    order: Tensor | None = (
-        None  # [rows] int64: the row of the tensor for each row of the memory; None: as it is
-    )
+    # [rows] int64: the row of the tensor for each row of the memory; None: as it is
+    order: Tensor | None = None
     offset: float = 0.0  # added to each number
     # Takes a tensor as the checkpoint has it, for ops that pack it from there; None: it is copied to the memory.
     keep: Callable[[Tensor | EncodedTensor], None] | None = None
@@ -52,7 +51,6 @@ class WeightTarget:
 
     @property
     def shape(self) -> torch.Size:
-        """Required shape of the checkpoint's tensor."""
         return self.memory.shape[1:] if self.is_repeated else self.memory.shape
 
     @property
@@ -60,7 +58,6 @@ class WeightTarget:
         """Any floating-point dtype is cast."""
 
     def copy(self, tensor: Tensor) -> None:
-        """Write a tensor of the required shape into the memory."""
         if self.order is not None:
             tensor = tensor.index_select(0, self.order)
         if self.offset:
@@ -78,16 +75,13 @@ class ShardedTarget:
 
     @property
     def shape(self) -> torch.Size:
-        """Required shape of the checkpoint's tensor."""
         return self.shard.find_shape(self.target.shape)
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """As the target."""
         return self.target.dtype
 
     def copy(self, tensor: Tensor) -> None:
-        """Write the rank's part into memory."""
         self.target.copy(self.shard.take(tensor))
 
 
@@ -152,7 +146,6 @@ class WeightTargets:
         return []
 
     def is_ignored(self, name: str) -> bool:
-        """Whether a tensor is not needed."""
         return name.endswith(self.ignored_suffixes) or name.startswith(self.ignored_prefixes)
 
 

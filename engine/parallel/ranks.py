@@ -41,14 +41,7 @@ from engine.parallel.commands import (
 )
 from engine.parallel.nodes import accept_ranks, choose_device, launch
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
-from engine.parallel.stage_link import (
-    Arrival,
-    LinkEnd,
-    SharedMemoryLink,
-    StageLink,
-    TorchLink,
-    make_link,
-)
+from engine.parallel.stage_link import Arrival, LinkEnd, SharedMemoryLink, StageLink, TorchLink, make_link
 from engine.parallel.stages import count_message_bytes, split_layers
 from engine.resolved_config import CacheConfig, WorkerConfig
 
@@ -110,11 +103,9 @@ class Ranks:
                 raise (ConfigError if reply.is_config_error else RankLost)(reply.message)
 
     def allocate(self, cache: CacheConfig, max_model_len: int) -> None:
-        """Allocate the KV cache on the other ranks."""
         self.send(Allocate(cache.num_blocks, cache.block_size, max_model_len))
 
     def open_slots(self, slots: SlotMap) -> None:
-        """Let the other ranks map slots for blocks."""
         self.send(slots)
 
     def free(self, level: int) -> None:
@@ -187,7 +178,6 @@ class Ranks:
             raise RankLost(self._loss)
 
     def close(self) -> None:
-        """End the processes."""
         self._loss = self._loss or "the ranks were ended"
         self._end_all()
         if self._watcher.is_alive():
@@ -239,9 +229,8 @@ class Ranks:
                     theirs,
                 )
                 for descriptor in theirs[1:]:
-                    os.close(
-                        descriptor
-                    )  # a pipe reports the end of a rank only if this process has closed its copy
+                    # A pipe reports the end of a rank only if this process has closed its copy
+                    os.close(descriptor)
             if stage == 0 and size > 1:
                 self.comm = SharedMemoryComm(0, size, memory, sending[0], receiving[0])
             else:

@@ -95,12 +95,10 @@ class RowLinear(Linear):
         return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
 
     def measure_rows(self, rows: slice, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        """As `Linear.measure_rows`, slice by slice."""
         weight = self.unpack()[rows].cpu()
         return fold([sum_squares(weight[:, start:end], a[:, start:end], b, scale) for start, end in self._ends])
 
     def pack_lora(self, ops: Ops, matrix: LoraMatrix) -> RowLora:
-        """As `Linear.pack_lora`."""
         a, (part,) = matrix.a.to(self._dtype), matrix.parts
         columns = [a[:, start:end].contiguous() for start, end in self._ends]
         slices = [(ops.linear, ops.pack_linear(each, None, None)) for each in columns]
@@ -108,18 +106,15 @@ class RowLinear(Linear):
         return RowLora(slices, ops.pack_lora(replace(matrix, a=identity)))
 
     def unpack(self) -> Tensor:
-        """As `Linear.unpack`."""
         assert self._unpack is not None, "these ops cannot unpack a matrix"
         return torch.cat([self._unpack(columns) for columns in self.list_packed()], dim=1)
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:
-        """As `Linear.pack`."""
         assert self.weight is not None, "a layer is packed once; after that it is repacked"
         self._pack_slices(self.weight.data, ops, quantization)
         self.weight = None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
-        """As `Linear.repack`."""
         self._pack_slices(self.unpack(), new, quantization)
 
     def _pack_slices(self, weight: Tensor, ops: Ops, quantization: Quantization | None) -> None:
@@ -132,7 +127,6 @@ class RowLinear(Linear):
         self._unpack = ops.unpack_linear
 
     def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor."""
         assert self.weight is not None, "weights are loaded before they are packed"
         part = MatrixPart(self, 0, self.out_features, None, self._shard)
         weight = WeightTarget(self.weight, part=part)

@@ -44,7 +44,6 @@ class Sharding:
     context_size: int = 1
 
     def count(self, total: int) -> int:
-        """Return a rank's share of a number that the ranks divide evenly."""
         return total // self.size
 
     def part(self, total: int) -> tuple[int, int]:

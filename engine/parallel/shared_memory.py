@@ -43,7 +43,6 @@ class SharedMemoryComm:
         self._turn = 0
 
     def sum(self, part: Tensor) -> Tensor:
-        """As `Comm.sum`."""
         out = torch.empty(part.shape, dtype=torch.float32)
         flat, result = part.reshape(-1), out.view(-1)
         step = SLOT_BYTES // 4
@@ -59,7 +58,6 @@ class SharedMemoryComm:
         return out
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor | None:
-        """As `Comm.gather`."""
         num_rows, dtype = part.shape[0], part.dtype
         out = torch.empty(num_rows, sum(widths), dtype=dtype) if self.rank == 0 else None
         widest = max(widths)
@@ -78,7 +76,6 @@ class SharedMemoryComm:
         return out
 
     def collect(self, part: Tensor, counts: Sequence[int]) -> Tensor:
-        """As `Comm.collect`."""
         width = part.shape[1]
         out = torch.empty(sum(counts), width)
         places = out.split(list(counts))
@@ -94,7 +91,6 @@ class SharedMemoryComm:
         return out
 
     def broadcast(self, tensor: Tensor) -> None:
-        """As `Comm.broadcast`."""
         flat = tensor.view(-1)
         step = SLOT_BYTES // tensor.element_size()
         for start in range(0, flat.numel(), step):

@@ -79,7 +79,6 @@ class SharedMemoryLink:
         self._turn = -1
 
     def send(self, *tensors: Tensor) -> None:
-        """As `StageLink.send`."""
         for place, tensor in zip(self._next_places(tensors), tensors, strict=True):
             place.copy_(tensor)
         try:
@@ -88,7 +87,6 @@ class SharedMemoryLink:
             raise RankLost("the rank of the next stage has ended") from error
 
     def expect(self, *tensors: Tensor) -> Arrival:
-        """As `StageLink.expect`."""
         return _SlotArrival(self, tensors)
 
     def has_message(self) -> bool:
@@ -146,7 +144,6 @@ class TorchLink:
         self._sent: list[tuple[dist.Work, Tensor]] = []  # until they have left
 
     def send(self, *tensors: Tensor) -> None:
-        """As `StageLink.send`."""
         self._sent = [pair for pair in self._sent if not pair[0].is_completed()]
         try:
             self._sent += [(_start(dist.isend(tensor, self._peer)), tensor) for tensor in tensors]
@@ -154,7 +151,6 @@ class TorchLink:
             raise RankLost(f"rank {self._peer} has ended: {error}") from error
 
     def expect(self, *tensors: Tensor) -> Arrival:
-        """As `StageLink.expect`."""
         return _TorchArrival([_start(dist.irecv(tensor, self._peer)) for tensor in tensors])
 
     def close(self) -> None:

@@ -32,7 +32,6 @@ def list_sizes(step: Forward) -> list[int]:
 
 
 def count_rows(adapters: list[Segment]) -> int:
-    """Return the number of rows that use adapters."""
     return adapters[-1][2] if adapters else 0
 
 

@@ -37,9 +37,8 @@ class SpeculativeConfig:
     suffix_decoding_max_cached_requests: int = 10_000  # answers kept, of all cache salts; 0: none
     suffix_decoding_max_spec_factor: float = 1.0  # drafts per token of the match
     suffix_decoding_min_token_prob: float = 0.1  # least estimated probability of a drafted path
-    draft_sample_method: str = (
-        "probabilistic"  # drafts use the request's own noise; greedy: the likeliest token
-    )
+    # Drafts use the request's own noise; greedy: the likeliest token
+    draft_sample_method: str = "probabilistic"
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()  # (first, last, k)
     adaptive: bool = True  # draft only as much as raises the expected tokens per second
 

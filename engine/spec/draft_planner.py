@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -29,7 +30,6 @@ from engine.spec.draft_record import (
     NEVER,
     Draft,
     DraftRecord,
-    Proposer,
     SourceRecord,
     update_rate,
 )
@@ -47,6 +47,20 @@ NUM_TAIL_TOKENS = 4  # output tokens before a forced text, which decide how it i
 FIRST_RATES = {FORCED: 0.95, "prediction": 0.85}
 FIRST_RATE = 0.6
 PROBE_DRAFTS = 2  # of a device's source whose acceptance is not known, even if they do not pay
+
+
+class Proposer(Protocol):
+    """Predicts the next tokens of requests. A wrong draft costs time but does not change the text."""
+
+    @property
+    def name(self) -> str:
+        """The label of its drafts in metrics."""
+
+    def propose(self, request: Request, limit: int) -> Sequence[int]:
+        """Return 0 to `limit` tokens that may follow the request's known tokens."""
+
+    def forget(self, request: Request) -> None:
+        """Drop what is kept for a request that has ended."""
 
 
 class DraftPlanner:
@@ -80,9 +94,8 @@ class DraftPlanner:
         self._num_rows = 1  # of the last step
         self._propose_s: dict[str, float] = {}  # moving average of a host source's time for one request
         self._rates: dict[str, float] = {}  # moving average over all requests, by source
-        self._totals: dict[
-            str, list[int]
-        ] = {}  # source -> drafts, drafted tokens, accepted tokens by position
+        # By source: drafts, drafted tokens, accepted tokens by position
+        self._totals: dict[str, list[int]] = {}
 
     def open(self, request: Request) -> None:
         """Start drafting for a request, if any source applies to it."""
@@ -99,7 +112,6 @@ class DraftPlanner:
                 self._table.wake_at[request.slot] = request.num_tokens + MIN_PAUSE
 
     def close(self, request: Request) -> None:
-        """Forget a request that has ended."""
         self.num_requests -= request.drafts is not None
         self._table.waits[request.slot] = 0
         for proposer in self._proposers:
@@ -168,7 +180,6 @@ class DraftPlanner:
         return found
 
     def settle(self, request: Request, draft: Draft, num_accepted: int) -> None:
-        """Take the result of verifying a draft."""
         name, num_drafted, record = draft.source, len(draft.token_ids), request.drafts
         assert record is not None, "a request with drafts has a record"
         source = self._find(record, name)
@@ -190,9 +201,8 @@ class DraftPlanner:
             source.rest(request.num_tokens)
 
     def note_step(self, step: StepRecord, seconds: float, idle_s: float) -> None:
-        """Take the time of a step, and that before it."""
         self._budget.note_step(seconds)
-        self._num_rows = len(step.batch)
+        self._num_rows = len(step.counts)
         self._num_steps += 1
         if (step.drafts or self._num_steps % STEPS_PER_NOTE == 0) and step.is_decode:
             self.costs.note(int(step.counts.sum()), seconds)

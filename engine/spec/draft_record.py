@@ -1,11 +1,9 @@
-"""DraftRecord: the drafts of one request, and how often those of each source were right. Proposer: a source."""
+"""DraftRecord: the drafts of one request, and how often those of each source were right."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
-
-from engine.core.request import Request
+from typing import NamedTuple
 
 MEMORY = 0.1  # weight of a new draft in the acceptance of one request
 LONG_MEMORY = 0.02  # and in that of all requests
@@ -46,7 +44,6 @@ class SourceRecord:
         self.gain_s = 0.0  # moving average of the seconds that a step saves
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
-        """Take the result of one verified draft."""
         # The first results count more than the rate that was assumed before them.
         weight = max(MEMORY, 1.0 / (3 + self.num_drafted))
         self.num_drafted += num_drafted
@@ -137,17 +134,3 @@ def update_rate(rate: float, num_drafted: int, num_accepted: int, weight: float 
     for _ in range(num_accepted):
         rate += weight * (1.0 - rate)
     return rate if num_accepted == num_drafted else rate * (1.0 - weight)
-
-
-class Proposer(Protocol):
-    """Predicts the next tokens of requests. A wrong draft costs time but does not change the text."""
-
-    @property
-    def name(self) -> str:
-        """The label of its drafts in metrics."""
-
-    def propose(self, request: Request, limit: int) -> Sequence[int]:
-        """Return 0 to `limit` tokens that may follow the request's known tokens."""
-
-    def forget(self, request: Request) -> None:
-        """Drop what is kept for a request that has ended."""

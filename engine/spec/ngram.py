@@ -40,7 +40,6 @@ class NgramIndex:
         return stop >= end
 
     def find(self, ngram: tuple[int, ...]) -> list[int]:
-        """Return the places after this n-gram, earliest first."""
         return self._places.get(ngram, [])
 
 

@@ -34,7 +34,6 @@ class StepCosts:
         self._times = self._compute_times()
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """Take the time of a step."""
         expected = self.estimate(num_tokens)
         # A step that takes many times as long waited for something else.
         ratio = min(seconds / max(expected, 1e-9), 4.0)
@@ -62,7 +61,6 @@ class StepCosts:
         self.gap_s += _weigh(seconds, self.gap_s) * (min(seconds, MAX_IDLE_S) - self.gap_s)
 
     def note_draft(self, num_positions: int, seconds: float) -> None:
-        """Take the time of proposing on the device."""
         expected = self.estimate_drafts(num_positions)
         # Correct both numbers by the least that makes the estimate right.
         step = (seconds - expected) / (1 + num_positions**2)
@@ -75,7 +73,6 @@ class StepCosts:
         return self._draft_start_s + self._draft_s * num_positions if num_positions else 0.0
 
     def estimate(self, num_tokens: int) -> float:
-        """Return the seconds of a step."""
         return float(self._times[min(num_tokens, MAX_TOKENS)])
 
     def value_token(self, num_rows: int, num_drafting: int) -> float:
@@ -132,7 +129,6 @@ class DraftBudget:
         self._balances[source] = min(self._balances.get(source, self._first) + seconds, self._most)
 
     def note_step(self, seconds: float) -> None:
-        """Take the time of a step."""
         for source in self._balances:
             self.add(source, LOSS_SHARE * seconds)
 

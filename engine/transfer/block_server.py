@@ -43,9 +43,8 @@ class BlockServer:
     def __init__(self, address: str, port: int, secret: str, num_bytes: int) -> None:
         self._secret = secret.encode()
         self._num_free = num_bytes
-        self._units: OrderedDict[bytes, tuple[int, bytearray]] = (
-            OrderedDict()
-        )  # checksum, value; last used last
+        # Checksum, value; last used last
+        self._units: OrderedDict[bytes, tuple[int, bytearray]] = (OrderedDict())
         self._lock = Lock()  # guards units, free bytes and connections
         self._connections: set[socket.socket] = set()
         try:
@@ -56,7 +55,6 @@ class BlockServer:
         Thread(target=self._accept, name="troupe-blocks", daemon=True).start()
 
     def close(self) -> None:
-        """End all connections."""
         with self._lock:
             for connection in (self._listener, *self._connections):
                 with suppress(OSError):  # the peer has closed it

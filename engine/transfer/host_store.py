@@ -81,14 +81,12 @@ class HostStore:
         self.attach_ranks(ranks)
 
     def attach_ranks(self, ranks: Ranks | None) -> None:
-        """Let new ranks map the slots."""
         self._ranks = ranks
         if ranks is not None:
             assert self._map is not None, "slots that ranks share are mapped"
             ranks.open_slots(self._map)
 
     def detach(self) -> None:
-        """Release the references to the caches."""
         self._copier.detach()
 
     def list_stored(self) -> list[tuple[int, bytes]]:

@@ -46,7 +46,6 @@ class HostTier:
         return len(self._slots)
 
     def find(self, key: bytes) -> int | None:
-        """Return the slot of a block."""
         return self._slots.get(key)
 
     def pin(self, slots: Iterable[int]) -> None:
@@ -115,7 +114,6 @@ class HostTier:
                 self._free.append(slot)
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Drop blocks."""
         for key in keys:
             if (slot := self._slots.pop(key, None)) is not None:
                 # The next core must not find it in the memory.

@@ -51,21 +51,17 @@ class MappedStore:
         self._content = np.frombuffer(self._map, dtype=np.uint8)
 
     def get_num_new_matched_tokens(self, keys: Sequence[bytes]) -> int:
-        """As KVConnector."""
         found = next((at for at, key in enumerate(keys) if self._find(key) is None), len(keys))
         return found * UNIT_TOKENS
 
     def start_load_kv(self, units: Sequence[Unit]) -> list[bool]:
-        """As KVConnector."""
         return [self._load(key, parts) for key, parts in units]
 
     def save_kv(self, units: Sequence[Unit]) -> None:
-        """As KVConnector."""
         for key, parts in units:
             self._save(key, parts)
 
     def discard_kv(self, keys: Sequence[bytes]) -> None:
-        """As KVConnector."""
         for key in keys:
             if (index := self._find(key)) is not None:
                 self._write_entry(index, b"", 0, 0)

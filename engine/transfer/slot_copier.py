@@ -61,7 +61,6 @@ class SlotCopier:
         )
 
     def detach(self) -> None:
-        """Release the references to the caches."""
         self._memories, self._states = [], []
 
     def copy(self, slots: Tensor, moves: Sequence[BlockMove], comm: Comm | None, is_async: bool) -> None:

@@ -45,18 +45,15 @@ class Channel:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Any, values: Sequence[memoryview | bytearray] = ()) -> None:
-        """Send a message and the values that follow it."""
         self._connection.sendall(b"".join(pack_frame(message)))
         for value in values:
             self._connection.sendall(value)
 
     def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> Any:
-        """Return the next message."""
         length, kind = read_header(bytes(self.read(HEADER_BYTES)), max_bytes)
         return unpack_body(bytes(self.read(length)), kind)
 
     def read(self, count: int) -> bytearray:
-        """Return the next bytes."""
         value = bytearray(count)
         self.read_into(memoryview(value))
         return value
@@ -85,11 +82,9 @@ class TcpStore:
         self._retry_at = 0.0
 
     def get_num_new_matched_tokens(self, keys: Sequence[bytes]) -> int:
-        """As KVConnector."""
         return self._call("match", keys).count * UNIT_TOKENS
 
     def start_load_kv(self, units: Sequence[Unit]) -> list[bool]:
-        """As KVConnector."""
         checksums = self._call("load", [key for key, _ in units], loads=units).checksums
         return [
             checksum is not None and compute_checksum(*unit) == checksum
@@ -97,15 +92,12 @@ class TcpStore:
         ]
 
     def save_kv(self, units: Sequence[Unit]) -> None:
-        """As KVConnector."""
         self._call("save", [key for key, _ in units], saves=units)
 
     def discard_kv(self, keys: Sequence[bytes]) -> None:
-        """As KVConnector."""
         self._call("discard", keys)
 
     def shutdown(self) -> None:
-        """Close the connection."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None

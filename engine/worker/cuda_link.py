@@ -29,7 +29,6 @@ class CudaFetch:
 class CudaLink:
     """The link to one CUDA device: forward passes on one stream, copies of results on another."""
 
-    is_immediate = False
     checks_syncs = False  # set by tests: raise if code in a launch section waits for the device
 
     def __init__(self, device: torch.device) -> None:
@@ -62,9 +61,8 @@ class CudaGraphRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = (
-            torch.cuda.Stream()
-        )  # a private stream, so that two engines can record at the same time
+        # A private stream, so that two engines can record at the same time
+        self._stream = (torch.cuda.Stream())
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run once without recording, so that first-call compilation and set-up are not recorded; then record."""

@@ -10,7 +10,7 @@ import torch
 
 from engine.resolved_config import WorkerConfig
 from engine.worker.cuda_link import CudaLink
-from engine.worker.device_link import DeviceLink, HostLink
+from engine.worker.device_link import DeviceLink
 
 
 class DeviceMemory(Protocol):
@@ -51,11 +51,11 @@ class CudaMemory:
         return torch.cuda.max_memory_reserved(self._device) - before
 
 
-def open_device(config: WorkerConfig) -> tuple[torch.device, DeviceLink, DeviceMemory | None]:
+def open_device(config: WorkerConfig) -> tuple[torch.device, DeviceLink | None, DeviceMemory | None]:
     """Prepare the device for the calling thread. The CPU has no DeviceMemory."""
     device = torch.device(config.device)
     if device.type == "cpu":
-        return device, HostLink(), None
+        return device, None, None
     # Otherwise cuBLAS may reduce in 16 bits, and results would depend more on the batch size.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

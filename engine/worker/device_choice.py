@@ -43,9 +43,8 @@ class DeviceFacts:
     capability: tuple[int, int] = (0, 0)  # compute capability of a CUDA device
     triton_gap: str = ""  # why triton cannot be used; empty if it can
     num_cores: int = 1
-    bfloat16_gap: str = (
-        ""  # why native ops cannot compute in bfloat16 at full speed; empty if they can, or on CUDA
-    )
+    # Why native ops cannot compute in bfloat16 at full speed; empty if they can, or on CUDA
+    bfloat16_gap: str = ""
     idle_gpu: str = ""  # why this machine's GPU cannot be used; empty if it can, or there is none
 
 

@@ -1,4 +1,4 @@
-"""DeviceLink: copies results to the host, at once on the CPU and asynchronously on CUDA.
+"""DeviceLink: copies results to the host, asynchronously on CUDA; the CPU needs none.
 
 forward stream   forward N │ sample N │ forward N+1 │ sample N+1 │
 copies stream                         └ tokens of N ─▶ pinned memory, event
@@ -8,7 +8,7 @@ host             launch N, launch N+1, ... then read N
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,7 +68,6 @@ class RowSlots:
         return int(self.slot[row])
 
     def release(self, row: int) -> None:
-        """Free the row's slot, if any."""
         if self.slot[row] >= 0:
             self._free.append(int(self.slot[row]))
             self.slot[row] = -1
@@ -87,8 +86,6 @@ class Fetch(Protocol):
 class DeviceLink(Protocol):
     """Device-specific parts of launching a step and reading its results."""
 
-    is_immediate: bool  # results are available as soon as a step is launched
-
     def enter_thread(self) -> None:
         """Prepare the calling thread for launching steps."""
 
@@ -97,34 +94,6 @@ class DeviceLink(Protocol):
 
     def launch_section(self) -> AbstractContextManager[None]:
         """Return a context for code that must not wait for the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostFetch:
-    """Values of tensors that are on the host already."""
-
-    arrays: list[np.ndarray]
-
-    def is_done(self) -> bool:
-        return True
-
-    def wait(self) -> list[np.ndarray]:
-        return self.arrays
-
-
-class HostLink:
-    """The link to the CPU."""
-
-    is_immediate = True
-
-    def enter_thread(self) -> None:
-        """Do nothing: the CPU has no streams."""
-
-    def fetch(self, tensors: Sequence[Tensor]) -> HostFetch:
-        return HostFetch([tensor.numpy() for tensor in tensors])
-
-    def launch_section(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,8 @@ class Loaded:
     resolved: ResolvedConfig
     model_config: ModelConfig
     timeline: tuple[tuple[str, float], ...] = ()  # (phase, seconds)
-    step_times: tuple[
-        tuple[int, float], ...
-    ] = ()  # (tokens, seconds) of decode steps, for speculative decoding
+    # (tokens, seconds) of decode steps, for speculative decoding
+    step_times: tuple[tuple[int, float], ...] = ()
 
 
 class AdapterMemory(Protocol):

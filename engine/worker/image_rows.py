@@ -13,7 +13,7 @@ from engine.core.actor_messages import NewRow
 from engine.messages import ImagePart
 from engine.model.attn_metadata import StepImages
 from engine.worker.device_link import upload
-from engine.worker.input_batch import ModelInput
+from engine.worker.launched_step import StartedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class ImageRows:
         self._by_row: dict[int, tuple[np.ndarray, Tensor]] = {}  # places in the prompt, features
 
     def add(self, new_row: NewRow) -> None:
-        """Take the images of a new row."""
         self.remove(new_row.row)
         if new_row.images:
             places = np.concatenate([image.places for image in new_row.images])
@@ -73,16 +72,13 @@ class ImageRows:
         self._by_row.pop(row, None)
         self._positions.pop(row, None)
 
-    def mark(self, step: ModelInput, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ModelInput:
-        """Return the step with its images; a step without any is left as it is."""
+    def mark(self, step: StartedStep) -> None:
         if self._positions:
-            step = self._place(step, rows, starts, counts)
+            self._place(step)
         if not self._by_row:
-            return step
+            return
         places, features = [], []
-        firsts = np.cumsum(counts) - counts
-        numbers = zip(rows.tolist(), starts.tolist(), counts.tolist(), firsts.tolist(), strict=True)
-        for row, start, count, first in numbers:
+        for row, _, start, count, first in step.list_runs():
             if (found := self._by_row.get(row)) is None:
                 continue
             begin, end = np.searchsorted(found[0], (start, start + count)).tolist()
@@ -91,29 +87,22 @@ class ImageRows:
                 features.append(found[1][begin:end])
             if start + count > found[0][-1]:
                 del self._by_row[row]
-        if not places:
-            return step
-        index = upload(np.concatenate(places), self._device)
-        return replace(step, images=StepImages(index, torch.cat(features)))
+        if places:
+            index = upload(np.concatenate(places), self._device)
+            step.model_input = replace(step.model_input, images=StepImages(index, torch.cat(features)))
 
-    def _place(
-        self, step: ModelInput, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray
-    ) -> ModelInput:
-        """Return the step with the positions of rows that have images; [3, T] if it computes images."""
-        numbers = list(zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True))
-        found = [self._positions.get(row) for row, _, _ in numbers]
-        if not any(found):
-            return step
-        if all(
-            each is None or start >= each.first.shape[1]
-            for each, (_, start, _) in zip(found, numbers, strict=True)
-        ):
-            shifts = np.array([0 if each is None else each.shift for each in found]).repeat(counts)
-            return replace(step, positions=step.positions + upload(shifts, self._device))
-        parts = [
-            np.tile(np.arange(start, start + count), (3, 1))
-            if each is None
-            else each.compute(start, start + count)
-            for each, (_, start, count) in zip(found, numbers, strict=True)
-        ]
-        return replace(step, positions=upload(np.concatenate(parts, axis=1), self._device))
+    def _place(self, step: StartedStep) -> None:
+        """Set the positions of rows that have images; [3, T] if the step computes images."""
+        runs = [(self._positions.get(row), start, start + count) for row, _, start, count, _ in step.list_runs()]
+        if not any(each for each, _, _ in runs):
+            return
+        if all(each is None or start >= each.first.shape[1] for each, start, _ in runs):
+            shifts = np.array([0 if each is None else each.shift for each, _, _ in runs]).repeat(step.counts)
+            positions = step.model_input.positions + upload(shifts, self._device)
+        else:
+            parts = [
+                np.tile(np.arange(start, end), (3, 1)) if each is None else each.compute(start, end)
+                for each, start, end in runs
+            ]
+            positions = upload(np.concatenate(parts, axis=1), self._device)
+        step.model_input = replace(step.model_input, positions=positions)

@@ -56,10 +56,13 @@ class LoadedModel:
         try:
             self._load()
             self.adapters = self._make_adapters() if config.enable_lora else None
-            self.drafter, self._draft_native = self._load_drafter()
+            self.drafter, draft_native = self._load_drafter()
         except BaseException:
             self.close()
             raise
+        # The models that may still move to native ops.
+        pairs = ((self.native, self.model), (draft_native, self.drafter))
+        self.moves = [(native, model) for native, model in pairs if native and model and not native.is_over]
 
     @property
     def draft_specs(self) -> tuple[KVCacheSpec, ...]:
@@ -68,7 +71,6 @@ class LoadedModel:
 
     @property
     def stages(self) -> list[slice]:
-        """The layers of each stage."""
         layers = [] if self.ranks is None else self.ranks.layers
         return [slice(*each) for each in layers] or [slice(None)]
 
@@ -79,13 +81,12 @@ class LoadedModel:
 
     def move_next(self, kv_caches: Sequence[KVCache], draft_caches: Sequence[KVCache]) -> bool:
         """Move one more matrix, or the caches, to the native ops. Returns False if nothing is left."""
-        if self.native is not None and self.native.has_move:
-            self.native.move_next(self.model, kv_caches)
-        elif self._draft_native is not None and self._draft_native.has_move and self.drafter is not None:
-            self._draft_native.move_next(self.drafter, draft_caches)
-        else:
-            return False
-        return True
+        for native, model in self.moves:
+            if native.has_move:
+                native.move_next(model, kv_caches if model is self.model else draft_caches)
+                return True
+        self.moves = [each for each in self.moves if not each[0].is_over]
+        return False
 
     def move_weights(self, device: torch.device) -> None:
         """Move the weights to the host or back. They stay where they are if the model's device is the host."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import msgspec
@@ -22,15 +23,12 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepDone, StepMasks, StepPlan
-from engine.lora.adapter_rows import AdapterRows
 from engine.model import Model
-from engine.model.adapters import StepAdapters
 from engine.parallel.leader import LeaderDecoder, StagedHidden
 from engine.spec.device.drafter import Drafter
-from engine.worker.device_link import DeviceLink, HostLink, PendingStep, upload, wait_for
-from engine.worker.image_rows import ImageRows
+from engine.worker.device_link import DeviceLink, PendingStep, upload, wait_for
 from engine.worker.input_batch import InputBatch, ModelInput
-from engine.worker.launched_step import LaunchedStep, ParkedRows, StartedStep
+from engine.worker.launched_step import LaunchedStep, ParkedRows, RowPart, StartedStep
 from engine.worker.pooler import Pooler
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logprobs
@@ -45,12 +43,11 @@ class ModelRunner:
     """Runs steps on one model; not thread-safe, one thread owns it.
 
     Args:
-        link: copies results back from the device; default: for the CPU.
+        link: copies results back from the device; None: on the CPU they are there at once.
         forward: runs a step through the model; default: `run_model`.
         drafter: proposes drafts after a step; it has been started on this batch.
-        adapters: the adapters of rows; None: there are none.
-        images: the images of rows; None: the model does not see images.
-        states: the states of rows; None: the model has none.
+        parts: what the model keeps for each row.
+        states: that of them which keeps states; None: the model has none.
     """
 
     def __init__(
@@ -63,8 +60,7 @@ class ModelRunner:
         link: DeviceLink | None = None,
         forward: Callable[[ModelInput], Tensor] | None = None,
         drafter: Drafter | None = None,
-        adapters: AdapterRows | None = None,
-        images: ImageRows | None = None,
+        parts: Sequence[RowPart] = (),
         states: StateSlots | None = None,
     ) -> None:
         self.model = model
@@ -73,18 +69,17 @@ class ModelRunner:
         self.state = state
         self.sampler = Sampler(state, model.ops)
         self._eos_token_ids = eos_token_ids
-        self._link = link or HostLink()
+        self._link = link
         self._forward = forward
         self._drafter = drafter
-        self._adapters = adapters
-        self._images = images
+        self._parts = parts
         self._states = states
         # Rank 0 of a pipeline; None: the model computes whole steps.
         self._pipeline = model if isinstance(model, LeaderDecoder) and model.has_stages else None
         self._staged: dict[int, StagedHidden] = {}  # by step, until they are sampled
         self._last_end = 0.0  # time of the last result
         self._parked: dict[int, ParkedRows] = {}
-        self._parked_rows: set[int] = set()
+        self.parked_rows: set[int] = set()
         self._fresh_rows: set[int] = set()  # rows parked by the last step
         self._late_rows: set[int] = set()  # rows whose last mask was late
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
@@ -106,14 +101,14 @@ class ModelRunner:
         Masks of an older step, or of a row whose last mask was late, are slow: wait for them only if no row can run.
         """
         rows = set(plan.rows.tolist())
-        if rows <= self._parked_rows:
+        if rows <= self.parked_rows:
             return math.inf
-        return MASK_TIMEOUT_S if rows & self._fresh_rows & self._parked_rows - self._late_rows else 0.0
+        return MASK_TIMEOUT_S if rows & self._fresh_rows & self.parked_rows - self._late_rows else 0.0
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
         """Launch one step. Returns None if every row waits for its mask; `sample_gated` then returns the results."""
-        with self._link.launch_section():
+        with nullcontext() if self._link is None else self._link.launch_section():
             started = self._start(plan)
             if isinstance(started, LaunchedStep):
                 return self._bring_back(started)
@@ -130,7 +125,7 @@ class ModelRunner:
         """Sample the parked rows of a step under their masks. Returns None if that step parked none."""
         if (staged := self._staged.get(masks.step_id)) is not None:
             return PendingStep(staged, lambda _: wait_for(self.sample_gated(masks)))
-        with self._link.launch_section():
+        with nullcontext() if self._link is None else self._link.launch_section():
             launched = self._launch_gated(masks)
         return None if launched is None else self._bring_back(launched)
 
@@ -152,36 +147,30 @@ class ModelRunner:
         start_time = time.perf_counter()
         self._apply(plan)
         self._fresh_rows = set()
-        live, skipped = self._split_parked(plan)
+        live, skipped = self._split_parked(plan) if self.parked_rows else (np.arange(len(plan.rows)), [])
         launched = LaunchedStep(plan.step_id, skipped=skipped, start_time=start_time)
         if self._states is not None and skipped:
             self._states.save_skipped(plan.saves, set(plan.rows[skipped].tolist()))
         if not len(live):
             return launched
-        rows, starts = plan.rows[live], plan.starts[live]
-        counts = plan.num_scheduled_tokens[live]
+        rows, starts, counts = plan.rows[live], plan.starts[live], plan.num_scheduled_tokens[live]
         model_input = self.batch.make_input(rows, starts, counts)
-        if self._adapters is not None:
-            model_input = self._adapters.mark(model_input, rows, counts)
-        if self._images is not None:
-            model_input = self._images.mark(model_input, rows, starts, counts)
-        if self._states is not None:
-            has_drafts = plan.num_samples[live] > 1
-            model_input = self._states.mark(model_input, rows, starts, counts, plan.saves, has_drafts)
-        return StartedStep(plan, live, model_input, launched)
+        started = StartedStep(plan, live, rows, starts, counts, model_input, launched)
+        for part in self._parts:
+            part.mark(started)
+        return started
 
     def _launch(self, started: StartedStep, hidden: Tensor) -> LaunchedStep | None:
         """Sample the step. Returns None if every row waits for its mask."""
         plan, live, model_input, launched = started.plan, started.live, started.model_input, started.launched
-        rows, starts = plan.rows[live], plan.starts[live]
-        counts = plan.num_scheduled_tokens[live]
         if self._drafter is not None:
-            self._drafter.observe(rows, starts, counts, self._keep_hidden(hidden))
-        spans = (live, rows, starts, counts, hidden, model_input.adapters)
+            # Recorded graphs overwrite their hidden states in the next step.
+            kept = hidden if self._forward is None else hidden.clone()
+            self._drafter.observe(started.rows, started.starts, started.counts, kept)
         if self._prompt_logprobs:
-            launched.prompt_logprobs = self._compute_prompt_logprobs(*spans)
-        if self._pooler.has_rows:
-            launched.pooled = self._pooler.pool(*spans)
+            launched.prompt_logprobs = self._compute_prompt_logprobs(started, hidden)
+        if self._pooler.rows:
+            launched.pooled = self._pooler.pool(started, hidden)
         num_samples = plan.num_samples[live]
         is_sampled = num_samples > 0
         if not is_sampled.any():
@@ -217,12 +206,12 @@ class ModelRunner:
             self._late_rows -= self._fresh_rows.intersection(arrived)
         launched = LaunchedStep(masks.step_id, start_time=parked.start_time, mask_time_s=masks.time_s)
         if np.array_equal(masks.indices, runs.indices):
-            self._parked_rows.difference_update(runs.rows.tolist())
+            self.parked_rows.difference_update(runs.rows.tolist())
             self._sample(launched, runs, parked.logits, masks.bitmask)
             return launched
         is_ready, is_over = np.isin(runs.indices, masks.indices), np.isin(runs.indices, masks.ended)
         is_left = ~(is_ready | is_over)
-        self._parked_rows.difference_update(runs.rows[~is_left].tolist())
+        self.parked_rows.difference_update(runs.rows[~is_left].tolist())
         if is_left.any():
             launched.is_last = False
             rest = self._select(parked.logits, np.flatnonzero(np.repeat(is_left, runs.counts)))
@@ -235,8 +224,10 @@ class ModelRunner:
         return launched
 
     def _bring_back(self, launched: LaunchedStep) -> StepDone | PendingStep:
-        fetch, finish = self._link.fetch(launched.list_tensors()), partial(self._finish, launched)
-        return finish(fetch.wait()) if self._link.is_immediate else PendingStep(fetch, finish)
+        tensors = launched.list_tensors()
+        if self._link is None:
+            return self._finish(launched, list(map(Tensor.numpy, tensors)))
+        return PendingStep(self._link.fetch(tensors), partial(self._finish, launched))
 
     def _finish(self, launched: LaunchedStep, arrays: list[np.ndarray]) -> StepDone:
         """Make the StepDone, and propose drafts after its tokens."""
@@ -246,7 +237,7 @@ class ModelRunner:
         done = launched.finish(arrays)
         self._last_end = time.perf_counter()
         runs, drafter = launched.runs, self._drafter
-        if self._states is not None and runs.has_drafts:
+        if self._states is not None and len(runs.draft_token_ids):
             self._states.settle(runs.rows, runs.ends - runs.counts + done.counts)
         if drafter is None or not len(runs.rows):
             return done
@@ -269,7 +260,7 @@ class ModelRunner:
 
     def _settle(self, drafter: Drafter, runs: SampleRuns, counts: np.ndarray) -> None:
         """Report the accepted drafts to the drafter."""
-        if not runs.has_drafts:
+        if not len(runs.draft_token_ids):
             return
         end, lengths = 0, runs.ends - runs.counts + 1
         numbers = zip(
@@ -280,28 +271,17 @@ class ModelRunner:
             if num_drafts:
                 drafter.settle(row, length, runs.draft_token_ids[end - num_drafts : end].tolist(), kept - 1)
 
-    def _keep_hidden(self, hidden: Tensor) -> Tensor:
-        """Return hidden states that stay valid; recorded graphs overwrite theirs in the next step."""
-        return hidden if self._forward is None else hidden.clone()
-
     def _apply(self, plan: StepPlan) -> None:
         self._late_rows.difference_update(plan.removed_rows)
         for row in plan.removed_rows:
             self.state.remove(row)
             self._prompt_logprobs.pop(row, None)
-            if self._pooler.has_rows:
-                self._pooler.remove(row)
-            if self._adapters is not None:
-                self._adapters.remove(row)
-            if self._images is not None:
-                self._images.remove(row)
-            if self._states is not None:
-                self._states.remove(row)
+            self._pooler.rows.pop(row, None)
+            for part in self._parts:
+                part.remove(row)
         self.batch.apply(plan)
         if self._drafter is not None:
             self._drafter.take_plan(plan)
-        if self._states is not None and plan.new_rows:
-            self._states.load(plan.new_rows)
         for new_row in plan.new_rows:
             self._add(new_row)
 
@@ -318,19 +298,15 @@ class ModelRunner:
         )
         if new_row.params.pooling is not None:
             self._pooler.add(new_row)
-        if self._adapters is not None:
-            self._adapters.add(new_row.row, new_row.adapter)
-        if self._images is not None:
-            self._images.add(new_row)
+        for part in self._parts:
+            part.add(new_row)
         self._prompt_logprobs.pop(new_row.row, None)
         if new_row.params.prompt_logprobs is not None:
             self._prompt_logprobs[new_row.row] = (prompt, new_row.params.prompt_logprobs)
 
     def _split_parked(self, plan: StepPlan) -> tuple[np.ndarray, list[int]]:
         """Return the indices of the rows that can be computed, and of those still parked."""
-        if not self._parked_rows:
-            return np.arange(len(plan.rows)), []
-        is_parked = np.isin(plan.rows, np.fromiter(self._parked_rows, dtype=np.int64))
+        is_parked = np.isin(plan.rows, np.fromiter(self.parked_rows, dtype=np.int64))
         self._late_rows.update(plan.rows[is_parked].tolist())
         return np.flatnonzero(~is_parked), np.flatnonzero(is_parked).tolist()
 
@@ -348,7 +324,7 @@ class ModelRunner:
     def _park(self, step_id: int, parked: ParkedRows) -> None:
         self._parked[step_id] = parked
         self._fresh_rows = set(parked.runs.rows.tolist())
-        self._parked_rows |= self._fresh_rows
+        self.parked_rows |= self._fresh_rows
 
     def _sample(
         self, launched: LaunchedStep, runs: SampleRuns, logits: Tensor, bitmask: np.ndarray | None = None
@@ -356,33 +332,22 @@ class ModelRunner:
         """Sample every position of these rows, if any, and keep the tokens."""
         if len(runs.rows):
             sampled = sample_runs(self.sampler, runs, logits, bitmask)
-            self.batch.append(runs.flat_rows, runs.positions, sampled.token_ids)  # for the next step
+            self.batch.append(runs.flat_rows, runs.spread(runs.ends), sampled.token_ids)  # for the next step
             launched.runs, launched.sampled = runs, sampled
 
-    def _compute_prompt_logprobs(
-        self,
-        live: np.ndarray,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        hidden: Tensor,
-        adapters: StepAdapters | None,
-    ) -> dict[int, SampledLogprobs]:
+    def _compute_prompt_logprobs(self, step: StartedStep, hidden: Tensor) -> dict[int, SampledLogprobs]:
         """Return logprobs of the token after each computed prompt position, for rows with `prompt_logprobs`."""
-        found = {}
-        bounds = np.concatenate(([0], np.cumsum(counts)))
-        for at, row in enumerate(rows.tolist()):
+        found, adapters = {}, step.model_input.adapters
+        for row, index, start, count, first in step.list_runs():
             if row not in self._prompt_logprobs:
                 continue
             prompt, num_top = self._prompt_logprobs[row]
-            start = int(starts[at])
-            count = min(int(counts[at]), prompt - 1 - start)
+            count = min(count, prompt - 1 - start)
             if count > 0:
-                places = np.arange(int(bounds[at]), int(bounds[at]) + count)
-                head = None if adapters is None else adapters.select_head(places)
-                logits = self.model.compute_logits(hidden[places[0] : places[0] + count], head)
+                head = None if adapters is None else adapters.select_head(np.arange(first, first + count))
+                logits = self.model.compute_logits(hidden[first : first + count], head)
                 next_ids = self.batch.token_ids(row, start + 1, start + 1 + count)
-                found[int(live[at])] = compute_prompt_logprobs(logits, next_ids, num_top)
+                found[index] = compute_prompt_logprobs(logits, next_ids, num_top)
         return found
 
     def _select(self, tensor: Tensor, index: np.ndarray) -> Tensor:

@@ -47,7 +47,7 @@ class NativeSwap:
         self._dtype = dtype
         self._num_threads = num_threads
         self._build = build or NativeBuild()
-        self._is_over = dtype not in DTYPES  # the model uses the native ops, or never will
+        self.is_over = dtype not in DTYPES  # the model uses the native ops, or never will
         self._moves: Iterator[None] | None = None
 
     @property
@@ -63,21 +63,21 @@ class NativeSwap:
         Args:
             waits: wait for the compiler; None then means that native ops are not available at all.
         """
-        if not self._is_over:
+        if not self.is_over:
             self._build.start()
             if waits and not self._build.is_done:
                 logger.info("native ops: waiting for the build")
                 self._build.wait()
         # Read is_done before the library: if the build ends in between, the model moves to the ops later.
-        self._is_over = self._is_over or self._build.is_done
-        ops = self._make_ops() if self._is_over else None
+        self.is_over = self.is_over or self._build.is_done
+        ops = self._make_ops() if self.is_over else None
         logger.info("native ops: %s", self.status)
         return ops
 
     @property
     def has_move(self) -> bool:
         """Whether the build has ended and the model has not been moved yet."""
-        return not self._is_over and self._build.is_done
+        return not self.is_over and self._build.is_done
 
     def move_next(self, model: Repackable, kv_caches: Sequence[KVCache]) -> None:
         """Repack one more matrix of the model; the last call sets `model.ops`. Call it between two steps.
@@ -91,14 +91,14 @@ class NativeSwap:
             with torch.inference_mode():
                 next(self._moves)
         except StopIteration:
-            self._is_over = True
+            self.is_over = True
             if model.ops.has_pieces:
                 # Layers of different groups share memory, with the same shape: see `LoadedModel`.
                 for pair in {keys.data_ptr(): (keys, values) for keys, values in kv_caches}.values():
                     turn_into_pieces(*pair)
             logger.info("native ops: %s; the model runs on %s", self.status, model.ops.name)
         except RuntimeError as error:  # torch has no subclass for missing CPU memory
-            self._is_over = True
+            self.is_over = True
             logger.warning("native ops: the weights could not be repacked: %s", error)
 
     def estimate_move(self, config: ModelConfig) -> int:
@@ -106,7 +106,7 @@ class NativeSwap:
 
         All experts of a layer are moved at once.
         """
-        if self._is_over:
+        if self.is_over:
             return 0
         num_heads = config.num_attention_heads + 2 * config.num_key_value_heads
         widths = [2 * config.intermediate_size, num_heads * config.head_dim]
@@ -119,7 +119,7 @@ class NativeSwap:
 
     def estimate_scratch(self, shape: StepShape) -> int:
         """Return `estimate_scratch` of the native ops; 0 if the model does not move to them."""
-        return 0 if self._is_over else estimate_scratch(shape, count_native_threads(self._num_threads))
+        return 0 if self.is_over else estimate_scratch(shape, count_native_threads(self._num_threads))
 
     def _make_ops(self) -> Ops | None:
         library = self._build.library

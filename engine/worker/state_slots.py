@@ -21,7 +21,7 @@ from engine.core.actor_messages import NewRow, StateSave
 from engine.errors import ConfigError
 from engine.kv_cache_spec import StateCacheSpec
 from engine.model import ModelConfig
-from engine.worker.input_batch import ModelInput
+from engine.worker.launched_step import StartedStep
 from kernels.ops import StateCache
 from kernels.states import StateSegments
 
@@ -43,7 +43,6 @@ def check_states(config: EngineConfig, model_config: ModelConfig) -> None:
 def allocate_states(
     specs: Sequence[StateCacheSpec], num_slots: int, device: torch.device
 ) -> list[StateCache]:
-    """Allocate the states of each layer, all zero."""
     return [
         (
             torch.zeros(num_slots, *spec.conv, device=device),
@@ -65,32 +64,25 @@ class StateSlots:
         self._num_rows = num_rows
         self._drafted: dict[int, dict[int, int]] = {}  # row with drafts in flight -> position -> slot
 
-    def load(self, new_rows: Sequence[NewRow]) -> None:
-        """Copy the snapshots that new rows start from."""
-        pairs = [(self._num_rows + new.snapshot, new.row) for new in new_rows if new.snapshot >= 0]
-        self._copy(pairs)
+    def add(self, new_row: NewRow) -> None:
+        """Copy the snapshot that a new row starts from."""
+        if new_row.snapshot >= 0:
+            self._copy([(self._num_rows + new_row.snapshot, new_row.row)])
 
     def save_skipped(self, saves: Sequence[StateSave], rows: set[int]) -> None:
         """Keep the states of rows that do not run in this step; they are at the start of their runs."""
         self._copy([(save.row, self._num_rows + save.slot) for save in saves if save.row in rows])
 
-    def mark(
-        self,
-        step: ModelInput,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        saves: Sequence[StateSave],
-        has_drafts: np.ndarray,
-    ) -> ModelInput:
-        """Return the step's input with its segments; `saves` of rows that do not run are ignored."""
-        kept = [(save.row, save.position, self._num_rows + save.slot) for save in saves]
-        self._drafted |= {row: {} for row in rows[has_drafts].tolist()}
+    def mark(self, step: StartedStep) -> None:
+        """Cut the step's runs into segments; `saves` of rows that do not run are ignored."""
+        kept = [(save.row, save.position, self._num_rows + save.slot) for save in step.plan.saves]
+        self._drafted |= {row: {} for row in step.rows[step.plan.num_samples[step.live] > 1].tolist()}
         for row, position, slot in kept:
             if row in self._drafted:
                 self._drafted[row][position] = slot
-        segments = cut_runs(rows, starts, counts, kept)
-        return replace(step, attn_metadata=replace(step.attn_metadata, states=segments))
+        metadata = step.model_input.attn_metadata
+        metadata = replace(metadata, states=cut_runs(step.rows, step.starts, step.counts, kept))
+        step.model_input = replace(step.model_input, attn_metadata=metadata)
 
     def settle(self, rows: np.ndarray, positions: np.ndarray) -> None:
         """Give rows whose drafts are verified the state before the token at `positions`, the next to compute."""
@@ -102,11 +94,9 @@ class StateSlots:
         self._copy(pairs)
 
     def remove(self, row: int) -> None:
-        """Forget a row, which another request takes over."""
         self._drafted.pop(row, None)
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy slots: (from, to)."""
         for source, target in pairs:
             for tensor in self._tensors:
                 tensor[target] = tensor[source]

@@ -161,6 +161,5 @@ def _make_step(
 
 
 def _make_masks(step_id: int, num_rows: int, vocab_size: int) -> StepMasks:
-    """Return masks that allow every token."""
     words = np.full((num_rows, -(-vocab_size // 32)), -1, dtype=np.int32)
     return StepMasks(step_id, np.arange(num_rows), np.ones(num_rows, dtype=np.int64), words)

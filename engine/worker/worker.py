@@ -41,6 +41,7 @@ from engine.worker.executor import Loaded
 from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache, choose_kv_dtype
+from engine.worker.launched_step import RowPart
 from engine.worker.loaded_model import LoadedModel
 from engine.worker.model_runner import ModelRunner
 from engine.worker.ops_choice import note_rounding
@@ -151,7 +152,8 @@ class Worker:
 
     def reset(self) -> None:
         """Start with an empty batch on the same weights, cache memory and recorded graphs."""
-        self._link.enter_thread()
+        if self._link is not None:
+            self._link.enter_thread()
         if self._loaded is not None and self._loaded.ranks is not None:
             self._loaded.ranks.drain()
         if self._loaded is None or self._loaded.is_broken:
@@ -169,6 +171,12 @@ class Worker:
             gather=self.model.ops.gather_inputs,
         )
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
+        states = StateSlots(self._state_caches, scheduler.max_num_seqs) if self._state_caches else None
+        parts: list[RowPart] = [] if states is None else [states]
+        if adapters is not None:
+            parts.append(AdapterRows(adapters, self.model, self.device))
+        if self.encoder is not None:
+            parts.append(ImageRows(self.model.dtype, self.device, bool(self.model_config.rope.axes)))
         self._runner = ModelRunner(
             self.model,
             [*self.kv_caches, *self._state_caches],
@@ -178,11 +186,8 @@ class Worker:
             self._link,
             self._graphs,
             drafter,
-            None if adapters is None else AdapterRows(adapters, self.model, self.device),
-            None
-            if self.encoder is None
-            else ImageRows(self.model.dtype, self.device, bool(self.model_config.rope.axes)),
-            StateSlots(self._state_caches, scheduler.max_num_seqs) if self._state_caches else None,
+            parts,
+            states,
         )
         if drafter is not None:
             drafter.start(batch, self._runner.sampler, self._draft_caches)
@@ -195,7 +200,8 @@ class Worker:
 
     def wake(self) -> None:
         """Load and allocate again what `sleep` freed. After an error the worker is asleep as before."""
-        self._link.enter_thread()
+        if self._link is not None:
+            self._link.enter_thread()
         try:
             if self._loaded is None or self._loaded.is_broken:
                 self._load_model()
@@ -213,7 +219,6 @@ class Worker:
         return max(0, self.state)
 
     def close(self, *, frees_memory: bool = True) -> None:
-        """End; see Executor.close."""
         if frees_memory:
             self.sleep(WorkerState.ASLEEP_2)
 
@@ -245,14 +250,15 @@ class Worker:
         record_first(self._graphs)
 
     def get_mask_timeout(self, plan: StepPlan) -> float:
-        return self.runner.get_mask_timeout(plan)
+        assert self._runner is not None, "the worker is ready"
+        return self._runner.get_mask_timeout(plan) if self._runner.parked_rows else 0.0
 
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
         if plan.block_moves:
             assert self._host_store is not None, "the core moves blocks if there is a store"
             self._host_store.move(plan.block_moves)
-        self.model.before_layers = self.before_layers
-        answer = self.runner.execute(plan)
+        assert self._runner is not None, "the worker is ready"
+        answer = self._runner.execute(plan)
         if plan.block_saves:
             assert self._host_store is not None, "the core saves blocks if there is a store"
             self._host_store.move(plan.block_saves)
@@ -266,12 +272,14 @@ class Worker:
 
     def do_chore(self) -> bool:
         """Record the graph of one more batch size, or repack one more matrix; see Executor.do_chore."""
-        if self.loaded.ranks is not None:
-            self.loaded.ranks.check()
+        loaded = self._loaded
+        assert loaded is not None, "the worker is ready"
+        if loaded.ranks is not None:
+            loaded.ranks.check()
         if self._graphs is not None and self._graphs.has_more:
             self._graphs.record_next()
             return True
-        return self.loaded.move_next(self.kv_caches, self._draft_caches)
+        return bool(loaded.moves) and loaded.move_next(self.kv_caches, self._draft_caches)
 
     def describe(self) -> dict[str, str | int]:
         if self.sleep_level:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from engine import LLM, InvalidRequest, SamplingParams
 from engine.core.actor_messages import NewRow
 from engine.embedder import INSTRUCTION
 from engine.sampling_params import Pooling
+from engine.worker.launched_step import StartedStep
 from engine.worker.pooler import Pooler
 from tests.engine.embedding_folders import compute_hidden, make_embedding_folder, make_reranker_folder
 from tests.engine.model.drive import make_prompt
@@ -50,14 +52,15 @@ def test_a_preempted_mean_starts_again() -> None:
     hidden = torch.tensor([[1.0], [2.0], [6.0]])
 
     def pool(start: int, end: int) -> dict[int, torch.Tensor]:
-        run = (np.array([0]), np.array([2]), np.array([start]), np.array([end - start]))
-        return pooler.pool(*run, hidden[start:end])
+        arrays = (np.array([0]), np.array([2]), np.array([start]), np.array([end - start]))
+        step: Any = StartedStep(None, *arrays, SimpleNamespace(adapters=None), None)  # type: ignore[arg-type]
+        return pooler.pool(step, hidden[start:end])
 
     for end in (2, 1):  # the second time it was preempted after two tokens
         pooler.add(row)
         assert pool(0, end) == {}
     assert pool(1, 3)[0].tolist() == [3.0]
-    pooler.remove(2)
+    pooler.rows.pop(2)
     assert pool(0, 3) == {}
 
 

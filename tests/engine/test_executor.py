@@ -85,7 +85,8 @@ class Desk:
         loop = asyncio.get_running_loop()
         worker.on_launch = lambda: loop.call_soon_threadsafe(self.launches.put_nowait, None) and None
         any_worker: Any = worker
-        self.executor = ExecutorActor(any_worker, lambda done: self.answers.put_nowait(done.step_id), None)
+        self.executor = ExecutorActor(any_worker, None)
+        self.executor.deliver = lambda done: self.answers.put_nowait(done.step_id)
 
     async def send(self, *step_ids: int) -> None:
         """Send steps and wait until they are launched."""

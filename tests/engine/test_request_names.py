@@ -28,8 +28,8 @@ from engine import (
 from engine.actors.scheduler_actor import SchedulerActor
 from engine.cluster import frames
 from engine.config_fields import DEMO_MODEL
+from engine.core_host import CoreHost
 from engine.front.adapter_catalog import AdapterCatalog
-from engine.front.connection import LocalConnection
 from engine.input.input_processor import InputProcessor
 from engine.input.special_token_escaper import SpecialTokenEscaper
 from engine.input.tokenizer import Tokenizer
@@ -250,15 +250,15 @@ async def test_an_abort_is_honoured_while_the_prompt_is_prepared(
 async def test_a_message_that_exceeds_a_frame_fails_its_request_and_leaves_nothing_behind(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = LocalConnection.send
+    handle = CoreHost.handle
 
-    def send_framed(connection: LocalConnection, message: Any) -> None:
+    def send_framed(host: CoreHost, message: Any) -> None:
         if isinstance(message, AddRequest):
             frames.pack_frame(message)
-        send(connection, message)
+        handle(host, message)
 
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 2000)
-    monkeypatch.setattr(LocalConnection, "send", send_framed)
+    monkeypatch.setattr(CoreHost, "handle", send_framed)
     async with Engine(make_config(max_num_seqs=4, max_num_waiting=4)) as engine:
         for _ in range(5):
             with pytest.raises(InvalidRequest, match="at most 2000 are allowed"):

@@ -156,10 +156,10 @@ async def test_slow_steps_and_idle_times_are_no_hang(monkeypatch: pytest.MonkeyP
             await asyncio.sleep(0)
 
     monkeypatch.setattr(watchdog, "asyncio", SimpleNamespace(sleep=sleep))
-    steps: Any = SimpleNamespace(num_steps=0, num_open_steps=1)
-    watch = asyncio.ensure_future(watchdog.watch_steps(lambda: steps, 4.0, lambda error: None))
+    steps: Any = SimpleNamespace(state=SimpleNamespace(num_steps=0), num_open_steps=1)
+    watch = asyncio.ensure_future(watchdog.watch_steps(steps, 4.0, lambda error: None))
     for _ in range(5):
-        steps.num_steps += 1
+        steps.state.num_steps += 1
         await pass_time(3.5)
     steps.num_open_steps = 0
     await pass_time(100)

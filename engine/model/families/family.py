@@ -29,9 +29,8 @@ class Family:
     # "none": refused; "all": every layer; "layers": `use_sliding_window`, `max_window_layers`, `layer_types`;
     # "types": `layer_types`, or every layer but each `sliding_window_pattern`-th
     sliding_window: Literal["none", "all", "layers", "types"] = "none"
-    state_layers: tuple[
-        str, ...
-    ] = ()  # names in `layer_types` of layers with a state; `read_fields` reads their shape
+    # Names in `layer_types` of layers with a state; `read_fields` reads their shape
+    state_layers: tuple[str, ...] = ()
     # Layers without positions: none, those of `no_rope_layers`, full ones (beside windowed ones), or all without
     # `position_embedding_type` "rope"
     no_rope: Literal["none", "listed", "full", "full if windowed", "without key"] = "none"

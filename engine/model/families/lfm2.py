@@ -18,12 +18,7 @@ _NAMES = (
     *(("mlp.", "feed_forward."), ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")),
     ("model.norm", "model.embedding_norm"),
 )
-_DEFAULTS = {
-    "num_key_value_heads": 8,
-    "norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "rope_theta": 1e6,
-}
+_DEFAULTS = {"num_key_value_heads": 8, "norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 1e6}
 _INERT = TRAINING_KEYS | {
     *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
     *("block_use_swiglu", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc"),

@@ -38,7 +38,6 @@ class ScaledTensor:
         return RoundedRows(self._read, self.shape, 8, _GROUP)
 
     def _read(self, selected: slice | Tensor) -> Tensor:
-        """Return the values of some rows."""
         scales, values = self.scales, self.values[selected]
         if scales.dtype.itemsize == 1:
             scales = scales.view(torch.float8_e8m0fnu).float()

@@ -31,7 +31,6 @@ class Kind:
 
     @property
     def block_size(self) -> int:
-        """Number of weights in a block."""
         return gguf.GGML_QUANT_SIZES[self.type][0]
 
     @property
@@ -64,7 +63,6 @@ class GGUFTensor:
         return Form(_BITS.get(self.kind.type, 8), _GROUP, self.kind.type not in _WITH_MINIMUMS)
 
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
-        """As `GroupedRows`."""
         assert convert is not None, "other ops take the values"
         blocks = self.rows[rows]
         found = convert.split(int(self.kind.type), blocks, self.shape[1], self.form)

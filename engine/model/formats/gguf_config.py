@@ -77,7 +77,6 @@ class Metadata:
         return any(name == tensor or name.split(".", 2)[-1] == tensor for name in self.shapes)
 
     def list_layers(self, tensor: str) -> list[int]:
-        """Return the layers that have a tensor of this name."""
         parts = [name.split(".", 2) for name in self.shapes if name.startswith("blk.")]
         return sorted(int(layer) for _, layer, name in parts if name == tensor)
 

@@ -135,7 +135,6 @@ class GGUFFile:
 
     @property
     def names(self) -> list[str]:
-        """The names of the tensors, in the order of the file."""
         return list(self._entries)
 
     @property
@@ -144,7 +143,6 @@ class GGUFFile:
         return any(entry.kind in KINDS for entry in self._entries.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, as torch writes it."""
         return self._entries[name].shape
 
     def read(self, name: str) -> Tensor | GGUFTensor:

@@ -51,7 +51,6 @@ class Mxfp4Tensor:
         return Form(6, _BLOCK, is_centred=True)
 
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
-        """As `GroupedRows`."""
         part = self[rows]
         scales = torch.ldexp(torch.ones(part.scales.shape), part.scales.int() - _EXPONENT_BIAS - 1)
         return GroupedInt(part._read_codes().flatten(-2), scales, None, _BLOCK, 6)

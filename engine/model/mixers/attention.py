@@ -205,7 +205,6 @@ class Attention(nn.Module):
             )
 
     def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor of the layer."""
         targets = self.qkv_proj.weight_targets() | add_prefix("o_proj", self.o_proj.weight_targets())
         if self.qk_norm is not None:
             num_heads, offset = self._spec.num_heads, self._spec.style.norm_offset

@@ -35,7 +35,6 @@ class ShortConv(nn.Module):
         return self.out_proj((after * mixed).to(hidden.dtype), adapters=step.adapters)
 
     def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor of the layer."""
         targets: Targets = {"conv.weight": WeightTarget(self.conv.t().unsqueeze(1))}
         if self.conv_bias is not None:
             targets["conv.bias"] = WeightTarget(self.conv_bias)

@@ -69,7 +69,6 @@ class GatedDeltaNet(nn.Module):
         return self.out_proj(gated.view(num_tokens, -1).to(hidden.dtype), adapters=step.adapters)
 
     def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor of the layer."""
         targets: Targets = {
             "conv1d.weight": WeightTarget(self.conv.t().unsqueeze(1)),
             "A_log": WeightTarget(self.a_log),

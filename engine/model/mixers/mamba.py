@@ -59,7 +59,6 @@ class Mamba2(nn.Module):
         return self.out_proj(normed.view(num_tokens, -1).to(hidden.dtype), adapters=step.adapters)
 
     def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor of the layer."""
         targets: Targets = {
             "conv1d.weight": WeightTarget(self.conv.t().unsqueeze(1)),
             "A_log": WeightTarget(self.a_log),

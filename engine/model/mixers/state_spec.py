@@ -19,30 +19,25 @@ class StateSpec:
     key_size: int = 0
     value_size: int = 0
     num_conv_channels: int = 0  # of a short convolution
-    has_fused_names: bool = (
-        False  # delta: the checkpoint stores in_proj_qkvz and in_proj_ba, ordered by group
-    )
+    # For delta: the checkpoint stores in_proj_qkvz and in_proj_ba, ordered by group
+    has_fused_names: bool = False
     conv_bias: bool = False
     projection_bias: bool = False
 
     @property
     def key_width(self) -> int:
-        """Numbers in the keys of a token."""
         return self.num_groups * self.key_size
 
     @property
     def value_width(self) -> int:
-        """Numbers in the values of a token."""
         return self.num_heads * self.value_size
 
     @property
     def num_channels(self) -> int:
-        """Channels of the convolution."""
         return self.num_conv_channels or 2 * self.key_width + self.value_width
 
     @property
     def cache_spec(self) -> StateCacheSpec:
-        """The layer's state."""
         return StateCacheSpec(
             (self.conv_width - 1, self.num_channels), (self.num_heads, self.key_size, self.value_size)
         )

@@ -201,7 +201,6 @@ class TransformersModel(nn.Module):
         return logits[0].float()
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
-        """Return the KV cache content of each layer that attends, in the order of the calls."""
         return self._specs
 
     def state_specs(self) -> tuple[StateCacheSpec, ...]:

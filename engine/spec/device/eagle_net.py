@@ -97,12 +97,10 @@ class EagleNet(nn.Module):
         return targets
 
     def pack(self, ops: Ops) -> None:
-        """Convert the weights to the layout of the ops."""
         pack_linears(self, ops)
         self.ops = ops
 
     def repack(self, ops: Ops) -> Iterator[None]:
-        """Move to other ops, one matrix per iteration."""
         yield from repack_linears(self, self.ops, ops)
         self.ops = ops
 
@@ -112,11 +110,9 @@ class EagleNet(nn.Module):
         return self.fc(hidden[:, size:].contiguous()) if self.shape.is_eagle3 else hidden[:, :size]
 
     def rotate(self, positions: Tensor, metadata: AttnMetadata) -> Rotation:
-        """Return the rotation of tokens at these positions, [T] int64."""
         return self.rope.compute(positions, metadata.query_lens_list, metadata.seq_lens_list)
 
     def prepare(self, rotation: Rotation, kv_cache: KVCache, metadata: AttnMetadata) -> StepInputs:
-        """Return the inputs of a step."""
         groups = plan_groups(self.ops, metadata, kv_cache[0].shape[1])
         return StepInputs(self.ops, metadata, groups, (rotation,))
 

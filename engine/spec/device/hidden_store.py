@@ -21,7 +21,6 @@ class HiddenStore:
         self._first_steps: dict[int, int] = {}  # row -> number of the first step that belongs to its request
 
     def clear(self, row: int) -> None:
-        """Forget a row's hidden states."""
         self._first_steps[row] = self._num_appended
 
     def append(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:

@@ -68,12 +68,10 @@ class Medusa(nn.Module):
         self._is_greedy = is_greedy
 
     def pack(self, ops: Ops) -> None:
-        """Convert the weights to the layout of the ops."""
         self.ops = ops
         pack_linears(self, ops)
 
     def repack(self, ops: Ops) -> Iterator[None]:
-        """Move to other ops, one matrix per iteration."""
         yield from repack_linears(self, self.ops, ops)
         self.ops = ops
 

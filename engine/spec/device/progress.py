@@ -56,7 +56,6 @@ class DraftProgress:
         self._blocks: dict[int, list[int]] = {}
 
     def apply(self, plan: StepPlan) -> None:
-        """Take the new rows and blocks of a plan."""
         for new in plan.new_rows:
             num_shared = new.num_cached_tokens // self._block_size
             block_ids = new.block_ids[:: self._num_groups]

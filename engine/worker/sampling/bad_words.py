@@ -53,7 +53,6 @@ class BadWords:
         return True
 
     def remove(self, row: int) -> None:
-        """Remove the row's words, if any."""
         self._slots.release(row)
 
     def append(self, rows: np.ndarray, token_ids: Tensor) -> None:

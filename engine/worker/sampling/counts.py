@@ -36,7 +36,6 @@ class TokenCounts:
         self._counts[slot] = upload(counts.astype(np.int32), self.device)
 
     def remove(self, row: int) -> None:
-        """Free the row's counts, if any."""
         self._slots.release(row)
 
     def append(self, rows: np.ndarray, token_ids: Tensor) -> None:

@@ -55,7 +55,6 @@ class SampleRuns:
         return np.repeat(firsts - self.offsets, self.counts) + np.arange(int(self.counts.sum()))
 
     def select(self, is_kept: np.ndarray) -> SampleRuns:
-        """Return the rows that a boolean mask [R] selects."""
         drafts = self.draft_token_ids
         if self.has_drafts:
             drafts = drafts[np.repeat(is_kept, self.counts - 1)]

@@ -46,7 +46,6 @@ class LogitEdits:
         )
 
     def remove(self, row: int) -> None:
-        """Remove the row's edits."""
         self._edits.pop(row, None)
         self.min_tokens[row] = 0
 
@@ -92,6 +91,5 @@ class LogitEdits:
 
 
 def _flatten(places: np.ndarray, ids: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
-    """Return the row and column index of every id, on the device."""
     lengths = [len(row_ids) for row_ids in ids]
     return upload_lists([np.repeat(places, lengths), np.concatenate(ids)], device)

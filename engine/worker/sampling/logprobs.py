@@ -55,12 +55,7 @@ class SampledLogprobs:
         return found
 
 
-def compute_logprobs(
-    raw: Tensor,
-    token_ids: Tensor,
-    num_top: int,
-    allowed: Tensor | None = None,
-) -> Tensor:
+def compute_logprobs(raw: Tensor, token_ids: Tensor, num_top: int, allowed: Tensor | None = None) -> Tensor:
     """Compute log-probabilities of one token per row and of the most likely tokens.
 
     Args:

@@ -144,7 +144,6 @@ class Sampler:
         return token_ids
 
     def _draw_kind(self, kind: int, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Draw for rows of one `DrawKind`."""
         if kind == DrawKind.GREEDY:
             return self.ops.draw_greedy(logits)
         state, device = self.state, logits.device

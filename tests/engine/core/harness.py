@@ -30,8 +30,7 @@ from engine.messages import AdapterRef, AddRequest, Detail, NewCompletion, NewTo
 from engine.resolved_config import CacheConfig, SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig
-from engine.spec.draft_planner import DraftPlanner
-from engine.spec.draft_record import Proposer
+from engine.spec.draft_planner import DraftPlanner, Proposer
 from engine.spec.step_costs import StepCosts
 from engine.transfer.host_tier import HostTier
 from grammar import GrammarSpec
@@ -266,7 +265,7 @@ class SchedulerHarness:
             if chance is not None:
                 chance.shuffle(moves)
             if not any(move() for move in moves):
-                assert not self.scheduler.has_work, "quiet, but requests are left"
+                assert not self.scheduler.state.requests, "quiet, but requests are left"
                 return
         raise AssertionError("the scheduler does not come to an end")
 

@@ -37,7 +37,7 @@ def test_unhashed_blocks_are_taken_before_cached_ones() -> None:
     pool.free(cached)
     pool.free(plain)
     assert set(take(pool, 2)) == set(plain)
-    assert pool.num_cached == 2
+    assert len(pool.by_hash) == 2
 
 
 def test_cached_blocks_are_evicted_least_recently_used_first() -> None:
@@ -133,7 +133,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.owned_ids() == self.owners
         assert self.pool.num_free + len(self.owners) == self.pool.num_usable
         assert sorted(self.pool.cached_ids()) == sorted(self.cached.values())
-        assert self.pool.num_cached == len(self.cached)
+        assert len(self.pool.by_hash) == len(self.cached)
         assert 0 not in self.owners
 
 

@@ -54,7 +54,7 @@ def count_cached(manager: KVCacheManager, request: Request) -> int:
 def test_the_cached_prefix_is_whole_blocks_below_the_prompt(length: int, cached: int, caching: bool) -> None:
     manager = make_manager(caching=caching)
     compute(manager, make_request(list(range(length))))
-    assert caching or manager.pool.num_cached == 0
+    assert caching or len(manager.pool.by_hash) == 0
     assert count_cached(manager, make_request(list(range(length)))) == cached * caching
     assert (manager.num_queried_tokens, manager.num_hit_tokens) == (2 * length, cached * caching)
 
@@ -161,7 +161,7 @@ def test_blocks_behind_the_window_are_given_back_and_stay_in_the_prefix_cache() 
         # The blocks were last looked at for the query before.
         first_seen = max(0, num_computed - 9)
         assert [block_id > 0 for block_id in request.block_ids[first_seen // BLOCK :]] == [True] * len(kept)
-    assert manager.pool.num_cached == 7, "all but the block that is not full"
+    assert len(manager.pool.by_hash) == 7, "all but the block that is not full"
     manager.free(request)
     assert manager.pool.num_free == 8
 

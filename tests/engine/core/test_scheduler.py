@@ -85,13 +85,13 @@ def test_an_admission_put_off_for_the_budget_leaves_the_cache_alone() -> None:
     house = SchedulerHarness(32, max_steps_in_flight=1, **whole)
     house.add(make_request("cached", make_prompt(30), max_tokens=1))
     house.run()
-    num_cached = house.kv_cache.pool.num_cached
+    num_cached = len(house.kv_cache.pool.by_hash)
     house.add_together(
         make_request("first", make_prompt(20, 30), max_tokens=1),
         make_request("too much now", make_prompt(90, 50), max_tokens=1, arrival=1.0),
     )
     assert house.kv_cache.num_queried_tokens == 30 + 20
-    assert house.kv_cache.pool.num_cached == num_cached + 5
+    assert len(house.kv_cache.pool.by_hash) == num_cached + 5
 
 
 def test_admission_reserves_the_whole_prompt() -> None:

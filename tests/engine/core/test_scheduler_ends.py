@@ -126,7 +126,7 @@ def test_the_tokens_before_a_failed_one_are_not_cached() -> None:
     done = house.to_scheduler.popleft()
     house.to_scheduler.appendleft(replace_tokens(done, BROKEN_LOGITS))
     house.run()
-    assert house.kv_cache.pool.num_cached == 0
+    assert len(house.kv_cache.pool.by_hash) == 0
 
 
 # Aborts, at every place a request can be

@@ -62,7 +62,7 @@ def test_a_step_scores_few_prompt_tokens_however_many_ask(num_requests: int, chu
     for name, prompt in prompts.items():
         house.add(make_request(name, prompt, 3, prompt_logprobs=1))
     most = 0
-    while house.scheduler.has_work:
+    while house.scheduler.state.requests:
         house.work()
         most = max(most, *house.count_scored(), 0)
         house.answer()

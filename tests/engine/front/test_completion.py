@@ -35,7 +35,7 @@ def send(completion: Completion, token_ids: list[int], **fields: Any) -> Complet
     completion.token_ids += token_ids
     if fields:
         completion.take(Detail(0, **fields), len(token_ids))
-    elif (stop := completion.find_stop()) is not None:
+    elif completion.has_stops and (stop := completion.find_stop()) is not None:
         completion.end("stop", stop)
     return completion.make_output(is_delta=True)
 

@@ -168,7 +168,7 @@ def test_any_order_of_transfers_keeps_blocks_and_tokens_right(
         moves = [house.work, house.fill, house.answer, house.exchange]
         while any(move() for move in chance.sample(moves, 4)):
             house.check()
-        assert not house.scheduler.has_work
+        assert not house.scheduler.state.requests
         house.check_end()
         for name, tokens in house.outputs.items():
             assert tokens == expected[name] or name in aborted, name

@@ -98,8 +98,6 @@ class NoFetch:
 
 
 class MetaLink:
-    is_immediate = False
-
     def fetch(self, tensors: Any) -> NoFetch:
         return NoFetch()
 
