@@ -46,7 +46,7 @@ def make_demo(context: ApiContext) -> gr.Blocks:
         build_header(engine)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Extract", elem_id="extract-tab"):
-                extract = ExtractTab(engine, examples)
+                extract = ExtractTab(engine, examples, context.store)
                 extract.build(demo)
             with gr.Tab("Batch", elem_id="batch-tab"):
                 batch = BatchTab(context, examples)

@@ -32,8 +32,15 @@ def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_o
     site.page.get_by_text("The text or the schema has changed").wait_for(state="hidden")
     box = site.page.get_by_role("button", name="Approve").bounding_box()
     assert box["y"] + box["height"] < 900 and site.page.evaluate("scrollY") == 0
+    email.fill("ada@example.org")
+    email.press("Tab")
+    site.page.get_by_text("typed by you").wait_for()
+    site.page.wait_for_timeout(500)  # the event that keeps it follows the one that shows it
     site.page.reload()
-    site.wait_for(lambda: site.page.get_by_role("textbox", name="Text", exact=True).input_value() == CONTACT)
+    site.page.get_by_text("typed by you").wait_for()
+    assert email.input_value() == "ada@example.org" and site.page.get_by_role("radio", name="contact").is_checked()
+    site.go_to("Text")
+    assert site.page.get_by_role("textbox", name="Text", exact=True).input_value() == CONTACT
 
 
 def test_a_value_and_its_evidence_light_up_and_say_why(site: Site) -> None:

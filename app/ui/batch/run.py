@@ -9,14 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.extraction import ExtractionResult, Schema
+from app.extraction import Schema
 from app.extraction.batch import describe_failure
-from app.extraction.bounds import BoundedSchema
-from app.extraction.choices import Choice
-from app.extraction.extractor import make_again
 from app.extraction.sources import Source, load_source
 from app.store import Connection, Item, Store, jobs, objects
-from app.ui.extract.shown import Shown
+from app.ui.extract.shown import Shown, restore
 
 Record = dict[str, Any]
 # What a row of the store has for this page, beside the record that the files have.
@@ -58,19 +55,9 @@ class BatchRun:
         given = await store.run(jobs.read_row, self.job.number, index)
         if record.get("record") is None or given is None:
             return None
-        source, draft = load_source(given), record.get("draft", record)
-        notes = tuple(note for note in record.get("notes", ()) if note not in source.notes)
-        result = ExtractionResult(
-            source.name, draft["record"], "", record["valid"], (), record["finish_reason"], draft["confidence"],
-            {}, (), BoundedSchema(self.schema), notes, is_measured=self.is_measured,
-        )
-        again = make_again(self.schema, source.text, result, draft["record"])
-        choices = {pointer: Choice(**each) for pointer, each in record.get("choices", {}).items()}
-        shown = Shown(again, source.text, self.schema, choices=choices)
-        if "draft" not in record:
-            return shown
-        checked, is_approved = frozenset(record["checked"]), record["approved"]
-        return replace(shown.change(record["record"]), checked=checked, is_approved=is_approved)
+        source = load_source(given)
+        notes = [note for note in record.get("notes", ()) if note not in source.notes]
+        return restore(record | {"notes": notes, "is_measured": self.is_measured}, source.text, self.schema)
 
     async def keep(self, store: Store, index: int, shown: Shown) -> None:
         """Put a row back as it was reviewed; the downloads have it."""

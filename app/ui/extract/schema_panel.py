@@ -38,6 +38,7 @@ class SchemaPanel:
 
     Attributes:
         problem: why the form is incomplete. The JSON Schema is then older than the form and must not run.
+        changes: the events that end a change of the schema by a person.
         describe: its click is connected by the Extract tab, which has the text and the model.
     """
 
@@ -93,15 +94,17 @@ class SchemaPanel:
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }
-        self.chooser.input(self.pick, [self.chooser, self.saved], self.views, js=read_kept("readSchemas"), **quiet)
+        chosen, saved = [self.chooser, self.saved], read_kept("readSchemas")
+        picked = self.chooser.input(self.pick, chosen, self.views, js=saved, **quiet)
         # Through the queue, because only such events may show notices.
         in_queue = {**quiet, "queue": True}
         kept = [self.saved, self.chooser]
-        save.click(self.save, [self.code, self.saved], kept, js=read_kept("readSchemas"), **in_queue)
-        demo.load(self.list_names, self.saved, self.chooser, js=read_kept("readSchemas"), **quiet)
+        save.click(self.save, [self.code, self.saved], kept, js=saved, **in_queue)
+        demo.load(self.list_names, self.saved, self.chooser, js=saved, **quiet)
         edited = [self.form, self.fold, self.chooser, self.status, self.problem]
-        self.code.input(self.edit_json, self.code, edited, **quiet)
-        self.form.edit(self.edit_form, self.form, self.views, **quiet)
+        typed = self.code.input(self.edit_json, self.code, edited, **quiet)
+        filled = self.form.edit(self.edit_form, self.form, self.views, **quiet)
+        self.changes = [picked, typed, filled]
 
     @property
     def views(self) -> list[Any]:

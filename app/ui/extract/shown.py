@@ -6,10 +6,11 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from app.extraction import Evidence, ExtractionResult, Schema
+from app.extraction.bounds import BoundedSchema
 from app.extraction.choices import Choice
 from app.extraction.extractor import make_again
 from app.extraction.json_spans import Leaf, Scalar, scan
@@ -140,6 +141,31 @@ class Shown:
         return replace(
             self, result=result, origin=origin, by_hand=by_hand, checked=checked - by_hand, is_approved=False
         )
+
+    def dump(self) -> dict[str, Any]:
+        """Return it as JSON that `restore` reads."""
+        draft = {"record": self.drafted.record, "confidence": self.drafted.confidence}
+        return {
+            "source": self.result.source, "record": self.result.record, "finish_reason": self.result.finish_reason,
+            "notes": list(self.result.notes), "is_measured": self.result.is_measured, "draft": draft,
+            "choices": {pointer: asdict(choice) for pointer, choice in self.choices.items()},
+            "checked": sorted(self.checked), "approved": self.is_approved,
+        }
+
+
+def restore(kept: Mapping[str, Any], text: str, schema: Schema) -> Shown:
+    """Return a record that `dump` wrote, or that a row of a job has, without the opened file."""
+    draft = kept.get("draft", kept)
+    result = ExtractionResult(
+        kept["source"], draft["record"], "", True, (), kept["finish_reason"], draft["confidence"], {}, (),
+        BoundedSchema(schema), tuple(kept.get("notes", ())), is_measured=kept.get("is_measured", True),
+    )
+    choices = {pointer: Choice(**each) for pointer, each in kept.get("choices", {}).items()}
+    shown = Shown(make_again(schema, text, result, draft["record"]), text, schema, choices=choices)
+    if "draft" not in kept:
+        return shown
+    checked, is_approved = frozenset(kept["checked"]), kept["approved"]
+    return replace(shown.change(kept["record"]), checked=checked, is_approved=is_approved)
 
 
 def _is_as(leaf: Leaf, drafted: Leaf | None) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import logging
-from collections.abc import AsyncGenerator
+import secrets
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,15 @@ from app.extraction import Extractor, Limits
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
 from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, UnreadableSource, read_text
+from app.store import Connection, Store, StoreError, objects
 from app.ui.examples import Examples, is_demo_model
 from app.ui.explain import EXPLAINED, Explanation, explain
 from app.ui.extract.desk import Update
 from app.ui.extract.pages import Opened, open_path, show_page
-from app.ui.extract.run import NO_TEXT, ExtractRun, add_example
+from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
 from app.ui.extract.schema_panel import SchemaPanel, dump
+from app.ui.extract.shown import Shown, restore
+from app.ui.owner import find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.schema.suggest import TASK, propose_schema, read_names
 from app.ui.scripts import read_kept, read_script
@@ -37,19 +42,29 @@ DEMO_NOTE = (
     '<p class="hint-line">The embedded demo model reads short texts like the examples. For your own, start with a real '
     "model: <code>--model Qwen/Qwen3-0.6B</code></p>"
 )
-# Whether the page was opened at this tab by somebody who has no text here yet; the proof is not for others.
-WANTS_PROOF = """(...inputs) => {
-let draft = "";
-try { draft = sessionStorage.getItem("troupe-draft #source textarea"); } catch { /* forbidden */ }
-return [["", "#extract"].includes(location.hash) && !draft, ...inputs.slice(1)];
+# The project that this browser tab had open, and the text that was typed since; whether the page was opened here by
+# somebody who has neither: the proof is not for others.
+READ_OPENING = """(...inputs) => {
+const read = (key) => { try { return sessionStorage.getItem(key) || ""; } catch { return ""; } };
+const project = read("troupe-project"), draft = read("troupe-draft #source textarea");
+return [{ project, draft, is_new: ["", "#extract"].includes(location.hash) && !draft && !project }, ...inputs.slice(1)];
 }"""
+KEEP_PROJECT = """watch("value", () => {
+if (typeof props.value !== "string") return;
+try { sessionStorage.setItem("troupe-project", props.value); } catch { /* forbidden */ }
+});"""
+# Projects of one owner; the page shows the one of its tab, so older ones are of tabs that were closed.
+MAX_PROJECTS, MAX_PROJECT_BYTES = 20, 20_000_000
 
 
 class ExtractTab(ExtractRun):
     """The layout of one workbench on one engine; ExtractRun has its handlers."""
 
-    def __init__(self, engine: Engine, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
+    def __init__(
+        self, engine: Engine, examples: Examples, store: Store, interval_s: float = UPDATE_INTERVAL_S
+    ) -> None:
         super().__init__(engine, interval_s)
+        self.store = store
         self.examples = examples
         self.panel = SchemaPanel(examples)
 
@@ -76,8 +91,11 @@ class ExtractTab(ExtractRun):
             {}, html_template="", apply_default_css=False, elem_id="verified",
             js_on_load=read_script("kept") + read_script("verified"),
         )
-        # Never displayed; carries the answer of WANTS_PROOF into the event.
-        self.wants = gr.HTML(False, html_template="", apply_default_css=False, elem_id="wants-proof")
+        # Never displayed: carries what READ_OPENING has read into the event, and the project's id to the browser.
+        self.kept = gr.HTML(
+            {}, html_template="", apply_default_css=False, elem_id="kept-project", js_on_load=KEEP_PROJECT
+        )
+        self.project = gr.State("")
         self._connect(demo, settings, add)
 
     def _build_source(self) -> None:
@@ -138,27 +156,72 @@ class ExtractTab(ExtractRun):
         inputs = [self.text, panel.code, panel.problem, *settings, self.opened, self.verified]
         demo.load(self.offer_files, None, self.upload, **at_once)
         proved = [*ran, *file, *panel.views]
-        demo.load(self.prove, self.wants, proved, js=WANTS_PROOF, **quiet)
-        self.run_button.click(self.run, inputs, ran, js=read_kept("readVerified"), **quiet)
+        demo.load(self.open, self.kept, [*proved, self.project], js=READ_OPENING, **quiet)
+        changes = [*panel.changes, self.run_button.click(self.run, inputs, ran, js=read_kept("readVerified"), **quiet)]
         self.stop_button.click(self.stop, None, None, **at_once)
         # One after the other, so that each action builds on the one before.
-        desk.fields.act(
+        changes += [desk.fields.act(
             self.act, desk.shown, [*desk.parts, self.verified], concurrency_limit=1, concurrency_id="review",
             trigger_mode="multiple", **quiet,
-        )
+        )]
         located = {"trigger_mode": "always_last", **at_once}
         desk.fields.look(desk.explain, desk.shown, desk.why, **located)
         desk.fields.look(self.locate, desk.shown, self.page, **located)
         self.page.turn(self.turn, self.opened, self.page, **located)
         add.click(add_example, [desk.shown, settings[-1]], settings[-1], **at_once)
-        self.upload.upload(self.open_file, self.upload, [*ran, *file], **at_once)
-        self.sample.input(self.pick_sample, self.sample, proved, **at_once)
-        panel.describe.click(self.describe, [panel.wish, self.text, self.opened], panel.views, **quiet)
+        changes += [
+            self.upload.upload(self.open_file, self.upload, [*ran, *file], **at_once),
+            self.sample.input(self.pick_sample, self.sample, proved, **at_once),
+            panel.describe.click(self.describe, [panel.wish, self.text, self.opened], panel.views, **quiet),
+        ]
+        for change in changes:
+            change.then(
+                self.keep, [self.project, self.text, panel.code, desk.shown], [self.project, self.kept],
+                trigger_mode="always_last", **at_once,
+            )
 
-    async def prove(self, is_wanted: bool, request: gr.Request) -> AsyncGenerator[Update, None]:
-        """Extract an example while the page opens, so that the first look shows what the page is for."""
+    async def keep(
+        self, project: str, text: str, schema: str, shown: Shown | None, request: gr.Request
+    ) -> tuple[str, str]:
+        """Keep text, schema and record with its review in the store; returns the project's id, twice."""
+        project = project or secrets.token_urlsafe(16)
+        record = None
+        if shown is not None and shown.drafted.record is not None:
+            record = shown.dump() | {"text": shown.text, "schema": shown.schema}
+        body = {"text": text, "schema": schema, "record": record}
+
+        def put(db: Connection, owner: str) -> None:
+            objects.put(db, owner, "project", project, body)
+            objects.keep_latest(db, owner, "project", MAX_PROJECTS, MAX_PROJECT_BYTES)
+
+        try:
+            await self.store.run(put, find_owner(request))
+        except StoreError as error:
+            raise gr.Error(f"A reload loses this record: {error}.", print_exception=False) from error
+        return project, project
+
+    async def open(self, kept: Mapping[str, Any], request: gr.Request) -> AsyncGenerator[Update, None]:
+        """Open the project of this browser tab, or the proof, while the page opens."""
+        project = str(kept.get("project") or "")
+        found = await self.store.run(objects.get, find_owner(request), "project", project) if project else None
+        if found is not None:
+            body = found.body
+            drawn = {**self._put("", kept.get("draft") or body["text"]), **self.panel.show(body["schema"])}
+            if (record := body["record"]) is not None:
+                shown = await asyncio.to_thread(restore, record, record["text"], record["schema"])
+                drawn |= self.desk.draw(shown) | {self.source_tabs: gr.update(selected=choose_tab(shown))}
+            yield drawn | {self.project: project}
+        elif kept.get("is_new"):
+            async with aclosing(self.prove(request)) as updates:
+                async for update in updates:
+                    yield update
+        else:
+            yield gr.skip()
+
+    async def prove(self, request: gr.Request) -> AsyncGenerator[Update, None]:
+        """Extract an example, so that the first look shows what the page is for."""
         has_proof = PROOF in self.examples.samples and self.examples.schema_for(PROOF) is not None
-        if not is_wanted or not has_proof or self.engine.config.load_format == "dummy":
+        if not has_proof or self.engine.config.load_format == "dummy":
             yield gr.skip()
             return
         picked = await self.pick_sample(PROOF, request)

@@ -91,8 +91,9 @@ async def finish(tab: ChatTab, turn: Any, updates: AsyncGenerator[Any, None]) ->
 
 
 async def test_an_answer_grows_without_the_history_before_it_and_ends_with_its_figures() -> None:
-    tab, _ = make_tab()
+    tab, _ = make_tab(hold=(hold := asyncio.Event()))
     begun = await ask(tab, "hello", await seed(tab, [user_message("q"), answer_message("a")] * 40))
+    hold.set()
     assert begun[0] == gr.skip() and begun[2] == [user_message("hello"), answer_message("…")]
     assert (begun[1]["stop_btn"], begun[1]["value"]) == (True, None)
     played = await play(tab, begun)

@@ -16,6 +16,7 @@ import pytest
 
 from app.extraction.extractor import make_again
 from app.extraction.schema_check import SchemaChecker
+from app.store import Store
 from app.ui.examples import Examples
 from app.ui.extract.record_view import EMPTY, render_why
 from app.ui.extract.run import add_example
@@ -28,13 +29,13 @@ from tests.engine.vision_folders import make_picture
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
-REQUEST: Any = SimpleNamespace(session_hash="abc")
+REQUEST: Any = SimpleNamespace(session_hash="abc", request=None)
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}'
 
 
 @functools.cache
 def build_tab() -> ExtractTab:
-    tab = ExtractTab(FakeEngine(), Examples({"person": SCHEMA}, {}), interval_s=0)
+    tab = ExtractTab(FakeEngine(), Examples({"person": SCHEMA}, {}), Store(), interval_s=0)
     with gr.Blocks() as demo:
         tab.build(demo)
     return tab
@@ -241,9 +242,26 @@ async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(tmp_path:
     (path := tmp_path / "sample.txt").write_text("Ada, 36")
     tab, engine = make_tab()
     tab.examples = Examples({"invoice": SCHEMA}, {PROOF: path})
-    updates = [read(tab, update) async for update in tab.prove(True, REQUEST)]
+    updates = [read(tab, update) async for update in tab.open({"is_new": True}, REQUEST)]
     assert updates[0].text == "Ada, 36" and PROOF in updates[0].name and "Ada" in updates[-1].fields
-    assert [update async for update in tab.prove(False, REQUEST)] == [gr.skip()] and len(engine.requests) == 1
+    assert [update async for update in tab.open({}, REQUEST)] == [gr.skip()] and len(engine.requests) == 1
+
+
+async def test_a_reload_keeps_text_schema_record_and_corrections() -> None:
+    tab, _ = make_tab()
+    shown = act(tab, (await run(tab))[-1].shown, "check", "/name", age="37").shown
+    project, _ = await tab.keep("", "Ada, 36", SCHEMA, shown, REQUEST)
+    (opened,) = [read(tab, update) async for update in tab.open({"project": project}, REQUEST)]
+    again = opened.shown
+    assert (opened.text, opened.schema, again.result.record) == ("Ada, 36", SCHEMA, {"name": "Ada", "age": 37})
+    assert (again.by_hand, again.checked) == (shown.by_hand, shown.checked)
+    assert render_why(again, "/name") == render_why(shown, "/name")
+    assert act(tab, again, "undo", "/age").shown.result.record == {"name": "Ada", "age": 36}
+    # What was typed since is newer; another browser has no such project.
+    (opened,) = [read(tab, update) async for update in tab.open({"project": project, "draft": "Ada, 40"}, REQUEST)]
+    assert opened.text == "Ada, 40" and opened.shown.text == "Ada, 36"
+    other = SimpleNamespace(session_hash="xyz", request=None)
+    assert [update async for update in tab.open({"project": project}, other)] == [gr.skip()]
 
 
 async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:

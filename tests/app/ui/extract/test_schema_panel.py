@@ -12,6 +12,7 @@ import pytest
 from app.api.context import ApiContext
 from app.config import AppConfig
 from app.extraction.sources import Row, make_table
+from app.store import Store
 from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
 from app.ui.examples import Examples
 from app.ui.extract.schema_panel import SchemaPanel
@@ -67,7 +68,7 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     request: Any = SimpleNamespace(session_hash="abc", request=None)
     engine, examples = FakeEngine(), Examples({"person": SCHEMA}, {})
     context: Any = ApiContext(engine, AppConfig())  # type: ignore[arg-type]
-    tab, batch = ExtractTab(engine, examples), BatchTab(context, examples)
+    tab, batch = ExtractTab(engine, examples, Store()), BatchTab(context, examples)
     with gr.Blocks() as demo:
         tab.build(demo)
         batch.build(demo, tab.panel)
