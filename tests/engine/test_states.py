@@ -35,7 +35,10 @@ def read_tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
     return [[list(part.token_ids) for part in output.outputs] for output in outputs]
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "lfm2_moe", "granite4h"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_5", "granite4h", *(pytest.param(each, marks=pytest.mark.soak) for each in ("qwen3_next", "lfm2_moe"))],
+)
 def test_texts_do_not_depend_on_batch_chunks_cache_preemption_or_drafts(family: str, tmp_path: Path) -> None:
     folder = make_folder(family, tmp_path)
     prompts = [make_prompt(length) for length in (3, 16, 70, 75, 100)]
@@ -48,7 +51,7 @@ def test_texts_do_not_depend_on_batch_chunks_cache_preemption_or_drafts(family: 
         alone = [llm.generate(*each, use_tqdm=False)[0] for each in zip(prompts, params, strict=True)]
     small = SETTINGS | {"max_num_seqs": 4, "max_num_batched_tokens": 30, "max_model_len": 160}
     with LLM(str(folder), num_blocks=16, **small) as llm:
-        runs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(3)]
+        runs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]
         assert llm.stats().num_preemptions > 0
         assert llm.stats().prefix_cache_hits > 0
     with LLM(str(folder), num_blocks=16, speculative_config=LOOKUP, **small) as llm:
@@ -56,7 +59,7 @@ def test_texts_do_not_depend_on_batch_chunks_cache_preemption_or_drafts(family: 
         counts = llm.stats().drafts.values()  # "suffix" knows the texts from the second run on
         num_accepted = sum(sum(each.accepted_per_position) for each in counts)
         assert 50 < num_accepted < sum(each.num_draft_tokens for each in counts)
-    assert [read_tokens(run) for run in runs] == [read_tokens(alone)] * 6
+    assert [read_tokens(run) for run in runs] == [read_tokens(alone)] * 5
 
 
 async def test_mixed_requests_do_not_depend_on_preemption_masks_resuming_or_drafts(

@@ -60,10 +60,10 @@ def test_requests_one_after_another_take_the_sum_of_their_steps() -> None:
 
 def test_64_shared_prefixes_are_found_again_and_raise_the_throughput() -> None:
     """Four caches hold all prefixes together, and none of them alone."""
-    calm = simulate(make_trace(3000, rate=140))
+    calm = simulate(make_trace(1500, rate=140))
     assert calm.num_hit_tokens / calm.num_oracle_tokens >= 0.95
     assert calm.load_ratio <= 1.3
-    burst = make_trace(800, rate=10**6)
+    burst = make_trace(500, rate=10**6)
     rates = {
         policy: 1 / simulate(burst, policy).seconds for policy in ("prefix_aware", "round_robin", "random")
     }
@@ -129,7 +129,7 @@ def test_a_fitted_table_predicts_steps_that_it_has_not_seen() -> None:
 
 async def test_steps_of_a_model_are_measured_from_one_token_to_the_largest_step() -> None:
     config = EngineConfig(
-        num_threads=1, enable_native_ops=False, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=80,
+        num_threads=1, enable_native_ops=False, max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64,
         num_blocks=40, skip_tokenizer_init=True,
     )  # fmt: skip
     table, resolved = await measure_steps(config)

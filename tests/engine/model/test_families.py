@@ -147,7 +147,7 @@ def test_lower_precisions_stay_near(variant: str, kind: Any, folders: Callable[[
     assert torch.cosine_similarity(logits, expected, dim=-1).median() > 0.998
 
 
-@pytest.mark.parametrize("variant", DENSE)
+@pytest.mark.parametrize("variant", ["phi3-longrope", "olmo3", "gemma2", "granite4", "starcoder2"])
 def test_texts_do_not_depend_on_batch_chunks_or_cache(variant: str, folders: Callable[[str], Path]) -> None:
     prompts = [make_prompt(length) for length in (3, 70, 75, 100)]
     params = [SamplingParams(temperature=n % 2, seed=n, max_tokens=16, ignore_eos=True) for n in range(4)]

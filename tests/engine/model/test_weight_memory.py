@@ -118,8 +118,10 @@ def test_a_device_that_runs_out_while_packing_is_a_config_error(tmp_path: Path) 
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 
-@pytest.mark.parametrize("dtypes", [(FLOAT, FLOAT), (FLOAT, BRAIN), (BRAIN, BRAIN)], ids=str)
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize(
+    ("dtypes", "quantization"),
+    [((FLOAT, FLOAT), None), ((FLOAT, BRAIN), "int8"), ((BRAIN, BRAIN), "int4"), ((BRAIN, BRAIN), None)],
+)
 def test_a_model_on_native_ops_needs_what_its_packed_matrices_take(
     tmp_path: Path, dtypes: tuple[torch.dtype, ...], quantization: Any, leave_free: LeaveFree
 ) -> None:

@@ -40,7 +40,6 @@ pytestmark = pytest.mark.filterwarnings(
 NAMES = (
     "one KV head, odd vocabulary",
     "tied head",
-    "biases",
     "fused matrices",
     "interleaved heads, parallel MLP",
 )
@@ -111,7 +110,7 @@ def test_logits_of_a_mixed_batch_are_those_of_peft_and_the_bits_of_one_rank(
     for kind, ids in make_prompts().items():
         expected = twin.compute(ids, None if kind == "base" else kind)
         torch.testing.assert_close(one[kind], expected, atol=1e-4, rtol=0)
-    for size in (2, 4):
+    for size in (2, 4) if name == "tied head" else (4,):
         with open_comms(size) as comms, ThreadPoolExecutor(size) as threads:
             models = load_ranks(twin.checkpoint, [Sharding(r, size, comm) for r, comm in enumerate(comms)])
             adapters = load_adapters(twin, models)

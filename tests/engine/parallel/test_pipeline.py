@@ -50,8 +50,7 @@ class StageChain:
         return stream
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "quantization"), [*((name, None) for name in MODELS), ("biases", "int8")])
 def test_stages_compute_the_bits_of_one_rank(name: str, quantization: Any, tmp_path: Path) -> None:
     family, overrides = MODELS[name]
     folder = save(make_transformers_model(family, **EIGHTHS | overrides), tmp_path)

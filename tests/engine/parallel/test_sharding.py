@@ -95,13 +95,14 @@ def test_ranks_compute_the_logits_of_transformers_and_the_bits_of_one_rank(name:
     folder = save(source, tmp_path)
     one = compute_logits(folder, None, Sharding(is_sliced=True))
     torch.testing.assert_close(one, compute_expected(source, make_prompt(40)), atol=5e-5, rtol=0)
-    for size in (2, 4):
+    for size in (4,) if "experts" in name else (2, 4):
         found = run_ranks(size, partial(compute_logits, folder, None))[0]
         assert torch.equal(found, one), f"{size} ranks differ by {(found - one).abs().max()}"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", WHOLE_EXPERTS)
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*((each, torch.float32) for each in WHOLE_EXPERTS), ("mixtral", torch.bfloat16)]
+)
 def test_ranks_with_whole_experts_have_the_bits_of_one_rank(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

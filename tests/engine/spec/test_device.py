@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from assets.demo_model.recipe.companions.acceptance import answer, count_accepted, load_drafters, read_prompts
+from assets.demo_model.recipe.companions.acceptance import count_accepted, load_drafters, read_prompts
 from assets.demo_model.recipe.companions.frozen import FOLDER, load_decoder, open_encoder
 from engine import LLM, ConfigError, SamplingParams
 from engine.model import load_model, read_model_config
@@ -35,6 +35,7 @@ from tests.kernels.cpu.conftest import require_library
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+LONG_GREEDY = SamplingParams(temperature=0.0, max_tokens=100)
 REQUESTS = make_mixed_requests(3, VOCAB_SIZE, 26)
 
 
@@ -58,18 +59,18 @@ def test_mixed_requests_get_the_same_texts_and_logprobs(
 
 
 @pytest.fixture(scope="module")
-def slow_answers() -> list[tuple[list[int], list[int]]]:
-    """Prompts, and the answers that the model of the recipe computes from the start for every token.
-
-    In float32, which every processor computes fast.
-    """
-    base, prompts = load_decoder(FOLDER).float(), read_prompts(open_encoder(FOLDER), 1, 1)
-    return [(ids, answer(base, ids)) for ids in prompts["extraction"] + prompts["chat"]]
+def answers() -> list[tuple[list[int], list[int]]]:
+    """Prompts and their greedy answers."""
+    prompts = read_prompts(open_encoder(FOLDER), 1, 1)
+    ids = prompts["extraction"] + prompts["chat"]
+    with LLM(num_threads=1, num_blocks=200, max_model_len=1024) as llm:
+        outputs = llm.generate(ids, LONG_GREEDY, use_tqdm=False)
+    return [(prompt, output.outputs[0].token_ids) for prompt, output in zip(ids, outputs, strict=True)]
 
 
 @pytest.mark.parametrize(("name", "slack"), [("draft_model", 0.0), ("medusa", 0.0), ("eagle", 0.02)])
 def test_as_many_tokens_are_accepted_as_by_a_slow_reference(
-    name: str, slack: float, slow_answers: list[tuple[list[int], list[int]]]
+    name: str, slack: float, answers: list[tuple[list[int], list[int]]]
 ) -> None:
     """EAGLE differs by slot 0, whose keys are zero here and absent there."""
     base = load_decoder(FOLDER).float()
@@ -77,8 +78,8 @@ def test_as_many_tokens_are_accepted_as_by_a_slow_reference(
     config = METHODS[name] | {"adaptive": False}
     num_steps = num_expected = 0
     with LLM(speculative_config=config, num_threads=1, num_blocks=200, max_model_len=1024) as llm:
-        for ids, reference in slow_answers:
-            output = llm.generate(ids, SamplingParams(temperature=0.0, max_tokens=160), use_tqdm=False)[0]
+        for ids, reference in answers:
+            output = llm.generate(ids, LONG_GREEDY, use_tqdm=False)[0]
             accepted, _ = count_accepted(ids, reference, propose, 3)
             num_steps += len(output.outputs[0].token_ids) - output.metrics.drafts[name][1]
             num_expected += len(reference) - sum(accepted)
