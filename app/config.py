@@ -213,7 +213,6 @@ def add_flags(
 
 
 def _read_json(text: str) -> Any:
-    """Return the value of a text in JSON, or any other text as it is."""
     try:
         return json.loads(text)
     except ValueError:

@@ -143,7 +143,6 @@ async def list_replicas(context: Context) -> Json:
 
 
 def describe_replicas(context: ApiContext) -> Json:
-    """Return the replicas as JSON."""
     return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
 
 

@@ -103,7 +103,6 @@ class BlockWriter(ABC):
         """Put the whole text into the block and add the event of its end."""
 
     def close(self, status: str = "completed") -> None:
-        """Close the open block."""
         if self._is_open:
             self.add_end(self.blocks[-1], "".join(self._pieces), status)
             self._pieces, self._is_open = [], False

@@ -81,7 +81,6 @@ class Choice:
 
     @property
     def calls(self) -> list[Piece]:
-        """The calls, each in one piece."""
         return join_pieces([piece for piece in self.pieces if piece.call >= 0])
 
     @property
@@ -399,7 +398,6 @@ def floor(value: float) -> float:
 
 
 def make_reply_id(prefix: str, info: RequestInfo, body: GenerationFields) -> str:
-    """Return the id of the reply: the client's request_id, or the one of the x-request-id header."""
     given = body.request_id or info.request_id
     # Two live requests must not share an id, and a client may send the same header twice.
     return f"{prefix}{given}-{uuid.uuid4().hex[:8]}"

@@ -100,7 +100,6 @@ class ReplyWriter(ABC):
         """Return the entry of a finished choice in a whole reply."""
 
     def write_reason(self, choice: Choice) -> str | None:
-        """Return the reason of a choice's end."""
         return choice.finish_reason
 
     async def finish(self) -> Json:

@@ -117,7 +117,6 @@ class ApiContext:
 
     @property
     def model_names(self) -> list[str]:
-        """The names of the model, then those of its adapters."""
         return [*self.served_names, *(ref.name for ref in self.engine.adapters.refs)]
 
     def select_adapter(self, name: str) -> LoRARequest | None:

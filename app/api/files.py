@@ -178,7 +178,6 @@ async def _read_rows(context: ApiContext, file: Item) -> AsyncIterator[bytes]:
 
 
 def _find_batch(db: Connection, owner: str, batch_id: str) -> Item:
-    """Return the job of a batch."""
     job = objects.get(db, owner, "job", batch_id)
     if job is None or job.body["kind"] != "batch":
         raise ApiError(404, f"there is no batch {batch_id[:80]!r}", None, "batch_not_found")

@@ -38,7 +38,6 @@ def wants_page(method: str, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def ask_for_key(is_wrong: bool) -> Response:
-    """Return the page; it is asked for again when the key was wrong."""
     note = '<p class="wrong" role="alert">This key is wrong. Try again.</p>' if is_wrong else ""
     return HTMLResponse(PAGE.format(note=note), 401, {"Cache-Control": "no-store"})
 

@@ -43,7 +43,6 @@ def read_whole(value: Any) -> Any:
 
 
 def read_all_whole(values: Any) -> Any:
-    """Return a list with each 2.0 as 2."""
     is_mixed = isinstance(values, list) and float in set(map(type, values))
     return [*map(read_whole, values)] if is_mixed else values
 
@@ -57,7 +56,6 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 def read_text(where: Path, value: object) -> str:
-    """Return a value that must be a text."""
     if not isinstance(value, str):
         raise refuse(where, " must be a text")
     return value

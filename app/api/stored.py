@@ -13,7 +13,6 @@ Json = dict[str, Any]
 
 
 def find_object(db: Connection, owner: str, kind: str, item_id: str) -> Item:
-    """Return an object."""
     item = objects.get(db, owner, kind, item_id)
     if item is None:
         raise ApiError(404, f"there is no {kind} {item_id[:80]!r}", None, f"{kind}_not_found")

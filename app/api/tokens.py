@@ -86,7 +86,6 @@ async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> li
 
 
 def require_tokenizer(context: ApiContext) -> Tokenizer:
-    """Return the engine's tokenizer."""
     tokenizer = context.engine.tokenizer
     if tokenizer is None:
         raise BadRequest("this server runs without a tokenizer: prompts are token ids", None, "no_tokenizer")

@@ -57,7 +57,6 @@ def as_settings(config: EngineConfig) -> dict[str, Any]:
 
 
 def read_model_config(config: EngineConfig) -> dict[str, Any]:
-    """Return the model's config.json."""
     path = Path(config.model) / "config.json"
     if not path.is_file():
         raise UsageError(f"--model {config.model}: a benchmark needs a folder with a config.json, or --shape")

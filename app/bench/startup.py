@@ -26,7 +26,6 @@ PHASES = ("port answers", "ready", "first token")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the number of starts and the flags of the server."""
     add_number(parser, "--num-iters", 3, 1, 100, "starts")
     parser.add_argument("--server-flags", default="", help="flags of the server: --server-flags='--no-ui'")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there, too")

@@ -27,7 +27,6 @@ def count_tokens(jobs: Sequence[Job]) -> tuple[int, int]:
 
 
 def find_lengths(jobs: Sequence[Job], peer: str) -> tuple[int, int]:
-    """The one length of all prompts, and that of all answers."""
     lengths = {(len(job.prompt_token_ids), job.max_tokens) for job in jobs}
     if len(lengths) != 1:
         raise UsageError(f"--peer {peer} needs prompts and answers of one length (--range-ratio 0)")

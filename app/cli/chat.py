@@ -16,7 +16,6 @@ HELP = "/new begins anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the conversation and of the engine."""
     parser.add_argument("--system-prompt", metavar="TEXT", help="system prompt of the conversation")
     add_flags(parser, TalkConfig)
     add_flags(parser, EngineConfig)

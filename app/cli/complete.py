@@ -14,7 +14,6 @@ from engine import EngineConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The text, and the flags of the engine."""
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
     add_flags(parser, TalkConfig)
     add_flags(parser, EngineConfig)

@@ -36,7 +36,6 @@ class EvaluateConfig:
 
 
 def read_sets(files: Sequence[str], schema: Schema | None) -> dict[str, list[Case]]:
-    """The cases of each file, by its name."""
     try:
         return {Path(name).stem: read_cases(Path(name), schema) for name in files}
     except (OSError, CaseError) as error:

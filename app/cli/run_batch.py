@@ -116,7 +116,6 @@ def check_rows(source: Path) -> int:
 
 
 def iterate_rows(source: Path) -> Iterator[Row]:
-    """Yield the rows of a file that was checked."""
     with source.open("rb") as file:
         yield from (row for row in check_lines(file, "") if isinstance(row, dict))
 

@@ -161,7 +161,6 @@ def read_file(path: Path, limits: TableLimits = UNLIMITED) -> Table:
 
 
 def make_table(rows: Sequence[Row]) -> Table:
-    """These rows with the columns that any of them has."""
     columns = dict.fromkeys(column for row in rows for column in row.cells)
     num_chars = sum(len(cell) for row in rows for cell in row.cells.values())
     return Table(tuple(rows), tuple(columns), sum(len(row.cells) for row in rows), num_chars)

@@ -82,7 +82,6 @@ def check_room(db: Connection, owner: str, spare: int = 0) -> None:
 
 
 def get(db: Connection, owner: str, kind: str, item_id: str) -> Item | None:
-    """Return an object; None if this owner has none of that kind and id."""
     row = db.execute(
         f"SELECT {COLUMNS} FROM objects WHERE owner = ? AND id = ? AND kind = ?", (owner, item_id, kind)
     ).fetchone()
@@ -90,7 +89,6 @@ def get(db: Connection, owner: str, kind: str, item_id: str) -> Item | None:
 
 
 def get_data(db: Connection, owner: str, kind: str, item_id: str) -> bytes | None:
-    """Return the data of an object; None if it has none."""
     row = db.execute(
         "SELECT data FROM objects WHERE owner = ? AND id = ? AND kind = ?", (owner, item_id, kind)
     ).fetchone()

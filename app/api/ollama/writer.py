@@ -81,7 +81,6 @@ class AnswerWriter:
 
 
 def show_time(seconds: float) -> str:
-    """Return a time as RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 

@@ -25,14 +25,12 @@ SHELL_CALL = "local_shell_call"  # has no events of its own, as its arguments ar
 
 
 def open_item(index: int, item: Json) -> Iterator[Event]:
-    """Yield the events of a new item."""
     yield "output_item.added", {"output_index": index, "item": item}
     if item["type"] not in (*CALLS, SHELL_CALL):
         yield f"{_name_part(item)}.added", {**_place(index, item), "part": make_part(item, "")}
 
 
 def grow_item(index: int, item: Json, text: str, **more: Any) -> Event:
-    """Return the event of more text."""
     return f"{_name_text(item)}.delta", {**_place(index, item), "delta": text, **more}
 
 
@@ -49,7 +47,6 @@ def end_item(index: int, item: Json, text: str, **more: Any) -> Iterator[Event]:
 
 
 def make_part(item: Json, text: str) -> Json:
-    """Return the one part of an item of text."""
     if item["type"] == "message":
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"type": "summary_text" if is_summary(item) else "reasoning_text", "text": text}

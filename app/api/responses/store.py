@@ -113,7 +113,6 @@ class ResponseStore:
         return [known[item["id"]] if item.get("type") == "item_reference" else item for item in items]
 
     async def drop(self, response_id: str, owner: str) -> None:
-        """Delete a response."""
         if not await self._store.run(objects.delete, owner, "response", response_id):
             raise _make_missing(response_id)
 

@@ -119,7 +119,6 @@ class ResponseWriter(BlockWriter):
             self.add_event(f"response.{kind}", **fields)
 
     def add_event(self, kind: str, **fields: Any) -> None:
-        """Add a numbered event."""
         super().add_event(kind, sequence_number=self._sequence_number, **fields)
         self._sequence_number += 1
 

@@ -255,7 +255,6 @@ class BatchTab:
         return render_records(run)
 
     async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
-        """Open a row for review."""
         return await self._review(str(request.session_hash), int(data._data["row"]))
 
     async def go_back(self, index: int, request: gr.Request) -> Update:

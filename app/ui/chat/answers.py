@@ -93,7 +93,6 @@ class Answers:
         self._kept: dict[str, Answer] = {}
 
     def begin(self, answer: Answer, stream: AsyncGenerator[RequestOutput | None]) -> None:
-        """Read a stream to its end in a task of its own."""
         self._kept[answer.answer_id] = answer
         self._drop_old()
         answer._task = asyncio.create_task(self._read(answer, stream))

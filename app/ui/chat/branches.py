@@ -72,7 +72,6 @@ class Tree:
 
 
 def join(path: Iterable[Node]) -> History:
-    """Return the messages of a path."""
     return [message for node in path for message in node.messages]
 
 

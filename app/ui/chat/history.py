@@ -32,7 +32,6 @@ def report_problem(problem: str) -> Json:
 
 
 def build_list() -> gr.HTML:
-    """Build the list of chats."""
     with gr.Sidebar(position="left", open=False, width=280, elem_id="chats"):
         return gr.HTML(
             {}, html_template='<div class="chats"></div>', apply_default_css=False,

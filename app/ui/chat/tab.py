@@ -286,7 +286,6 @@ class ChatTab(ChatRun):
         return _Found(body, tree, tree.find_path(thread["leaf"]) if thread is not None else [], listed)
 
     async def _show(self, request: gr.Request, thread: Thread) -> tuple[Any, ...]:
-        """Return history, thread, branches, tokens and chats."""
         found = await self._read(request, thread)
         history = show(found.path)
         return history, thread, found.branches, describe_tokens(history), describe_chats(found.listed, thread)

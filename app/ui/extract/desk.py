@@ -85,7 +85,6 @@ class Desk:
 
 
 async def find_first_page(shown: Shown) -> str | None:
-    """Return the first page of the opened PDF that shows a value; None if no page does."""
     found = [(shown.find_page(each), each.start, each) for each in shown.result.evidence.values()]
     number, _, evidence = min(filter(lambda each: each[0], found), default=(0, 0, None), key=itemgetter(0, 1))
     return await show_page(shown.opened, number, evidence) if shown.opened and number else None

@@ -115,7 +115,6 @@ class Shown:
         return shown
 
     def draft_of(self, pointer: str) -> Scalar:
-        """Return the value that the model wrote."""
         for leaf in self.drafted.leaves:
             if leaf.pointer == self.origin.get(pointer):
                 return leaf.value

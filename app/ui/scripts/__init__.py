@@ -28,5 +28,4 @@ def keep_touched(defaults: list[Any]) -> str:
 
 
 def read_script(name: str) -> str:
-    """Return the script of that name."""
     return (Path(__file__).parent / f"{name}.js").read_text(encoding="utf-8")
