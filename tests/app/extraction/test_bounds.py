@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.extraction import Bound, Limits, add_bounds
+from app.extraction import Limits, add_bounds
 from app.extraction.bounds import describe_added
 from app.extraction.schema_check import SchemaChecker
 from grammar import GrammarCompiler, GrammarSpec, SchemaValidator
@@ -23,57 +23,35 @@ def bounds_of(schema: dict[str, Any]) -> set[str]:
     return {f"{bound.pointer}:{bound.keyword}={bound.value}" for bound in add_bounds(schema, LIMITS).added}
 
 
-def test_open_strings_and_lists_get_limits() -> None:
-    schema = {"type": "object", "properties": {"a": TEXT, "b": {"type": "array", "items": TEXT}}}
-    assert bounds_of(schema) == {
-        "/properties/a:maxLength=80", "/properties/b:maxItems=5", "/properties/b/items:maxLength=80"
-    }
+LISTS = {"type": "object", "properties": {"a": TEXT, "b": {"type": "array", "items": TEXT}}}
+USED = {"$defs": {"t": TEXT}, "properties": {"a": {"$ref": "#/$defs/t"}}}
+ADDED: list[tuple[Any, set[str]]] = [
+    (LISTS, {"/properties/a:maxLength=80", "/properties/b:maxItems=5", "/properties/b/items:maxLength=80"}),
+    ({"allOf": [{"properties": {"a": TEXT}}, {"required": ["a"]}]}, {"/allOf/0/properties/a:maxLength=80"}),
+    # a string that has a limit keeps it, and a limit never contradicts a minimum
+    *((TEXT | limited, set()) for limited in (
+        {"maxLength": 3}, {"enum": ["a"]}, {"const": "a"}, {"pattern": "a+"}, {"format": "date"}
+    )),
+    (TEXT | {"minLength": 100}, {":maxLength=100"}),
+    # nullable in both spellings
+    ({"type": ["string", "null"]}, {":maxLength=80"}), ({"anyOf": [TEXT, {"type": "null"}]}, {"/anyOf/0:maxLength=80"}),
+    # nothing is added where narrowing a part may widen the whole, nor to a definition that is used there
+    *(({"type": "object", keyword: TEXT}, set()) for keyword in ("not", "if", "contains")),
+    ({"oneOf": [TEXT, TEXT | {"minLength": 9}]}, set()), (USED, {"/$defs/t:maxLength=80"}),
+    (USED | {"not": {"$ref": "#/$defs/t"}}, set()),
+    # where such a reference may lead anywhere nothing is touched
+    ({"properties": {"a": TEXT}, "not": {"$ref": "#name"}}, set()),
+    ({"properties": {"a": TEXT}, "not": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$id": "urn:a"}}}, set()),
+    ({"properties": {"id": TEXT}, "not": {"$ref": "#/$defs/b"}}, {"/properties/id:maxLength=80"}),
+    ({"properties": {"a/b~c": TEXT}}, {"/properties/a~1b~0c:maxLength=80"}),
+]
 
 
-def test_fields_of_a_combined_object_get_limits_too() -> None:
-    schema = {"allOf": [{"properties": {"a": TEXT}}, {"required": ["a"]}]}
-    assert bounds_of(schema) == {"/allOf/0/properties/a:maxLength=80"}
-
-
-def test_the_users_schema_is_not_changed() -> None:
-    schema = {"type": "object", "properties": {"a": dict(TEXT)}}
+@pytest.mark.parametrize(("schema", "added"), ADDED)
+def test_limits_are_added_where_they_make_a_schema_stricter(schema: dict[str, Any], added: set[str]) -> None:
     before = copy.deepcopy(schema)
-    bounded = add_bounds(schema, LIMITS).schema
-    assert schema == before and bounded["properties"]["a"]["maxLength"] == 80
-
-
-def test_without_limits_the_schema_stays_as_it_is() -> None:
-    assert add_bounds(TEXT, None).schema is TEXT and add_bounds(TEXT, None).added == ()
-
-
-@pytest.mark.parametrize(
-    "limited",
-    [{"maxLength": 3}, {"enum": ["a"]}, {"const": "a"}, {"pattern": "a+"}, {"format": "date"}],
-    ids=lambda limited: next(iter(limited)),
-)
-def test_a_string_that_has_a_limit_keeps_it(limited: dict[str, Any]) -> None:
-    assert bounds_of({**TEXT, **limited}) == set()
-
-
-def test_a_nullable_string_is_limited_in_both_spellings() -> None:
-    assert bounds_of({"type": ["string", "null"]}) == {":maxLength=80"}
-    assert bounds_of({"anyOf": [TEXT, {"type": "null"}]}) == {"/anyOf/0:maxLength=80"}
-
-
-def test_a_limit_never_contradicts_a_minimum() -> None:
-    assert bounds_of({**TEXT, "minLength": 100}) == {":maxLength=100"}
-
-
-@pytest.mark.parametrize("keyword", ["not", "if", "contains"])
-def test_nothing_is_added_where_narrowing_a_part_may_widen_the_whole(keyword: str) -> None:
-    assert bounds_of({"type": "object", keyword: TEXT}) == set()
-    assert bounds_of({"oneOf": [TEXT, {**TEXT, "minLength": 9}]}) == set()
-
-
-def test_a_definition_used_below_such_a_keyword_is_left_alone() -> None:
-    used_once = {"$defs": {"t": TEXT}, "properties": {"a": {"$ref": "#/$defs/t"}}}
-    assert bounds_of(used_once) == {"/$defs/t:maxLength=80"}
-    assert bounds_of({**used_once, "not": {"$ref": "#/$defs/t"}}) == set()
+    assert bounds_of(schema) == added and schema == before
+    assert add_bounds(schema, None).schema is schema and add_bounds(schema, None).added == ()
 
 
 @pytest.mark.parametrize(
@@ -92,14 +70,6 @@ def test_what_a_reference_below_such_a_keyword_leads_to_is_left_alone(ref: str) 
     every = {"/properties/a:maxLength=80", "/properties/c:maxItems=5", "/properties/c/items:maxLength=80",
              "/properties/x y:maxLength=80"}
     assert bounds_of(schema) == {bound for bound in every if bound.partition(":")[0] not in left}
-
-
-@pytest.mark.parametrize(
-    "more", [{"not": {"$ref": "#name"}}, {"not": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$id": "urn:a"}}}]
-)
-def test_where_such_a_reference_may_lead_anywhere_nothing_is_touched(more: dict[str, Any]) -> None:
-    assert bounds_of({"properties": {"a": TEXT}, **more}) == set()
-    assert bounds_of({"properties": {"a": TEXT, "id": TEXT}, "not": {"$ref": "#/$defs/b"}}) != set()
 
 
 @pytest.mark.parametrize("keyword", ["enum", "const"])
@@ -141,11 +111,6 @@ def test_a_limited_number_ends(number: str, num_accepted: int) -> None:
     compiler = GrammarCompiler(make_byte_vocabulary())
     matcher = compiler.compile(GrammarSpec.json_schema(schema, "spaced")).matcher()
     assert len([*takewhile(matcher.accept_token, number.encode())]) == num_accepted
-
-
-def test_pointers_escape_property_names() -> None:
-    schema = {"properties": {"a/b~c": TEXT}}
-    assert add_bounds(schema, LIMITS).added == (Bound("/properties/a~1b~0c", "maxLength", 80),)
 
 
 @pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.json")), ids=lambda path: path.stem)
