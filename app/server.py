@@ -43,9 +43,7 @@ DAY_S = 86400.0
 
 
 async def serve(
-    engine_config: EngineConfig,
-    app_config: AppConfig,
-    timeline: Timeline,
+    engine_config: EngineConfig, app_config: AppConfig, timeline: Timeline,
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until a signal arrives.

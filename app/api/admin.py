@@ -88,9 +88,7 @@ async def show_server(context: Context) -> Json:
     hidden = {"api_key", "admin_key"}
     settings = {name: value for name, value in asdict(context.config).items() if name not in hidden}
     return {
-        "version": __version__,
-        "model": context.engine.model_name,
-        "state": context.engine.state,
+        "version": __version__, "model": context.engine.model_name, "state": context.engine.state,
         "config": {"engine": asdict(context.engine.resolved), "app": settings},
         "runtime": context.engine.describe_runtime(),
         "timeline": [{"phase": phase, "seconds": round(s, 3)} for phase, s in context.engine.timeline],

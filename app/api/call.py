@@ -371,9 +371,7 @@ class Call:
             if position is None
             else {
                 str(entry.token_id): {
-                    "logprob": floor(entry.logprob),
-                    "rank": entry.rank,
-                    "decoded_token": entry.decoded_token,
+                    "logprob": floor(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token
                 }
                 for entry in (*position.top, position.token)
             }
@@ -384,10 +382,8 @@ class Call:
 def usage(num_prompt: int, num_output: int, num_cached: int) -> Json:
     """Return OpenAI's usage object without the details of a finished request."""
     return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "prompt_tokens": num_prompt, "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output, "prompt_tokens_details": {"cached_tokens": num_cached},
     }
 
 

@@ -107,10 +107,8 @@ class ReplyWriter(ABC):
         choices = await self.call.finish()
         return {
             **self.call.describe(self.NAMES[0]),
-            "choices": [self.write_choice(choice) for choice in choices],
-            "usage": self.call.count(choices),
-            **self.write_more(choices[0].output),
-            **dict.fromkeys(("service_tier", "kv_transfer_params")),
+            "choices": [self.write_choice(choice) for choice in choices], "usage": self.call.count(choices),
+            **self.write_more(choices[0].output), **dict.fromkeys(("service_tier", "kv_transfer_params")),
             **self.call.describe_extras(choices),
         }
 
@@ -230,11 +228,9 @@ class ChatWriter(ReplyWriter):
         if self.call.echo:
             message["content"] = self.call.echo + (message["content"] or "")
         return {
-            "index": choice.index,
-            "message": dict.fromkeys(UNSET) | message,
+            "index": choice.index, "message": dict.fromkeys(UNSET) | message,
             "logprobs": self.call.describe_logprobs(choice.logprobs),
-            "finish_reason": self.write_reason(choice),
-            "stop_reason": choice.stop_reason,
+            "finish_reason": self.write_reason(choice), "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids if self.call.body.return_token_ids else None,
         }
 

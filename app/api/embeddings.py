@@ -145,10 +145,7 @@ async def score(body: ScoreRequest, request: Request, context: Context) -> JSONR
     scores = await finish(work, request, model)
     data = [{"object": "score", "index": index, "score": each.score} for index, each in enumerate(scores)]
     reply = {
-        "id": f"score-{secrets.token_hex(8)}",
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
+        "id": f"score-{secrets.token_hex(8)}", "object": "list", "created": int(time.time()), "model": model
     }
     return JSONResponse(reply | {"data": data, "usage": count(each.num_tokens for each in scores)})
 

@@ -58,16 +58,9 @@ API_PREFIXES = (
 )
 HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")
 TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "service_unavailable",
-    504: "timeout_error",
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 405: "invalid_request_error", 413: "invalid_request_error",
+    415: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable", 504: "timeout_error",
 }
 ANTHROPIC_TYPES = TYPES | {413: "request_too_large", 503: "overloaded_error"}
 # pydantic's name of a union member in a location, which is not a field of the request
@@ -101,10 +94,8 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The OpenAI error object; a refused grammar adds keyword, pointer and reason."""
         error = {
-            "message": _cut(str(self)),
-            "type": TYPES.get(self.status, "server_error"),
-            "param": None if self.param is None else _printable(self.param),
-            "code": self.code,
+            "message": _cut(str(self)), "type": TYPES.get(self.status, "server_error"),
+            "param": None if self.param is None else _printable(self.param), "code": self.code,
         }
         return {"error": error | self.details}
 

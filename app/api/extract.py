@@ -162,10 +162,8 @@ async def extract(request: Request, context: Context, background: bool = False) 
     extractor = make_extractor(context, body, model)
     if is_table:
         return JsonLines(
-            lambda emit: send_rows(emit, extractor, schema, sources, body.cache_salt, info),
-            b"",
-            lambda error: json.dumps(error.body).encode() + b"\n",
-            keep_alive_s=math.inf,
+            lambda emit: send_rows(emit, extractor, schema, sources, body.cache_salt, info), b"",
+            lambda error: json.dumps(error.body).encode() + b"\n", keep_alive_s=math.inf,
         )
     source = sources[0]
     if source.error is not None:
@@ -241,11 +239,8 @@ def make_extractor(context: ApiContext, body: ExtractRequest, model: str) -> Ext
     """Return the extractor for a request."""
     options = body.options
     return Extractor(
-        context.engine,
-        Limits() if options.bounds else None,
-        ground=options.verbatim,
-        property_order=options.property_order,
-        instructions=body.instructions,
+        context.engine, Limits() if options.bounds else None, ground=options.verbatim,
+        property_order=options.property_order, instructions=body.instructions,
         examples=tuple(Example(each.text, each.record) for each in body.examples),
         lora_request=context.select_adapter(model),
     )

@@ -97,9 +97,7 @@ def warn(text: str) -> None:
 
 
 def check_unknown(
-    given: Mapping[str, Any],
-    known: Collection[str] = (),
-    where: Path = (),
+    given: Mapping[str, Any], known: Collection[str] = (), where: Path = (),
     constraints: Mapping[str, Values] | None = ANSWER,
 ) -> None:
     """Refuse the first field that would constrain the answer, and leave out the other ones that are not known.

@@ -49,9 +49,7 @@ class AllowedOrigins:
         if not origin or not ("*" in self.shared or origin.lower() in self.shared):
             return {}
         return {
-            "Access-Control-Allow-Origin": origin,
-            "Vary": "Origin",
-            "Access-Control-Expose-Headers": EXPOSED,
+            "Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": EXPOSED
         }
 
     def answer_preflight(self, headers: Mapping[bytes, bytes]) -> Response:
@@ -65,8 +63,7 @@ class AllowedOrigins:
         return Response(
             status_code=204,
             headers={
-                "Access-Control-Allow-Methods": "GET, POST, DELETE",
-                "Access-Control-Allow-Headers": asked,
+                "Access-Control-Allow-Methods": "GET, POST, DELETE", "Access-Control-Allow-Headers": asked
             }
             | {"Access-Control-Max-Age": "600"},
         )

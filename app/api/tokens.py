@@ -37,9 +37,7 @@ async def tokenize(body: TokenizeRequest, request: Request, context: Context) ->
     if body.return_token_strs:
         texts = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
     reply = {
-        "count": len(tokens),
-        "max_model_len": context.engine.resolved.max_model_len,
-        "tokens": tokens,
+        "count": len(tokens), "max_model_len": context.engine.resolved.max_model_len, "tokens": tokens,
         "token_strs": texts,
     }
     # FastAPI would convert every token in Python before writing it

@@ -11,32 +11,21 @@ MAX_VALUE_CHARS = 80
 
 # pydantic's error against a value of another kind -> the kind that is wanted
 KINDS = {
-    "bool_type": "true or false",
-    "dict_type": "an object",
-    "float_type": "a number",
-    "int_type": "an integer",
-    "list_type": "a list",
-    "model_attributes_type": "an object",
-    "model_type": "an object",
-    "string_type": "a text",
+    "bool_type": "true or false", "dict_type": "an object", "float_type": "a number",
+    "int_type": "an integer", "list_type": "a list", "model_attributes_type": "an object",
+    "model_type": "an object", "string_type": "a text",
 }
 RULES = {
-    "finite_number": "must be a finite number",
-    "float_parsing": "must be a number",
-    "int_from_float": "must be an integer",
-    "int_parsing": "must be an integer",
-    "int_parsing_size": "must be an integer of fewer digits",
-    "literal_error": "must be {expected}",
-    "string_pattern_mismatch": "must match {pattern}",
-    "string_unicode": "must be valid Unicode",
+    "finite_number": "must be a finite number", "float_parsing": "must be a number",
+    "int_from_float": "must be an integer", "int_parsing": "must be an integer",
+    "int_parsing_size": "must be an integer of fewer digits", "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "must match {pattern}", "string_unicode": "must be valid Unicode",
     **{name: f"must be {kind}" for name, kind in KINDS.items()},
 }
 # -> the word before the bound, and the bound's name
 BOUNDS = {
-    "greater_than": ("greater than", "gt"),
-    "greater_than_equal": ("at least", "ge"),
-    "less_than": ("less than", "lt"),
-    "less_than_equal": ("at most", "le"),
+    "greater_than": ("greater than", "gt"), "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"), "less_than_equal": ("at most", "le"),
 }
 # -> the same for a size, and the unit that is counted
 SIZES = {

@@ -86,10 +86,8 @@ async def drive(
     rng = Random(load.seed)
     records: list[Record | None] = [None] * len(jobs)
     async with aiohttp.ClientSession(
-        headers=headers,
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_read=600),
-        read_bufsize=2**20,
+        headers=headers, connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=600), read_bufsize=2**20,
     ) as session:
 
         async def work(index: int) -> None:

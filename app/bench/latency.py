@@ -81,9 +81,7 @@ def _make_cell(name: str, times: list[tuple[float, float]], num_in: int, num_dec
     # if every try was disturbed, the floor gives the last one an obviously impossible rate
     decode = [max(whole - prefill, 1e-9) for prefill, whole in times]
     return Cell(
-        name,
-        Spread(tuple(whole for _, whole in times)),
-        Spread(tuple(prefill for prefill, _ in times)),
+        name, Spread(tuple(whole for _, whole in times)), Spread(tuple(prefill for prefill, _ in times)),
         Spread(tuple(num_in / prefill for prefill, _ in times)),
         Spread(tuple(num_decoded / spent for spent in decode)),
     )
@@ -155,8 +153,6 @@ def report(cells: list[Cell]) -> Iterator[str]:
 def describe(cell: Cell) -> dict[str, Any]:
     """A cell for JSON."""
     return {
-        "name": cell.name,
-        "latency_s": cell.latency_s.values,
-        "prefill_tokens_per_s": cell.prefill_rate.values,
-        "decode_tokens_per_s": cell.decode_rate.values,
+        "name": cell.name, "latency_s": cell.latency_s.values,
+        "prefill_tokens_per_s": cell.prefill_rate.values, "decode_tokens_per_s": cell.decode_rate.values,
     }

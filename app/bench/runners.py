@@ -16,9 +16,7 @@ from grammar import GrammarSpec
 
 PEERS = ("transformers",)
 DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
 }  # "auto" on CPU: float32
 
 

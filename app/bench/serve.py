@@ -149,10 +149,8 @@ def summarise(
         "e2el": [record.e2e for record in good],
     }
     figures: dict[str, Any] = {
-        "num_requests": len(records),
-        "num_failed": len(records) - len(good),
-        "errors": sorted({record.error for record in records if record.error})[:5],
-        "elapsed_s": elapsed,
+        "num_requests": len(records), "num_failed": len(records) - len(good),
+        "errors": sorted({record.error for record in records if record.error})[:5], "elapsed_s": elapsed,
         "requests_per_s": len(good) / elapsed,
         "output_tokens_per_s": sum(record.num_output for record in good) / elapsed,
         "total_tokens_per_s": sum(record.num_input + record.num_output for record in good) / elapsed,
@@ -170,10 +168,7 @@ def summarise(
 def is_good(record: Record, limits: dict[str, float]) -> bool:
     """Return whether a request kept all limits; for ITL, its longest gap counts."""
     found = {
-        "ttft": record.ttft,
-        "tpot": record.tpot,
-        "itl": max(record.itls, default=0.0),
-        "e2el": record.e2e,
+        "ttft": record.ttft, "tpot": record.tpot, "itl": max(record.itls, default=0.0), "e2el": record.e2e
     }
     return all(found[name] <= limit for name, limit in limits.items())
 

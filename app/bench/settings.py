@@ -79,10 +79,8 @@ def describe_machine() -> dict[str, Any]:
     """Return where and when a figure was measured."""
     has_cuda = torch.cuda.is_available()
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "troupe": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "troupe": __version__,
+        "python": platform.python_version(), "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if has_cuda else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }

@@ -101,10 +101,7 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
         folder.cleanup()
     print(f"{len(jobs)} requests, {num_in} tokens in, {num_out} tokens out")
     figures: dict[str, Any] = {
-        "num_requests": len(jobs),
-        "num_in": num_in,
-        "num_out": num_out,
-        "elapsed_s": times,
+        "num_requests": len(jobs), "num_in": num_in, "num_out": num_out, "elapsed_s": times
     }
     rates = {name: Spread(tuple(num_out / spent for spent in found)) for name, found in times.items()}
     for name, rate in rates.items():

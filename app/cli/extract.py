@@ -56,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the schema, the files, and the flags of the engine."""
     parser.add_argument("--schema", metavar="FILE", help="file with the JSON Schema of a record")
     parser.add_argument(
-        "files",
-        nargs="*",
-        metavar="FILE",
+        "files", nargs="*", metavar="FILE",
         help="texts, PDFs, images, or tables (CSV, JSONL: a record a row); - reads stdin",
     )
     parser.add_argument(
@@ -72,9 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: by the ending of FILE, else jsonl; parquet is written at the end, the others record by record",
     )
     parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
+        "-o", "--output", metavar="FILE",
         help="file to write; by default records go to stdout. The same command continues a stopped run",
     )
     add_flags(parser, ExtractConfig)

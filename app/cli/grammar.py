@@ -35,15 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kind", choices=KINDS, default="json_schema", help="kind of GRAMMAR (default: json_schema)"
     )
     parser.add_argument(
-        "--property-order",
-        choices=("schema", "any"),
-        default="schema",
+        "--property-order", choices=("schema", "any"), default="schema",
         help="order of the properties in JSON objects (default: schema)",
     )
     parser.add_argument(
-        "--whitespace",
-        choices=WHITESPACES,
-        default="any",
+        "--whitespace", choices=WHITESPACES, default="any",
         help="white space between JSON values and between XML tags (default: any)",
     )
 

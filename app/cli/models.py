@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint", nargs="?", metavar="MODEL", help="folder or hub name; default: list the families"
     )
     parser.add_argument(
-        "--model-impl",
-        choices=("auto", "troupe", "transformers"),
-        default="auto",
+        "--model-impl", choices=("auto", "troupe", "transformers"), default="auto",
         help="code that runs the model (default: auto)",
     )
 

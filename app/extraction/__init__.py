@@ -9,21 +9,7 @@ from app.extraction.prompt import Example, Schema, make_messages
 from app.extraction.sources import Source
 
 __all__ = [
-    "Bound",
-    "BoundedSchema",
-    "Evidence",
-    "Example",
-    "ExtractionResult",
-    "Extractor",
-    "Leaf",
-    "Limits",
-    "PartialExtraction",
-    "Schema",
-    "Source",
-    "TextTooLong",
-    "add_bounds",
-    "describe_added",
-    "extract",
-    "extract_records",
-    "make_messages",
+    "Bound", "BoundedSchema", "Evidence", "Example", "ExtractionResult", "Extractor", "Leaf", "Limits",
+    "PartialExtraction", "Schema", "Source", "TextTooLong", "add_bounds", "describe_added", "extract",
+    "extract_records", "make_messages",
 ]

@@ -52,10 +52,7 @@ class Check:
     def to_json(self) -> dict[str, Any]:
         """The check as a JSON-able dict."""
         return {
-            "kind": self.kind,
-            "holds": self.holds,
-            "message": self.message,
-            "fields": list(self.pointers),
+            "kind": self.kind, "holds": self.holds, "message": self.message, "fields": list(self.pointers)
         }
 
 

@@ -65,9 +65,7 @@ def _weigh(before: str, token: dict[str, Any]) -> Weighed:
 def describe_position(position: TokenLogprobs) -> dict[str, Any]:
     """Return the sampled token and its alternatives, with probabilities before and after the mask."""
     return {
-        **_describe_token(position.token),
-        "rank": position.token.rank,
-        "source": position.draft_source,
+        **_describe_token(position.token), "rank": position.token.rank, "source": position.draft_source,
         "top": [_describe_token(each) for each in position.top],
     }
 

@@ -110,13 +110,9 @@ def score_result(case: Case, result: ExtractionResult) -> Scored:
     ]
     source = _fold(case.text)
     return Scored(
-        case=case,
-        scores=scores,
-        confidence=_field_confidence(scores, result.confidence),
-        is_valid=result.valid,
-        num_strings=len(free),
-        num_found=sum(_fold(value) in source for value in free),
-        record=result.record,
+        case=case, scores=scores, confidence=_field_confidence(scores, result.confidence),
+        is_valid=result.valid, num_strings=len(free),
+        num_found=sum(_fold(value) in source for value in free), record=result.record,
         extra=tuple(list_extra(result.record, case.record)),
         wrong=frozenset(list_wrong([leaf.path for leaf in result.leaves], result.record, case.record)),
         flagged=frozenset(result.flags),
@@ -135,22 +131,14 @@ def summarize(scored: Sequence[Scored]) -> Figures:
     num_wrong, num_flagged = sum(len(one.wrong) for one in scored), sum(len(one.flagged) for one in scored)
     num_both = sum(len(one.wrong & one.flagged) for one in scored)
     return Figures(
-        field=_mean(everything),
-        by_field={name: _mean(scores) for name, scores in by_field.items()},
-        fields=len(everything),
-        whole=sum(one.is_whole for one in scored),
-        valid=sum(one.is_valid for one in scored),
-        cases=len(scored),
-        failed=len(errors),
-        first_error=next(iter(errors), ""),
-        wrong_values=num_wrong,
-        flagged_values=num_flagged,
+        field=_mean(everything), by_field={name: _mean(scores) for name, scores in by_field.items()},
+        fields=len(everything), whole=sum(one.is_whole for one in scored),
+        valid=sum(one.is_valid for one in scored), cases=len(scored), failed=len(errors),
+        first_error=next(iter(errors), ""), wrong_values=num_wrong, flagged_values=num_flagged,
         wrong_flagged=round(num_both / max(1, num_wrong), 4),
         flagged_wrong=round(num_both / max(1, num_flagged), 4),
-        strings=sum(one.num_strings for one in scored),
-        found=sum(one.num_found for one in scored),
-        threshold=find_threshold(sure),
-        deciles=tuple(group_by_confidence(sure)),
+        strings=sum(one.num_strings for one in scored), found=sum(one.num_found for one in scored),
+        threshold=find_threshold(sure), deciles=tuple(group_by_confidence(sure)),
     )
 
 

@@ -69,11 +69,8 @@ class ExtractionResult:
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON-able dict, as the command line prints it."""
         return {
-            "source": self.source,
-            "record": self.record,
-            "valid": self.valid,
-            "finish_reason": self.finish_reason,
-            "confidence": self.confidence,
+            "source": self.source, "record": self.record, "valid": self.valid,
+            "finish_reason": self.finish_reason, "confidence": self.confidence,
             "evidence": {pointer: asdict(found) for pointer, found in self.evidence.items()},
             "flags": {pointer: list(reasons) for pointer, reasons in self.flags.items()},
             "checks": [check.to_json() for check in self.checks],

@@ -68,9 +68,7 @@ def find_page_url(request: gr.Request, root_path: str) -> str:
 def make_snippets(page_url: str, model: str, needs_key: bool) -> tuple[str, ...]:
     """Return the base URL and the snippets for a page address such as http://127.0.0.1:7860/."""
     values = {
-        "base_url": page_url.rstrip("/") + "/v1",
-        "model": model,
-        "text": TEXT,
+        "base_url": page_url.rstrip("/") + "/v1", "model": model, "text": TEXT,
         "api_key": "YOUR_KEY" if needs_key else "none",
         "key_line": "\n  -H 'Authorization: Bearer YOUR_KEY' \\" if needs_key else "",
     }

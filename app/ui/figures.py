@@ -5,10 +5,7 @@ from __future__ import annotations
 from engine import RequestOutput
 
 FINISH_WORDS = {
-    "stop": "complete",
-    "length": "cut off at the token limit",
-    "abort": "stopped",
-    "error": "failed",
+    "stop": "complete", "length": "cut off at the token limit", "abort": "stopped", "error": "failed",
     "dead_end": "the grammar allowed no further token",
 }
 

@@ -17,14 +17,8 @@ from engine import Engine
 RATE_WINDOW_S = 3.0
 
 STATE_WORDS = {
-    "new": "loading",
-    "starting": "loading",
-    "restarting": "restarting",
-    "falling_asleep": "falling asleep",
-    "sleeping": "sleeping",
-    "waking_up": "waking up",
-    "dead": "stopped",
-    "closed": "closed",
+    "new": "loading", "starting": "loading", "restarting": "restarting", "falling_asleep": "falling asleep",
+    "sleeping": "sleeping", "waking_up": "waking up", "dead": "stopped", "closed": "closed",
 }
 
 

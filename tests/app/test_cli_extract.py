@@ -90,12 +90,10 @@ def test_limits_are_added_and_named_unless_switched_off(
     ("arguments", "message"),
     [
         ("--schema list.json good.txt", "a schema is a JSON object"),
-        ("--schema good.txt good.txt", "good.txt is not JSON"),
-        ("--schema wrong.json good.txt", "nonsense"),
+        ("--schema good.txt good.txt", "good.txt is not JSON"), ("--schema wrong.json good.txt", "nonsense"),
         ("--schema deep.json good.txt", "deep.json is not JSON"),
         ("--schema missing.json good.txt", "missing.json cannot be read: No such file"),
-        ("--schema - -", "stdin (-) can be read once"),
-        ("", "needs --schema and at least one file"),
+        ("--schema - -", "stdin (-) can be read once"), ("", "needs --schema and at least one file"),
         ("x.bin", "is not UTF-16-LE text"),
         ("--column x t.csv", "--column x: t.csv has the columns id, text, note"),
         ("good.txt --wrong", "--wrong goes with --evaluate"),
@@ -146,10 +144,8 @@ def test_csv_on_stdout_has_a_row_a_record_and_failed_ones_too(
 @pytest.mark.parametrize(
     ("flags", "start"),
     [
-        (["-o", "out.csv"], b"\xef\xbb\xbfsource,"),
-        (["-o", "OUT.PARQUET"], b"PAR1"),
-        (["--output", "out.jsonl"], b'{"source": "good.txt"'),
-        (["-o", "out.txt"], b'{"source": "good.txt"'),
+        (["-o", "out.csv"], b"\xef\xbb\xbfsource,"), (["-o", "OUT.PARQUET"], b"PAR1"),
+        (["--output", "out.jsonl"], b'{"source": "good.txt"'), (["-o", "out.txt"], b'{"source": "good.txt"'),
         (["-o", "out.csv", "--format", "jsonl"], b'{"source": "good.txt"'),
     ],
 )

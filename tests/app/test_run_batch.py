@@ -152,11 +152,9 @@ def test_a_dead_engine_ends_the_run_and_leaves_its_rows_to_the_next(
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        (None, None, "cannot use"),
-        ("not json\n", None, "in.jsonl:1 is not a JSON object with a custom_id"),
+        (None, None, "cannot use"), ("not json\n", None, "in.jsonl:1 is not a JSON object with a custom_id"),
         ('{"custom_id": "1", "custom_id": "2"}\n', None, "in.jsonl:1 has the duplicate key 'custom_id'"),
-        ("", "my diary\n", "out.jsonl:1 is not a row"),
-        ("", "my diary", "out.jsonl ends with something"),
+        ("", "my diary\n", "out.jsonl:1 is not a row"), ("", "my diary", "out.jsonl ends with something"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line(

@@ -32,9 +32,7 @@ class Person(BaseModel):
 
 
 SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
-    "required": ["city"],
+    "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
     "additionalProperties": False,
 }
 FUNCTION: dict[str, Any] = {"name": "find_weather", "description": "Find the weather.", "parameters": SCHEMA}

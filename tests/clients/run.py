@@ -24,10 +24,8 @@ KEY = "client-key"
 FLAGS = ["--api-key", KEY, "--served-model-name", "demo_model", "--no-ui"]
 # client -> its packages; litellm looks for mcp as soon as a request has tools, and does not ask for it itself
 PACKAGES = {
-    "langchain": ["langchain", "langchain-openai", "langchain-anthropic"],
-    "litellm": ["litellm", "mcp"],
-    "instructor": ["instructor", "anthropic"],
-    "pydantic_ai": ["pydantic-ai-slim[openai,anthropic]"],
+    "langchain": ["langchain", "langchain-openai", "langchain-anthropic"], "litellm": ["litellm", "mcp"],
+    "instructor": ["instructor", "anthropic"], "pydantic_ai": ["pydantic-ai-slim[openai,anthropic]"],
 }
 # client and case -> what the demo model would have to know
 KNOWLEDGE = {

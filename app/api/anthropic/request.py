@@ -38,9 +38,7 @@ OUTPUT_CONFIG = ("format", "effort")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 # type of thinking -> what may stand beside it
 THINKING_FIELDS = {
-    "enabled": ("type", "budget_tokens", "display"),
-    "disabled": ("type",),
-    "adaptive": ("type", "display"),
+    "enabled": ("type", "budget_tokens", "display"), "disabled": ("type",), "adaptive": ("type", "display")
 }
 DISPLAYS = ("summarized", "omitted")
 MIN_BUDGET_TOKENS = 1024  # the protocol's own

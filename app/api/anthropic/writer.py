@@ -102,10 +102,8 @@ def stop_of(choice: Choice, has_calls: bool) -> Json:
 def usage_of(num_prompt: int, num_cached: int, num_output: int) -> Json:
     """Return the usage; tokens found in the prefix cache are not part of the input, as in this API."""
     return {
-        "input_tokens": num_prompt - num_cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": num_cached,
-        "output_tokens": num_output,
+        "input_tokens": num_prompt - num_cached, "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached, "output_tokens": num_output,
     }
 
 

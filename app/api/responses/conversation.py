@@ -32,9 +32,7 @@ class Conversation:
     """
 
     def __init__(
-        self,
-        instructions: str | None,
-        items: str | Sequence[Mapping[str, Any]],
+        self, instructions: str | None, items: str | Sequence[Mapping[str, Any]],
         before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.messages: list[Json] = []

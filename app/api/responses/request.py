@@ -19,12 +19,8 @@ Json = dict[str, Any]
 PASSED = SHARED | {"stop", "top_k"}
 # name of a field of a chat -> its name here
 NAMES = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text",
-    "reasoning_effort": "reasoning.effort",
-    "prompt": "input",
+    "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
+    "response_format": "text", "reasoning_effort": "reasoning.effort", "prompt": "input",
 }
 # reasoning option -> its fixed value here
 REASONING_VALUES = {"context": ("auto", "current_turn", "all_turns"), "mode": ("standard",)}

@@ -62,13 +62,9 @@ def make_patterns(style: ToolStyle) -> Patterns:
     return Patterns(
         (style.next_message,) if style.channel else style.marks,
         tuple(re.compile(re.escape(opening) + head) for opening in style.openings for head in heads),
-        tuple(map(re.compile, heads)),
-        re.compile(channel or "(?!)"),
-        tuple(_list_arguments(style)),
-        tail or style.end,
-        re.compile(_fill(re.escape(before_id + "{id}"))) if before_id else None,
-        None if style.separator is None else tail + style.separator,
-        tail + style.end,
+        tuple(map(re.compile, heads)), re.compile(channel or "(?!)"), tuple(_list_arguments(style)),
+        tail or style.end, re.compile(_fill(re.escape(before_id + "{id}"))) if before_id else None,
+        None if style.separator is None else tail + style.separator, tail + style.end,
     )
 
 

@@ -296,10 +296,8 @@ class BatchTab:
         name = html.escape(run.records[index]["source"])
         return {
             self.review: gr.update(visible=True),
-            self.place: f"<b>Row {index + 1} of {run.num_rows:,}</b> {name}",
-            self.index: index,
-            **self.desk.draw(shown),
-            self.desk.why: "",
+            self.place: f"<b>Row {index + 1} of {run.num_rows:,}</b> {name}", self.index: index,
+            **self.desk.draw(shown), self.desk.why: "",
         }
 
     async def run_all(

@@ -80,13 +80,9 @@ def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_l
             "conversation",
         )
     return SamplingParams(
-        max_tokens=min(int(settings.max_tokens), room),
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=int(settings.top_k),
-        min_p=settings.min_p,
-        repetition_penalty=settings.repetition_penalty,
-        seed=parse_seed(settings.seed),
+        max_tokens=min(int(settings.max_tokens), room), temperature=settings.temperature,
+        top_p=settings.top_p, top_k=int(settings.top_k), min_p=settings.min_p,
+        repetition_penalty=settings.repetition_penalty, seed=parse_seed(settings.seed),
         stop=tuple(line for line in settings.stop.split("\n") if line),
         grammar=make_grammar(settings.grammar_kind, settings.grammar_text),
         logprobs=NUM_RIVALS if settings.with_tokens else None,

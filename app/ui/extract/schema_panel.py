@@ -25,9 +25,7 @@ PLAIN = {"$schema", "$id", "title", "description", "type", "properties", "requir
 BLANK_PROBLEM = Explanation("The schema has no field yet.", "", "Choose one, describe it, or add a field to the form.")
 CORRECT_FIRST = "Complete it first: until then nothing is extracted with this schema."
 WHO = {
-    "residual": "checked after the value",
-    "annotation": "annotation only",
-    "no effect": "always true here",
+    "residual": "checked after the value", "annotation": "annotation only", "no effect": "always true here"
 }
 
 Views = dict[Any, Any]  # new values of the panel's components

@@ -65,13 +65,10 @@ class Recorder:
         now = self.clock()
         lanes = sorted(self.lanes.values(), key=lambda lane: lane.number)[-MAX_LANES:]
         return {
-            "now": round(now, 3),
-            "state": self.engine.state,
-            "runs_on": describe_device(self.engine),
+            "now": round(now, 3), "state": self.engine.state, "runs_on": describe_device(self.engine),
             "lanes": [_draw_lane(lane, now) for lane in lanes],
             "blocks": self._map_blocks(snapshot) if snapshot is not None else None,
-            "limits": _limits(snapshot),
-            "stats": describe_stats(self.engine.stats()),
+            "limits": _limits(snapshot), "stats": describe_stats(self.engine.stats()),
             "replicas": [_draw_replica(each) for each in self.engine.describe_replicas()],
         }
 
@@ -161,10 +158,8 @@ def _limits(snapshot: EngineSnapshot | None) -> dict[str, int]:
 
 
 HISTOGRAMS = {
-    "ttft": "time_to_first_token_seconds",
-    "itl": "inter_token_latency_seconds",
-    "lag": "event_loop_lag_seconds",
-    "gap": "step_gap_seconds",
+    "ttft": "time_to_first_token_seconds", "itl": "inter_token_latency_seconds",
+    "lag": "event_loop_lag_seconds", "gap": "step_gap_seconds",
 }
 
 
@@ -175,9 +170,7 @@ def describe_stats(stats: EngineStats) -> dict[str, Any]:
         histogram = stats.histograms.get(full)
         if histogram is not None:
             histograms[name] = {
-                "buckets": histogram.buckets,
-                "counts": histogram.counts,
-                "sum": histogram.sum,
+                "buckets": histogram.buckets, "counts": histogram.counts, "sum": histogram.sum,
                 "count": histogram.count,
             }
     return {

@@ -15,17 +15,11 @@ Field = dict[str, Any]
 
 # Kind in the form -> its schema.
 KINDS: dict[str, Schema] = {
-    "text": {"type": "string"},
-    "whole number": {"type": "integer"},
-    "number": {"type": "number"},
-    "yes or no": {"type": "boolean"},
-    "date": {"type": "string", "format": "date"},
-    "time": {"type": "string", "format": "time"},
-    "date and time": {"type": "string", "format": "date-time"},
-    "email": {"type": "string", "format": "email"},
-    "link": {"type": "string", "format": "uri"},
-    "choice": {"type": "string", "enum": []},
-    "group": {"type": "object", "properties": {}},
+    "text": {"type": "string"}, "whole number": {"type": "integer"}, "number": {"type": "number"},
+    "yes or no": {"type": "boolean"}, "date": {"type": "string", "format": "date"},
+    "time": {"type": "string", "format": "time"}, "date and time": {"type": "string", "format": "date-time"},
+    "email": {"type": "string", "format": "email"}, "link": {"type": "string", "format": "uri"},
+    "choice": {"type": "string", "enum": []}, "group": {"type": "object", "properties": {}},
 }
 OTHER = "other"
 MAX_DEPTH = 5

@@ -93,13 +93,10 @@ async def test_adapters_come_and_go_while_the_server_runs(server: Server, tmp_pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "IA3"}, "peft_type"),
-        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"peft_type": "IA3"}, "peft_type"), ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
-        ({"layer_replication": [[0, 2]]}, "layer_replication"),
-        ({"r": 65}, "max_lora_rank allows 64"),
-        ({"use_dora": True}, "no magnitude for model.layers.0"),
-        ({"r": 4}, "must be [4, "),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"), ({"r": 65}, "max_lora_rank allows 64"),
+        ({"use_dora": True}, "no magnitude for model.layers.0"), ({"r": 4}, "must be [4, "),
         ({"something_new": 1}, "something_new"),
     ],
     ids=str,

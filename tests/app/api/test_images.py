@@ -193,10 +193,8 @@ async def test_images_that_cannot_be_extracted_from_are_refused(seeing: Server) 
     good, bad = (make_part(each)["image_url"]["url"] for each in (PNG, PNG[:90]))
     for change, told in (
         ({"images": [bad]}, "cannot be decoded"),
-        ({"images": ["file:///etc/passwd"]}, "must be a data: URL"),
-        ({"images": []}, "images"),
-        ({"images": [good] * 33}, "images"),
-        ({"images": [good], "rows": ["x"]}, "either images or rows"),
+        ({"images": ["file:///etc/passwd"]}, "must be a data: URL"), ({"images": []}, "images"),
+        ({"images": [good] * 33}, "images"), ({"images": [good], "rows": ["x"]}, "either images or rows"),
         ({"images": [good], "options": {"verbatim": True}}, "verbatim texts must be parts of a text"),
     ):
         status, reply = await seeing.post("/v1/extract", {"schema": PAID} | change)

@@ -15,8 +15,7 @@ async def test_a_prediction_reaches_the_engine(server: Server, content: Any) -> 
     assert status == 200
     assert server.engine.requests[-1].options["prediction"] == "some text"
     assert reply["usage"]["completion_tokens_details"] == {
-        "accepted_prediction_tokens": 0,
-        "rejected_prediction_tokens": 0,
+        "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0
     }
 
 

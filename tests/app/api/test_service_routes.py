@@ -91,10 +91,8 @@ async def test_an_engine_that_is_not_ready_is_a_503(server: Server, state: str) 
 
 async def test_a_method_that_a_route_does_not_take_is_a_405(server: Server) -> None:
     for method, path, allowed in (
-        ("GET", "/v1/chat/completions", "POST"),
-        ("TRACE", "/v1/models", "GET, HEAD"),
-        ("TRACE", "/health", "GET, HEAD"),
-        ("QUERY", "/sleep", "POST"),
+        ("GET", "/v1/chat/completions", "POST"), ("TRACE", "/v1/models", "GET, HEAD"),
+        ("TRACE", "/health", "GET, HEAD"), ("QUERY", "/sleep", "POST"),
         ("PATCH", "/openapi.json", "GET, HEAD"),
     ):
         status, headers, reply = await server.ask(path, method)

@@ -300,10 +300,8 @@ class ListeningTokenizer(FakeTokenizer):
 @pytest.mark.parametrize(
     ("fields", "effort", "is_on"),
     [
-        ({}, None, None),
-        ({"reasoning_effort": None}, None, None),
-        ({"reasoning_effort": "high"}, "high", None),
-        ({"reasoning_effort": "none"}, "none", False),
+        ({}, None, None), ({"reasoning_effort": None}, None, None),
+        ({"reasoning_effort": "high"}, "high", None), ({"reasoning_effort": "none"}, "none", False),
         ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "none", True),
     ],
 )

@@ -278,22 +278,16 @@ async def test_tools_that_are_shown_or_forced_or_off_need_no_warning(knowing: Se
 
 
 WRONG: list[dict[str, Any]] = [
-    {"tools": [{"type": "function"}]},
-    {"tools": [{"type": "retrieval"}]},
-    {"tools": [tool("two words")]},
-    {"tools": [tool("x" * 129)]},
-    {"tools": [tool(), tool()]},
-    {"tools": [tool(f"t{i}") for i in range(1025)]},
-    {"tools": "weather"},
+    {"tools": [{"type": "function"}]}, {"tools": [{"type": "retrieval"}]}, {"tools": [tool("two words")]},
+    {"tools": [tool("x" * 129)]}, {"tools": [tool(), tool()]},
+    {"tools": [tool(f"t{i}") for i in range(1025)]}, {"tools": "weather"},
     *({"tools": [tool(parameters=schema)]} for schema in ("text", {"type": "array"})),
     *({"tools": [tool(parameters={"properties": value})]} for value in ([], None, 5)),
     {"tools": [tool(parameters={"type": ["object", 7]})]},
     {"tools": [tool(parameters={"properties": {"a": {"enum": ["x" * 10] * 40_000}}})]},
-    {"tools": TOOLS, "tool_choice": "always"},
-    {"tools": TOOLS, "tool_choice": {"type": "function"}},
+    {"tools": TOOLS, "tool_choice": "always"}, {"tools": TOOLS, "tool_choice": {"type": "function"}},
     {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
-    {"tools": TOOLS, "tool_choice": 3},
-    {"tool_choice": "required"},
+    {"tools": TOOLS, "tool_choice": 3}, {"tool_choice": "required"},
 ]
 
 

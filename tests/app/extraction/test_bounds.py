@@ -61,9 +61,7 @@ def test_what_a_reference_below_such_a_keyword_leads_to_is_left_alone(ref: str) 
     places = {"a": TEXT, "c": {"type": "array", "items": TEXT}, "x y": TEXT, "n": {"not": {"$ref": ref}}}
     definitions = {"b": {"$ref": "#/properties/a"}}
     schema = {
-        "properties": places,
-        "$defs": definitions,
-        "components": {"t": {"items": {"$ref": "#/$defs/b"}}},
+        "properties": places, "$defs": definitions, "components": {"t": {"items": {"$ref": "#/$defs/b"}}}
     }
     free = "" if ref.endswith("items") else "x y" if "x" in ref else "a"
     left = {"/properties/c/items"} if not free else {f"/properties/{free}"}

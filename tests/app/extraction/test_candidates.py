@@ -41,17 +41,10 @@ def test_dates_and_amounts_may_only_be_those_of_the_text() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "no figures here",
-        " ".join(map(str, range(MAX_CANDIDATES + 1))),
-        "Total: fifty dollars. Invoice 7781",
-        "twenty five US dollars for 3 pens",
-        "$1.2 million, 15%",
-        "EUR 3.5m and 12 pens",
-        "3,5 Mrd und 2",
-        "version 1.2.3, 9 pens",
-        "fünfhundert Euro, Rechnung 12",
-        "金额三百元 3",
-        "12 plus ¾",
+        "no figures here", " ".join(map(str, range(MAX_CANDIDATES + 1))),
+        "Total: fifty dollars. Invoice 7781", "twenty five US dollars for 3 pens", "$1.2 million, 15%",
+        "EUR 3.5m and 12 pens", "3,5 Mrd und 2", "version 1.2.3, 9 pens", "fünfhundert Euro, Rechnung 12",
+        "金额三百元 3", "12 plus ¾",
     ],
 )
 def test_a_text_that_offers_none_or_too_many_or_unread_ones_binds_nothing_and_says_so(text: str) -> None:

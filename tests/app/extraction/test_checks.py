@@ -88,8 +88,7 @@ def flags_of(
 
 def test_a_value_not_in_the_text_is_flagged_whatever_its_confidence() -> None:
     assert flags_of('{"a": "Ada", "b": 7}', "Bob", {"/a": 1.0, "/b": 1.0}) == {
-        "/a": (NOT_FOUND,),
-        "/b": (NOT_FOUND,),
+        "/a": (NOT_FOUND,), "/b": (NOT_FOUND,)
     }
 
 
@@ -98,8 +97,7 @@ def test_a_chosen_value_need_not_be_in_the_text_but_the_model_has_to_be_sure() -
     record = '{"mood": "good", "paid": true}'
     assert flags_of(record, "x", {"/mood": 0.96, "/paid": 0.96}, schema) == {}
     assert flags_of(record, "x", {"/mood": 0.9, "/paid": 0.9}, schema) == {
-        "/mood": (UNSURE,),
-        "/paid": (UNSURE,),
+        "/mood": (UNSURE,), "/paid": (UNSURE,)
     }
 
 

@@ -19,8 +19,7 @@ from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine, FakeTokenizer
 
 SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"items": {"type": "array"}, "total": {"type": "number"}},
+    "type": "object", "properties": {"items": {"type": "array"}, "total": {"type": "number"}}
 }
 
 

@@ -16,10 +16,7 @@ from engine import InvalidRequest
 from tests.fakes import PERSON, FakeEngine
 
 CASE = {
-    "kind": "person",
-    "schema": PERSON,
-    "text": "Ada is 36 years old.",
-    "record": {"name": "Ada", "age": 37},
+    "kind": "person", "schema": PERSON, "text": "Ada is 36 years old.", "record": {"name": "Ada", "age": 37}
 }
 
 

@@ -11,16 +11,12 @@ from app.extraction.export import ExportError, export, make_rows
 
 RECORDS: list[dict[str, Any]] = [
     {
-        "source": "a",
-        "valid": True,
-        "finish_reason": "stop",
+        "source": "a", "valid": True, "finish_reason": "stop",
         "record": {"n": 1, "who": {"name": "Zoë"}, "tags": ["x"]},
     },
     {"source": "b", "valid": False, "finish_reason": "error", "record": None, "error": "too long"},
     {
-        "source": "c",
-        "valid": True,
-        "finish_reason": "stop",
+        "source": "c", "valid": True, "finish_reason": "stop",
         "record": {"n": 2.5, "ok": False, "valid": "my own"},
     },
 ]
@@ -114,10 +110,7 @@ def test_no_field_hides_another_of_the_same_name() -> None:
 
 def test_what_stood_beside_the_text_comes_before_the_record() -> None:
     first = {
-        "source": "x",
-        "valid": True,
-        "row": {"id": "7", "source": "mail"},
-        "record": {"id": 9, "city": "Ulm"},
+        "source": "x", "valid": True, "row": {"id": "7", "source": "mail"}, "record": {"id": 9, "city": "Ulm"}
     }
     second = {"source": "y", "valid": True, "record": {"city": "Bonn"}}
     one, two = make_rows([first, second])

@@ -37,8 +37,7 @@ async def test_a_complete_record_is_valid_with_confidence_and_evidence() -> None
     assert result.valid and result.record == {"name": "Ada", "age": 36} and result.errors == ()
     assert result.confidence == {"/name": 0.7788, "/age": 0.7788}
     assert {pointer: found.quote for pointer, found in result.evidence.items()} == {
-        "/name": "Ada",
-        "/age": "36",
+        "/name": "Ada", "/age": "36"
     }
 
 

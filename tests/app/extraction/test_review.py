@@ -51,9 +51,7 @@ def test_an_edit_of_no_value_is_refused(pointer: str) -> None:
 def test_every_scalar_of_both_records_is_compared() -> None:
     now, then = {"a": 1, "b": [{"c": "x"}], "d": 2}, {"a": 1.0, "b": [{"c": "y"}, {"c": "z"}]}
     assert compare(now, then) == {
-        "/a": Change("same", 1.0),
-        "/b/0/c": Change("changed", "y"),
-        "/d": Change("new"),
+        "/a": Change("same", 1.0), "/b/0/c": Change("changed", "y"), "/d": Change("new"),
         "/b/1/c": Change("missing", "z"),
     }
 
@@ -63,20 +61,13 @@ def test_true_is_not_one() -> None:
 
 
 FIELDS: dict[str, Any] = {
-    "zip": {"type": ["string", "null"]},
-    "fax": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-    "n": {"type": "number"},
-    "sum": {"type": ["number", "null"]},
-    "id": {"$ref": "#/$defs/id"},
-    "size": {"enum": [1, 2]},
-    "name": {"type": "string"},
-    "any": {},
+    "zip": {"type": ["string", "null"]}, "fax": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "n": {"type": "number"}, "sum": {"type": ["number", "null"]}, "id": {"$ref": "#/$defs/id"},
+    "size": {"enum": [1, 2]}, "name": {"type": "string"}, "any": {},
     "rows": {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "string"}}},
 }
 SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": FIELDS,
-    "$defs": {"id": {"type": ["string", "null"]}},
+    "type": "object", "properties": FIELDS, "$defs": {"id": {"type": ["string", "null"]}}
 }
 
 

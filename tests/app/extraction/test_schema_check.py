@@ -19,9 +19,7 @@ def test_a_good_schema_tells_its_backend_and_how_many_keywords_it_enforces(check
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ('{"type": "object",}', "line 1 column 19"),
-        ("[1]", "not list"),
-        ("true", "object"),
+        ('{"type": "object",}', "line 1 column 19"), ("[1]", "not list"), ("true", "object"),
         ('{"type": "strin"}', "/type"),
     ],
 )

@@ -25,9 +25,7 @@ def test_a_value_scores_by_its_kind(found: Any, wanted: Any, score: float) -> No
 def test_fields_of_inner_objects_count_one_by_one() -> None:
     wanted = {"a": 1, "b": {"c/d": 2, "e": {"f": 3}}}
     assert score_record({"a": 1, "b": {"c/d": 2, "e": {"f": 4}}}, wanted) == {
-        "/a": 1.0,
-        "/b/c~1d": 1.0,
-        "/b/e/f": 0.0,
+        "/a": 1.0, "/b/c~1d": 1.0, "/b/e/f": 0.0
     }
 
 
@@ -39,10 +37,8 @@ def test_what_is_missing_scores_nothing(found: Any) -> None:
 @pytest.mark.parametrize(
     ("found", "extra"),
     [
-        ({"a": 1, "email": "x"}, ["/email"]),
-        ({"a": 2, "b": {"c": 0, "d": False}}, ["/b/d"]),
-        ({"a": 1, "e": None, "f": "", "g": [], "h": {}, "i": {"j": None}}, []),
-        (None, []),
+        ({"a": 1, "email": "x"}, ["/email"]), ({"a": 2, "b": {"c": 0, "d": False}}, ["/b/d"]),
+        ({"a": 1, "e": None, "f": "", "g": [], "h": {}, "i": {"j": None}}, []), (None, []),
     ],
 )
 def test_what_was_found_and_not_wanted_is_listed(found: Any, extra: list[str]) -> None:

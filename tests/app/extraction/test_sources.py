@@ -105,12 +105,10 @@ def test_every_other_file_is_one_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.txt", b"\xff", "a.txt is not UTF-8 text"),
-        ("a.csv", "", "a.csv is empty"),
+        ("a.txt", b"\xff", "a.txt is not UTF-8 text"), ("a.csv", "", "a.csv is empty"),
         ("a.csv", "\n , \n", "a.csv is empty"),
         ("a.csv", "id,text\n", "a.csv has a header and no row below it"),
-        ("a.jsonl", "\n", "a.jsonl is empty"),
-        ("a.csv", 'a,b\n"x', "a.csv is not CSV, line 2"),
+        ("a.jsonl", "\n", "a.jsonl is empty"), ("a.csv", 'a,b\n"x', "a.csv is not CSV, line 2"),
         ("a.csv", 'a,b\n\n"x"\n"Hello" he said,1\nok,2\n', "a.csv is not CSV, line 4"),
         ("a.csv", 'a,b\n"x,1\ny,2\nz', "a.csv is not CSV, lines 2 to 4"),
         ("a.pdf", b"%PDF-1.4 nothing", "a.pdf cannot be read as PDF"),

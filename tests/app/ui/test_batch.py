@@ -41,9 +41,7 @@ def make_request(session: str, owner: str = "me") -> Any:
 REQUEST, LATER = make_request("abc"), make_request("later")
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
 ROWS = (
-    Row("a", {"text": "Ada, 36"}),
-    Row("b", error="b is broken"),
-    Row("c", {"id": "7", "text": " "}),
+    Row("a", {"text": "Ada, 36"}), Row("b", error="b is broken"), Row("c", {"id": "7", "text": " "}),
     Row("d", {"text": "Bob"}),
 )
 MakeTab = Callable[..., tuple[BatchTab, FakeEngine]]

@@ -131,10 +131,8 @@ async def test_verbatim_texts_are_grounded_in_the_source_by_the_grammar() -> Non
 @pytest.mark.parametrize(
     ("text", "schema", "words"),
     [
-        ("", SCHEMA, "no text"),
-        ("Ada", "{", "line 1"),
-        ("Ada", '{"type": "object", "properties": {}}', "no field yet"),
-        ("Ada", "{}", "no field yet"),
+        ("", SCHEMA, "no text"), ("Ada", "{", "line 1"),
+        ("Ada", '{"type": "object", "properties": {}}', "no field yet"), ("Ada", "{}", "no field yet"),
         ("Ada", '{"type": "object", "$dynamicRef": "#a"}', "“$dynamicRef” at the root"),
         ("Ada", SCHEMA[:-1] + f', "description": "{"x" * 3000}"}}', "too long"),
     ],

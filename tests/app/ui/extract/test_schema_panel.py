@@ -108,9 +108,7 @@ def test_the_plan_lists_the_limits_that_would_be_added() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"required": 5},
-        {"required": [["name"]]},
-        {"properties": {"name": {"type": "string", "enum": 5}}},
+        {"required": 5}, {"required": [["name"]]}, {"properties": {"name": {"type": "string", "enum": 5}}},
         {"properties": {"name": {"type": "object", "properties": {"a": {}}, "required": 5}}},
     ],
 )
