@@ -1,4 +1,4 @@
-"""Offline benchmarks, run on the tiniest of models: works, footprints, spreads, and generations over schemas."""
+"""Offline benchmarks, run on the tiniest of models: works, spreads, and the lines that they print."""
 
 import argparse
 import json
@@ -14,15 +14,8 @@ from app.bench.spread import Spread, percentiles, ratio
 from app.bench.workload import Job, add_random_flags, count_tokens, make_nano, make_random, read_work
 from app.cli.main import main
 from app.config import UsageError
-from engine import LLM
 from engine.config_fields import DEMO_MODEL
-from engine.outputs import CompletionOutput
-from grammar import GrammarSpec
-from tests.app.api.harness import needs_model
-from tests.grammar.generations import SAMPLINGS, Counts, count_generations, read_specs
 
-DATA = Path(__file__).parents[3].parent / "shared" / "data" / "maskbench_dev.jsonl"
-NUM_SCHEMAS = 6
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32,
@@ -124,29 +117,3 @@ def test_what_cannot_be_measured_is_one_line(argv: list[str], message: str, caps
     assert main(["bench", *argv]) == 2
     printed = capsys.readouterr().err
     assert message in printed and printed.count("\n") == 1
-
-
-@needs_model
-@pytest.mark.skipif(
-    not DATA.exists(), reason="the development part of MaskBench is not beside the repository"
-)
-def test_generations_over_schemas_end_valid_or_by_their_length() -> None:
-    specs = read_specs(DATA)[:: 397 // NUM_SCHEMAS][:NUM_SCHEMAS]
-    with LLM(num_blocks=300, num_threads=1) as llm:
-        counts = count_generations(llm, specs, 2 * NUM_SCHEMAS, max_tokens=24)
-    assert not counts.wrong
-    assert [counts.ends[name].total() for name in SAMPLINGS] == [NUM_SCHEMAS, NUM_SCHEMAS]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason", "error", "how"),
-    [
-        ("[1]", "stop", None, "valid"), ('["a"]', "stop", None, "invalid"), ("[", "length", None, "length"),
-        ("[", "dead_end", "dead end: no way on", "dead_end"), ("[", "error", "out of memory", "error"),
-    ],
-)
-def test_each_end_is_counted_as_what_it_is(text: str, reason: Any, error: str | None, how: str) -> None:
-    counts, spec = Counts(), GrammarSpec.json_schema({"type": "array", "items": {"type": "integer"}})
-    counts.add("greedy", "case", spec, CompletionOutput(0, text, [1], finish_reason=reason, error=error))
-    assert counts.ends["greedy"] == {how: 1}
-    assert bool(counts.wrong) == (how not in ("valid", "length"))
