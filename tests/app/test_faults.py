@@ -121,6 +121,7 @@ def start_program(*arguments: str, stderr: int = subprocess.PIPE, **options: Any
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=stderr, **options)
 
 
+@pytest.mark.soak
 def test_a_batch_reports_a_full_disk_and_keeps_the_written_rows(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     row = {"method": "POST", "url": "/v1/completions", "body": ASKED}
@@ -158,7 +159,7 @@ async def test_a_signal_under_load_ends_every_stream_although_the_log_cannot_be_
                 return events(b"data: {}\n\n" + raw)[-1]
 
             begun = asyncio.Semaphore(0)
-            asked = [asyncio.create_task(ask(number)) for number in range(24)]
+            asked = [asyncio.create_task(ask(number)) for number in range(8)]
             for _ in asked:
                 await begun.acquire()
             process.send_signal(signal.SIGTERM)
@@ -168,7 +169,7 @@ async def test_a_signal_under_load_ends_every_stream_although_the_log_cannot_be_
         process.kill()
         process.stdout.close()
         os.close(full)
-    assert len(ends) == 24
+    assert len(ends) == 8
     finished = [end for end in ends if "error" not in end]
     assert all(end["choices"][0]["finish_reason"] == "length" for end in finished)
     assert {end["error"]["code"] for end in ends if "error" in end} <= {"server_closing"}

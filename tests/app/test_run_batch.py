@@ -197,6 +197,7 @@ def test_in_and_out_are_two_files_in_is_no_pipe_and_some_row_is_in_flight(files:
 
 
 @needs_model
+@pytest.mark.soak
 def test_a_killed_run_is_resumed_with_the_real_engine(files: Files) -> None:
     files.write(*(row(str(i), model="demo_model", max_tokens=100, ignore_eos=True) for i in range(12)))
     flags = ["--num-blocks", "256", "--max-in-flight", "2", "--no-enable-native-ops"]

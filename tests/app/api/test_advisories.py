@@ -186,22 +186,22 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("names", [list(HOSTILE)[start::3] for start in range(3)], ids=lambda names: names[0])
 async def test_a_hostile_schema_costs_its_sender_a_4xx_and_nobody_else_a_thing(
-    server: Process, name: str
+    server: Process, names: list[str]
 ) -> None:
     long = BODIES["/v1/completions"] | {"stream": True, "max_tokens": 200, "ignore_eos": True}
     async with server.client.post(server.url + "/v1/completions", json=long, headers=KEY) as stream:
         await stream.content.readuntil(b"\n\n")
-        cpu_s = server.loop_cpu_s
-        status, reply = await server.post(
-            "/v1/completions", BODIES["/v1/completions"] | {"structured_outputs": HOSTILE[name]}
-        )
-        assert status in (200, 400), reply
-        if status == 400:
-            assert reply["error"]["param"].startswith("structured_outputs") and reply["error"]["message"]
-        # the loop goes on with the stream meanwhile; what it does itself for the schema is this little
-        assert server.loop_cpu_s - cpu_s < 5
+        for name in names:
+            cpu_s = server.loop_cpu_s
+            asked = BODIES["/v1/completions"] | {"structured_outputs": HOSTILE[name]}
+            status, reply = await server.post("/v1/completions", asked)
+            assert status in (200, 400), (name, reply)
+            if status == 400:
+                assert reply["error"]["param"].startswith("structured_outputs") and reply["error"]["message"]
+            # the loop goes on with the stream meanwhile; what it does itself for the schema is this little
+            assert server.loop_cpu_s - cpu_s < 5, name
         assert b'"finish_reason":"length"' in await stream.read()
 
 

@@ -185,7 +185,7 @@ async def test_the_examples_of_the_page_run(server: Server, capsys: Any) -> None
     for snippet in (text for name, text in snippets if name.startswith("Extract")):
         await asyncio.to_thread(exec, compile(snippet, "snippet", "exec"), {})
         assert "'name': 'Ada'" in capsys.readouterr().out
-    assert openai and len(server.engine.requests) == 2
+    assert openai and len(server.engine.requests) == 1
 
 
 @needs_model
