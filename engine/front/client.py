@@ -376,7 +376,10 @@ class Client:
         suspects: list[Entry] = []
         waiting: list[Entry] = []
         for entry in held:
-            has_waited = entry.is_queued and not entry.has_started and entry.message.adapter is None
+            message = entry.message
+            # What needs no preparation is queued in the order in which it was sent, which is that of arrival.
+            is_plain = policy == "fcfs" and message.params.grammar is None and not message.images
+            has_waited = (entry.is_queued or is_plain) and not entry.has_started and message.adapter is None
             (waiting if has_waited else suspects).append(entry)
         waiting.sort(key=lambda each: find_rank(policy, each.message.priority, each.stream.times.arrival_time))
         num_seats = max(0, replica.max_num_seqs - sum(len(each.open) for each in suspects)) + NUM_UNHEARD

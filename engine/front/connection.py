@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 WORK_SILENCE_S = 60.0  # a core that loads or computes may be silent for longer: native code holds the interpreter
 TICKS_PER_TIMEOUT = 8
+MESSAGES_PER_TURN = 16  # of a core that are handled before other tasks of the event loop run
 HANG_TIMEOUT_S = 2.0  # longest wait for a hung step when the engine is closed
 UNWATCHED_TIMEOUT_S = 30.0  # longest wait for a step without a watchdog when the engine is closed
 
@@ -146,7 +148,9 @@ class LinkConnection:
         pulse = asyncio.create_task(self._watch_pulse(handle))
         code: int | None = None
         try:
-            while True:
+            for number in count(1):
+                if number % MESSAGES_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 message = await self._link.receive()
                 self._was_heard = True
                 if isinstance(message, CoreReady):
