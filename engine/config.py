@@ -81,9 +81,7 @@ class EngineConfig(EngineFields):
         if self.num_ranks % self.nnodes:
             raise ConfigError(f"nnodes={self.nnodes} does not divide the {self.num_ranks} ranks of the model")
         needed = {
-            "pipeline_parallel_size": 1,
-            "data_parallel_size": 1,
-            "kv_offload_gb": 0.0,
+            "pipeline_parallel_size": 1, "data_parallel_size": 1, "kv_offload_gb": 0.0,
             "kv_transfer_config": None,
         }
         _check_together(self, "nnodes", needed)
@@ -99,10 +97,7 @@ class EngineConfig(EngineFields):
             if (value := getattr(self, name)) % size:
                 raise ConfigError(f"{name}={value} must be a multiple of decode_context_parallel_size={size}")
         needed = {
-            "pipeline_parallel_size": 1,
-            "nnodes": 1,
-            "kv_cache_dtype": "auto",
-            "kv_offload_gb": 0.0,
+            "pipeline_parallel_size": 1, "nnodes": 1, "kv_cache_dtype": "auto", "kv_offload_gb": 0.0,
             "kv_transfer_config": None,
         }
         _check_together(self, "decode_context_parallel_size", needed)

@@ -113,12 +113,8 @@ class EngineCore:
         scheduler = Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids, make_drafts=make_drafts)
         self.transfer = await self._open_transfer(scheduler)
         self.scheduler = SchedulerActor(
-            scheduler,
-            tell_executor=self.executor.tell,
-            tell_grammar=self.grammar.tell,
-            tell_adapters=self._tell_adapters,
-            tell_transfer=self._tell_transfer,
-            deliver=self._deliver,
+            scheduler, tell_executor=self.executor.tell, tell_grammar=self.grammar.tell,
+            tell_adapters=self._tell_adapters, tell_transfer=self._tell_transfer, deliver=self._deliver,
         )
         self.executor.deliver = self.scheduler.tell
         self.opener = Opener(
@@ -126,9 +122,7 @@ class EngineCore:
             *(self.scheduler.tell, self._deliver),
         )
         others: dict[str, Coroutine[Any, Any, None]] = {
-            "grammar": self.grammar.run(),
-            "opener": self.opener.run(),
-            "scheduler": self.scheduler.run(),
+            "grammar": self.grammar.run(), "opener": self.opener.run(), "scheduler": self.scheduler.run(),
         }
         if self._worker.adapters is not None:
             self.adapters = AdapterActor(

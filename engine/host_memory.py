@@ -34,10 +34,7 @@ class _GroupFiles:
 _VERSIONS = (
     _GroupFiles("sys/fs/cgroup", "", "memory.max", "memory.current", ("inactive_file", "active_file")),
     _GroupFiles(
-        "sys/fs/cgroup/memory",
-        "memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
+        "sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
         ("total_inactive_file", "total_active_file"),
     ),
 )

@@ -143,9 +143,7 @@ class LLM:
             )
         options = {
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            "continue_final_message": continue_final_message,
-            "tools": tools,
-            **given,
+            "continue_final_message": continue_final_message, "tools": tools, **given,
         }
         # Rendered with the requests: images of all conversations would not fit into memory together.
         prompts: list[Prompt | Render] = [
@@ -259,12 +257,8 @@ class LLM:
         async def run_one(row: Row) -> RequestOutput:
             prompt, params, prediction, adapter, priority = row
             outputs = self._engine.generate(
-                await prompt() if callable(prompt) else prompt,
-                replace(params, output_kind="final"),
-                priority=priority,
-                cache_salt=cache_salt,
-                prediction=prediction,
-                lora_request=adapter,
+                await prompt() if callable(prompt) else prompt, replace(params, output_kind="final"),
+                priority=priority, cache_salt=cache_salt, prediction=prediction, lora_request=adapter,
             )
             return [output async for output in outputs][-1]
 

@@ -175,15 +175,9 @@ def resolve_config(
     )
     num_state_units = -(-state_bytes * count_units(config.block_size) // bytes_per_block)
     cache = CacheConfig(
-        num_blocks,
-        config.block_size,
-        config.enable_prefix_caching,
-        groups,
-        max_num_batched_tokens,
+        num_blocks, config.block_size, config.enable_prefix_caching, groups, max_num_batched_tokens,
         num_host_blocks=config.host_bytes // (bytes_per_block * config.tensor_parallel_size),
-        has_states=state_bytes > 0,
-        num_snapshots=num_snapshots,
-        num_draft_states=num_draft_states,
+        has_states=state_bytes > 0, num_snapshots=num_snapshots, num_draft_states=num_draft_states,
         num_state_units=num_state_units,
     )
     if 0 < cache.num_host_blocks < cache.num_state_parts:

@@ -392,10 +392,7 @@ def _add_blocks(kv_cache: KVCacheManager, hashes: Sequence[bytes]) -> None:
 
 def _resolve(config: EngineConfig) -> ResolvedConfig:
     return resolve_config(
-        config,
-        WorkerConfig(config.model, "dummy", "float32", "cpu", num_threads=1, seed=0),
-        model_max_len=LONGEST,
-        free_bytes=DEFAULT_NUM_BLOCKS,
-        bytes_per_block=1,
+        config, WorkerConfig(config.model, "dummy", "float32", "cpu", num_threads=1, seed=0),
+        model_max_len=LONGEST, free_bytes=DEFAULT_NUM_BLOCKS, bytes_per_block=1,
         kv_specs=[KVCacheSpec(num_kv_heads=1, head_size=1, window=None)],
     )

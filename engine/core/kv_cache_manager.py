@@ -339,10 +339,7 @@ class KVCacheManager:
         if not request.block_hashes and sibling is not None and is_same_prompt(sibling, request):
             request.block_hashes = sibling.block_hashes[: request.num_prompt_tokens // self.block_size]
         extend_block_hashes(
-            request.block_hashes,
-            request.token_ids,
-            num_tokens,
-            self.block_size,
+            request.block_hashes, request.token_ids, num_tokens, self.block_size,
             list_extra_keys(request.salt, request.adapter),
             self._find_image_keys(request) if request.images else None,
         )

@@ -150,13 +150,9 @@ class Request:
         pooled, self.pooled = self.pooled, None
         start = self.first_scheduled_time
         return Detail(
-            self.handle,
-            prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=self.num_cached_tokens,
+            self.handle, prompt_logprobs=prompt_logprobs, num_cached_tokens=self.num_cached_tokens,
             queue_time_s=None if start is None else start - self.arrival_time,
-            num_preemptions=int(self.table.num_preemptions[self.slot]),
-            pooled=pooled,
-            **more,
+            num_preemptions=int(self.table.num_preemptions[self.slot]), pooled=pooled, **more,
         )
 
     def describe_dead_end(self) -> str:

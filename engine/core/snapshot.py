@@ -16,9 +16,7 @@ def take_snapshot(scheduler: Scheduler, with_blocks: bool = True) -> EngineSnaps
     views = [_view(request, now, True, with_blocks) for request in scheduler.state.running]
     views += [_view(request, now, False, with_blocks) for request in waiting]
     return EngineSnapshot(
-        requests=tuple(views),
-        num_blocks=pool.num_blocks,
-        block_size=scheduler.kv_cache.block_size,
+        requests=tuple(views), num_blocks=pool.num_blocks, block_size=scheduler.kv_cache.block_size,
         cached_block_ids=tuple(pool.cached_ids()) if with_blocks else (),
         max_num_seqs=scheduler.config.max_num_seqs,
         max_num_batched_tokens=scheduler.config.max_num_batched_tokens,

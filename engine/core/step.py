@@ -53,11 +53,8 @@ class Batch:
     def select(self, is_kept: np.ndarray) -> Batch:
         kept = is_kept.tolist()
         return Batch(
-            list(compress(self.requests, kept)),
-            list(compress(self.handles, kept)),
-            list(compress(self.appends, kept)),
-            self.slots[is_kept],
-            self.rows[is_kept],
+            list(compress(self.requests, kept)), list(compress(self.handles, kept)),
+            list(compress(self.appends, kept)), self.slots[is_kept], self.rows[is_kept],
         )
 
 

@@ -122,10 +122,6 @@ def merge_snapshots(parts: Sequence[EngineSnapshot]) -> EngineSnapshot:
         num_blocks += part.num_blocks
     running_first = sorted(requests, key=lambda view: view.phase not in ("prefill", "decode"))
     return EngineSnapshot(
-        tuple(running_first),
-        num_blocks,
-        parts[0].block_size,
-        tuple(cached),
-        sum(part.max_num_seqs for part in parts),
-        sum(part.max_num_batched_tokens for part in parts),
+        tuple(running_first), num_blocks, parts[0].block_size, tuple(cached),
+        sum(part.max_num_seqs for part in parts), sum(part.max_num_batched_tokens for part in parts),
     )

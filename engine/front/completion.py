@@ -190,14 +190,10 @@ class Completion:
         text = "".join(self._texts)
         self._texts = [] if is_delta else [text]
         output = CompletionOutput(
-            self.index,
-            text,
-            self.token_ids[self._start :],
+            self.index, text, self.token_ids[self._start :],
             None if self._logprobs is None else self._logprobs[:],
-            None if self._logprobs is None else self._cumulative_logprob,
-            self.finish_reason,
-            self.stop_reason,
-            self.error,
+            None if self._logprobs is None else self._cumulative_logprob, self.finish_reason,
+            self.stop_reason, self.error,
         )
         self.num_seen, self._is_end_seen = len(self.token_ids), self.finish_reason is not None
         if is_delta:

@@ -216,12 +216,8 @@ class ProcessConnector:
         self, config: EngineConfig, publishes_kv_events: bool, cuda_devices: str | None = None
     ) -> None:
         self._config = replace(
-            config,
-            core="local",
-            data_parallel_size=1,
-            data_parallel_size_local=None,
-            data_parallel_rank=None,
-            journal=None,
+            config, core="local", data_parallel_size=1, data_parallel_size_local=None,
+            data_parallel_rank=None, journal=None,
         )
         self._publishes_kv_events = publishes_kv_events
         self._cuda_devices = cuda_devices

@@ -61,11 +61,8 @@ class Entry:
         """Return the request that only computes the prompt. Its handle is negative, unlike those of completions."""
         self.prefill, self.is_prefilled = -1 - message.completions[0].handle, True
         return msgspec.structs.replace(
-            message,
-            params=SamplingParams(max_tokens=1, temperature=0.0, saves_blocks=True),
-            completions=[NewCompletion(self.prefill, 0)],
-            bad_word_ids=[],
-            prediction_token_ids=[],
+            message, params=SamplingParams(max_tokens=1, temperature=0.0, saves_blocks=True),
+            completions=[NewCompletion(self.prefill, 0)], bad_word_ids=[], prediction_token_ids=[],
         )
 
 

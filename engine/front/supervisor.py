@@ -65,18 +65,13 @@ class Supervisor:
         self._metrics = Metrics()
         transfer = config.read_kv_transfer()
         self._client = Client(
-            self.replicas,
-            Router(config.router_policy, config.block_size),
-            self._metrics,
+            self.replicas, Router(config.router_policy, config.block_size), self._metrics,
             DEFAULT_MIN_PREFILL if transfer is None else transfer.min_prefill_tokens,
         )
         self.replicas += [
             Replica(
-                *(index, connector, config.max_restarts),
-                receive=self._client.receive,
-                note_state=self._note_state,
-                note_ready=self._note_ready,
-                note_down=self._note_down,
+                *(index, connector, config.max_restarts), receive=self._client.receive,
+                note_state=self._note_state, note_ready=self._note_ready, note_down=self._note_down,
             )
             for index, connector in enumerate(connectors)
         ]
@@ -383,12 +378,8 @@ class Supervisor:
             self.timeline += replica.ready.timeline
             transfer = self.config.read_kv_transfer()
             self._input_processor = InputProcessor(
-                self.tokenizer,
-                self._resolved.max_model_len,
-                self.model_config.vocab_size,
-                self.eos_token_ids,
-                self._images,
-                self.config.max_logprobs,
+                self.tokenizer, self._resolved.max_model_len, self.model_config.vocab_size,
+                self.eos_token_ids, self._images, self.config.max_logprobs,
                 uses_predictions=self.config.speculative_config is not None,
                 saves_blocks=transfer is not None and transfer.saves,
             )

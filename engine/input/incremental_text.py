@@ -71,9 +71,7 @@ def _read_replace_rule(parts: list[Mapping[str, Any]], kinds: list[str]) -> Text
     if strip and (strip["content"] != " " or strip["stop"] != 0):
         return None
     return TextRule(
-        is_byte_level=False,
-        space_mark=mark,
-        has_byte_tokens="ByteFallback" in kinds,
+        is_byte_level=False, space_mark=mark, has_byte_tokens="ByteFallback" in kinds,
         num_stripped=strip["start"] if strip else 0,
     )
 

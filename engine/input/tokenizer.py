@@ -44,13 +44,7 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 )
 # Errors that a sandboxed template can raise for messages it does not support.
 _TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
 )
 
 
@@ -194,12 +188,9 @@ class Tokenizer:
             raise InvalidRequest("this model does not see images: send text only", "messages")
         try:
             return self._tokenizer.apply_chat_template(
-                read,
-                tools=None if tools is None else [dict(tool) for tool in tools],
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tokenize=False,
-                **kwargs,
+                read, tools=None if tools is None else [dict(tool) for tool in tools],
+                add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+                tokenize=False, **kwargs,
             )
         except _TEMPLATE_ERRORS as error:
             reason = str(error) or type(error).__name__

@@ -9,11 +9,6 @@ from engine.model.rope_config import RopeConfig
 from engine.model.sampling_defaults import read_eos_token_ids
 
 __all__ = [
-    "DecoderModel",
-    "Model",
-    "ModelConfig",
-    "RopeConfig",
-    "load_model",
-    "read_eos_token_ids",
+    "DecoderModel", "Model", "ModelConfig", "RopeConfig", "load_model", "read_eos_token_ids",
     "read_model_config",
 ]

@@ -144,10 +144,7 @@ class ModelConfig:
         """Return the config for a checkpoint with one tensor a matrix, under our modules' names, and final norms."""
         style = replace(self.style, has_fused_qkv=False, has_fused_names=False, norm_offset=0.0)
         return replace(
-            self,
-            style=style,
-            weight_prefix="",
-            weight_renames=(),
+            self, style=style, weight_prefix="", weight_renames=(),
             layer_moes=tuple(moe and replace(moe, names=MoENames()) for moe in self.layer_moes),
             layer_states=tuple(state and replace(state, has_fused_names=False) for state in self.layer_states),
         )

@@ -91,11 +91,7 @@ class DecoderModel(nn.Module):
         self._head_shard = Shard(0, config.vocab_size, ((start, length),)) if sharding.size > 1 else None
         if not self._first:
             self.lm_head = Linear(
-                config.hidden_size,
-                length,
-                bias=False,
-                dtype=dtype,
-                device=device,
+                config.hidden_size, length, bias=False, dtype=dtype, device=device,
                 shards=None if self._head_shard is None else {"": self._head_shard},
                 shared=self.embed_tokens[start : start + length] if config.tie_word_embeddings else None,
                 int4_as="int8",

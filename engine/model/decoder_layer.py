@@ -19,9 +19,7 @@ from kernels import Ops
 from kernels.ops import KVCache
 
 STATE_LAYERS: dict[str, type[GatedDeltaNet | Mamba2 | ShortConv]] = {
-    "delta": GatedDeltaNet,
-    "mamba": Mamba2,
-    "conv": ShortConv,
+    "delta": GatedDeltaNet, "mamba": Mamba2, "conv": ShortConv,
 }
 
 

@@ -31,12 +31,7 @@ class MLP(nn.Module):
         if style.has_fused_names:
             parts = {"gate_up_proj": 2 * inner}
         self.gate_up_proj = Linear(
-            hidden,
-            sum(parts.values()),
-            spec.mlp_bias,
-            parts,
-            dtype=dtype,
-            device=device,
+            hidden, sum(parts.values()), spec.mlp_bias, parts, dtype=dtype, device=device,
             shards=_shard_rows(tuple(parts), whole, sharding) if sharding.size > 1 else None,
         )
         self.down_proj = make_row_linear(whole, hidden, spec.mlp_bias, sharding, dtype, device, int4_as="int6")

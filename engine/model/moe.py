@@ -168,12 +168,8 @@ class Experts(nn.Module):
         rows = align([*collect("gate"), *collect("up")], find_most_bits(quantization))
         down = align(collect("down"), find_most_bits("int6" if quantization == "int4" else quantization))
         return ExpertRows(
-            gate=rows[: self._num_experts],
-            up=rows[self._num_experts :],
-            down=down,
-            gate_up_bias=weights.gate_up_bias,
-            down_bias=weights.down_bias,
-            activation=weights.activation,
+            gate=rows[: self._num_experts], up=rows[self._num_experts :], down=down,
+            gate_up_bias=weights.gate_up_bias, down_bias=weights.down_bias, activation=weights.activation,
             dtype=weights.down.dtype,
         )
 
@@ -315,11 +311,7 @@ class MoE(nn.Module):
         hidden_size = layer.hidden_size
         # Scores in float32: in bfloat16 two experts often have the same score.
         self.router = Linear(
-            hidden_size,
-            spec.num_experts,
-            spec.has_bias,
-            dtype=torch.float32,
-            device=device,
+            hidden_size, spec.num_experts, spec.has_bias, dtype=torch.float32, device=device,
             is_quantized=False,
         )
         self.correction_bias = None
@@ -371,10 +363,8 @@ def _cut_inner(weights: ExpertWeights, num_slices: int, num_parts: int) -> Itera
     for index, down in enumerate(weights.down.chunk(num_slices, 2)):
         yield ExpertWeights(
             torch.cat([gates[index], ups[index]], 1),
-            None if biases is None else torch.cat([half[index] for half in biases], 1),
-            down.contiguous(),
-            down_bias,
-            weights.activation,
+            None if biases is None else torch.cat([half[index] for half in biases], 1), down.contiguous(),
+            down_bias, weights.activation,
         )
 
 

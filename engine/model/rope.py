@@ -192,9 +192,7 @@ def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -
 def _scale_llama3(inv_freq: Tensor, config: RopeConfig) -> Tensor:
     """Divide low frequencies by the factor, keep high ones, interpolate between. Source: Llama 3.1."""
     original, low, high = (
-        config.original_max_position_embeddings,
-        config.low_freq_factor,
-        config.high_freq_factor,
+        config.original_max_position_embeddings, config.low_freq_factor, config.high_freq_factor,
     )
     wavelen = 2 * math.pi / inv_freq
     smooth = (original / wavelen - low) / (high - low)

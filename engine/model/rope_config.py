@@ -189,10 +189,7 @@ def _parse_yarn(reader: ConfigReader, theta: float, original: int, factor: float
 def _parse_longrope(reader: ConfigReader, theta: float, original: int, factor: float) -> RopeConfig:
     """Read longrope's parameters; `factor` is the default, computed from the lengths."""
     return RopeConfig(
-        "longrope",
-        theta,
-        reader.number_within("factor", *_FACTORS, factor),
-        original,
+        "longrope", theta, reader.number_within("factor", *_FACTORS, factor), original,
         attention_factor=reader.optional_number_within("attention_factor", *_FACTORS),
         short_factor=reader.numbers_within("short_factor", *_FACTORS),
         long_factor=reader.numbers_within("long_factor", *_FACTORS),

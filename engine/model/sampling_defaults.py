@@ -14,11 +14,8 @@ from engine.sampling_params import SamplingParams
 _FILE = "generation_config.json"
 # Key -> field, and the default that transformers writes into every file. Such a value is ignored, as in vLLM.
 _KEYS: dict[str, tuple[str, float | None]] = {
-    "temperature": ("temperature", 1.0),
-    "top_k": ("top_k", 50),
-    "top_p": ("top_p", 1.0),
-    "min_p": ("min_p", None),
-    "repetition_penalty": ("repetition_penalty", 1.0),
+    "temperature": ("temperature", 1.0), "top_k": ("top_k", 50), "top_p": ("top_p", 1.0),
+    "min_p": ("min_p", None), "repetition_penalty": ("repetition_penalty", 1.0),
     "max_new_tokens": ("max_tokens", None),
 }
 _GGUF_KEYS: dict[str, tuple[str, float | None]] = {

@@ -26,15 +26,9 @@ def load_shard(
     """Load the part of a rank that follows."""
     ops, _ = start_ops(worker, DTYPES[worker.dtype], worker.num_threads, waits=True)
     model = load_model(
-        config.model,
-        dtype=DTYPES[worker.dtype],
-        device=device,
-        load_format=config.load_format,
-        config=model_config,
-        seed=worker.seed,
-        ops=limit_ops(ops),
-        quantization=None if worker.quantization == "none" else worker.quantization,
-        sharding=sharding,
+        config.model, dtype=DTYPES[worker.dtype], device=device, load_format=config.load_format,
+        config=model_config, seed=worker.seed, ops=limit_ops(ops),
+        quantization=None if worker.quantization == "none" else worker.quantization, sharding=sharding,
     )
     assert isinstance(model, DecoderModel)
     return model

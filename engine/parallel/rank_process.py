@@ -57,12 +57,8 @@ class Follower:
         )
         size = start.config.tensor_parallel_size
         sharding = Sharding(
-            start.rank,
-            size,
-            self._comm if size > 1 else None,
-            is_sliced=start.config.batch_invariant_tp,
-            has_whole_experts=start.config.enable_expert_parallel,
-            layers=start.layers,
+            start.rank, size, self._comm if size > 1 else None, is_sliced=start.config.batch_invariant_tp,
+            has_whole_experts=start.config.enable_expert_parallel, layers=start.layers,
             context_size=start.config.decode_context_parallel_size,
         )
         self._context_size = sharding.context_size
@@ -136,11 +132,8 @@ class Follower:
         if self._device.type != "cpu":
             move_tensors(list_tensors(self._model), self._device)
         self._kv_caches = allocate_kv_cache(
-            self._model.kv_specs()[self._model.list_held()],
-            command.num_blocks,
-            command.block_size // self._context_size,
-            choose_kv_dtype(self._worker),
-            self._device,
+            self._model.kv_specs()[self._model.list_held()], command.num_blocks,
+            command.block_size // self._context_size, choose_kv_dtype(self._worker), self._device,
         )
         self._model.limit_positions(command.max_model_len)
 

@@ -74,9 +74,7 @@ class Sharding:
         if self.size == 1:
             return spec
         return replace(
-            spec,
-            num_heads=self.count(spec.num_heads),
-            num_kv_heads=self.kv_part(spec.num_kv_heads)[1],
+            spec, num_heads=self.count(spec.num_heads), num_kv_heads=self.kv_part(spec.num_kv_heads)[1],
             intermediate_size=self.count(spec.intermediate_size),
         )
 

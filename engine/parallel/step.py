@@ -23,10 +23,7 @@ def list_sizes(step: Forward) -> list[int]:
     """Return the lengths of the parts of the tensor of `pack_step`."""
     num_tokens, num_rows = sum(step.query_lens), len(step.query_lens)
     sizes = [
-        num_tokens,
-        num_tokens,
-        step.num_groups * num_tokens,
-        step.num_groups * num_rows * step.num_columns,
+        num_tokens, num_tokens, step.num_groups * num_tokens, step.num_groups * num_rows * step.num_columns,
     ]
     return [*sizes, num_rows + 1, num_rows, count_rows(step.adapters)]
 
@@ -42,9 +39,7 @@ def unpack_step(flat: Tensor, step: Forward) -> tuple[Tensor, Tensor, AttnMetada
     metadata = AttnMetadata(
         slot_mapping=slots.view(step.num_groups, num_tokens),
         block_tables=tables.view(step.num_groups, num_rows, step.num_columns).int(),
-        query_start_loc=starts.int(),
-        seq_lens=ends.int(),
-        query_lens_list=step.query_lens,
+        query_start_loc=starts.int(), seq_lens=ends.int(), query_lens_list=step.query_lens,
         seq_lens_list=step.seq_lens,
     )
     return input_ids, positions, metadata, rows

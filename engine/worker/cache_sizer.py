@@ -71,10 +71,7 @@ class CacheSizer:
                 num_tokens, self.model.num_attention_heads, self.model.head_dim, context_size
             )
         step = StepMemory(
-            self.model,
-            DTYPES[self.worker.dtype],
-            num_tokens=num_tokens,
-            num_rows=num_rows,
+            self.model, DTYPES[self.worker.dtype], num_tokens=num_tokens, num_rows=num_rows,
             estimate_scratch=estimate_scratch,
         )
         # No row is longer than the cache, so estimate rows and attention scratch with the cache's capacity.
@@ -141,12 +138,8 @@ class CacheSizer:
 
     def _resolve(self, free_bytes: int) -> ResolvedConfig:
         resolved = resolve_config(
-            self.config,
-            self.worker,
-            model_max_len=self.model.max_model_len,
-            free_bytes=free_bytes,
-            bytes_per_block=self._bytes_per_block,
-            kv_specs=self.kv_specs,
+            self.config, self.worker, model_max_len=self.model.max_model_len, free_bytes=free_bytes,
+            bytes_per_block=self._bytes_per_block, kv_specs=self.kv_specs,
             state_bytes=sum(spec.num_bytes for spec in self.state_specs),
             context_cost=compute_context_cost(self.model) if len(self.held_layers) > 1 else 0.0,
         )

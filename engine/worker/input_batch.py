@@ -99,11 +99,8 @@ class InputBatch:
         else:
             buffers, query_start_loc = self._gather(rows, starts, bounds, max_blocks, self._device_tables)
         metadata = AttnMetadata(
-            slot_mapping=buffers.slot_mapping,
-            block_tables=buffers.block_tables,
-            query_start_loc=query_start_loc,
-            seq_lens=buffers.seq_lens,
-            query_lens_list=counts.tolist(),
+            slot_mapping=buffers.slot_mapping, block_tables=buffers.block_tables,
+            query_start_loc=query_start_loc, seq_lens=buffers.seq_lens, query_lens_list=counts.tolist(),
             seq_lens_list=ends.tolist(),
         )
         return ModelInput(buffers.input_ids, buffers.positions, metadata, bounds[1:] - 1)

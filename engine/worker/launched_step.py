@@ -60,9 +60,7 @@ class LaunchedStep:
         return StepDone(
             *(self.step_id, self.runs.indices, counts, token_ids[is_kept]),
             *(self.is_last, logprobs, prompt_logprobs, self.skipped),
-            time_s=time.perf_counter() - self.start_time,
-            idle_s=self.idle_s,
-            mask_time_s=self.mask_time_s,
+            time_s=time.perf_counter() - self.start_time, idle_s=self.idle_s, mask_time_s=self.mask_time_s,
             pooled=dict(zip(self.pooled, values, strict=True)),
         )
 

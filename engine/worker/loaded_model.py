@@ -127,17 +127,10 @@ class LoadedModel:
         ops, self.native = start_ops(config, self._dtype, self._num_threads, has_codes, self._waits)
         sharding, build = self._choose_decoder()
         self.model = load_model(
-            self._config.model,
-            dtype=self._dtype,
-            device=self._device,
-            load_format=self._config.load_format,
-            config=self._model_config,
-            seed=config.seed,
-            ops=limit_ops(ops) if has_ranks else ops,
-            quantization=None if config.quantization == "none" else config.quantization,
-            sharding=sharding,
-            build=build,
-            cache=self._weight_cache,
+            self._config.model, dtype=self._dtype, device=self._device, load_format=self._config.load_format,
+            config=self._model_config, seed=config.seed, ops=limit_ops(ops) if has_ranks else ops,
+            quantization=None if config.quantization == "none" else config.quantization, sharding=sharding,
+            build=build, cache=self._weight_cache,
         )
         return_freed_memory()  # loading leaves holes as large as the model
         if self.ranks is not None:

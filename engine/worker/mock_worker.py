@@ -43,10 +43,7 @@ class MockWorker:
         )
         worker = WorkerConfig(self._config.model, "dummy", "float32", "cpu", 1, 0)
         resolved = resolve_config(
-            self._config,
-            worker,
-            model_max_len=model_config.max_model_len,
-            free_bytes=_MEMORY_BYTES,
+            self._config, worker, model_max_len=model_config.max_model_len, free_bytes=_MEMORY_BYTES,
             bytes_per_block=_BYTES_PER_BLOCK,
             kv_specs=[spec.kv_spec for spec in model_config.layer_specs if spec.state is None],
         )

@@ -288,13 +288,8 @@ class ModelRunner:
     def _add(self, new_row: NewRow) -> None:
         prompt = new_row.num_prompt_tokens
         self.state.add(
-            new_row.row,
-            new_row.params,
-            new_row.seed,
-            new_row.token_ids[:prompt],
-            new_row.token_ids[prompt:],
-            eos_token_ids=self._eos_token_ids,
-            bad_word_ids=new_row.bad_word_ids,
+            new_row.row, new_row.params, new_row.seed, new_row.token_ids[:prompt], new_row.token_ids[prompt:],
+            eos_token_ids=self._eos_token_ids, bad_word_ids=new_row.bad_word_ids,
         )
         if new_row.params.pooling is not None:
             self._pooler.add(new_row)

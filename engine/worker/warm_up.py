@@ -147,16 +147,9 @@ def _make_step(
 ) -> StepPlan:
     """Return a plan of rows 0 to len(starts) - 1, all sampled."""
     return StepPlan(
-        step_id=step_id,
-        removed_rows=[],
-        new_rows=new_rows,
-        new_blocks=[],
-        rows=np.arange(len(starts)),
-        starts=starts,
-        num_scheduled_tokens=counts,
-        num_samples=np.ones(len(starts), dtype=np.int64),
-        is_gated=np.full(len(starts), is_gated),
-        draft_token_ids=np.zeros(0, dtype=np.int64),
+        step_id=step_id, removed_rows=[], new_rows=new_rows, new_blocks=[], rows=np.arange(len(starts)),
+        starts=starts, num_scheduled_tokens=counts, num_samples=np.ones(len(starts), dtype=np.int64),
+        is_gated=np.full(len(starts), is_gated), draft_token_ids=np.zeros(0, dtype=np.int64),
     )
 
 

@@ -178,16 +178,8 @@ class Worker:
         if self.encoder is not None:
             parts.append(ImageRows(self.model.dtype, self.device, bool(self.model_config.rope.axes)))
         self._runner = ModelRunner(
-            self.model,
-            [*self.kv_caches, *self._state_caches],
-            batch,
-            state,
-            self._eos_token_ids,
-            self._link,
-            self._graphs,
-            drafter,
-            parts,
-            states,
+            self.model, [*self.kv_caches, *self._state_caches], batch, state, self._eos_token_ids, self._link,
+            self._graphs, drafter, parts, states,
         )
         if drafter is not None:
             drafter.start(batch, self._runner.sampler, self._draft_caches)
@@ -317,14 +309,9 @@ class Worker:
 
     def _size_cache(self) -> ResolvedConfig:
         sizer = CacheSizer(
-            self.config,
-            self._worker_config,
-            self.model_config,
-            self.model.kv_specs(),
-            self.loaded.draft_specs,
-            self.model.state_specs(),
-            self.loaded.count_adapter_bytes(on_host=self._memory is None),
-            self.loaded.stages,
+            self.config, self._worker_config, self.model_config, self.model.kv_specs(),
+            self.loaded.draft_specs, self.model.state_specs(),
+            self.loaded.count_adapter_bytes(on_host=self._memory is None), self.loaded.stages,
         )
         if self._memory is not None:
             return sizer.measure(self._memory, self._run_largest_steps)
@@ -379,10 +366,8 @@ class Worker:
             self._host_store.attach(caches, states, ranks)
         elif self.resolved.cache.num_host_blocks and self.resolved.fingerprint:
             self._host_store = HostStore(
-                SlotCopier(caches, self._list_head_parts(), states, self.model.ops.has_pieces),
-                ranks,
-                self.resolved.cache.num_host_blocks,
-                self._compute_fingerprint(self.resolved, UNIT_TOKENS),
+                SlotCopier(caches, self._list_head_parts(), states, self.model.ops.has_pieces), ranks,
+                self.resolved.cache.num_host_blocks, self._compute_fingerprint(self.resolved, UNIT_TOKENS),
                 count_units(self.resolved.cache.block_size),
             )
 
@@ -398,11 +383,8 @@ class Worker:
     def _allocate(self, specs: Sequence[KVCacheSpec]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         cache = self.resolved.cache
         return allocate_kv_cache(
-            specs,
-            cache.num_blocks,
-            cache.block_size // self.config.decode_context_parallel_size,
-            choose_kv_dtype(self._worker_config),
-            self.device,
+            specs, cache.num_blocks, cache.block_size // self.config.decode_context_parallel_size,
+            choose_kv_dtype(self._worker_config), self.device,
             free_bytes=measure_host_memory()[1] if self.device.type == "cpu" else None,
         )
 
@@ -430,10 +412,6 @@ class Worker:
             # Steps in which every row verifies the same number of drafts.
             widths += [1 + count for count in (1, 3, 7) if count <= speculative.num_speculative_tokens]
         return DecodeGraphs(
-            self.model,
-            self.kv_caches,
-            scheduler.max_num_seqs,
-            scheduler.max_model_len,
-            CudaGraphRecorder(),
+            self.model, self.kv_caches, scheduler.max_num_seqs, scheduler.max_model_len, CudaGraphRecorder(),
             widths,
         )

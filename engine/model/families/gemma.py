@@ -12,9 +12,7 @@ from engine.model.rope_config import RopeKeys
 
 _STYLE = LayerStyle(placement="sandwich", norm_offset=1.0, activation="gelu_tanh")
 _DEFAULTS = {
-    "hidden_activation": "gelu_pytorch_tanh",
-    "head_dim": 256,
-    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh", "head_dim": 256, "tie_word_embeddings": True,
     "sliding_window": 4096,
 }
 
@@ -39,9 +37,7 @@ FAMILIES: dict[str, Family] = {
         activation_key="hidden_activation",
         defaults=_DEFAULTS
         | {
-            "sliding_window_pattern": 2,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
+            "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
             "num_key_value_heads": 4,
         },
         inert=frozenset(["hidden_act"]),
@@ -55,13 +51,8 @@ FAMILIES: dict[str, Family] = {
         activation_key="hidden_activation",
         defaults=_DEFAULTS
         | {
-            "sliding_window_pattern": 6,
-            "num_attention_heads": 8,
-            "max_position_embeddings": 131072,
-            "vocab_size": 262208,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 1e4,
-            "num_key_value_heads": 4,
+            "sliding_window_pattern": 6, "num_attention_heads": 8, "max_position_embeddings": 131072,
+            "vocab_size": 262208, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "num_key_value_heads": 4,
         },
         inert=frozenset(["hidden_act"]),
         read_fields=_read_gemma3,

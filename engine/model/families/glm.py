@@ -18,15 +18,10 @@ def _read_glm4_moe(reader: ConfigReader) -> dict[str, Any]:
     num_groups = reader.integer("n_group", 1)
     num_chosen = reader.integer("topk_group", 1)
     spec = read_experts(
-        reader,
-        "moe_intermediate_size",
-        score="sigmoid",
+        reader, "moe_intermediate_size", score="sigmoid",
         is_normalized=reader.boolean("norm_topk_prob", True),
-        scale=reader.number("routed_scaling_factor", 1.0),
-        num_groups=num_groups,
-        num_chosen_groups=num_chosen,
-        has_correction_bias=True,
-        shared_size=num_shared * inner_size,
+        scale=reader.number("routed_scaling_factor", 1.0), num_groups=num_groups,
+        num_chosen_groups=num_chosen, has_correction_bias=True, shared_size=num_shared * inner_size,
     )
     if spec.num_experts % num_groups or spec.num_experts < 2 * num_groups:
         raise reader.error(
@@ -46,11 +41,7 @@ def _read_glm4_moe(reader: ConfigReader) -> dict[str, Any]:
 
 FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": Family(
-        "glm4_moe",
-        rope=RopeKeys(has_partial=True),
-        output_bias=False,
-        defaults={"partial_rotary_factor": 0.5},
-        inert=TRAINING_KEYS,
-        read_fields=_read_glm4_moe,
+        "glm4_moe", rope=RopeKeys(has_partial=True), output_bias=False,
+        defaults={"partial_rotary_factor": 0.5}, inert=TRAINING_KEYS, read_fields=_read_glm4_moe,
     ),
 }

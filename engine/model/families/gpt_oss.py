@@ -29,12 +29,8 @@ def _read_gpt_oss(reader: ConfigReader) -> dict[str, Any]:
     )
     limit = reader.number("swiglu_limit", 7.0)
     spec = read_experts(
-        reader,
-        "intermediate_size",
-        score="topk_softmax",
-        has_bias=True,
-        activation=GatedActivation(reader.number("swiglu_alpha", 1.702), limit),
-        names=names,
+        reader, "intermediate_size", score="topk_softmax", has_bias=True,
+        activation=GatedActivation(reader.number("swiglu_alpha", 1.702), limit), names=names,
     )
     reader.constant("experts_per_token", spec.top_k)
     if method is not None:
@@ -50,10 +46,7 @@ FAMILIES: dict[str, Family] = {
         LayerStyle(has_sinks=True),
         sliding_window="types",
         defaults={
-            "attention_bias": True,
-            "head_dim": 64,
-            "sliding_window": 128,
-            "sliding_window_pattern": 2,
+            "attention_bias": True, "head_dim": 64, "sliding_window": 128, "sliding_window_pattern": 2,
             "rope_theta": 150000.0,
         },
         inert=TRAINING_KEYS | {"initial_context_length"},

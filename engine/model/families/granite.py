@@ -20,11 +20,8 @@ from engine.model.moe_spec import MoENames
 from engine.model.rope_config import RopeKeys
 
 _NAMES = MoENames(
-    block="block_sparse_moe",
-    router="router.layer",
-    layout="stacked",
-    experts=("input_linear", "output_linear"),
-    shared="shared_mlp",
+    block="block_sparse_moe", router="router.layer", layout="stacked",
+    experts=("input_linear", "output_linear"), shared="shared_mlp",
 )
 _MAMBA_LAYERS = ("mamba", "linear_attention")
 _MAMBA_INERT = frozenset(
@@ -84,13 +81,9 @@ def _read_mamba_states(reader: ConfigReader) -> dict[str, Any]:
     else:
         value_size = reader.integer("mamba_d_head")
     spec = StateSpec(
-        "mamba",
-        read_conv_width(reader, "mamba_d_conv", 4),
-        num_heads=num_heads,
-        num_groups=reader.integer("mamba_n_groups", 1),
-        key_size=reader.integer("mamba_d_state", 256),
-        value_size=value_size,
-        conv_bias=reader.boolean("mamba_conv_bias", True),
+        "mamba", read_conv_width(reader, "mamba_d_conv", 4), num_heads=num_heads,
+        num_groups=reader.integer("mamba_n_groups", 1), key_size=reader.integer("mamba_d_state", 256),
+        value_size=value_size, conv_bias=reader.boolean("mamba_conv_bias", True),
         projection_bias=reader.boolean("mamba_proj_bias", False),
     )
     if num_heads * value_size != size:
@@ -117,21 +110,14 @@ FAMILIES: dict[str, Family] = {
         read_fields=lambda reader: _read_granite(reader) | _read_experts(reader),
     ),
     "GraniteMoeHybridForCausalLM": Family(
-        "granitemoehybrid",
-        LayerStyle(has_fused_names=True),
-        inner_size_key="shared_intermediate_size",
-        no_rope="without key",
-        state_layers=_MAMBA_LAYERS,
-        constants={"normalization_function": "rmsnorm"},
+        "granitemoehybrid", LayerStyle(has_fused_names=True), inner_size_key="shared_intermediate_size",
+        no_rope="without key", state_layers=_MAMBA_LAYERS, constants={"normalization_function": "rmsnorm"},
         inert=TRAINING_KEYS | _MAMBA_INERT | {"intermediate_size", "num_experts_per_tok"},
         read_fields=_read_granite4,
     ),
     "BambaForCausalLM": Family(
-        "bamba",
-        rope=RopeKeys(has_partial=True),
-        mlp_bias="mlp_bias",
+        "bamba", rope=RopeKeys(has_partial=True), mlp_bias="mlp_bias",
         defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
-        inert=TRAINING_KEYS | _MAMBA_INERT,
-        read_fields=_read_bamba,
+        inert=TRAINING_KEYS | _MAMBA_INERT, read_fields=_read_bamba,
     ),
 }

@@ -63,25 +63,15 @@ def _read_conv_states(reader: ConfigReader) -> dict[str, Any]:
         types = ["full_attention" if full is None or layer in full else "conv" for layer in range(num_layers)]
     has_bias = reader.boolean("conv_bias", False)
     spec = StateSpec(
-        "conv",
-        read_conv_width(reader, "conv_L_cache", 3),
-        num_conv_channels=reader.integer("hidden_size"),
-        conv_bias=has_bias,
-        projection_bias=has_bias,
+        "conv", read_conv_width(reader, "conv_L_cache", 3), num_conv_channels=reader.integer("hidden_size"),
+        conv_bias=has_bias, projection_bias=has_bias,
     )
     return place_states(reader, types, ("conv",), spec)
 
 
 _LFM2 = Family(
-    "lfm2",
-    LayerStyle(qk_norm="head"),
-    qkv_bias=False,
-    output_bias=False,
-    eps_key="norm_eps",
-    defaults=_DEFAULTS,
-    inert=_INERT,
-    state_layers=("conv",),
-    read_fields=_read_lfm2,
+    "lfm2", LayerStyle(qk_norm="head"), qkv_bias=False, output_bias=False, eps_key="norm_eps",
+    defaults=_DEFAULTS, inert=_INERT, state_layers=("conv",), read_fields=_read_lfm2,
 )
 FAMILIES: dict[str, Family] = {
     "Lfm2ForCausalLM": _LFM2,

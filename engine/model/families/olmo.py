@@ -20,9 +20,7 @@ def _read_olmoe(reader: ConfigReader) -> dict[str, Any]:
 FAMILIES: dict[str, Family] = {
     "Olmo2ForCausalLM": Family("olmo2", LayerStyle(placement="post", qk_norm="full")),
     "Olmo3ForCausalLM": Family(
-        "olmo3",
-        LayerStyle(placement="post", qk_norm="full"),
-        RopeKeys(has_layer_types=True),
+        "olmo3", LayerStyle(placement="post", qk_norm="full"), RopeKeys(has_layer_types=True),
         sliding_window="types",
         defaults={"rope_theta": 5e5, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),

@@ -16,22 +16,14 @@ def _read_cohere2(reader: ConfigReader) -> dict[str, Any]:
 
 FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": Family(
-        "phi3",
-        LayerStyle(has_fused_qkv=True, has_fused_names=True),
-        RopeKeys(has_partial=True, old_longrope_types=("su", "yarn")),
-        qkv_bias=False,
-        output_bias=False,
-        sliding_window="all",
-        constants={"full_attn_mod": 1, "interpolate_factor": 1},
+        "phi3", LayerStyle(has_fused_qkv=True, has_fused_names=True),
+        RopeKeys(has_partial=True, old_longrope_types=("su", "yarn")), qkv_bias=False, output_bias=False,
+        sliding_window="all", constants={"full_attn_mod": 1, "interpolate_factor": 1},
         inert=frozenset(["original_max_position_embeddings"]),
     ),
     "Exaone4ForCausalLM": Family(
-        "exaone4",
-        LayerStyle(placement="post", qk_norm="head"),
-        qkv_bias=False,
-        output_bias=False,
-        sliding_window="types",
-        no_rope="full if windowed",
+        "exaone4", LayerStyle(placement="post", qk_norm="head"), qkv_bias=False, output_bias=False,
+        sliding_window="types", no_rope="full if windowed",
         defaults={"sliding_window": 4096, "sliding_window_pattern": 4, "num_key_value_heads": 32},
     ),
     "Cohere2ForCausalLM": Family(
@@ -41,17 +33,12 @@ FAMILIES: dict[str, Family] = {
         no_rope="full",
         eps_key="layer_norm_eps",
         defaults={
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-            "tie_word_embeddings": True,
+            "sliding_window": 4096, "sliding_window_pattern": 4, "tie_word_embeddings": True,
             "layer_norm_eps": 1e-5,
         },
         constants={
-            "order_of_interleaved_layers": "local_attn_first",
-            "position_embedding_type": "rope_gptj",
-            "rotary_pct": 1.0,
-            "use_gated_activation": True,
-            "use_parallel_block": True,
+            "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj",
+            "rotary_pct": 1.0, "use_gated_activation": True, "use_parallel_block": True,
             "use_embedding_sharing": True,
         },
         inert=frozenset(["use_parallel_embedding"]),
@@ -66,11 +53,8 @@ FAMILIES: dict[str, Family] = {
         sliding_window="all",
         eps_key="norm_epsilon",
         defaults={
-            "use_bias": True,
-            "tie_word_embeddings": True,
-            "hidden_act": "gelu_pytorch_tanh",
-            "norm_epsilon": 1e-5,
-            "num_key_value_heads": 2,
+            "use_bias": True, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh",
+            "norm_epsilon": 1e-5, "num_key_value_heads": 2,
         },
         constants={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
         inert=frozenset(

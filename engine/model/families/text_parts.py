@@ -34,20 +34,13 @@ _IDEFICS3 = TextPart(
     vision="idefics3",
 )
 _QWEN3_VL = TextPart(
-    frozenset(["vision_config"]),
-    ("model.visual.",),
-    prefix="",
-    renames=(("model.", "model.language_model."),),
-    architecture="Qwen3VLForConditionalGeneration",
+    frozenset(["vision_config"]), ("model.visual.",), prefix="",
+    renames=(("model.", "model.language_model."),), architecture="Qwen3VLForConditionalGeneration",
     vision="qwen_vl",
 )
 _QWEN2_5_VL = TextPart(
-    frozenset(["vision_config", "vision_token_id"]),
-    ("visual.",),
-    prefix="",
-    architecture="Qwen2_5_VLForConditionalGeneration",
-    vision="qwen_vl",
-    vision_prefix="",
+    frozenset(["vision_config", "vision_token_id"]), ("visual.",), prefix="",
+    architecture="Qwen2_5_VLForConditionalGeneration", vision="qwen_vl", vision_prefix="",
 )
 TEXT_PARTS: dict[str, TextPart] = {
     "qwen2_5_vl": _QWEN2_5_VL,
@@ -75,9 +68,7 @@ TEXT_PARTS: dict[str, TextPart] = {
 } | dict.fromkeys(
     ("qwen3_5", "qwen3_5_moe"),
     TextPart(
-        frozenset(["vision_config"]),
-        ("model.visual.", "mtp."),
-        prefix="",
+        frozenset(["vision_config"]), ("model.visual.", "mtp."), prefix="",
         renames=(("model.", "model.language_model."),),
     ),
 )

@@ -292,14 +292,10 @@ def _complete_granite(metadata: Metadata, config: dict[str, Any]) -> dict[str, A
     heads = metadata.take("ssm.time_step_rank", 1)
     inner = metadata.take("ssm.inner_size", 0)
     states = {
-        "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
-        "mamba_expand": inner // config["hidden_size"],
-        "mamba_d_conv": metadata.take("ssm.conv_kernel"),
-        "mamba_d_state": metadata.take("ssm.state_size"),
-        "mamba_n_groups": metadata.take("ssm.group_count"),
-        "mamba_conv_bias": metadata.has("ssm_conv1d.bias"),
-        "mamba_proj_bias": metadata.has("ssm_in.bias"),
+        "mamba_n_heads": heads, "mamba_d_head": inner // heads,
+        "mamba_expand": inner // config["hidden_size"], "mamba_d_conv": metadata.take("ssm.conv_kernel"),
+        "mamba_d_state": metadata.take("ssm.state_size"), "mamba_n_groups": metadata.take("ssm.group_count"),
+        "mamba_conv_bias": metadata.has("ssm_conv1d.bias"), "mamba_proj_bias": metadata.has("ssm_in.bias"),
     }
     shared = metadata.take("expert_shared_feed_forward_length")
     layers = range(config["num_hidden_layers"])
@@ -361,10 +357,8 @@ _GRANITE = GGUFArchitecture(
     has_partial_rope=True,
     fields=_EXPERTS
     | {
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
+        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
     },
     complete=_complete_granite,
 )
@@ -380,10 +374,7 @@ ARCHITECTURES = {
     "qwen3": GGUFArchitecture("Qwen3ForCausalLM"),
     "qwen2moe": GGUFArchitecture("Qwen2MoeForCausalLM", fields=_EXPERTS, complete=_complete_moe),
     "qwen3moe": GGUFArchitecture(
-        "Qwen3MoeForCausalLM",
-        fields=_EXPERTS,
-        implied={"norm_topk_prob": True},
-        complete=_complete_moe,
+        "Qwen3MoeForCausalLM", fields=_EXPERTS, implied={"norm_topk_prob": True}, complete=_complete_moe,
     ),
     "qwen3next": _QWEN3_NEXT,
     "qwen35": replace(_QWEN3_NEXT, name="Qwen3_5ForCausalLM"),

@@ -56,33 +56,19 @@ _PARTS = {
 }
 _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _MAMBA_PARTS = {
-    "ssm_in": "mamba.in_proj",
-    "ssm_out": "mamba.out_proj",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_norm": "mamba.norm",
-    "ssm_a": "mamba.A_log",
-    "ssm_d": "mamba.D",
-    "ssm_dt": "mamba.dt_bias",
+    "ssm_in": "mamba.in_proj", "ssm_out": "mamba.out_proj", "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm", "ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt": "mamba.dt_bias",
 }
 _DELTA_PARTS = {
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_out": "linear_attn.out_proj",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_a": "linear_attn.A_log",
-    "ssm_dt": "linear_attn.dt_bias",
+    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_out": "linear_attn.out_proj", "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm",
+    "ssm_a": "linear_attn.A_log", "ssm_dt": "linear_attn.dt_bias",
 }
 _FURTHER_PARTS = {
-    "gemma2": {"ffn_norm": "pre_feedforward_layernorm"},
-    "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
-    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-    "granitehybrid": _MAMBA_PARTS,
-    "qwen3next": _DELTA_PARTS,
-    "qwen35": _DELTA_PARTS,
-    "qwen35moe": _DELTA_PARTS,
+    "gemma2": {"ffn_norm": "pre_feedforward_layernorm"}, "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "granitehybrid": _MAMBA_PARTS,
+    "qwen3next": _DELTA_PARTS, "qwen35": _DELTA_PARTS, "qwen35moe": _DELTA_PARTS,
 }
 _SCALARS = ("A_log", "D", "dt_bias", "e_score_correction_bias", "sinks")  # names without .weight or .bias
 

@@ -30,9 +30,7 @@ _PARTS: dict[str, tuple[_Parts, ...]] = {
         ),
         # Activations are not rounded, so their scales are not needed.
         (
-            ".weight",
-            ".weight",
-            (".weight_scale",),
+            ".weight", ".weight", (".weight_scale",),
             (".weight_zero_point", ".input_scale", ".input_zero_point"),
         ),
     ),

@@ -53,12 +53,8 @@ def plan_groups(
     found: list[GroupInputs] = []
     for slot_mapping, block_tables in zip(metadata.slot_mapping, metadata.block_tables, strict=True):
         plan = ops.make_plan(
-            block_tables,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.query_lens_list,
-            metadata.seq_lens_list,
-            block_size,
+            block_tables, metadata.query_start_loc, metadata.seq_lens, metadata.query_lens_list,
+            metadata.seq_lens_list, block_size,
         )
         found.append(GroupInputs(slot_mapping, block_tables, plan))
     return tuple(found)
@@ -114,14 +110,8 @@ class Attention(nn.Module):
                 orders = {"qkv_proj": heads}
         self._order = None if order is None else torch.tensor(order)
         self.qkv_proj = Linear(
-            spec.hidden_size,
-            sum(parts.values()),
-            spec.qkv_bias,
-            parts,
-            dtype=dtype,
-            device=device,
-            orders=orders,
-            shards=_shard_heads(whole, sharding) if sharding.size > 1 else None,
+            spec.hidden_size, sum(parts.values()), spec.qkv_bias, parts, dtype=dtype, device=device,
+            orders=orders, shards=_shard_heads(whole, sharding) if sharding.size > 1 else None,
             int4_as="int6",
         )
         self.o_proj = make_row_linear(
@@ -147,15 +137,8 @@ class Attention(nn.Module):
             attended = group.part.attend(ops, q, kv_cache, spec, self._sharding)
         else:
             attended = ops.paged_attention(
-                q,
-                *kv_cache,
-                group.block_tables,
-                metadata.query_start_loc,
-                metadata.seq_lens,
-                scale=spec.scale,
-                sliding_window=spec.window,
-                soft_cap=spec.soft_cap,
-                sinks=self.sinks,
+                q, *kv_cache, group.block_tables, metadata.query_start_loc, metadata.seq_lens,
+                scale=spec.scale, sliding_window=spec.window, soft_cap=spec.soft_cap, sinks=self.sinks,
                 plan=group.plan,
             )
         attended = attended.view(hidden.shape[0], -1)
@@ -183,14 +166,8 @@ class Attention(nn.Module):
             self._norm_all_heads(heads, ops)
         # All keys are written before any is read, because a request may read a block that another one fills now.
         q = ops.norm_rope_store(
-            heads,
-            None if is_full_norm else self.qk_norm,
-            spec.norm_eps,
-            rotation.cos,
-            rotation.sin,
-            *kv_cache,
-            step.groups[self._group].slot_mapping,
-            spec.num_heads,
+            heads, None if is_full_norm else self.qk_norm, spec.norm_eps, rotation.cos, rotation.sin,
+            *kv_cache, step.groups[self._group].slot_mapping, spec.num_heads,
         )
         return q if rotation.query_scale is None else (q * rotation.query_scale).to(q.dtype)
 
@@ -224,9 +201,7 @@ class Attention(nn.Module):
 def _shard_heads(spec: LayerSpec, sharding: Sharding) -> dict[str, Shard]:
     """Return the rank's rows of the query, key and value matrices, separate or in one."""
     size, q_size, kv_size = (
-        spec.head_size,
-        spec.num_heads * spec.head_size,
-        spec.num_kv_heads * spec.head_size,
+        spec.head_size, spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size,
     )
     first, count = sharding.kv_part(spec.num_kv_heads)
     queries, keys = sharding.part(q_size), (first * size, count * size)

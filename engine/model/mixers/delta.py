@@ -28,9 +28,7 @@ class GatedDeltaNet(nn.Module):
         self._spec = spec = layer.state
         self._eps = layer.norm_eps
         parts = {
-            "in_proj_qkv": spec.num_channels,
-            "in_proj_z": spec.value_width,
-            "in_proj_b": spec.num_heads,
+            "in_proj_qkv": spec.num_channels, "in_proj_z": spec.value_width, "in_proj_b": spec.num_heads,
             "in_proj_a": spec.num_heads,
         }
         orders = {}
@@ -70,10 +68,8 @@ class GatedDeltaNet(nn.Module):
 
     def weight_targets(self) -> Targets:
         targets: Targets = {
-            "conv1d.weight": WeightTarget(self.conv.t().unsqueeze(1)),
-            "A_log": WeightTarget(self.a_log),
-            "dt_bias": WeightTarget(self.dt_bias),
-            "norm.weight": WeightTarget(self.norm),
+            "conv1d.weight": WeightTarget(self.conv.t().unsqueeze(1)), "A_log": WeightTarget(self.a_log),
+            "dt_bias": WeightTarget(self.dt_bias), "norm.weight": WeightTarget(self.norm),
         }
         return (
             targets | self.in_proj.weight_targets() | add_prefix("out_proj", self.out_proj.weight_targets())

@@ -60,10 +60,8 @@ class Mamba2(nn.Module):
 
     def weight_targets(self) -> Targets:
         targets: Targets = {
-            "conv1d.weight": WeightTarget(self.conv.t().unsqueeze(1)),
-            "A_log": WeightTarget(self.a_log),
-            "dt_bias": WeightTarget(self.dt_bias),
-            "D": WeightTarget(self.skip),
+            "conv1d.weight": WeightTarget(self.conv.t().unsqueeze(1)), "A_log": WeightTarget(self.a_log),
+            "dt_bias": WeightTarget(self.dt_bias), "D": WeightTarget(self.skip),
             "norm.weight": WeightTarget(self.norm.view(-1)),
         }
         if self.conv_bias is not None:

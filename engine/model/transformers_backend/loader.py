@@ -107,15 +107,9 @@ def _read_weights(
     packed_experts.register()
     try:
         model, report = find_auto_class(config).from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=paged_interface.NAME,
-            experts_implementation=packed_experts.NAME,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
+            folder, config=config, dtype=dtype, attn_implementation=paged_interface.NAME,
+            experts_implementation=packed_experts.NAME, use_safetensors=True, local_files_only=True,
+            trust_remote_code=False, output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error

@@ -174,17 +174,9 @@ class LayerAttention:
         ops.store_kv(keys, values, k_cache, v_cache, group.slot_mapping)
         more: dict[str, Any] = {} if sinks is None else {"sinks": sinks.float()}
         out = ops.paged_attention(
-            queries.contiguous(),
-            k_cache,
-            v_cache,
-            group.block_tables,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            scale=call.scale,
-            sliding_window=call.window,
-            soft_cap=call.soft_cap,
-            plan=group.plan,
-            **more,
+            queries.contiguous(), k_cache, v_cache, group.block_tables, metadata.query_start_loc,
+            metadata.seq_lens, scale=call.scale, sliding_window=call.window, soft_cap=call.soft_cap,
+            plan=group.plan, **more,
         )
         return out[None, :, :, : call.value_size]
 

@@ -66,10 +66,6 @@ class ChainInputs:
         each = self.metadata
         starts = self.starts[: end - first + 1] if number else each.query_start_loc[: end + 1]
         return tokens, AttnMetadata(
-            each.slot_mapping[:, tokens],
-            each.block_tables[:, first:end],
-            starts,
-            each.seq_lens[first:end],
-            each.query_lens_list[first:end],
-            each.seq_lens_list[first:end],
+            each.slot_mapping[:, tokens], each.block_tables[:, first:end], starts, each.seq_lens[first:end],
+            each.query_lens_list[first:end], each.seq_lens_list[first:end],
         )

@@ -76,12 +76,8 @@ class EagleNet(nn.Module):
             self.lm_head = Linear(size, shape.draft_vocab_size, False, dtype=dtype, device=device)
             q_size, kv_size = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
             self.layer.attention.qkv_proj = Linear(
-                2 * size,
-                q_size + 2 * kv_size,
-                spec.qkv_bias,
-                {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
-                dtype=dtype,
-                device=device,
+                2 * size, q_size + 2 * kv_size, spec.qkv_bias,
+                {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, dtype=dtype, device=device,
             )
         self._tapes: LayerTapes | None = None  # of the present ops
         self.rope = RotaryEmbedding(spec.rope, spec.head_size, device)

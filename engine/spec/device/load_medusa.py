@@ -39,11 +39,7 @@ def load_medusa(
         raise ConfigError(f"{path_or_name}: token_map must have {num_outputs} tokens below {vocab_size}")
     heads = [
         MedusaHead(
-            target.config.hidden_size,
-            num_outputs,
-            num_layers,
-            "0.blocks.0.bias" in tensors,
-            target.dtype,
+            target.config.hidden_size, num_outputs, num_layers, "0.blocks.0.bias" in tensors, target.dtype,
             device,
         )
         for _ in range(num_heads)

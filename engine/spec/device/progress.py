@@ -28,10 +28,7 @@ class DraftRuns:
         is_left = counts > 0
         starts = self.starts + num_skipped
         return replace(
-            self,
-            rows=self.rows[is_left],
-            starts=starts[is_left],
-            counts=counts[is_left],
+            self, rows=self.rows[is_left], starts=starts[is_left], counts=counts[is_left],
             is_complete=self.is_complete[is_left],
         )
 
@@ -91,11 +88,7 @@ class DraftProgress:
         is_run = counts > 0
         is_complete = is_run & (counts == lengths - starts) & (wanted > 0)
         return DraftRuns(
-            rows[is_run],
-            starts[is_run],
-            counts[is_run],
-            is_complete[is_run],
-            np.flatnonzero(is_complete),
+            rows[is_run], starts[is_run], counts[is_run], is_complete[is_run], np.flatnonzero(is_complete),
             wanted,
         )
 

@@ -60,11 +60,7 @@ class SampleRuns:
             drafts = drafts[np.repeat(is_kept, self.counts - 1)]
         wanted = None if self.wanted is None else self.wanted[is_kept]
         return SampleRuns(
-            self.indices[is_kept],
-            self.rows[is_kept],
-            self.ends[is_kept],
-            self.counts[is_kept],
-            drafts,
+            self.indices[is_kept], self.rows[is_kept], self.ends[is_kept], self.counts[is_kept], drafts,
             wanted,
         )
 
