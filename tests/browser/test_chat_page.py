@@ -77,7 +77,7 @@ def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
 def test_retry_undo_edit_and_versions_leave_an_answer_that_is_being_written(lasting: Site) -> None:
     lasting.limit_answers(3)
     ask_and_wait(lasting, "Hello!")
-    lasting.page.get_by_role("button", name="Retry").click()
+    lasting.page.get_by_role("button", name="Continue").click()  # three tokens more
     lasting.page.locator(".branch").get_by_text("2 of 2").wait_for()
     chatbot, num_aborted = lasting.page.locator("#chatbot"), lasting.num_aborted()
     lasting.wait_for(lambda: chatbot.locator(".bot-row").count() == 1)  # the second answer is over

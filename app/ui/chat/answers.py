@@ -33,12 +33,14 @@ class Answer:
     """One answer, as far as it has been generated.
 
     Attributes:
+        before: the text that the answer goes on with; the output has what follows it.
         thinking: how the text is split into reasoning and content; None if all of it is content.
         write: begins to write the answer into the store; `written` is the last writing.
         ended: when it ended, by the clock of Answers.
     """
 
     answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    before: str = ""
     output: RequestOutput | None = None
     thinking: Thinking | None = None
     problem: Explanation | None = None

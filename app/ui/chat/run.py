@@ -140,6 +140,20 @@ class ChatRun:
             place -= 1
         return await self._begin_again(path[: place + 1], [], thread, request, values)
 
+    async def go_on(self, request: gr.Request, *rest: Any) -> Begun:
+        """Go on with an answer that was cut off, as another version of it. Does nothing while another turn runs."""
+        thread, running, *values = rest
+        if is_running(running):
+            return _refuse(running)
+        path = await self._read_path(request, thread)
+        if not path:
+            return _report(REMOVED)
+        if Settings(*values).grammar_kind != "none":
+            return _report("Not continued, because a grammar begins anew. Raise Max tokens, and ask again.")
+        *path, last = path
+        written = "".join(message["content"] for message in to_model_messages(last.messages, ""))
+        return await self._begin_again(path, [], thread, request, values, written)
+
     async def edit(self, history: History, data: gr.EditData, request: gr.Request, *rest: Any) -> Begun:
         """Ask an edited question and keep the old one as another version. Does nothing while another turn runs."""
         index = first_index(data.index)
@@ -211,19 +225,20 @@ class ChatRun:
         return await self._begin(path, [question], num_shown, thread, request, values)
 
     async def _begin_again(
-        self, path: list[Node], question: History, thread: Thread | None, request: gr.Request, values: Sequence[Any]
+        self, path: list[Node], question: History, thread: Thread | None, request: gr.Request, values: Sequence[Any],
+        before: str = "",
     ) -> Begun:
         """Begin a turn in the place of an earlier one: the page gets the history up to the question."""
         asked = [*join(path), *question]
-        begun = await self._begin(path, question, len(asked), thread, request, values)
+        begun = await self._begin(path, question, len(asked), thread, request, values, before)
         return (asked, *begun[1:]) if isinstance(begun[4], Turn) else begun
 
     async def _begin(
         self, path: Sequence[Node], question: History, num_shown: int, thread: Thread | None,
-        request: gr.Request, values: Sequence[Any],
+        request: gr.Request, values: Sequence[Any], before_answer: str = "",
     ) -> Begun:
         settings, owner = Settings(*values), find_owner(request)
-        answer, chat_id = Answer(), thread["id"] if thread is not None else chats.make_id()
+        answer, chat_id = Answer(before=before_answer), thread["id"] if thread is not None else chats.make_id()
         nodes = [Node(chats.make_id(), path[-1].id if path else None, question)] if question else []
         before = [*path, *nodes][-1].id
         pending = [answer_message(""), pending_message(answer.answer_id)]
@@ -273,11 +288,16 @@ class ChatRun:
         if tokenizer is None:
             raise InvalidRequest("this engine runs without a tokenizer and has no chat")
         messages = to_model_messages(history, settings.system_prompt)
+        options: dict[str, Any] = {}
+        if answer.before:
+            messages.append({"role": "assistant", "content": answer.before})
+            options = {"add_generation_prompt": False, "continue_final_message": True}
         if tokenizer.has_chat_template:
             messages = await asyncio.to_thread(load_images, messages)
-            prompt_ids, answer.thinking = await prepare_prompt(self.engine, self.knows_reasoning, messages)
+            prompt_ids, answer.thinking = await prepare_prompt(self.engine, self.knows_reasoning, messages, **options)
         else:
-            prompt_ids = await self.engine.encode("\n\n".join(m["content"] for m in messages) + "\n\n")
+            text = "\n\n".join(m["content"] for m in messages)
+            prompt_ids = await self.engine.encode(text if answer.before else f"{text}\n\n")
         params = make_sampling_params(settings, len(prompt_ids), self.engine.resolved.max_model_len)
         if answer.thinking is not None:
             # The end mark of reasoning may be a special token, and a grammar begins after it.
@@ -306,8 +326,8 @@ def is_running(turn: Turn | None) -> bool:
 
 def write(answer: Answer) -> History:
     """Return the messages of an answer so far; none before its first token."""
-    output = answer.output
-    return [] if output is None else answer_messages(output.outputs[0].text, answer.thinking)
+    written = answer.before + ("" if answer.output is None else answer.output.outputs[0].text)
+    return [] if answer.output is None and not written else answer_messages(written, answer.thinking)
 
 
 def conclude(answer: Answer) -> History:
@@ -316,7 +336,7 @@ def conclude(answer: Answer) -> History:
     if answer.problem is not None:
         return [*write(answer), error_message(answer.problem)]
     if output is None:
-        return [answer_message(""), figures_message("stopped", answer.answer_id)]
+        return [answer_message(answer.before), figures_message("stopped", answer.answer_id)]
     figures = describe_output(output)
     line = figures if output.finished else f"{figures} · stopped"
     return [*write(answer), figures_message(line, answer.answer_id)]

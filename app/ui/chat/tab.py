@@ -333,6 +333,7 @@ class ChatTab(ChatRun):
             chatbot.example_select(self.send_example, asked, begun, **AT_ONCE),
             chatbot.retry(self.retry, asked, begun, **AT_ONCE),
             chatbot.edit(self.edit, [chatbot, *asked], begun, **AT_ONCE),
+            parts.branches.go_on(self.go_on, asked, begun, **AT_ONCE),
         ):
             self._finish(begin.then(self.watch, turn, parts.growing, **QUIET), parts)
         textbox.stop(self.stop, turn, None, **AT_ONCE)

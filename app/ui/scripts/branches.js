@@ -1,4 +1,4 @@
-// The versions of the conversation: a small switch under each message that has several versions.
+// The versions of the conversation: a small switch under each message that has several; and a way to go on with the last.
 const host = element.querySelector(".branches");
 const make = (tag, attributes, ...children) => {
   const node = document.createElement(tag);
@@ -36,7 +36,15 @@ const place = () => {
     ends.set(row, node);
   }
 };
+// A button behind the figures of the last answer, if that was cut off.
+const more = make("button", { type: "button", class: "go-on", onclick: () => trigger("go_on") }, "Continue");
+const offerMore = () => {
+  const row = [...document.querySelectorAll("#chatbot .message-row")].at(-1), line = row?.querySelector(".thought-group");
+  const isCut = line?.textContent.includes("cut off at the token limit") && !document.querySelector("#growing .message-row");
+  if (!isCut) more.remove();
+  else if (line.nextSibling !== more) line.after(more);
+};
 const talk = document.querySelector("#talk");
-if (talk) new MutationObserver(place).observe(talk, { childList: true, subtree: true });
+if (talk) new MutationObserver(() => { place(); offerMore(); }).observe(talk, { childList: true, subtree: true });
 watch("value", draw);
 draw();

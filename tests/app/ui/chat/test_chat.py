@@ -104,6 +104,21 @@ async def test_an_answer_grows_without_the_history_before_it_and_ends_with_its_f
     assert (played.composer["stop_btn"], played.composer["submit_btn"]) == (False, True)
 
 
+async def test_an_answer_that_was_cut_off_goes_on_as_another_version() -> None:
+    tab, engine = make_tab()
+    first = await play(tab, await ask(tab))
+    played = await play(tab, await tab.go_on(REQUEST, first.thread, None, *SETTINGS))
+    assert engine.requests[-1].prompt.endswith("<user>hello\n<assistant>fine, thanks")
+    assert played.grew[0][-1] == answer_message("fine, thanks")
+    assert played.history[1] == answer_message("fine, thanksfine, thanks")
+    assert [turn for turn in (await read(tab, played.thread["id"]))[1] if turn[0]] == [
+        ("hello", "fine, thanks"), ("hello", "fine, thanksfine, thanks")
+    ]
+    kind = SETTINGS.index("none")
+    bound = (*SETTINGS[:kind], "JSON object", *SETTINGS[kind + 1 :])
+    assert "a grammar begins anew" in str(await tab.go_on(REQUEST, played.thread, None, *bound))
+
+
 async def test_history_settings_and_session_reach_the_engine() -> None:
     tab, engine = make_tab()
     settings = ("be kind", *SETTINGS[1:-2], -3, False)
