@@ -65,12 +65,6 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 
 def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
-    for turn, question in enumerate(["Hello! Who are you?", "What can you do?"]):
-        site.ask(question)
-        site.figures.nth(turn).wait_for()
-    site.page.get_by_role("button", name="Look inside an answer").click()
-    site.page.locator("#inside .token").nth(4).hover()
-    save(site, folder / "chat.png")
     site.extract(INVOICE)
     site.page.get_by_role("textbox", name="vendor").click()
     site.page.locator(".why").wait_for()

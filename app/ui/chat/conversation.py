@@ -6,6 +6,8 @@ not part of what the model reads.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ History = list[Message]
 
 ERROR_ID = "error"
 REASONING_ID = "reasoning"
+JSON_TOKEN, INDENT = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+'), "  "
 
 
 def user_message(text: str, image_paths: Sequence[str] = ()) -> Message:
@@ -56,6 +59,37 @@ def answer_messages(text: str, thinking: Thinking | None = None) -> list[Message
     folded = {"title": title, "id": REASONING_ID, "status": "done" if splitter.is_closed else "pending"}
     reasoning = {"role": "assistant", "content": thought.strip(), "metadata": folded}
     return [reasoning, answer_message(content.lstrip())] if splitter.is_closed else [reasoning]
+
+
+def lay_out(history: History) -> History:
+    """Return the history as a page shows it: an answer that is JSON is a code block, with a line for each value."""
+    return [{**each, "content": _lay_out(each["content"])} if _is_answer(each) else each for each in history]
+
+
+def _is_answer(message: Message) -> bool:
+    return message["role"] == "assistant" and not message.get("metadata") and isinstance(message["content"], str)
+
+
+def _lay_out(text: str) -> str:
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    # Token by token, because a number is shown as it was written.
+    lines, depth = "", 0
+    for token in JSON_TOKEN.findall(text):
+        if token in ("{", "["):
+            depth += 1
+            lines += f"{token}\n{INDENT * depth}"
+        elif token in ("}", "]"):
+            depth -= 1
+            is_empty = lines.rstrip().endswith(("{", "["))
+            lines = lines.rstrip() + ("" if is_empty else f"\n{INDENT * depth}") + token
+        else:
+            lines += {",": f",\n{INDENT * depth}", ":": ": "}.get(token, token)
+    return f"```json\n{lines}\n```"
 
 
 def figures_message(line: str, turn_id: str = "") -> Message:

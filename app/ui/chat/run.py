@@ -30,6 +30,7 @@ from app.ui.chat.conversation import (
     answer_messages,
     error_message,
     figures_message,
+    lay_out,
     list_image_paths,
     pending_message,
     read_text,
@@ -210,7 +211,7 @@ class ChatRun:
             # the turn was shown goes.
             return gr.skip(), gr.skip(), [], gr.skip()
         turn.is_shown = True
-        history = [*turn.history, *conclude(turn.answer)]
+        history = lay_out([*turn.history, *conclude(turn.answer)])
         return history, open_composer(), [], inspect(history, turn.answer)
 
     async def _ask(
@@ -231,7 +232,7 @@ class ChatRun:
         """Begin a turn in the place of an earlier one: the page gets the history up to the question."""
         asked = [*join(path), *question]
         begun = await self._begin(path, question, len(asked), thread, request, values, before)
-        return (asked, *begun[1:]) if isinstance(begun[4], Turn) else begun
+        return (lay_out(asked), *begun[1:]) if isinstance(begun[4], Turn) else begun
 
     async def _begin(
         self, path: Sequence[Node], question: History, num_shown: int, thread: Thread | None,
@@ -344,7 +345,7 @@ def conclude(answer: Answer) -> History:
 
 def show(path: Sequence[Node]) -> History:
     """Return the history of a path whose last answer is not being written."""
-    return chats.end_pending(join(path))
+    return lay_out(chats.end_pending(join(path)))
 
 
 def inspect(history: History, answer: Answer | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from app.store import Store, StoreError, objects
 from app.ui.chat import store as chats
 from app.ui.chat.attachments import FILE_TYPES, IMAGE_TYPES
 from app.ui.chat.branches import Node, Tree, find_place, join
-from app.ui.chat.conversation import read_text
+from app.ui.chat.conversation import lay_out, read_text
 from app.ui.chat.history import (
     Thread,
     build_branches,
@@ -316,7 +316,7 @@ class ChatTab(ChatRun):
         answer = self.answers.find(thread["leaf"] or "")
         history, turn, growing, composer = show(path), None, [], open_composer()
         if answer is not None and not answer.is_over:
-            history = join(path[:-1])
+            history = lay_out(join(path[:-1]))
             turn = Turn(history, len(history), thread, answer)
             growing, composer = turn.growing, gr.update(submit_btn=False, stop_btn=True)
         listed = describe_chats(found.listed, thread, **more)

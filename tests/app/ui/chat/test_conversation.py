@@ -6,6 +6,7 @@ from app.ui.chat.conversation import (
     answer_messages,
     error_message,
     figures_message,
+    lay_out,
     read_text,
     to_model_messages,
     user_message,
@@ -23,6 +24,23 @@ def test_the_model_reads_no_figures_and_no_failed_turn_behind_the_system_prompt(
     read = [(message["role"], message["content"]) for message in to_model_messages(history, " be brief ")]
     assert read == [("system", "be brief"), ("user", "b"), ("assistant", "c"), ("user", "d")]
     assert to_model_messages([], "  ") == []
+
+
+def test_an_answer_that_is_json_is_laid_out_as_a_code_block() -> None:
+    text = '{"a": {}, "b": [12.50, "x, {y\\" :"], "c": [], "d": {"e": null}}'
+    laid_out = """{
+  "a": {},
+  "b": [
+    12.50,
+    "x, {y\\" :"
+  ],
+  "c": [],
+  "d": {
+    "e": null
+  }
+}"""
+    given = [user_message(text), answer_message(text), answer_message("{no json"), figures_message("[1]")]
+    assert lay_out(given) == [given[0], answer_message(f"```json\n{laid_out}\n```"), *given[2:]]
 
 
 def test_text_is_read_from_all_forms_that_gradio_uses() -> None:
