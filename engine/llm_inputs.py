@@ -17,11 +17,7 @@ _NO_LISTS = (bytes, bytearray, memoryview, set, frozenset)
 
 
 def list_prompts(prompts: Any) -> list[Prompt]:
-    """Return one prompt or several as a list.
-
-    Raises:
-        InvalidRequest: the argument is neither.
-    """
+    """Return one prompt or several as a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, np.ndarray):
@@ -39,11 +35,7 @@ def list_prompts(prompts: Any) -> list[Prompt]:
 
 
 def list_conversations(messages: Any) -> list[Messages]:
-    """Return one conversation or several as a list. The messages are validated when they are rendered.
-
-    Raises:
-        InvalidRequest: the argument is neither.
-    """
+    """Return one conversation or several as a list. The messages are validated when they are rendered."""
     if isinstance(messages, (str, Mapping, *_NO_LISTS)) or not isinstance(messages, Iterable):
         raise InvalidRequest(
             "messages must be a list of {'role': ..., 'content': ...}, or a list of such lists, "
@@ -55,11 +47,7 @@ def list_conversations(messages: Any) -> list[Messages]:
 
 
 def list_params(params: Any, count: int) -> list[SamplingParams]:
-    """Return the parameters of `count` prompts, given one for all prompts or a list with one for each.
-
-    Raises:
-        InvalidRequest: the type is wrong, or the list has another length.
-    """
+    """Return the parameters of `count` prompts, given one for all prompts or a list with one for each."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     listed = list(params) if isinstance(params, Sequence) else [params]
@@ -77,11 +65,7 @@ def list_params(params: Any, count: int) -> list[SamplingParams]:
 
 
 def list_each(name: str, given: Any, count: int) -> list[Any]:
-    """Return the value of each prompt, given one for all prompts or a list with one for each.
-
-    Raises:
-        InvalidRequest: the list has another length.
-    """
+    """Return the value of each prompt, given one for all prompts or a list with one for each."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:

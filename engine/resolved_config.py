@@ -191,11 +191,7 @@ def resolve_config(
 
 
 def _share_states(room: int, max_num_seqs: int, has_snapshots: bool) -> tuple[int, int]:
-    """Return how many rows have a state, and the number of snapshots, which get at least half of the room.
-
-    Raises:
-        ConfigError: the memory does not suffice for one row.
-    """
+    """Return how many rows have a state, and the number of snapshots, which get at least half of the room."""
     if room < 1:
         raise ConfigError(
             "half of the cache's memory cannot hold the state of one request; raise memory_share"

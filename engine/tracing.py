@@ -65,11 +65,7 @@ class Tracer:
 
 
 def make_tracer(config: EngineConfig) -> Tracer | None:
-    """Return a tracer for the configured collector; None without one.
-
-    Raises:
-        ConfigError: the packages of OpenTelemetry are not installed.
-    """
+    """Return a tracer for the configured collector; None without one."""
     endpoint = config.otlp_traces_endpoint
     if endpoint is None:
         return None

@@ -78,9 +78,6 @@ def read_settings(given: Mapping[str, Any], names: Iterable[str], aliases: Mappi
     Args:
         names: our fields.
         aliases: fields by vLLM's name for them.
-
-    Raises:
-        ConfigError: a name is unknown, a setting is given under two names, or a value asks for what is not done.
     """
     known = {name: name for name in names} | dict(aliases) | OPPOSITES
     found: dict[str, Any] = {}

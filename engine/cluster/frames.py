@@ -89,11 +89,7 @@ def pack_frame(message: Any) -> tuple[bytes, bytes]:
 
 
 def read_header(header: bytes, max_bytes: int) -> tuple[int, type]:
-    """Return the length and the type of the body that follows.
-
-    Raises:
-        FrameError: the bytes are not a header.
-    """
+    """Return the length and the type of the body that follows."""
     length, code = _HEADER.unpack(header)
     if length > max_bytes or code >= len(MESSAGE_TYPES):
         raise FrameError(
@@ -103,11 +99,7 @@ def read_header(header: bytes, max_bytes: int) -> tuple[int, type]:
 
 
 def unpack_body(body: bytes, kind: type) -> Any:
-    """Return the message of a body.
-
-    Raises:
-        FrameError: it is none of this type.
-    """
+    """Return the message of a body."""
     try:
         return decode(body, kind)
     except msgspec.MsgspecError as error:

@@ -117,11 +117,7 @@ class RayPlacement:
 
 
 def import_ray(what: str) -> Any:
-    """Return the module, which is optional.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the module, which is optional."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -129,11 +125,7 @@ def import_ray(what: str) -> Any:
 
 
 def connect_ray(ray: Any) -> None:
-    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine; once per process.
-
-    Raises:
-        ConfigError: the cluster is not reachable.
-    """
+    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine; once per process."""
     if ray.is_initialized():
         return
     try:

@@ -49,11 +49,7 @@ class RemoteListener:
         return RemoteConnector(self._arrivals[rank], self._heartbeat_timeout_s)
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the address is in use, or not one of this machine.
-        """
+        """Listen."""
         try:
             self._server = await asyncio.start_server(self._greet, self._address, self.port)
         except OSError as error:
@@ -150,11 +146,7 @@ async def serve_replica(config: EngineConfig) -> None:
 
 
 async def _introduce(link: Link, key: bytes, rank: int) -> Welcome:
-    """Prove to the front that this replica knows the key, and check that the front does.
-
-    Raises:
-        ConfigError: one of them refuses the other.
-    """
+    """Prove to the front that this replica knows the key, and check that the front does."""
     challenge: Challenge = await link.receive(GREETING_BYTES)
     nonce = secrets.token_bytes(NONCE_BYTES)
     proof = make_proof(key, b"core", challenge.nonce, nonce)

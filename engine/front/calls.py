@@ -66,11 +66,7 @@ class Calls:
         return (await self._call(ResetPrefixCache)).is_reset
 
     async def load_adapter(self, ref: AdapterRef) -> None:
-        """Let the cores read an adapter.
-
-        Raises:
-            InvalidRequest: the adapter cannot be used.
-        """
+        """Let the cores read an adapter."""
         reply = await self._call(lambda call_id: LoadAdapter(call_id, ref))
         if reply.error is not None:
             raise InvalidRequest(reply.error, "lora_path")
@@ -80,11 +76,7 @@ class Calls:
         await self._call(lambda call_id: TakeSnapshot(call_id, with_blocks=False), [replica])
 
     async def _call(self, make: Callable[[int], Call], replicas: Sequence[Replica] | None = None) -> Reply:
-        """Make a call to these replicas, or all running ones. Returns what they reply together.
-
-        Raises:
-            EngineDead: no replica runs, or all of them ended first.
-        """
+        """Make a call to these replicas, or all running ones. Returns what they reply together."""
         called = [each for each in self._replicas if each.is_up] if replicas is None else replicas
         message = make(next(self._ids))
         call = _Call({each.index for each in called})

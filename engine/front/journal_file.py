@@ -192,11 +192,7 @@ class RecordedRequest:
 
 
 def read_journal(path: str) -> list[RecordedRequest]:
-    """Return the requests of a journal and of the older part beside it, oldest first.
-
-    Raises:
-        ConfigError: the file cannot be read, or another version of the program wrote it.
-    """
+    """Return the requests of a journal and of the older part beside it, oldest first."""
     requests: dict[tuple[str, int], RecordedRequest] = {}  # a rotation repeats unfinished requests
     by_handle: dict[int, RecordedRequest] = {}
     opened = None

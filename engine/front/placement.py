@@ -68,11 +68,7 @@ def place_cores(config: EngineConfig) -> Placement:
 
 
 def open_shared_store(config: EngineConfig) -> tuple[EngineConfig, SharedStore | None]:
-    """Open the store of KV blocks that cores use together, if the front has to. Returns a config that names it.
-
-    Raises:
-        ConfigError: the address is in use, or not one of this machine, or memory is missing.
-    """
+    """Open the store of KV blocks that cores use together, if the front has to. Returns a config that names it."""
     transfer = config.read_kv_transfer()
     if transfer is None:
         return config, None

@@ -156,11 +156,7 @@ class Supervisor:
         ]
 
     def _require_client(self) -> Client:
-        """Return the client if a replica accepts requests.
-
-        Raises:
-            EngineSleeping, EngineDead: none does; the message gives the state and the cause.
-        """
+        """Return the client if a replica accepts requests."""
         if self.state == "ready":
             return self._client
         if self.state in ASLEEP:

@@ -57,11 +57,7 @@ class Options:
     adapter: AdapterRef | None = None
 
     def check(self, params: object) -> None:
-        """Check what does not depend on the model.
-
-        Raises:
-            InvalidRequest: an option has a wrong type or value; the message names field, value and range.
-        """
+        """Check what does not depend on the model."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(
                 f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params"
@@ -142,11 +138,7 @@ class InputProcessor:
         return None, ids
 
     async def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text; a long text is tokenised in a thread.
-
-        Raises:
-            InvalidRequest: as for Tokenizer.encode, or there is no tokenizer.
-        """
+        """Return the token ids of a text; a long text is tokenised in a thread."""
         if self._tokenizer is None:
             raise InvalidRequest("this engine was started without a tokenizer: send token ids", "prompt")
         work = partial(self._tokenizer.encode, text, add_special_tokens)
@@ -155,11 +147,7 @@ class InputProcessor:
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[int]:
-        """Return the token ids of a conversation under the model's chat template; the work is done in a thread.
-
-        Raises:
-            InvalidRequest: as for Tokenizer.encode_chat, or there is no tokenizer.
-        """
+        """Return the token ids of a conversation under the model's chat template; the work is done in a thread."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise InvalidRequest(
@@ -233,11 +221,7 @@ class InputProcessor:
         return await asyncio.to_thread(self._encode_forms, forms)
 
     async def encode_prediction(self, prediction: str | Sequence[int]) -> list[int]:
-        """Return the token ids of the expected output, at most as many as the model can generate.
-
-        Raises:
-            InvalidRequest: it is neither text nor token ids, or an id is outside the vocabulary.
-        """
+        """Return the token ids of the expected output, at most as many as the model can generate."""
         if isinstance(prediction, str):
             self._check_length(len(prediction), "prediction")
             ids: list[int] | None = await self.encode_text(prediction, add_special_tokens=False)
@@ -266,11 +250,7 @@ class InputProcessor:
     def check_generated(
         self, generated: Sequence[Sequence[int]], prompt_token_ids: list[int], params: SamplingParams
     ) -> None:
-        """Hold the tokens that completions have produced before to the request.
-
-        Raises:
-            InvalidRequest: there are none for some completion, or it was over with them.
-        """
+        """Hold the tokens that completions have produced before to the request."""
         if not generated:
             return
         if len(generated) != params.n:

@@ -23,9 +23,6 @@ def find_adapter(path: str, roots: tuple[str, ...] | None = None) -> Path:
 
     Args:
         roots: folders of which one must contain the adapter; None: any folder, or a hub name.
-
-    Raises:
-        InvalidRequest: the folder is outside the roots, or there is none.
     """
     if roots is not None:
         resolved = Path(path).expanduser().resolve()
@@ -51,11 +48,7 @@ class AdapterFiles:
 
     @classmethod
     def read(cls, folder: Path) -> AdapterFiles:
-        """Read the files.
-
-        Raises:
-            InvalidRequest: a file is missing or cannot be read.
-        """
+        """Read the files."""
         try:
             config, weights = ((folder / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE))
         except OSError as error:
@@ -64,11 +57,7 @@ class AdapterFiles:
         return cls(config, weights, hashlib.sha256(b"".join(parts)).hexdigest())
 
     def parse_config(self) -> dict[str, Any]:
-        """Return `adapter_config.json`.
-
-        Raises:
-            InvalidRequest: it is not a JSON object.
-        """
+        """Return `adapter_config.json`."""
         try:
             data = json.loads(self.config)
         except (ValueError, RecursionError) as error:
@@ -78,11 +67,7 @@ class AdapterFiles:
         return data
 
     def parse_weights(self) -> dict[str, Tensor]:
-        """Return the tensors by name.
-
-        Raises:
-            InvalidRequest: the file is truncated or not safetensors.
-        """
+        """Return the tensors by name."""
         try:
             return load(self.weights)
         except SafetensorError as error:

@@ -47,9 +47,6 @@ class AdapterStore:
 
         Args:
             pins: keep it until `unpin`.
-
-        Raises:
-            InvalidRequest: it is not valid for the model, its files have changed, or it is too large.
         """
         with self._lock:
             adapter = self._adapters.pop(ref.digest, None)

@@ -32,9 +32,6 @@ def resolve_checkpoint(
 
     Args:
         field: name of the setting, for errors.
-
-    Raises:
-        ConfigError: it is neither a folder nor a repository on the hub or in the local cache.
     """
     path = Path(path_or_name).expanduser()
     if path.is_dir():
@@ -72,11 +69,7 @@ def resolve_weights(path_or_name: str | Path) -> Path:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        ConfigError: the file is not JSON, not an object, or nested deeper than 64 levels.
-    """
+    """Return the object in a JSON file."""
     too_deep = ConfigError(f"{path} is nested deeper than {_MAX_DEPTH} levels")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -115,11 +108,7 @@ def _is_deeper(data: Any, depth: int) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint: the single file, or the files of its index.
-
-    Raises:
-        ConfigError: there is neither, or a file of the index is missing.
-    """
+    """Return the safetensors files of a checkpoint: the single file, or the files of its index."""
     if (folder / _SINGLE_FILE).is_file():
         return [folder / _SINGLE_FILE]
     index = folder / _INDEX_FILE
@@ -172,9 +161,6 @@ def read_tensors(files: list[Path], prefixes: tuple[str, ...] = ("",)) -> Iterat
 
     Args:
         prefixes: other names are left out.
-
-    Raises:
-        ConfigError: a file is truncated or not safetensors.
     """
     for file in files:
         try:

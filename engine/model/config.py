@@ -111,9 +111,6 @@ class ModelConfig:
 
         Args:
             overrides: keys that replace those of the file.
-
-        Raises:
-            ConfigError: the checkpoint does not exist, or its architecture or a field is not supported.
         """
         if is_gguf(path_or_name):
             config = cls.from_dict(override(GGUFModel(path_or_name).make_config(), overrides), str(path_or_name))

@@ -91,11 +91,7 @@ class ConfigReader:
         return ConfigError(f"{self._where}: {key}={value!r} {reason}")
 
     def refuse_rest(self, inert: frozenset[str]) -> None:
-        """Reject keys that were not taken, unless they are in `inert` or null, false or empty.
-
-        Raises:
-            ConfigError: lists the keys, which might change the model's results.
-        """
+        """Reject keys that were not taken, unless they are in `inert` or null, false or empty."""
         rest = [
             key
             for key, value in self._data.items()

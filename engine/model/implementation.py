@@ -44,9 +44,6 @@ def read_model_config(
     Args:
         model_impl: auto: our decoder if it knows the architecture, else transformers.
         overrides: keys that replace those of config.json.
-
-    Raises:
-        ConfigError: the checkpoint does not exist, or the implementation does not support it; says why.
     """
     if is_gguf(path_or_name):
         if model_impl == "transformers":

@@ -85,10 +85,6 @@ def load_model(
         cache: where packed models are kept; None: nowhere.
 
     Returns the model in eval mode, its parameters without gradients.
-
-    Raises:
-        ConfigError: the checkpoint is missing or unreadable, its tensors do not match its config, it does not fit into
-            memory, or it does not support this quantization.
     """
     if config is None:
         config = read_model_config(path_or_name)

@@ -55,11 +55,7 @@ class EmbeddingSpec:
 
 
 def read_embedding_spec(path_or_name: str | Path) -> EmbeddingSpec:
-    """Read the files of a folder or of a repository on the hub.
-
-    Raises:
-        ConfigError: names the file or key that is missing, or that this engine does not support.
-    """
+    """Read the files of a folder or of a repository on the hub."""
     folder = resolve_checkpoint(path_or_name, _PATTERNS)
     try:
         return _read_spec(folder)

@@ -32,9 +32,6 @@ def read_sampling_defaults(path_or_name: str | Path, generation_config: str = "a
 
     Args:
         generation_config: see EngineConfig.
-
-    Raises:
-        ConfigError: the checkpoint does not exist, or a value is out of range.
     """
     if generation_config == "vllm":
         return {}

@@ -139,9 +139,6 @@ def check_weight_memory(
         is_native: whether the native ops pack each matrix of the decoder as it is read.
         keeps_codes: whether matrices keep the codes of the checkpoint, in 4 to 8 bits.
         num_ranks: ranks that divide the weights, except the embedding.
-
-    Raises:
-        ConfigError: gives the needed and the free memory, and a setting that needs less.
     """
     num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
     if is_native and not isinstance(config, TransformersConfig):

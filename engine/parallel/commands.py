@@ -154,11 +154,7 @@ _REPLIES = msgspec.msgpack.Decoder(Reply)
 
 
 def send(connection: socket.socket, message: Command | Reply) -> None:
-    """Send one message.
-
-    Raises:
-        RankLost: the other side has ended.
-    """
+    """Send one message."""
     body = msgspec.msgpack.encode(message)
     try:
         connection.sendall(_LENGTH.pack(len(body)) + body)
@@ -192,11 +188,7 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def read_bytes(connection: socket.socket, count: int) -> bytes:
-    """Return the next bytes.
-
-    Raises:
-        RankLost: the other side has ended.
-    """
+    """Return the next bytes."""
     parts = []
     while count:
         try:

@@ -37,11 +37,7 @@ _PROOF_BYTES = 32
 
 
 def accept_ranks(config: EngineConfig) -> dict[int, socket.socket]:
-    """Return the connections of the ranks on other nodes, by number.
-
-    Raises:
-        ConfigError: the address cannot be used, or some ranks have not connected in time.
-    """
+    """Return the connections of the ranks on other nodes, by number."""
     missing, found = set(range(config.ranks_per_node, config.num_ranks)), {}
     place = f"master_addr={config.master_addr!r}, master_port={config.master_port}"
     try:

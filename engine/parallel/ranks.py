@@ -137,11 +137,7 @@ class Ranks:
 
     @contextmanager
     def exchange(self, command: Command) -> Iterator[Comm | None]:
-        """Send a command; all ranks exchange tensors inside the block.
-
-        Raises:
-            RankLost: a rank has ended.
-        """
+        """Send a command; all ranks exchange tensors inside the block."""
         if self.is_broken:
             raise RankLost(self._loss or "an exchange of ranks was interrupted")
         self._is_exchanging = True  # stays set if the block raises an error
@@ -169,11 +165,7 @@ class Ranks:
         self._expected.clear()
 
     def check(self) -> None:
-        """Check that all ranks run.
-
-        Raises:
-            RankLost: one has ended.
-        """
+        """Check that all ranks run."""
         if self._loss is not None:
             raise RankLost(self._loss)
 
@@ -285,11 +277,7 @@ class Ranks:
 
 
 def _choose_device(start: Start) -> dict[str, str]:
-    """Return the environment in which a rank sees its own CUDA device only; rank 0 uses the first one.
-
-    Raises:
-        ConfigError: there are fewer devices than ranks.
-    """
+    """Return the environment in which a rank sees its own CUDA device only; rank 0 uses the first one."""
     if start.worker.device != "cuda":
         return {}
     count, config = torch.cuda.device_count(), start.config

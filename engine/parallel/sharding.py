@@ -94,11 +94,7 @@ ONE_RANK = Sharding()
 
 
 def check_context(config: ModelConfig, size: int, context_size: int) -> None:
-    """Check that `context_size` of `size` ranks can divide the contexts of the model.
-
-    Raises:
-        ConfigError: the layers need all keys on one rank, or the ranks have different KV heads.
-    """
+    """Check that `context_size` of `size` ranks can divide the contexts of the model."""
     name = f"decode_context_parallel_size={context_size}"
     kv_heads = max((spec.num_kv_heads for spec in config.layer_specs), default=1)
     if any(spec.window is not None for spec in config.layer_specs):
@@ -113,11 +109,7 @@ def check_context(config: ModelConfig, size: int, context_size: int) -> None:
 
 
 def check_shardable(config: ModelConfig, size: int, has_whole_experts: bool = False) -> None:
-    """Check that `size` ranks can divide the model.
-
-    Raises:
-        ConfigError: a number that the ranks must divide is not a multiple of theirs.
-    """
+    """Check that `size` ranks can divide the model."""
     name = f"tensor_parallel_size={size}"
     kv_heads = config.num_key_value_heads
     if isinstance(config, TransformersConfig):

@@ -19,9 +19,6 @@ def split_layers(config: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
 
     A stage takes as long in a decode as its matrices are large. The first one has the output head, too, so it gets
     fewer layers.
-
-    Raises:
-        ConfigError: the model has fewer layers than stages, or does not run on our decoder.
     """
     name, num_layers = f"pipeline_parallel_size={num_stages}", config.num_hidden_layers
     if isinstance(config, TransformersConfig):

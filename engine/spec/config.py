@@ -114,11 +114,7 @@ class SpeculativeConfig:
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """Parse the JSON object of `--speculative-config`.
-
-    Raises:
-        ConfigError: it is not a JSON object, or a key is unknown or has a wrong value.
-    """
+    """Parse the JSON object of `--speculative-config`."""
     try:
         data = json.loads(text)
     except ValueError as error:

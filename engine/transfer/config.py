@@ -94,11 +94,7 @@ class KVTransferConfig:
 
 
 def parse_kv_transfer_config(text: str) -> KVTransferConfig:
-    """Parse the JSON object of `--kv-transfer-config`.
-
-    Raises:
-        ConfigError: it is not a JSON object, or a key is unknown, missing or has a wrong value.
-    """
+    """Parse the JSON object of `--kv-transfer-config`."""
     try:
         data = json.loads(text)
     except ValueError as error:

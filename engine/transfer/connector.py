@@ -50,9 +50,6 @@ def make_connector(config: KVTransferConfig, layout: UnitLayout, secret: str | N
 
     Args:
         secret: shared by both sides of a TCP connection.
-
-    Raises:
-        ConfigError: the store cannot be opened, or the class cannot be imported.
     """
     if config.kv_connector_module_path is not None:
         try:

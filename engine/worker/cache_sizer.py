@@ -87,9 +87,6 @@ class CacheSizer:
 
         Args:
             run_largest: runs the largest steps under a config, and frees their memory.
-
-        Raises:
-            ConfigError: the weights leave too little memory for the largest steps, or for a cache.
         """
         # Upper bound of the row length; the measured memory of the largest steps may reduce it.
         resolved = self._resolve(self._share_device(memory, 0))

@@ -49,11 +49,7 @@ class DeviceFacts:
 
 
 def probe_device(device: str) -> DeviceFacts:
-    """Return the properties of the configured device.
-
-    Raises:
-        ConfigError: the device is "cuda" and torch sees none.
-    """
+    """Return the properties of the configured device."""
     has_cuda = torch.cuda.is_available()
     kind = ("cuda" if has_cuda else "cpu") if device == "auto" else device
     if kind == "cuda" and not has_cuda:

@@ -23,11 +23,7 @@ def choose_kv_dtype(config: WorkerConfig) -> torch.dtype:
 
 
 def _count_stored(spec: KVCacheSpec, dtype: torch.dtype) -> int:
-    """Return how many numbers of the cache's dtype hold the keys of one token.
-
-    Raises:
-        ConfigError: the cache does not take heads of this size.
-    """
+    """Return how many numbers of the cache's dtype hold the keys of one token."""
     if dtype != torch.int8:
         return spec.num_elements
     if spec.head_size % 4 or spec.head_size > MAX_INT8_HEAD_DIM:
@@ -64,9 +60,6 @@ def allocate_kv_cache(
 
     Returns one (k_cache, v_cache) per layer as `kernels.ops.KVCache` says, contiguous. Layers of different groups share
     memory, but never a block. Block 0 is the null block, used for padding.
-
-    Raises:
-        ConfigError: the cache does not fit into the device's memory.
     """
     num_bytes = num_blocks * compute_bytes_per_block(specs, block_size, dtype)
     too_large = (

@@ -142,11 +142,7 @@ class LoadedModel:
             )
 
     def _choose_decoder(self) -> tuple[Sharding, BuildDecoder]:
-        """Return rank 0's part and what makes the decoder, and start the other ranks if there are any.
-
-        Raises:
-            ConfigError: the ranks cannot divide the model.
-        """
+        """Return rank 0's part and what makes the decoder, and start the other ranks if there are any."""
         config, has_whole = self._config, self._config.enable_expert_parallel
         size, is_sliced = config.tensor_parallel_size, config.batch_invariant_tp
         context_size = config.decode_context_parallel_size

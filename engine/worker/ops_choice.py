@@ -28,9 +28,6 @@ def start_ops(
         num_threads: as set by the user; None: native ops use all cores.
         has_codes: the checkpoint has 4-bit codes, with which only native ops multiply.
         waits: wait for the native ops, because the ops must not change later.
-
-    Raises:
-        ConfigError: the implementation is not available, or does not support the device or dtype.
     """
     if not config.enable_native_ops:
         return make_ops(config, dtype, num_threads), None

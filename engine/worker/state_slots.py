@@ -27,11 +27,7 @@ from kernels.states import StateSegments
 
 
 def check_states(config: EngineConfig, model_config: ModelConfig) -> None:
-    """Refuse settings that do not support state layers.
-
-    Raises:
-        ConfigError: names the setting.
-    """
+    """Refuse settings that do not support state layers."""
     if not any(model_config.layer_states):
         return
     why = f"{model_config.architecture} has layers with a state per request, which this setting does not support"

@@ -63,11 +63,7 @@ class Metadata:
         return {f"{self.name}.{key}": value for key, value in self.values.items() if key not in self._taken}
 
     def require(self, key: str) -> Any:
-        """Return a value.
-
-        Raises:
-            ConfigError: it is missing.
-        """
+        """Return a value."""
         if key not in self.values:
             raise ConfigError(f"{self.where}: {self.name}.{key} is missing")
         return self.take(key)

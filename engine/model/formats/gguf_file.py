@@ -46,11 +46,7 @@ def is_gguf(path_or_name: str | Path) -> bool:
 
 
 def resolve_gguf(path_or_name: str | Path) -> Path:
-    """Return the path of a file, after downloading it if it is `repository:file.gguf`.
-
-    Raises:
-        ConfigError: the file is missing, or is another part than the first of a divided one.
-    """
+    """Return the path of a file, after downloading it if it is `repository:file.gguf`."""
     path = Path(path_or_name).expanduser()
     repository, colon, name = str(path_or_name).partition(":")
     if colon and not path.exists():
@@ -66,11 +62,7 @@ def resolve_gguf(path_or_name: str | Path) -> Path:
 
 
 def list_parts(path: Path) -> list[Path]:
-    """Return the file, and the other parts of a divided one.
-
-    Raises:
-        ConfigError: a part is missing.
-    """
+    """Return the file, and the other parts of a divided one."""
     found = _PART.search(path.name)
     count = int(found[1]) if found else 1
     names = [_PART.sub(rf"-{number:05}-of-\1.gguf", path.name) for number in range(1, count + 1)]

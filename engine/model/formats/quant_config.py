@@ -21,11 +21,7 @@ class WeightFormat:
 
 
 def parse_format(data: Any, where: str) -> WeightFormat | None:
-    """Return the format; None if there is none.
-
-    Raises:
-        ConfigError: the method or one of its settings is not supported.
-    """
+    """Return the format; None if there is none."""
     if data is None:
         return None
     where = f"{where}: quantization_config"

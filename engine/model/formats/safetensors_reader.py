@@ -48,9 +48,6 @@ def read_encoded(
     """Yield each tensor of a checkpoint under the name that it has without quantization.
 
     Tensors that belong to no matrix keep their names.
-
-    Raises:
-        ConfigError: a file is truncated or not safetensors, or the parts of a matrix do not fit together.
     """
     with ExitStack() as stack:
         index = _TensorIndex(files, stack)

@@ -40,9 +40,6 @@ def read_config(folder: Path, data: Mapping[str, Any] | None = None) -> Transfor
 
     Args:
         data: read instead of the file; None: the file.
-
-    Raises:
-        ConfigError: transformers does not know the model, or the paged backend would compute it wrongly.
     """
     try:
         with TemporaryDirectory() as made:

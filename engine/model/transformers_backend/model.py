@@ -213,11 +213,7 @@ class TransformersModel(nn.Module):
         return WeightTargets(targets, {}, ())
 
     def pack(self, quantization: Quantization | None = None) -> None:
-        """Convert the loaded matrices to the layout of the ops. Call once, after loading.
-
-        Raises:
-            ValueError: a matrix does not allow this quantization.
-        """
+        """Convert the loaded matrices to the layout of the ops. Call once, after loading."""
         if quantization is not None and self._foreign_experts:
             names = ", ".join(sorted(self._foreign_experts))
             raise ValueError(f"{names} cannot be quantized: it does not gate its experts by SiLU")
@@ -284,11 +280,7 @@ def run_decoder(decoder: nn.Module, input_ids: Tensor, positions: Tensor) -> Ten
 
 
 def find_decoder(model: PreTrainedModel) -> tuple[str, nn.Module]:
-    """Return the name and module of the part under the output head.
-
-    Raises:
-        UnsupportedModel: the model has no such part, or it does not take positions.
-    """
+    """Return the name and module of the part under the output head."""
     names = [
         name
         for name in (model.base_model_prefix, "model")

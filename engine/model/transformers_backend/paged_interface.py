@@ -90,11 +90,7 @@ def _forward(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of transformers' interface.
-
-    Raises:
-        UnsupportedModel: an argument changes the arithmetic in a way that the kernels do not have.
-    """
+    """The attention function of transformers' interface."""
     refused = [name for name, each in others.items() if each is not None and name not in _INERT]
     refused += ["attention_mask"] if attention_mask is not None else []
     refused += ["dropout"] if dropout else []

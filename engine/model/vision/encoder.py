@@ -106,11 +106,7 @@ class ImageEncoder:
 
 
 def _read_normalisation(path: Path) -> tuple[float, Tensor, Tensor]:
-    """Return scale, mean and standard deviation of the image processor.
-
-    Raises:
-        ConfigError: the file is missing, or a value is not a number.
-    """
+    """Return scale, mean and standard deviation of the image processor."""
     if not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}, which says how images are prepared")
     data = read_json_object(path)

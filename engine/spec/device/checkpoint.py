@@ -18,11 +18,7 @@ _PATTERNS = ("config.json", "*.safetensors", "*.bin", "*.pt")
 
 
 def read_head_folder(path_or_name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return config.json and all tensors of a folder or hub repository.
-
-    Raises:
-        ConfigError: a file is missing or cannot be read.
-    """
+    """Return config.json and all tensors of a folder or hub repository."""
     folder = resolve_checkpoint(path_or_name, _PATTERNS, "speculative_config: model")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"speculative_config: model: {folder} has no config.json")
@@ -56,11 +52,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 def copy_tensors(
     targets: Targets, tensors: dict[str, Tensor], where: str, ignored: Iterable[str] = ()
 ) -> None:
-    """Copy tensors to their targets.
-
-    Raises:
-        ConfigError: a tensor is missing, is not needed, or has another shape.
-    """
+    """Copy tensors to their targets."""
     missing = sorted(targets.keys() - tensors.keys())
     unexpected = sorted(tensors.keys() - targets.keys() - set(ignored))
     if missing or unexpected:

@@ -22,9 +22,6 @@ def load_drafter(config: SpeculativeConfig, target: Model, ops: Ops, device: tor
 
     Args:
         ops: for the drafter alone, since ops may keep what they computed for one model.
-
-    Raises:
-        ConfigError: the checkpoint is missing, or does not fit the target.
     """
     method, path = config.device_method, config.model
     if method is None or path is None:
