@@ -19,11 +19,7 @@ _STALE_S = 3600.0
 
 
 class CacheFolder:
-    """Files by name. A folder that cannot be used is as good as an empty one.
-
-    Args:
-        folder: default: in the user's cache.
-    """
+    """Files by name. A folder that cannot be used is as good as an empty one."""
 
     def __init__(self, folder: Path | None = None) -> None:
         base = os.environ.get("XDG_CACHE_HOME")

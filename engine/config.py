@@ -171,11 +171,7 @@ class EngineConfig(EngineFields):
         return num_seqs, num_tokens
 
     def read_speculative(self) -> SpeculativeConfig | None:
-        """Return the parsed `speculative_config`; None without one.
-
-        Raises:
-            ConfigError: a key is unknown, or a value is outside its range.
-        """
+        """Return the parsed `speculative_config`; None without one."""
         given: object = self.speculative_config
         if given is None:
             return None
@@ -184,11 +180,7 @@ class EngineConfig(EngineFields):
         return parse_speculative_config(given)
 
     def read_kv_transfer(self) -> KVTransferConfig | None:
-        """Return the parsed `kv_transfer_config`; None without one.
-
-        Raises:
-            ConfigError: a key is unknown, or a value is outside its range.
-        """
+        """Return the parsed `kv_transfer_config`; None without one."""
         given: object = self.kv_transfer_config
         if given is None:
             return None
@@ -197,19 +189,11 @@ class EngineConfig(EngineFields):
         return parse_kv_transfer_config(given)
 
     def read_hf_overrides(self) -> dict[str, Any]:
-        """Return the keys that replace those of config.json.
-
-        Raises:
-            ConfigError: it is not a JSON object.
-        """
+        """Return the keys that replace those of config.json."""
         return _read_object("hf_overrides", self.hf_overrides)
 
     def read_image_limit(self) -> int:
-        """Return the largest number of images in a prompt.
-
-        Raises:
-            ConfigError: `limit_mm_per_prompt` has another form than {"image": number}.
-        """
+        """Return the largest number of images in a prompt."""
         limits = _read_object("limit_mm_per_prompt", self.limit_mm_per_prompt)
         for key, each in limits.items():
             count = each.get("count") if isinstance(each, dict) else each
@@ -236,11 +220,7 @@ class EngineConfig(EngineFields):
         return int(gib * 2**30)
 
     def read_lora_modules(self) -> dict[str, str]:
-        """Return the paths of the adapters to load at the start, by name.
-
-        Raises:
-            ConfigError: an entry is not name=path, or a name appears twice.
-        """
+        """Return the paths of the adapters to load at the start, by name."""
         found: dict[str, str] = {}
         for entry in self.lora_modules:
             name, separator, path = entry.partition("=")

@@ -27,11 +27,7 @@ LoadTokenizer = Callable[[], tuple[Tokenizer | None, tuple[int, ...]]]
 
 
 class CoreHost:
-    """Serves one front after another. A sleeping or crashed core leaves the loaded weights to the next one.
-
-    Args:
-        load_tokenizer: returns the tokenizer and the ids that end a text, see `load_tokenizer`.
-    """
+    """Serves one front after another. A sleeping or crashed core leaves the loaded weights to the next one."""
 
     def __init__(self, config: EngineConfig, load_tokenizer: LoadTokenizer) -> None:
         self.worker: Executor | None = None

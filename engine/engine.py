@@ -165,9 +165,6 @@ class Engine(Supervisor):
     def check_capacity(self, count: int = 1) -> None:
         """Reject a request early if batch and waiting queue cannot take its completions.
 
-        Args:
-            count: completions of the request.
-
         Raises:
             InvalidRequest: `count` exceeds the whole capacity.
             EngineOverloaded: `count` exceeds the free capacity; counted as a rejection.

@@ -83,11 +83,7 @@ class EngineCore:
         self.adapters: AdapterActor | None = None  # None if they are not enabled
 
     async def start(self, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
-        """Start all actors in `tasks`. Returns when the core accepts messages.
-
-        Args:
-            loaded: result of an earlier core's load; None: load now.
-        """
+        """Start all actors in `tasks`. Returns when the core accepts messages."""
         shorten_switch_interval()
         map_large_blocks()
         # The scheduler needs the resolved config, which loading determines.

@@ -41,11 +41,7 @@ _VERSIONS = (
 
 
 def measure_host_memory(root: Path = Path("/")) -> tuple[int, int]:
-    """Return (total, free) bytes of RAM within the tightest limit. Reclaimable file pages count as free.
-
-    Args:
-        root: the folder that holds proc/ and sys/.
-    """
+    """Return (total, free) bytes of RAM within the tightest limit. Reclaimable file pages count as free."""
     total, free = _measure_machine(root)
     for files in _VERSIONS:
         for folder in _list_groups(root, files):

@@ -122,11 +122,7 @@ class Metrics:
             self.step_tokens.observe(num_tokens)
 
     def observe_end(self, times: RequestMetrics, counts: Sequence[int], params: SamplingParams) -> None:
-        """Count a request that has ended.
-
-        Args:
-            counts: output tokens of each completion.
-        """
+        """Count a request that has ended."""
         self.longest_output.observe(max(counts))
         self.num_choices.observe(params.n)
         if params.max_tokens is not None:
@@ -153,12 +149,7 @@ class Metrics:
     def make_stats(
         self, core: CoreStats = NO_CORE, num_waiting: int = 0, num_opening: int = 0
     ) -> EngineStats:
-        """All counters and histograms, with the gauges of a running core, if there is one.
-
-        Args:
-            num_waiting: completions that neither run nor wait for their grammar.
-            num_opening: completions that wait for their grammar.
-        """
+        """All counters and histograms, with the gauges of a running core, if there is one."""
         return EngineStats(
             **{name: getattr(core, name) for name in CORE_GAUGES},
             **{name: getattr(self, name) for name in FRONT_COUNTERS},

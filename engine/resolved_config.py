@@ -106,12 +106,9 @@ def resolve_config(
     """Fill in every "auto" and size the KV cache.
 
     Args:
-        model_max_len: context length of the checkpoint.
         free_bytes: memory that the KV cache may take.
         bytes_per_block: size of one block over all layers of a group.
-        kv_specs: shape of each layer's keys and values.
         state_bytes: size of one request's state; 0: the model has none.
-        context_cost: see SchedulerConfig.
 
     Raises:
         ConfigError: the cache cannot hold one request, or `max_model_len` exceeds the checkpoint's.

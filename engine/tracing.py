@@ -19,11 +19,7 @@ _EXPORTERS = {
 
 
 class Tracer:
-    """Reports the requests that have ended.
-
-    Args:
-        provider: a TracerProvider of opentelemetry-sdk.
-    """
+    """Reports the requests that have ended."""
 
     def __init__(self, provider: Any, model: str) -> None:
         self._provider = provider
@@ -31,11 +27,7 @@ class Tracer:
         self._tracer = provider.get_tracer("troupe.engine")
 
     def report(self, output: RequestOutput, params: SamplingParams, counts: Sequence[int]) -> None:
-        """Send the span of a request, with vLLM's names, as a part of the trace of the caller's context.
-
-        Args:
-            counts: output tokens of each completion.
-        """
+        """Send the span of a request, with vLLM's names, as a part of the trace of the caller's context."""
         times, end, now = output.metrics, time.time_ns(), time.monotonic()
         values = {
             "gen_ai.response.model": self._model,

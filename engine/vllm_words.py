@@ -73,12 +73,7 @@ EXTRA_NAMES = (*OPPOSITES, *REFUSED, *sorted(_WITHOUT_MEANING))
 
 
 def read_settings(given: Mapping[str, Any], names: Iterable[str], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Return settings under the names of our fields. None stands for the default, as in vLLM.
-
-    Args:
-        names: our fields.
-        aliases: fields by vLLM's name for them.
-    """
+    """Return settings under the names of our fields. None stands for the default, as in vLLM."""
     known = {name: name for name in names} | dict(aliases) | OPPOSITES
     found: dict[str, Any] = {}
     first: dict[str, str] = {}  # field -> the name under which it was given

@@ -54,7 +54,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
     Args:
         make_compiler: builds the compiler, at once for a large vocabulary, else on first use. Its argument: a pool for
             long compiles without the GIL.
-        vocab_size: width of the model's logits.
         encode: text -> token ids, for drafts of forced text; None: there are no drafts.
     """
 

@@ -82,9 +82,6 @@ class BlockPool:
     def find_run(self, hashes: Sequence[bytes], length: int) -> tuple[int, list[int]]:
         """Find the longest prefix of `hashes` whose last `length` blocks (or all, if fewer) are cached. Adds no owner.
 
-        Args:
-            length: at least 1.
-
         Returns the number of blocks of the prefix, and the ids of its last blocks.
         """
         run: list[int] = []

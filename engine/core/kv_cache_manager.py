@@ -34,11 +34,7 @@ from engine.transfer.host_tier import HostTier
 
 
 class KVCacheManager:
-    """Owns the block pool; allocates and frees the blocks of requests.
-
-    Args:
-        end_ids: stop tokens of the model, which end the turns of a chat.
-    """
+    """Owns the block pool; allocates and frees the blocks of requests."""
 
     def __init__(
         self, config: CacheConfig, tier: HostTier | None = None, end_ids: Iterable[int] = ()

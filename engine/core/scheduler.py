@@ -57,11 +57,7 @@ _get_key, _get_reserved = attrgetter("queue_key"), attrgetter("reserved_ids")
 
 
 class Scheduler:
-    """Plans steps and processes their results. Synchronous; one owner.
-
-    Args:
-        make_drafts: makes the planner of drafts; None: no speculative decoding.
-    """
+    """Plans steps and processes their results. Synchronous; one owner."""
 
     def __init__(
         self,

@@ -184,12 +184,7 @@ class StateSnapshots:
 
 
 class StateTier:
-    """The states of one core.
-
-    Args:
-        pool: records which keys leave the tier.
-        num_parts: of a state; the tier has room for one state at least.
-    """
+    """The states of one core."""
 
     def __init__(self, pool: BlockPool, tier: HostTier, num_parts: int) -> None:
         self._pool = pool
@@ -223,11 +218,7 @@ class StateTier:
 
 
 class DraftStates:
-    """Owns the slots.
-
-    Args:
-        snapshots: those of the prefix cache, which take over states at block borders; None: prefixes are not cached.
-    """
+    """Owns the slots."""
 
     def __init__(self, slots: Iterable[int], block_size: int, snapshots: StateSnapshots | None) -> None:
         self._free = list(slots)

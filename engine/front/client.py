@@ -52,11 +52,7 @@ NUM_BESIDE = 16  # completions of a core that tries suspects, before others are 
 
 
 class Client:
-    """The front's side of the cores. Synchronous but for `open` and calls; runs on the event loop.
-
-    Args:
-        min_prefill: fewest uncached prompt tokens for which a replica that only computes prompts is used.
-    """
+    """The front's side of the cores. Synchronous but for `open` and calls; runs on the event loop."""
 
     def __init__(
         self, replicas: Sequence[Replica], router: Router, metrics: Metrics, min_prefill: int
@@ -326,11 +322,7 @@ class Client:
         self.place_waiting()
 
     def note_down(self, replica: Replica, cause: str, is_crash: bool) -> None:
-        """Move the requests of a core that has ended.
-
-        Args:
-            is_crash: one of the requests may have caused it.
-        """
+        """Move the requests of a core that has ended."""
         self.note_end(replica)
         held = self._list_held(replica)
         self._move(self._blame(replica, held, cause) if is_crash else held)

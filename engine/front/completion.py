@@ -146,11 +146,7 @@ class Completion:
         return None
 
     def take(self, detail: Detail, num_new: int) -> None:
-        """Take what a step said beside the token ids.
-
-        Args:
-            num_new: tokens that came with it; they are in `token_ids`.
-        """
+        """Take what a step said beside the token ids."""
         num_before = len(self.token_ids) - num_new
         if detail.finish_reason is None:
             if self._stops is not None and (hit := self.find_stop()) is not None:

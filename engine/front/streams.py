@@ -25,11 +25,7 @@ MAX_DECODED = 4096  # tokens of a completion that are decoded at a time: 0.5 ms
 
 
 class OutputStream:
-    """The n completions of a request, for one reader.
-
-    Args:
-        prompt: its text, if it has one.
-    """
+    """The n completions of a request, for one reader."""
 
     def __init__(
         self,

@@ -19,11 +19,7 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
 def find_adapter(path: str, roots: tuple[str, ...] | None = None) -> Path:
-    """Return the folder of an adapter, after downloading it if `path` is a hub name.
-
-    Args:
-        roots: folders of which one must contain the adapter; None: any folder, or a hub name.
-    """
+    """Return the folder of an adapter, after downloading it if `path` is a hub name."""
     if roots is not None:
         resolved = Path(path).expanduser().resolve()
         if not any(resolved.is_relative_to(Path(root).expanduser().resolve()) for root in roots):

@@ -21,9 +21,7 @@ class AdapterStore:
     """Adapters by digest, limited in bytes. Pinned adapters are never evicted.
 
     Args:
-        max_rank: largest rank of an adapter.
         max_bytes: memory of all adapters, on this rank.
-        peers: the other ranks, which have the same adapters.
     """
 
     def __init__(
@@ -43,11 +41,7 @@ class AdapterStore:
         return sum(adapter.num_bytes for adapter in self._adapters.values())
 
     def load(self, ref: AdapterRef, pins: bool = False) -> None:
-        """Read an adapter unless it is in memory. Any thread may call it.
-
-        Args:
-            pins: keep it until `unpin`.
-        """
+        """Read an adapter unless it is in memory. Any thread may call it."""
         with self._lock:
             adapter = self._adapters.pop(ref.digest, None)
             if adapter is not None:

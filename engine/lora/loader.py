@@ -82,9 +82,6 @@ def load_adapter(
 ) -> Adapter:
     """Make an adapter from its files.
 
-    Args:
-        peers: the other ranks, which get each module after it has been checked here.
-
     Raises:
         InvalidRequest: a setting or a tensor is not supported, is missing, or does not fit the model.
     """
@@ -123,11 +120,7 @@ def _split_name(stored: str) -> tuple[str, str]:
 
 
 class AdapterBuilder:
-    """Collects the changes of an adapter, module by module, and keeps the rank's part of each.
-
-    Args:
-        peers: on rank 0 of several, the others.
-    """
+    """Collects the changes of an adapter, module by module, and keeps the rank's part of each."""
 
     def __init__(
         self, config: AdapterConfig, model: Model, max_rank: int, peers: AdapterPeers | None = None

@@ -28,11 +28,7 @@ _FIRST_FILES = ("config.json", _INDEX_FILE, _SINGLE_FILE)
 def resolve_checkpoint(
     path_or_name: str | Path, allow_patterns: tuple[str, ...], field: str = "model"
 ) -> Path:
-    """Return the folder of a checkpoint, after downloading matching files if it is a hub name, maybe name@revision.
-
-    Args:
-        field: name of the setting, for errors.
-    """
+    """Return the folder of a checkpoint, after downloading matching files if it is a hub name, maybe name@revision."""
     path = Path(path_or_name).expanduser()
     if path.is_dir():
         return path
@@ -157,11 +153,7 @@ def hash_weights(files: list[Path]) -> bytes:
 
 
 def read_tensors(files: list[Path], prefixes: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) one at a time, on the CPU; only the current one is in memory.
-
-    Args:
-        prefixes: other names are left out.
-    """
+    """Yield (name, tensor) one at a time, on the CPU; only the current one is in memory."""
     for file in files:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:

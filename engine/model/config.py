@@ -107,11 +107,7 @@ class ModelConfig:
     def from_pretrained(
         cls, path_or_name: str | Path, overrides: Mapping[str, Any] = NO_OVERRIDES
     ) -> ModelConfig:
-        """Read the config.json of a local folder or of a repository on the hub, or the header of a GGUF file.
-
-        Args:
-            overrides: keys that replace those of the file.
-        """
+        """Read the config.json of a local folder or of a repository on the hub, or the header of a GGUF file."""
         if is_gguf(path_or_name):
             config = cls.from_dict(override(GGUFModel(path_or_name).make_config(), overrides), str(path_or_name))
             return config.with_plain_tensors()
@@ -122,11 +118,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> ModelConfig:
-        """Parse the content of a config.json; `where` is its name in error messages.
-
-        Raises:
-            ConfigError: as `from_pretrained`.
-        """
+        """Parse the content of a config.json; `where` is its name in error messages."""
         data, text_fields = _find_text_part(data, where)
         architecture = _parse_architecture(ConfigReader(data, where), where)
         family = FAMILIES[architecture]

@@ -43,7 +43,6 @@ def read_model_config(
 
     Args:
         model_impl: auto: our decoder if it knows the architecture, else transformers.
-        overrides: keys that replace those of config.json.
     """
     if is_gguf(path_or_name):
         if model_impl == "transformers":

@@ -73,15 +73,10 @@ def load_model(
     """Build the model of a checkpoint and load its weights.
 
     Args:
-        path_or_name: local folder, GGUF file, or name of a repository on the hub.
         dtype: weights are cast to it, but 4-bit codes are kept if the ops take them.
         load_format: "auto" reads safetensors; "dummy" makes random weights and reads only config.json.
-        config: the parsed config; None: read it from the checkpoint.
         seed: seed of dummy weights. They are drawn on the device and differ between CPU and CUDA.
-        ops: kernels that the forward pass calls, for which the weights are packed; default: torch's.
         quantization: applied to all matrices except the embedding.
-        sharding: the rank whose part of the model is loaded.
-        build: makes our decoder.
         cache: where packed models are kept; None: nowhere.
 
     Returns the model in eval mode, its parameters without gradients.

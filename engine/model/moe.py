@@ -296,9 +296,6 @@ class Experts(nn.Module):
 
 class MoE(nn.Module):
     """A router chooses experts for each token. Their weighted results are added, and a shared expert's if there is one.
-
-    Args:
-        layer: the layer's spec, with a `moe`.
     """
 
     def __init__(

@@ -64,8 +64,6 @@ class RotaryEmbedding:
 
     Args:
         config: type and parameters of the scaling; None: nothing is rotated.
-        head_dim: size of a head.
-        device: device of the tables.
     """
 
     def __init__(self, config: RopeConfig | None, head_dim: int, device: torch.device) -> None:
@@ -162,13 +160,7 @@ class RotaryEmbedding:
 
 
 def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -> Tensor:
-    """Return the angle per position of each pair of a head, [dim / 2] float32 on the CPU.
-
-    Args:
-        config: type and parameters of the scaling.
-        dim: size of the rotated part of a head.
-        seq_len: context length, for scaling that differs beyond the original length.
-    """
+    """Return the angle per position of each pair of a head, [dim / 2] float32 on the CPU."""
     base = config.theta
     original = config.original_max_position_embeddings
     if config.rope_type == "dynamic" and seq_len is not None and seq_len > original:

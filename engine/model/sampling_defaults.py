@@ -28,11 +28,7 @@ _GGUF_KEYS: dict[str, tuple[str, float | None]] = {
 
 
 def read_sampling_defaults(path_or_name: str | Path, generation_config: str = "auto") -> dict[str, Any]:
-    """Return the fields of SamplingParams that a checkpoint recommends; none without the file.
-
-    Args:
-        generation_config: see EngineConfig.
-    """
+    """Return the fields of SamplingParams that a checkpoint recommends; none without the file."""
     if generation_config == "vllm":
         return {}
     source = path_or_name if generation_config == "auto" else generation_config
@@ -68,7 +64,6 @@ def read_eos_token_ids(path_or_name: str | Path, own: int | None = None) -> tupl
     """Return the distinct end-of-text ids of a checkpoint.
 
     Args:
-        path_or_name: folder or hub name of the checkpoint; both files may be missing.
         own: the tokenizer's id, returned first.
 
     Raises:

@@ -134,11 +134,9 @@ def check_weight_memory(
     """Reject a model whose weights do not fit, at once or when an allocation in the block fails.
 
     Args:
-        name: model name for the error.
         dtype: dtype of all weights until they are packed, including those to be quantized.
         is_native: whether the native ops pack each matrix of the decoder as it is read.
         keeps_codes: whether matrices keep the codes of the checkpoint, in 4 to 8 bits.
-        num_ranks: ranks that divide the weights, except the embedding.
     """
     num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
     if is_native and not isinstance(config, TransformersConfig):

@@ -112,12 +112,7 @@ class WeightTargets:
     ignored_prefixes: tuple[str, ...] = ()
 
     def rename(self, prefix: str, renames: tuple[tuple[str, str], ...]) -> WeightTargets:
-        """Return the same targets under the names of another checkpoint.
-
-        Args:
-            prefix: before each name.
-            renames: parts of names, ours and the checkpoint's.
-        """
+        """Return the same targets under the names of another checkpoint."""
 
         def change(name: str) -> str:
             for ours, theirs in renames:

@@ -163,21 +163,13 @@ def send(connection: socket.socket, message: Command | Reply) -> None:
 
 
 def receive_command(connection: socket.socket) -> Command:
-    """Return the next command.
-
-    Raises:
-        RankLost: rank 0 has ended.
-    """
+    """Return the next command."""
     command: Command = _COMMANDS.decode(_receive(connection))
     return command
 
 
 def receive_reply(connection: socket.socket) -> Reply:
-    """Return the next reply.
-
-    Raises:
-        RankLost: the rank has ended.
-    """
+    """Return the next reply."""
     reply: Reply = _REPLIES.decode(_receive(connection))
     return reply
 

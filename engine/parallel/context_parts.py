@@ -115,9 +115,5 @@ def merge_parts(parts: Tensor) -> Tensor:
 
 
 def estimate_exchange(num_tokens: int, num_heads: int, head_size: int, context_size: int) -> int:
-    """Return the bytes of memory in which a rank exchanges the queries and results of one layer.
-
-    Args:
-        num_heads: sum of the heads of all ranks.
-    """
+    """Return the bytes of memory in which a rank exchanges the queries and results of one layer."""
     return num_tokens * num_heads * (head_size + 1) * torch.float32.itemsize * (4 + 2 * context_size)

@@ -127,11 +127,7 @@ class Ranks:
                 send(connection, command)
 
     def ask(self, command: Command) -> list[Reply]:
-        """Send a command and return the other ranks' replies. Only the thread that loads adapters calls it.
-
-        Raises:
-            RankLost: a rank has ended.
-        """
+        """Send a command and return the other ranks' replies. Only the thread that loads adapters calls it."""
         self.send(command)
         return self._receive()
 

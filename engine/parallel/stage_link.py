@@ -133,11 +133,7 @@ class _SlotArrival:
 
 
 class TorchLink:
-    """A link through torch.distributed, whose process group a TorchComm has opened.
-
-    Args:
-        peer: rank of the other end in the whole group.
-    """
+    """A link through torch.distributed, whose process group a TorchComm has opened."""
 
     def __init__(self, peer: int) -> None:
         self._peer = peer

@@ -64,12 +64,7 @@ class Proposer(Protocol):
 
 
 class DraftPlanner:
-    """Owns the drafts of all requests. Synchronous; one owner.
-
-    Args:
-        costs: times of steps.
-        proposers: host sources; default: those of the config.
-    """
+    """Owns the drafts of all requests. Synchronous; one owner."""
 
     def __init__(
         self,

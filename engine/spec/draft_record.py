@@ -82,11 +82,7 @@ class SourceRecord:
 
 
 class DraftRecord:
-    """The queue of drafts of one request.
-
-    Args:
-        names: the sources that it may have.
-    """
+    """The queue of drafts of one request."""
 
     __slots__ = ("_look", "awaited", "names", "offered", "sources")
 

@@ -13,11 +13,7 @@ MAX_TRIED = 4  # tokens that may continue a forced text; each takes a few micros
 
 
 class ForcedDrafts:
-    """Answers the scheduler's questions for drafts, on the grammar thread.
-
-    Args:
-        encode: text -> token ids, without special tokens.
-    """
+    """Answers the scheduler's questions for drafts, on the grammar thread."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], Sequence[int]]) -> None:
         self._vocabulary = vocabulary

@@ -13,12 +13,7 @@ MAX_PLACES = 8
 
 
 class NgramIndex:
-    """The places of every n-gram of one growing sequence.
-
-    Args:
-        token_ids: the sequence; it may grow between calls, but not change.
-        width: n.
-    """
+    """The places of every n-gram of one growing sequence."""
 
     def __init__(self, token_ids: Sequence[int], width: int) -> None:
         self.token_ids = token_ids
@@ -53,11 +48,7 @@ def count_match(left: Sequence[int], left_end: int, right: Sequence[int], right_
 
 
 class NgramProposer:
-    """Prompt lookup: the longest n-gram counts, the latest of equals. Source: Saxena, 2023 (prompt lookup decoding).
-
-    Args:
-        low, high: bounds of n.
-    """
+    """Prompt lookup: the longest n-gram counts, the latest of equals. Source: Saxena, 2023 (prompt lookup decoding)."""
 
     name = "ngram"
 

@@ -115,9 +115,6 @@ class DraftBudget:
 
     A source in debt is not used, until LOSS_SHARE of the time of the following steps has paid the debt. So no source
     slows the engine down by more than that share, whatever the requests are.
-
-    Args:
-        step_s: time of a step of one token.
     """
 
     def __init__(self, step_s: float) -> None:

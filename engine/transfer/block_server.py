@@ -33,9 +33,6 @@ GREETING_BYTES = 4096  # largest frame of a peer that has proved nothing
 class BlockServer:
     """Listens from its creation to `close`.
 
-    Attributes:
-        port: on which it listens; the system chooses it if 0 is asked for.
-
     Raises:
         ConfigError: the address is in use, or not one of this machine.
     """

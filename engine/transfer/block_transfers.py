@@ -54,11 +54,7 @@ class _Load:
 
 
 class BlockTransfers:
-    """One per core.
-
-    Args:
-        saves: whether prompts are saved for other cores.
-    """
+    """One per core."""
 
     def __init__(self, kv_cache: KVCacheManager, tier: HostTier, saves: bool) -> None:
         self._kv_cache = kv_cache

@@ -46,11 +46,7 @@ class KVConnector(Protocol):
 
 
 def make_connector(config: KVTransferConfig, layout: UnitLayout, secret: str | None) -> KVConnector | None:
-    """Return the configured connector; None if the store belongs to replicas of another model or setting.
-
-    Args:
-        secret: shared by both sides of a TCP connection.
-    """
+    """Return the configured connector; None if the store belongs to replicas of another model or setting."""
     if config.kv_connector_module_path is not None:
         try:
             kind = getattr(importlib.import_module(config.kv_connector_module_path), config.kv_connector)

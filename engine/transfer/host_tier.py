@@ -19,12 +19,7 @@ from engine.core.actor_messages import BlockMove
 
 
 class HostTier:
-    """The index of the slots.
-
-    Args:
-        num_slots: number of blocks that fit.
-        stored: (slot, key) of blocks that the memory holds already.
-    """
+    """The index of the slots."""
 
     def __init__(self, num_slots: int, stored: Iterable[tuple[int, bytes]] = ()) -> None:
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # by key, least recently used first

@@ -48,12 +48,7 @@ class CacheSizer:
     held_layers: Sequence[slice] = (slice(None),)  # layers of each stage
 
     def estimate(self, ops: Ops, native: NativeSwap | None) -> ResolvedConfig:
-        """Resolve the config for the host.
-
-        Args:
-            ops: used by the first steps.
-            native: may replace them with native ops later.
-        """
+        """Resolve the config for the host."""
         config = self.config
         # On a CPU all ranks use the same memory.
         kept_bytes = self.adapter_bytes * config.tensor_parallel_size
@@ -83,11 +78,7 @@ class CacheSizer:
         return self._resolve(self._share_host(step_bytes + row_bytes + kept_bytes))
 
     def measure(self, memory: DeviceMemory, run_largest: Callable[[ResolvedConfig], None]) -> ResolvedConfig:
-        """Resolve the config for a device whose memory can be measured.
-
-        Args:
-            run_largest: runs the largest steps under a config, and frees their memory.
-        """
+        """Resolve the config for a device whose memory can be measured."""
         # Upper bound of the row length; the measured memory of the largest steps may reduce it.
         resolved = self._resolve(self._share_device(memory, 0))
         if self.config.num_blocks is not None or self.config.kv_cache_memory_bytes is not None:

@@ -44,11 +44,7 @@ class RowPositions:
 
 
 class ImageRows:
-    """The worker's images. A row keeps its features until its last image is computed.
-
-    Args:
-        has_axes: whether images change the positions of tokens.
-    """
+    """The worker's images. A row keeps its features until its last image is computed."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, has_axes: bool) -> None:
         self._dtype = dtype

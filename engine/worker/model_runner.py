@@ -44,9 +44,7 @@ class ModelRunner:
 
     Args:
         link: copies results back from the device; None: on the CPU they are there at once.
-        forward: runs a step through the model; default: `run_model`.
         drafter: proposes drafts after a step; it has been started on this batch.
-        parts: what the model keeps for each row.
         states: that of them which keeps states; None: the model has none.
     """
 

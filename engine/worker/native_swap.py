@@ -36,12 +36,7 @@ class Repackable(Protocol):
 
 
 class NativeSwap:
-    """Moves a model on the CPU to native ops. Without a compiler, or for other dtypes, the model stays as it is.
-
-    Args:
-        num_threads: threads of the native ops; None: one per core.
-        build: finds or builds the library; default: in the user's cache.
-    """
+    """Moves a model on the CPU to native ops. Without a compiler, or for other dtypes, the model stays as it is."""
 
     def __init__(self, dtype: torch.dtype, num_threads: int | None, build: NativeBuild | None = None) -> None:
         self._dtype = dtype

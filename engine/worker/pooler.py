@@ -23,11 +23,7 @@ class _RowPooling:
 
 
 class Pooler:
-    """The rows of a batch whose requests return a pooled vector.
-
-    Args:
-        compute_logits: the model's output head with the adapters of the rows, [R, D] -> [R, V].
-    """
+    """The rows of a batch whose requests return a pooled vector."""
 
     def __init__(self, compute_logits: Callable[[Tensor, StepAdapters | None], Tensor]) -> None:
         self._compute_logits = compute_logits

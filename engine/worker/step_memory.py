@@ -38,12 +38,7 @@ class StepMemory:
     estimate_scratch: Callable[[StepShape], int]  # see `kernels.Ops`
 
     def estimate_step(self, context_len: int = 0, num_context_tokens: int = 0) -> int:
-        """Return the estimated bytes of the largest step.
-
-        Args:
-            context_len: tokens of the longest row.
-            num_context_tokens: tokens of all rows together.
-        """
+        """Return the estimated bytes of the largest step."""
         config = self.config
         attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
         # Hidden states; gate, up and their product in the MLP; inputs and outputs of attention.

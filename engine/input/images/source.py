@@ -67,7 +67,6 @@ class MediaReader:
     """Reads images. Addresses are resolved once; private ones and redirects are refused.
 
     Args:
-        allowed_domains: hosts of http and https URLs.
         is_public: whether an address may be connected to; default: `is_public_address`.
     """
 

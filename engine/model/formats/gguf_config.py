@@ -35,13 +35,7 @@ _SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
 
 
 class Metadata:
-    """The metadata of a file's architecture; `take_rest` returns what was not read.
-
-    Args:
-        name: general.architecture.
-        values: all metadata of the file.
-        shapes: shape of each tensor, outermost size first.
-    """
+    """The metadata of a file's architecture; `take_rest` returns what was not read."""
 
     def __init__(
         self, name: str, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str

@@ -91,9 +91,6 @@ class _Entry:
 class GGUFFile:
     """An open file; tensors are views of it, read from disk when they are used.
 
-    Args:
-        path_or_name: a file ending in .gguf, the first part of a divided one, or `repository:file.gguf`.
-
     Raises:
         ConfigError: the file is missing, truncated or of another version, or a tensor lies outside it.
     """
@@ -180,11 +177,7 @@ class GGUFFile:
 
 @lru_cache(maxsize=16)
 def _read_header(path: Path, stamp: tuple[int, int, int]) -> tuple[bytes, dict[str, Any], dict[str, _Entry]]:
-    """Return a hash of the header, the metadata and the tensors. A start asks for them several times.
-
-    Args:
-        stamp: of this version of the file.
-    """
+    """Return a hash of the header, the metadata and the tensors. A start asks for them several times."""
     if not path.stat().st_size:
         raise ConfigError(f"{path} is not a GGUF file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -36,11 +36,7 @@ _MAX_NAMES = 8
 
 
 def read_config(folder: Path, data: Mapping[str, Any] | None = None) -> TransformersConfig:
-    """Read config.json, trace the model on the meta device and probe a tiny model of its kind.
-
-    Args:
-        data: read instead of the file; None: the file.
-    """
+    """Read config.json, trace the model on the meta device and probe a tiny model of its kind."""
     try:
         with TemporaryDirectory() as made:
             source = folder

@@ -99,9 +99,6 @@ class HiddenStates(nn.Module):
 class Skeleton:
     """The result of tracing a model on the meta device, before weights are loaded.
 
-    Args:
-        config: of a model whose code is in transformers.
-
     Raises:
         UnsupportedModel: the paged cache cannot serve the model's attention.
     """

@@ -42,12 +42,7 @@ class GroupedExperts(Experts):
             self.gate_up_bias, self.down_bias = _freeze(gate_up_bias), _freeze(down_bias)
 
     def run(self, hidden: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum of each token's experts.
-
-        Args:
-            hidden: [T, hidden_size].
-            expert_ids, weights: [T, top_k]; ids beyond the last expert are skipped.
-        """
+        """Return the weighted sum of each token's experts."""
         is_skipped = expert_ids >= self._spec.num_experts
         weights = weights.float().masked_fill(is_skipped, 0.0)
         return self(hidden, expert_ids.long().masked_fill(is_skipped, 0), weights)

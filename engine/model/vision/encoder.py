@@ -65,12 +65,7 @@ class ImageEncoder:
 
     @torch.inference_mode()
     def encode(self, pixels: np.ndarray, grid: Sequence[int]) -> np.ndarray:
-        """Return the features of one image, [n, D] float32; they do not depend on other images.
-
-        Args:
-            pixels: uint8, with a dimension of 3 colours at index 1.
-            grid: rows and columns of the image's parts.
-        """
+        """Return the features of one image, [n, D] float32; they do not depend on other images."""
         stream: Any = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         with stream:
             features: Tensor = self.tower(self._normalise(torch.from_numpy(pixels.copy())), grid)

@@ -30,7 +30,6 @@ class Tower(nn.Module):
 
         Args:
             pixels: [tiles, 3, height, width], normalised.
-            grid: not used.
 
         Returns [tiles * tokens of a tile, D].
         """

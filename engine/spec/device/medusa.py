@@ -20,12 +20,7 @@ from kernels.ops import KVCache
 
 
 class MedusaHead(nn.Module):
-    """Residual blocks x + silu(W x + b), then an output matrix.
-
-    Args:
-        num_layers: residual blocks.
-        num_outputs: rows of the output matrix.
-    """
+    """Residual blocks x + silu(W x + b), then an output matrix."""
 
     def __init__(
         self,

@@ -47,11 +47,6 @@ class TokenCounts:
     def penalise(self, logits: Tensor, places: np.ndarray, rows: np.ndarray) -> None:
         """Apply the penalties in place.
 
-        Args:
-            logits: [R, V] float32.
-            places: [r] indices into the logits.
-            rows: [r] rows of the state.
-
         The repetition penalty divides positive and multiplies negative logits of tokens in prompt or output. The
         frequency penalty is subtracted per occurrence in the output, the presence penalty once.
         Source: Keskar et al., 2019 (CTRL) for the first; the OpenAI API for the others.

@@ -50,13 +50,7 @@ class LogitEdits:
         self.min_tokens[row] = 0
 
     def apply(self, logits: Tensor, places: np.ndarray, rows: np.ndarray) -> None:
-        """Add logit_bias, then forbid all tokens except allowed_token_ids, in place.
-
-        Args:
-            logits: [R, V] float32.
-            places: [r] indices into the logits.
-            rows: [r] rows of the state.
-        """
+        """Add logit_bias, then forbid all tokens except allowed_token_ids, in place."""
         edits = [self._edits[row] for row in rows.tolist()]
         bias = np.concatenate([edit.bias for edit in edits])
         if len(bias):

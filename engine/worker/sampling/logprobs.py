@@ -33,11 +33,7 @@ class SampledLogprobs:
         return replace(self, places=places[self.places])
 
     def to_lists(self, words: np.ndarray) -> dict[int, TokenLogprobs]:
-        """Return the logprobs by index in the sampled batch, without rows that have no token.
-
-        Args:
-            words: `packed` on the host.
-        """
+        """Return the logprobs by index in the sampled batch, without rows that have no token."""
         width = (words.shape[1] - 1) // 3
         ids = words[:, 1 : 1 + width]
         values = words[:, 1 + width :].view(np.float32)
@@ -81,7 +77,6 @@ def compute_prompt_logprobs(logits: Tensor, next_token_ids: Tensor, num_top: int
     Args:
         logits: [T, V] float32, at the positions before the tokens.
         next_token_ids: [T] int64, the prompt token that follows each position.
-        num_top: alternatives per position, 0..20.
     """
     length = logits.shape[0]
     packed = compute_logprobs(logits, next_token_ids, num_top)

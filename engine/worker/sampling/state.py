@@ -80,12 +80,9 @@ class SamplingState:
         """Put a request into a row, new or resumed after a preemption.
 
         Args:
-            row: its earlier request is removed.
             seed: of this completion; taken modulo 2**64.
             prompt_token_ids, output_token_ids: prompt, and tokens generated so far. Penalties, bad words and min_tokens
                 then continue as if the request had not been preempted.
-            eos_token_ids: end-of-text ids of the model.
-            bad_word_ids: token ids of every bad word.
         """
         self.remove(row)
         output = np.asarray(output_token_ids, np.int64)
@@ -121,7 +118,6 @@ class SamplingState:
         """Append sampled tokens to the histories of penalties and bad words, on the device.
 
         Args:
-            rows: [R] distinct rows.
             token_ids: [R] int64 on the device; negative values (no token, or a rejected one) are ignored.
         """
         flags = self.flags[rows]
