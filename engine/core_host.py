@@ -38,9 +38,7 @@ class CoreHost:
         self._wake = asyncio.Event()
 
     async def serve(
-        self,
-        deliver: Callable[[Any], None],
-        report_hang: Callable[[TimeoutError], None],
+        self, deliver: Callable[[Any], None], report_hang: Callable[[TimeoutError], None],
         publishes_kv_events: bool = False,
     ) -> None:
         """Run cores until one crashes; `deliver` gets their messages.
@@ -75,9 +73,7 @@ class CoreHost:
             self.worker.close(frees_memory=frees_memory)
 
     async def _run_core(
-        self,
-        deliver: Callable[[Any], None],
-        report_hang: Callable[[TimeoutError], None],
+        self, deliver: Callable[[Any], None], report_hang: Callable[[TimeoutError], None],
         publishes_kv_events: bool,
     ) -> BaseException | None:
         """Run one core until it falls asleep. Returns the error if it could not wake up."""

@@ -93,12 +93,7 @@ class Embedder:
         return Path(self._engine.config.model).name.lower().startswith(RERANKER)
 
     async def embed(
-        self,
-        inputs: Sequence[Prompt],
-        dimensions: int | None = None,
-        *,
-        name: str = "input",
-        **options: Any,
+        self, inputs: Sequence[Prompt], dimensions: int | None = None, *, name: str = "input", **options: Any,
     ) -> list[Embedding]:
         """Return the embedding of each text or list of token ids.
 
@@ -124,13 +119,8 @@ class Embedder:
         ]
 
     async def score(
-        self,
-        queries: Sequence[str],
-        documents: Sequence[str],
-        instruction: str | None = None,
-        *,
-        names: tuple[str, str] = ("query", "documents"),
-        max_document_tokens: int | None = None,
+        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None, *,
+        names: tuple[str, str] = ("query", "documents"), max_document_tokens: int | None = None,
         **options: Any,
     ) -> list[Score]:
         """Return how well each document answers its query.
@@ -176,11 +166,7 @@ class Embedder:
         ]
 
     async def _judge(
-        self,
-        queries: Sequence[str],
-        documents: Sequence[str],
-        instruction: str,
-        name: str,
+        self, queries: Sequence[str], documents: Sequence[str], instruction: str, name: str,
         options: Mapping[str, Any],
     ) -> list[Score]:
         """Return the probability of "yes" against "no" after Qwen3-Reranker's template."""
@@ -222,11 +208,7 @@ class Embedder:
         return found
 
     async def _pool(
-        self,
-        prompts: Sequence[Prompt],
-        pooling: Pooling,
-        max_tokens: int | None,
-        name: str,
+        self, prompts: Sequence[Prompt], pooling: Pooling, max_tokens: int | None, name: str,
         options: Mapping[str, Any],
     ) -> list[RequestOutput]:
         """Run the prompts, at most a batch at a time. If one is refused, by its number, the others are aborted."""

@@ -63,14 +63,9 @@ class EngineCore:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        worker: Executor,
-        tokenizer: Tokenizer | None,
-        eos_token_ids: tuple[int, ...],
-        deliver: Callable[[CoreOutput], None],
-        report_crash: Callable[[BaseException], None],
-        publishes_kv_events: bool = False,
+        self, config: EngineConfig, worker: Executor, tokenizer: Tokenizer | None,
+        eos_token_ids: tuple[int, ...], deliver: Callable[[CoreOutput], None],
+        report_crash: Callable[[BaseException], None], publishes_kv_events: bool = False,
     ) -> None:
         self._config = config
         self._worker = worker

@@ -93,15 +93,8 @@ class ResolvedConfig:
 
 
 def resolve_config(
-    config: EngineConfig,
-    worker: WorkerConfig,
-    *,
-    model_max_len: int,
-    free_bytes: int,
-    bytes_per_block: int,
-    kv_specs: Sequence[KVCacheSpec],
-    state_bytes: int = 0,
-    context_cost: float = 0.0,
+    config: EngineConfig, worker: WorkerConfig, *, model_max_len: int, free_bytes: int, bytes_per_block: int,
+    kv_specs: Sequence[KVCacheSpec], state_bytes: int = 0, context_cost: float = 0.0,
 ) -> ResolvedConfig:
     """Fill in every "auto" and size the KV cache.
 

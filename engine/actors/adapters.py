@@ -19,9 +19,7 @@ class AdapterActor(ThreadActor[AdapterInbox]):
     """Loads adapters one after another. A broken one is reported only to the requests that need it."""
 
     def __init__(
-        self,
-        memory: AdapterMemory,
-        tell_scheduler: Callable[[AdapterReady], None],
+        self, memory: AdapterMemory, tell_scheduler: Callable[[AdapterReady], None],
         deliver: Callable[[Reply], None],
     ) -> None:
         super().__init__("troupe-adapters")

@@ -58,12 +58,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
     """
 
     def __init__(
-        self,
-        make_compiler: Callable[[Executor], GrammarCompiler],
-        vocab_size: int,
-        timeout_s: float,
-        send_masks: Callable[[StepMasks], None],
-        tell_scheduler: Callable[[GrammarReport], None],
+        self, make_compiler: Callable[[Executor], GrammarCompiler], vocab_size: int, timeout_s: float,
+        send_masks: Callable[[StepMasks], None], tell_scheduler: Callable[[GrammarReport], None],
         encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
         super().__init__("troupe-grammar")

@@ -58,10 +58,7 @@ class Opener:
     """
 
     def __init__(
-        self,
-        grammar: GrammarActor,
-        encoder: Encoder | None,
-        cache_gb: float,
+        self, grammar: GrammarActor, encoder: Encoder | None, cache_gb: float,
         tell_scheduler: Callable[[AddRequest], None],
         deliver: Callable[[Accepted | Refused | NewTokens], None],
     ) -> None:

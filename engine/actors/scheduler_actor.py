@@ -43,13 +43,9 @@ class SchedulerActor:
     """Owns the Scheduler. `run_turn` is the loop of the engine; call `tell` on the event loop only."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        tell_executor: Callable[[ExecutorInbox], None],
-        tell_grammar: Callable[[GrammarInbox], None],
-        tell_adapters: Callable[[AdapterInbox], None],
-        tell_transfer: Callable[[TransferInbox], None],
-        deliver: Callable[[CoreOutput], None],
+        self, scheduler: Scheduler, tell_executor: Callable[[ExecutorInbox], None],
+        tell_grammar: Callable[[GrammarInbox], None], tell_adapters: Callable[[AdapterInbox], None],
+        tell_transfer: Callable[[TransferInbox], None], deliver: Callable[[CoreOutput], None],
     ) -> None:
         self._inbox: deque[SchedulerInbox] = deque()
         self._wake = asyncio.Event()

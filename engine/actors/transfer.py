@@ -35,9 +35,7 @@ class TransferActor(ThreadActor[TransferInbox]):
     """Serves one message after another. A store that fails costs time, but neither a request nor the core."""
 
     def __init__(
-        self,
-        memory: HostStore,
-        connector: KVConnector | None,
+        self, memory: HostStore, connector: KVConnector | None,
         tell_scheduler: Callable[[BlocksMatched | BlocksLoaded | BlocksSaved], None],
         deliver: Callable[[NewTokens], None],
     ) -> None:

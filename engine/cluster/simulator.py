@@ -138,13 +138,8 @@ class Simulator:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        table: StepTable,
-        num_replicas: int,
-        policy: SimulatedPolicy = "prefix_aware",
-        crashes: Crashes | None = None,
-        seed: int = 0,
+        self, config: EngineConfig, table: StepTable, num_replicas: int,
+        policy: SimulatedPolicy = "prefix_aware", crashes: Crashes | None = None, seed: int = 0,
         prefills: PrefillReplicas | None = None,
     ) -> None:
         self._prefills = prefills or PrefillReplicas()

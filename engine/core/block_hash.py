@@ -49,12 +49,8 @@ def list_image_keys(images: Sequence[ImagePart], block_size: int) -> dict[int, b
 
 
 def extend_block_hashes(
-    hashes: list[bytes],
-    token_ids: Sequence[int],
-    num_tokens: int,
-    block_size: int,
-    extra_keys: tuple[bytes, ...],
-    image_keys: Mapping[int, bytes] | None = None,
+    hashes: list[bytes], token_ids: Sequence[int], num_tokens: int, block_size: int,
+    extra_keys: tuple[bytes, ...], image_keys: Mapping[int, bytes] | None = None,
 ) -> None:
     """Append the missing hashes of the full blocks within the first `num_tokens` tokens.
 

@@ -37,13 +37,8 @@ class Request:
     )  # fmt: skip
 
     def __init__(
-        self,
-        message: AddRequest,
-        completion: NewCompletion,
-        table: RequestTable,
-        max_model_len: int,
-        eos_token_ids: frozenset[int],
-        now: float,
+        self, message: AddRequest, completion: NewCompletion, table: RequestTable, max_model_len: int,
+        eos_token_ids: frozenset[int], now: float,
     ) -> None:
         params = message.params
         self.handle = completion.handle

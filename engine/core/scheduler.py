@@ -60,10 +60,7 @@ class Scheduler:
     """Plans steps and processes their results. Synchronous; one owner."""
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        kv_cache: KVCacheManager,
-        eos_token_ids: Iterable[int],
+        self, config: SchedulerConfig, kv_cache: KVCacheManager, eos_token_ids: Iterable[int],
         clock: Callable[[], float] = time.monotonic,
         make_drafts: Callable[[RequestTable], DraftPlanner] | None = None,
     ) -> None:

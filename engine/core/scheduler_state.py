@@ -28,10 +28,7 @@ class SchedulerState:
     """The requests of one engine core."""
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        kv_cache: KVCacheManager,
-        clock: Callable[[], float] = time.monotonic,
+        self, config: SchedulerConfig, kv_cache: KVCacheManager, clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.requests: dict[int, Request] = {}
         self.waiting = RequestQueue(config.policy)

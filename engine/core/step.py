@@ -21,12 +21,8 @@ class Batch:
     __slots__ = ("appends", "handles", "requests", "rows", "slots")
 
     def __init__(
-        self,
-        requests: list[Request],
-        handles: list[int],
-        appends: list[Callable[[int], None]],
-        slots: np.ndarray,
-        rows: np.ndarray,
+        self, requests: list[Request], handles: list[int], appends: list[Callable[[int], None]],
+        slots: np.ndarray, rows: np.ndarray,
     ) -> None:
         self.requests = requests
         self.handles = handles

@@ -82,11 +82,7 @@ class Completion:
     )  # fmt: skip
 
     def __init__(
-        self,
-        index: int,
-        new: NewCompletion,
-        params: SamplingParams,
-        prompt_token_ids: Sequence[int],
+        self, index: int, new: NewCompletion, params: SamplingParams, prompt_token_ids: Sequence[int],
         tokenizer: TextTokenizer | None,
     ) -> None:
         self.index = index

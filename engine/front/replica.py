@@ -40,13 +40,8 @@ class Replica:
     """
 
     def __init__(
-        self,
-        index: int,
-        connector: Connector,
-        max_restarts: int,
-        receive: Callable[[Replica, Any], None],
-        note_state: Callable[[Replica, Asleep | StepHangs], None],
-        note_ready: Callable[[Replica], None],
+        self, index: int, connector: Connector, max_restarts: int, receive: Callable[[Replica, Any], None],
+        note_state: Callable[[Replica, Asleep | StepHangs], None], note_ready: Callable[[Replica], None],
         note_down: Callable[[Replica, str, bool], None],
     ) -> None:
         self.index = index

@@ -28,11 +28,7 @@ class OutputStream:
     """The n completions of a request, for one reader."""
 
     def __init__(
-        self,
-        message: AddRequest,
-        prompt: str | None,
-        arrival_time: float,
-        tokenizer: TextTokenizer | None,
+        self, message: AddRequest, prompt: str | None, arrival_time: float, tokenizer: TextTokenizer | None,
         metrics: Metrics,
     ) -> None:
         params, self._prompt_token_ids = message.params, message.prompt_token_ids

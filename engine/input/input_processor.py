@@ -82,15 +82,9 @@ class InputProcessor:
     """Turns prompts into AddRequest messages; raises InvalidRequest for what the model cannot serve."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        max_model_len: int,
-        vocab_size: int,
-        eos_token_ids: tuple[int, ...] = (),
-        images: ImageIntake | None = None,
-        max_logprobs: int = 20,
-        uses_predictions: bool = False,
-        saves_blocks: bool = False,
+        self, tokenizer: Tokenizer | None, max_model_len: int, vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (), images: ImageIntake | None = None, max_logprobs: int = 20,
+        uses_predictions: bool = False, saves_blocks: bool = False,
     ) -> None:
         self._max_logprobs = max_logprobs
         self._tokenizer = tokenizer

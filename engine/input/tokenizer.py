@@ -61,10 +61,7 @@ class Tokenizer:
     """
 
     def __init__(
-        self,
-        path_or_name: str | Path,
-        model: str | Path | None = None,
-        cache: CacheFolder | None = None,
+        self, path_or_name: str | Path, model: str | Path | None = None, cache: CacheFolder | None = None,
     ) -> None:
         self.name = str(path_or_name)
         field = "model" if model is None else "tokenizer"
@@ -153,14 +150,8 @@ class Tokenizer:
             raise InvalidRequest(message, "tokens") from error
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        /,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **kwargs: Any,
+        self, messages: Sequence[Mapping[str, Any]], /, *, tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True, continue_final_message: bool = False, **kwargs: Any,
     ) -> str:
         """Render a conversation. The text has its special tokens: encode it with `add_special_tokens=False`.
 

@@ -346,10 +346,7 @@ def _expect_windows(
 
 
 def _choose_ropes(
-    reader: ConfigReader,
-    family: Family,
-    windows: tuple[int | None, ...],
-    rope: RopeConfig,
+    reader: ConfigReader, family: Family, windows: tuple[int | None, ...], rope: RopeConfig,
     local_rope: RopeConfig,
 ) -> tuple[RopeConfig | None, ...]:
     """Return the RoPE of each layer; () if all layers have the same."""

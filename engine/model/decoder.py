@@ -44,11 +44,7 @@ class DecoderModel(nn.Module):
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        ops: Ops | None = None,
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: Ops | None = None,
         sharding: Sharding = ONE_RANK,
     ) -> None:
         super().__init__()
@@ -100,13 +96,8 @@ class DecoderModel(nn.Module):
         self.matrix_parts = self._list_parts()  # by the module's name in the checkpoint
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: Sequence[KVCache],
-        attn_metadata: AttnMetadata,
-        adapters: StepAdapters | None = None,
-        images: StepImages | None = None,
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], attn_metadata: AttnMetadata,
+        adapters: StepAdapters | None = None, images: StepImages | None = None,
         received: Tensor | None = None,
     ) -> Tensor:
         """Compute one step and write its keys and values into the cache.
@@ -293,11 +284,7 @@ class DecoderModel(nn.Module):
         self.embed_tokens.data = self.embed_tokens.new_empty(1).expand(self.embed_tokens.shape)
 
     def _prepare(
-        self,
-        ops: Ops,
-        positions: Tensor,
-        kv_caches: Sequence[KVCache],
-        metadata: AttnMetadata,
+        self, ops: Ops, positions: Tensor, kv_caches: Sequence[KVCache], metadata: AttnMetadata,
         adapters: StepAdapters | None,
     ) -> StepInputs:
         query_lens, seq_lens = metadata.query_lens_list, metadata.seq_lens_list
@@ -306,10 +293,7 @@ class DecoderModel(nn.Module):
         return StepInputs(ops, metadata, groups, rotations, adapters)
 
     def _run_layers(
-        self,
-        residual: Tensor,
-        kv_caches: Sequence[KVCache],
-        step: StepInputs,
+        self, residual: Tensor, kv_caches: Sequence[KVCache], step: StepInputs,
         next_layer: Callable[[], None],
     ) -> tuple[Tensor, ...]:
         """Run all layers and the last norm on the residual stream, which is overwritten."""

@@ -33,14 +33,8 @@ class DecoderLayer(nn.Module):
     """
 
     def __init__(
-        self,
-        spec: LayerSpec,
-        rope_index: int,
-        group: int,
-        cache_index: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        sharding: Sharding,
+        self, spec: LayerSpec, rope_index: int, group: int, cache_index: int, dtype: torch.dtype,
+        device: torch.device, sharding: Sharding,
     ) -> None:
         super().__init__()
         self.spec = spec

@@ -48,11 +48,7 @@ class BuildDecoder(Protocol):
     """A class of decoders."""
 
     def __call__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        ops: Ops | None,
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: Ops | None,
         sharding: Sharding,
     ) -> DecoderModel: ...
 

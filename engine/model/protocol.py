@@ -43,13 +43,8 @@ class Model(Protocol):
     before_layers: Callable[[], None]
 
     def __call__(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: Sequence[KVCache],
-        attn_metadata: AttnMetadata,
-        adapters: StepAdapters | None = None,
-        images: StepImages | None = None,
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], attn_metadata: AttnMetadata,
+        adapters: StepAdapters | None = None, images: StepImages | None = None,
     ) -> Tensor: ...
 
     def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor: ...

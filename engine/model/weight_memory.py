@@ -122,13 +122,8 @@ def measure_free_bytes(device: torch.device) -> int:
 
 @contextmanager
 def check_weight_memory(
-    name: str | Path,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantization: Quantization | None = None,
-    is_native: bool = False,
-    keeps_codes: bool = False,
+    name: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device,
+    quantization: Quantization | None = None, is_native: bool = False, keeps_codes: bool = False,
     num_ranks: int = 1,
 ) -> Iterator[None]:
     """Reject a model whose weights do not fit, at once or when an allocation in the block fails.

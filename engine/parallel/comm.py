@@ -72,14 +72,8 @@ class TorchComm:
     """
 
     def __init__(
-        self,
-        store: dist.Store,
-        rank: int,
-        size: int,
-        device: torch.device,
-        stage: int = 0,
-        num_stages: int = 1,
-        address: str = "127.0.0.1",
+        self, store: dist.Store, rank: int, size: int, device: torch.device, stage: int = 0,
+        num_stages: int = 1, address: str = "127.0.0.1",
     ) -> None:
         self.rank = rank
         self.size = size

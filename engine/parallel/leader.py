@@ -51,25 +51,15 @@ class LeaderDecoder(DecoderModel):
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        ops: Ops | None,
-        sharding: Sharding,
-        ranks: Ranks,
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: Ops | None,
+        sharding: Sharding, ranks: Ranks,
     ) -> None:
         super().__init__(config, dtype, device, ops, sharding)
         self._ranks = ranks
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: Sequence[KVCache],
-        attn_metadata: AttnMetadata,
-        adapters: StepAdapters | None = None,
-        images: StepImages | None = None,
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], attn_metadata: AttnMetadata,
+        adapters: StepAdapters | None = None, images: StepImages | None = None,
         received: Tensor | None = None,
     ) -> Tensor:
         """As `DecoderModel.forward`, on the ranks of one stage, without images."""

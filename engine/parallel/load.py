@@ -17,10 +17,7 @@ from kernels import Ops
 
 
 def load_shard(
-    config: EngineConfig,
-    worker: WorkerConfig,
-    model_config: ModelConfig,
-    device: torch.device,
+    config: EngineConfig, worker: WorkerConfig, model_config: ModelConfig, device: torch.device,
     sharding: Sharding,
 ) -> DecoderModel:
     """Load the part of a rank that follows."""

@@ -38,15 +38,8 @@ class RowLinear(Linear):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool,
-        sharding: Sharding,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        int4_as: Quantization,
+        self, in_features: int, out_features: int, bias: bool, sharding: Sharding, *, dtype: torch.dtype,
+        device: torch.device, int4_as: Quantization,
     ) -> None:
         super().__init__(
             sharding.count(in_features), out_features, bias, dtype=dtype, device=device, int4_as=int4_as
@@ -137,13 +130,8 @@ class RowLinear(Linear):
 
 
 def make_row_linear(
-    in_features: int,
-    out_features: int,
-    bias: bool,
-    sharding: Sharding,
-    dtype: torch.dtype,
-    device: torch.device,
-    int4_as: Quantization = "int4",
+    in_features: int, out_features: int, bias: bool, sharding: Sharding, dtype: torch.dtype,
+    device: torch.device, int4_as: Quantization = "int4",
 ) -> Linear:
     """Return a plain layer for one rank, or one that is computed in slices."""
     if sharding.size == 1 and not sharding.is_sliced:

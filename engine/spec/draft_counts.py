@@ -50,12 +50,7 @@ class DraftCounts:
         }
 
     def choose(
-        self,
-        rate: float,
-        num_drafting: int,
-        num_rows: int,
-        *,
-        has_device_cost: bool = False,
+        self, rate: float, num_drafting: int, num_rows: int, *, has_device_cost: bool = False,
         host_s: float = 0.0,
     ) -> int:
         """Return the number of drafts per row with the most tokens per second, if all rows that draft are alike.

@@ -67,10 +67,7 @@ class DraftPlanner:
     """Owns the drafts of all requests. Synchronous; one owner."""
 
     def __init__(
-        self,
-        config: SpeculativeConfig,
-        table: RequestTable,
-        costs: StepCosts | None = None,
+        self, config: SpeculativeConfig, table: RequestTable, costs: StepCosts | None = None,
         proposers: Sequence[Proposer] | None = None,
     ) -> None:
         self.costs = costs or StepCosts(())

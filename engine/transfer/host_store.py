@@ -39,12 +39,7 @@ class HostStore:
     """
 
     def __init__(
-        self,
-        copier: SlotCopier,
-        ranks: Ranks | None,
-        num_slots: int,
-        unit_fingerprint: str,
-        num_units: int,
+        self, copier: SlotCopier, ranks: Ranks | None, num_slots: int, unit_fingerprint: str, num_units: int,
     ) -> None:
         self._copier = copier
         self.num_slots = num_slots

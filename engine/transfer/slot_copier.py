@@ -33,11 +33,8 @@ class SlotCopier:
     """
 
     def __init__(
-        self,
-        caches: Sequence[tuple[Tensor, Tensor]],
-        parts: Sequence[HeadPart],
-        states: Sequence[Tensor] = (),
-        has_pieces: bool = False,
+        self, caches: Sequence[tuple[Tensor, Tensor]], parts: Sequence[HeadPart],
+        states: Sequence[Tensor] = (), has_pieces: bool = False,
     ) -> None:
         self._parts = parts
         self._has_pieces = has_pieces

@@ -55,12 +55,7 @@ class DecodeBuffers:
     """The tensors that recorded steps of one width read: `max_num_rows` rows of `width` tokens; unused rows pad."""
 
     def __init__(
-        self,
-        max_num_rows: int,
-        width: int,
-        max_model_len: int,
-        block_size: int,
-        num_groups: int,
+        self, max_num_rows: int, width: int, max_model_len: int, block_size: int, num_groups: int,
         device: torch.device,
     ) -> None:
         self._width = width
@@ -122,13 +117,8 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self,
-        model: Model,
-        kv_caches: Sequence[KVCache],
-        max_num_seqs: int,
-        max_model_len: int,
-        recorder: Recorder,
-        widths: Sequence[int] = (1,),
+        self, model: Model, kv_caches: Sequence[KVCache], max_num_seqs: int, max_model_len: int,
+        recorder: Recorder, widths: Sequence[int] = (1,),
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches

@@ -48,13 +48,8 @@ class InputBatch:
     """
 
     def __init__(
-        self,
-        max_num_seqs: int,
-        max_model_len: int,
-        block_size: int,
-        device: torch.device,
-        num_groups: int = 1,
-        gather: GatherInputs | None = None,
+        self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device,
+        num_groups: int = 1, gather: GatherInputs | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.num_groups = num_groups

@@ -44,11 +44,7 @@ def compute_bytes_per_block(specs: Sequence[KVCacheSpec], block_size: int, dtype
 
 
 def allocate_kv_cache(
-    specs: Sequence[KVCacheSpec],
-    num_blocks: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    specs: Sequence[KVCacheSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device,
     free_bytes: int | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """Allocate the cache of every layer, uninitialised. The caller owns it.

@@ -40,10 +40,7 @@ class LoadedModel:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        worker_config: WorkerConfig,
-        model_config: ModelConfig,
+        self, config: EngineConfig, worker_config: WorkerConfig, model_config: ModelConfig,
         device: torch.device,
     ) -> None:
         self._config = config

@@ -16,10 +16,7 @@ from kernels.torch.elementwise import FP8
 
 
 def start_ops(
-    config: WorkerConfig,
-    dtype: torch.dtype,
-    num_threads: int | None,
-    has_codes: bool = False,
+    config: WorkerConfig, dtype: torch.dtype, num_threads: int | None, has_codes: bool = False,
     waits: bool = False,
 ) -> tuple[Ops, NativeSwap | None]:
     """Return what the model calls from its first step on, and what moves it to native ops later.

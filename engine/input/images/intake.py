@@ -69,11 +69,7 @@ class ImageIntake:
     """
 
     def __init__(
-        self,
-        path_or_name: str | Path,
-        spec: VisionSpec,
-        tokenizer: Tokenizer,
-        reader: MediaReader,
+        self, path_or_name: str | Path, spec: VisionSpec, tokenizer: Tokenizer, reader: MediaReader,
         max_images: int = MAX_IMAGES,
     ) -> None:
         self._max_images = max_images

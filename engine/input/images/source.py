@@ -71,9 +71,7 @@ class MediaReader:
     """
 
     def __init__(
-        self,
-        allowed_domains: Sequence[str] = (),
-        is_public: Callable[[str], bool] | None = None,
+        self, allowed_domains: Sequence[str] = (), is_public: Callable[[str], bool] | None = None,
     ) -> None:
         self._allowed_domains = frozenset(domain.lower().rstrip(".") for domain in allowed_domains)
         self._is_public = is_public or is_public_address

@@ -83,11 +83,7 @@ def read_gptq(
 
 
 def read_compressed(
-    packed: Tensor,
-    scales: Tensor,
-    zero_point: Tensor | None,
-    g_idx: Tensor | None,
-    shape: Tensor,
+    packed: Tensor, scales: Tensor, zero_point: Tensor | None, g_idx: Tensor | None, shape: Tensor,
     num_bits: int,
 ) -> GroupedTensor:
     """Return the matrix of pack-quantized tensors of compressed-tensors."""

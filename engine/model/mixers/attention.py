@@ -75,13 +75,8 @@ class Attention(nn.Module):
     name = "self_attn"  # in the names of the checkpoint
 
     def __init__(
-        self,
-        spec: LayerSpec,
-        rope_index: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        sharding: Sharding = ONE_RANK,
-        group: int = 0,
+        self, spec: LayerSpec, rope_index: int, dtype: torch.dtype, device: torch.device,
+        sharding: Sharding = ONE_RANK, group: int = 0,
     ) -> None:
         super().__init__()
         whole, spec = spec, sharding.shrink(spec)

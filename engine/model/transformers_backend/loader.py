@@ -61,12 +61,8 @@ def read_config(folder: Path, data: Mapping[str, Any] | None = None) -> Transfor
 
 
 def load(
-    path_or_name: str | Path,
-    config: TransformersConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    ops: Ops | None,
-    seed: int | None = None,
+    path_or_name: str | Path, config: TransformersConfig, dtype: torch.dtype, device: torch.device,
+    ops: Ops | None, seed: int | None = None,
 ) -> TransformersModel:
     """Build the model with the weights of the checkpoint, not packed yet.
 

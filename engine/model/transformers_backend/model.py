@@ -170,11 +170,7 @@ class TransformersModel(nn.Module):
         return head
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        kv_caches: Sequence[KVCache],
-        attn_metadata: AttnMetadata,
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], attn_metadata: AttnMetadata,
         adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Compute one step; see `DecoderModel.forward`."""

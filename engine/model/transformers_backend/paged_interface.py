@@ -77,18 +77,9 @@ def register() -> None:
 
 
 def _forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    is_causal: bool | None = None,
-    s_aux: Tensor | None = None,
-    **others: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None,
+    softcap: float | None = None, is_causal: bool | None = None, s_aux: Tensor | None = None, **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of transformers' interface."""
     refused = [name for name, each in others.items() if each is not None and name not in _INERT]

@@ -36,11 +36,7 @@ class ImageEncoder:
     """
 
     def __init__(
-        self,
-        path_or_name: str | Path,
-        spec: VisionSpec,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, path_or_name: str | Path, spec: VisionSpec, dtype: torch.dtype, device: torch.device,
         seed: int | None = None,
     ) -> None:
         # By name, because importing transformers' models takes seconds.

@@ -39,11 +39,7 @@ class DraftSampler:
         self._drawn: dict[int, tuple[int, int, list[int]]] = {}
 
     def draw_chain(
-        self,
-        rows: np.ndarray,
-        lengths: np.ndarray,
-        members: np.ndarray,
-        wanted: np.ndarray,
+        self, rows: np.ndarray, lengths: np.ndarray, members: np.ndarray, wanted: np.ndarray,
         compute: Callable[[int, Tensor | None, Tensor | None], Tensor],
     ) -> list[list[int]]:
         """Draw the drafts of each row, one position of all rows after the other, and remember them for `settle`.

@@ -46,11 +46,7 @@ class Eagle:
     """
 
     def __init__(
-        self,
-        net: EagleNet,
-        target: Model,
-        token_map: Tensor | None,
-        aux_layers: tuple[int, ...],
+        self, net: EagleNet, target: Model, token_map: Tensor | None, aux_layers: tuple[int, ...],
         is_greedy: bool,
     ) -> None:
         self.net = net

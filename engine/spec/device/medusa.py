@@ -23,12 +23,7 @@ class MedusaHead(nn.Module):
     """Residual blocks x + silu(W x + b), then an output matrix."""
 
     def __init__(
-        self,
-        hidden_size: int,
-        num_outputs: int,
-        num_layers: int,
-        has_bias: bool,
-        dtype: torch.dtype,
+        self, hidden_size: int, num_outputs: int, num_layers: int, has_bias: bool, dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()

@@ -43,11 +43,7 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self,
-        logits: Tensor,
-        rows: np.ndarray,
-        positions: np.ndarray,
-        bitmask: np.ndarray | None = None,
+        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, bitmask: np.ndarray | None = None,
         is_right: Tensor | None = None,
     ) -> SampledTokens:
         """Sample one token per row, and append it to the histories of penalties and bad words.
@@ -103,12 +99,7 @@ class Sampler:
         return self._draw(logits, rows, positions)
 
     def _edit(
-        self,
-        logits: Tensor,
-        rows: np.ndarray,
-        positions: np.ndarray,
-        flags: np.ndarray,
-        used_flags: int,
+        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, flags: np.ndarray, used_flags: int,
         masks: Tensor | None,
     ) -> None:
         """Apply every edit before the temperature, in place."""

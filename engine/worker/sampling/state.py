@@ -67,15 +67,8 @@ class SamplingState:
 
     @torch.inference_mode()
     def add(
-        self,
-        row: int,
-        params: SamplingParams,
-        seed: int,
-        prompt_token_ids: TokenIds,
-        output_token_ids: TokenIds,
-        *,
-        eos_token_ids: Sequence[int],
-        bad_word_ids: Sequence[Sequence[int]],
+        self, row: int, params: SamplingParams, seed: int, prompt_token_ids: TokenIds,
+        output_token_ids: TokenIds, *, eos_token_ids: Sequence[int], bad_word_ids: Sequence[Sequence[int]],
     ) -> None:
         """Put a request into a row, new or resumed after a preemption.
 
