@@ -19,6 +19,7 @@ from tqdm import tqdm
 from engine.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from engine.config import EngineConfig
 from engine.config_fields import DEMO_MODEL
+from engine.core_host import first_cause
 from engine.embedder import Classification, Embedder, Embedding, Score
 from engine.engine import Engine
 from engine.errors import InvalidRequest
@@ -276,7 +277,7 @@ class LLM:
         try:
             return future.result()
         except ExceptionGroup as group:
-            raise _first_error(group) from None
+            raise first_cause(group) from None
         except BaseException:
             future.cancel()  # on Ctrl-C: abort the requests, keep the engine
             raise
@@ -292,13 +293,6 @@ async def _run_all(
             for job in jobs:
                 job.add_done_callback(lambda _: bar.update())
     return [job.result() for job in jobs]
-
-
-def _first_error(group: ExceptionGroup) -> Exception:
-    error: Exception = group
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 class LoopThread:

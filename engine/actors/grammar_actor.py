@@ -142,7 +142,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def work(self) -> None:
-        self.mark_ready()
         while (message := self._queue.get()) is not None:
             match message:
                 case FillMasks():
