@@ -15,9 +15,8 @@ from fastapi.responses import Response, StreamingResponse
 from app.api.batch import ROUTES, check_lines
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import ApiError, BadRequest
-from app.api.jobs import add_job, cancel
+from app.api.jobs import add_job, cancel, find_object, list_objects, to_seconds
 from app.api.protocol import Fields
-from app.api.stored import find_object, list_objects, to_seconds
 from app.store import Connection, Item, jobs, objects
 
 Json = dict[str, Any]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
 from app.api.context import ApiContext, Context, JsonRoute
-from app.api.errors import BadRequest
-from app.api.stored import find_object, list_objects, to_seconds
+from app.api.errors import ApiError, BadRequest
 from app.store import Connection, Item, jobs, objects
 
 Json = dict[str, Any]
@@ -117,3 +116,33 @@ def describe(db: Connection, job: Item) -> Json:
         "ended_at": to_seconds(body.get("ended")) if body["status"] not in jobs.UNFINISHED else None,
         "error": body.get("error"), "counts": jobs.count(db, job.number),
     }
+
+
+def find_object(db: Connection, owner: str, kind: str, item_id: str) -> Item:
+    item = objects.get(db, owner, kind, item_id)
+    if item is None:
+        raise ApiError(404, f"there is no {kind} {item_id[:80]!r}", None, f"{kind}_not_found")
+    return item
+
+
+async def list_objects(
+    context: ApiContext, owner: str, kind: str, limit: int, after: str | None,
+    describe: Callable[[Connection, Item], Json], text: str = "",
+) -> Json:
+    """Return a page of the owner's objects of a kind whose JSON contains a text, the latest changed first."""
+    if not owner and not context.config.is_loopback:
+        message = f"a {kind} is found by its id only: this server has no API keys, so it cannot tell whose it is"
+        raise ApiError(403, message, code="list_not_allowed")
+
+    def read(db: Connection) -> Json:
+        found = objects.find(db, owner, kind, text=text, after=after, limit=limit + 1)
+        data = [describe(db, item) for item in found[:limit]]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(found) > limit}
+
+    return await context.store.run(read)
+
+
+def to_seconds(moment: float | None) -> int | None:
+    """Return a stored time as the API shows it."""
+    return None if moment is None else int(moment)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from app.api.errors import BadRequest, refuse, to_api_error, use_names
 from app.api.fields import check_unknown, warn
@@ -24,7 +24,6 @@ from grammar import GrammarError, GrammarSpec, read_spaces, read_spec
 
 Names = Mapping[str, str]  # field of a chat or text completion -> its name on the route
 Whitespace = str  # as in a GrammarSpec
-PropertyOrder = Literal["schema", "any"]
 
 # names of other engines for the backends
 BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "auto": None}

@@ -100,19 +100,9 @@ def bind_amounts(schema: Schema, text: str) -> tuple[bool, list[str]]:
     return is_bound, list(notes)
 
 
-def list_dates(text: str) -> list[Any]:
-    """ISO dates in the order of the text, an ambiguous one in both readings; none when one could not be read."""
-    return _Reader(text).read("dates").values
-
-
-def list_amounts(text: str) -> list[Any]:
-    """Numbers in the order of the text, a negative one also without its sign; none when one could not be read."""
-    return _Reader(text).read("numbers").values
-
-
-def list_integers(text: str) -> list[Any]:
-    """Integers in the order of the text, then those in words and stars, then counts; none when one was not read."""
-    return _Reader(text).read("integers").values
+def list_values(text: str, kind: str) -> list[Any]:
+    """Return the dates, numbers or integers that a text offers; none where one of them could not be read."""
+    return _Reader(text).read(kind).values
 
 
 class _Reader:

@@ -1,4 +1,4 @@
-"""Patterns: the regular expressions that find the parts of a style's calls."""
+"""Patterns: the regular expressions that find the parts of a style's calls, and where literals end."""
 
 from __future__ import annotations
 
@@ -82,3 +82,51 @@ def _list_arguments(style: ToolStyle) -> Iterator[ArgumentPattern]:
         before, _, after = (parameter or "{key}{value}").partition("{value}")
         key = re.escape(before).replace(r"\{key\}", r"([\w.$@-]+)")
         yield ArgumentPattern(re.compile(separator + key), after, is_text)
+
+
+class LiteralEnd:
+    """Finds the end of a literal of Python, or of Gemma's notation, in text that arrives in pieces."""
+
+    def __init__(self, quotes: tuple[str, ...]) -> None:
+        self.is_ended = False
+        self._quotes = quotes
+        self._quote = ""  # of the open string
+        self._depth = 0
+        self._is_escaped = False
+
+    def find(self, text: str, start: int) -> int:
+        """Return up to where the text from `start` is a part of the literal, as far as the text shows it."""
+        at = start
+        while at < len(text):
+            rest = text[at : at + 16]
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._quote:
+                if text.startswith(self._quote, at):
+                    at, self._quote = at + len(self._quote), ""
+                    if self._end_value():
+                        return at
+                    continue
+                if self._quote.startswith(rest):
+                    return at
+                self._is_escaped = text[at] == "\\" and len(self._quote) == 1
+            elif quote := next((each for each in self._quotes if rest.startswith(each)), ""):
+                at, self._quote = at + len(quote), quote
+                continue
+            elif any(each.startswith(rest) for each in self._quotes):
+                return at
+            elif text[at] in "[{":
+                self._depth += 1
+            elif self._depth == 0 and text[at] in ",)]}<\n":
+                self.is_ended = True
+                return at
+            elif text[at] in "]}":
+                self._depth -= 1
+                if self._end_value():
+                    return at + 1
+            at += 1
+        return at
+
+    def _end_value(self) -> bool:
+        self.is_ended = self._depth == 0
+        return self.is_ended

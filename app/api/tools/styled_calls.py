@@ -11,8 +11,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from app.api.tools.call_patterns import make_patterns
-from app.api.tools.value_ends import JsonEnd, LiteralEnd
+from app.api.tools.call_patterns import LiteralEnd, make_patterns
+from app.json_text import JsonEnd
 from app.reasoning import overlap
 from grammar import ArgumentReader, ToolStyle
 

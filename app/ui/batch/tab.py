@@ -51,7 +51,6 @@ FILE_TYPES = [
 ]
 FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
-SAMPLES = "sample texts"
 UPDATE_INTERVAL_S = 0.25
 NOT_OPEN = Explanation(
     "These files are not open any more.", "Others needed the room, or the connection was lost.", "Open them again."

@@ -21,7 +21,7 @@ from app.extraction.choices import describe_position
 from app.reasoning import gate_grammar, prepare_prompt, supports_reasoning
 from app.store import Store, StoreError
 from app.ui.chat import store as chats
-from app.ui.chat.answers import Answer, Answers
+from app.ui.chat.answers import Answer, Answers, join_streams
 from app.ui.chat.attachments import add_attachments, is_image, load_images
 from app.ui.chat.branches import Node, find_place, join
 from app.ui.chat.conversation import (
@@ -39,7 +39,6 @@ from app.ui.chat.conversation import (
 )
 from app.ui.chat.history import Thread, describe_chats, describe_tokens, report_problem
 from app.ui.chat.settings import Settings, make_sampling_params
-from app.ui.chat.side_by_side import join_streams
 from app.ui.explain import explain
 from app.ui.figures import describe_output
 from app.ui.owner import find_owner

@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
 from app.extraction.json_spans import Path
 from app.extraction.pointers import escape_pointer
 from app.extraction.review import Change
-from app.ui.extract.rows import count_rows
 from app.ui.extract.shown import Shown, digest
 from app.ui.figures import describe_output
 
@@ -21,6 +21,14 @@ EMPTY = (
 )
 NO_SOURCE = '<div class="empty"><p>After an extraction the text is shown here with its evidence marked.</p></div>'
 HELP = "Enter: this value is right, on to the next. Alt and arrow: step. Esc: as before."
+# A row ends in an amount, or has several cells: two spaces, a tab or a bar apart.
+AMOUNT_AT_END = re.compile(r"\d[\d.,]*\s*(?:[A-Z]{3}|[€$£])?\s*$")
+CELLS = re.compile(r"\s{2,}|\t|\s*\|\s*|;")
+NUMBER = re.compile(r"\d")
+SUM = re.compile(r"\b(?:sub)?total\b|\bsum\b|\bvat\b|\btax\b|\bbalance\b|\bpage\b", re.IGNORECASE)
+# Other lines that may stand between two rows, as at the break of a page.
+MAX_BETWEEN = 4
+MIN_ROWS = 3
 
 
 def render_badge(kind: str, text: str, detail: str = "") -> str:
@@ -322,3 +330,20 @@ def render_figures(result: ExtractionResult) -> str:
         parts.append("added limits: " + ", ".join(added))
     notes = "".join(f'<div class="note">{html.escape(note)}</div>' for note in result.notes)
     return f'{notes}<div class="figures-line">{html.escape(" · ".join(parts))}</div>'
+
+
+def count_rows(text: str) -> int:
+    """Return the rows of the longest table; 0 for fewer than three, which prose may have."""
+    longest = run = between = 0
+    for line in filter(None, map(str.strip, text.splitlines())):
+        cells = [cell for cell in CELLS.split(line) if cell.strip()]
+        num_numbers = sum(bool(NUMBER.search(word)) for word in line.split())
+        is_row = num_numbers >= 2 and not SUM.search(line) and (len(cells) >= 3 or bool(AMOUNT_AT_END.search(line)))
+        if is_row:
+            run, between = run + 1, 0
+        else:
+            between += 1
+            if between > MAX_BETWEEN:
+                run = 0
+        longest = max(longest, run)
+    return longest if longest >= MIN_ROWS else 0

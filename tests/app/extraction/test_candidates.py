@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.extraction.candidates import MAX_CANDIDATES, bind_amounts, list_amounts, list_dates, list_integers
+from app.extraction.candidates import MAX_CANDIDATES, bind_amounts, list_values
 from app.extraction.verbatim import mark_grounded
 from grammar import SchemaValidator
 
@@ -23,11 +23,11 @@ DATE: dict[str, Any] = {"type": "string", "format": "date"}
     ],
 )
 def test_amounts_are_read_in_every_common_spelling(text: str, amounts: list[float]) -> None:
-    assert list_amounts(text) == amounts
+    assert list_values(text, "numbers") == amounts
 
 
 def test_dates_come_in_the_order_of_the_text_and_both_readings() -> None:
-    assert list_dates("due 03/04/2026, made 9 April 2025") == ["2026-04-03", "2026-03-04", "2025-04-09"]
+    assert list_values("due 03/04/2026, made 9 April 2025", "dates") == ["2026-04-03", "2026-03-04", "2025-04-09"]
 
 
 def test_dates_and_amounts_may_only_be_those_of_the_text() -> None:
@@ -147,7 +147,7 @@ def test_a_pattern_that_no_date_of_the_text_has_stays() -> None:
 def test_integers_are_those_in_digits_words_and_stars_and_what_can_be_counted(
     text: str, integers: list[int]
 ) -> None:
-    found = list_integers(text)
+    found = list_values(text, "integers")
     assert set(found) == set(integers) and found[:1] == integers[:1]
 
 

@@ -2,7 +2,7 @@
 
 from contextlib import aclosing
 
-from app.ui.chat.side_by_side import join_streams
+from app.ui.chat.answers import join_streams
 from engine import Engine, EngineConfig, LoRARequest, SamplingParams
 from engine.config_fields import DEMO_MODEL
 from tests.app.api.harness import needs_model

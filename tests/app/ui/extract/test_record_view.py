@@ -11,6 +11,7 @@ from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
 from app.ui.extract.record_view import (
     EMPTY,
+    count_rows,
     render_fields,
     render_figures,
     render_growing,
@@ -18,7 +19,6 @@ from app.ui.extract.record_view import (
     render_status,
     show_path,
 )
-from app.ui.extract.rows import count_rows
 from app.ui.extract.shown import Shown
 from tests.fakes import PERSON, FakeEngine
 
