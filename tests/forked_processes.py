@@ -1,4 +1,4 @@
-"""Starts core and rank processes as forks of one process that has imported what they import.
+"""Starts core and rank processes, and modules of kernels' tests, as forks of one process that has imported what they import.
 
 An interpreter that imports torch and the engine takes 3 s of processor time, a fork of one 0.02 s. All else is as after
 an exec: the parent, arguments, environment, descriptors and the module that runs. Ranks that a core process starts, and
@@ -47,7 +47,8 @@ class ForkServer:
 
     def _fork_exec(self, args: list[str], programs: Any, closes: bool, kept: tuple[int, ...], *rest: Any) -> int:
         folder, environment, stdin, _, _, stdout, _, stderr, _, error_pipe, *_ = rest
-        if args[:2] != [sys.executable, "-m"] or args[2] not in MODULES or folder is not None:
+        is_known = args[:2] == [sys.executable, "-m"] and (args[2] in MODULES or args[2].startswith("tests.kernels."))
+        if not is_known or folder is not None:
             return int(_exec(args, programs, closes, kept, *rest))
         given = {number: number for number in kept if number != error_pipe}  # by the number in the new process
         given |= {at: at if end == -1 else end for at, end in enumerate((stdin, stdout, stderr))}

@@ -26,14 +26,7 @@ class PagedBatch:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return (
-            self.q,
-            self.k_cache,
-            self.v_cache,
-            self.block_tables,
-            self.query_start_loc,
-            self.seq_lens,
-        )
+        return (self.q, self.k_cache, self.v_cache, self.block_tables, self.query_start_loc, self.seq_lens)
 
 
 def make_batch(

@@ -51,9 +51,7 @@ def test_ranks_are_places_in_that_order(kind: str) -> None:
     token_ids = torch.tensor([[0], [5], [1000], [3072]])
     ranks = rank_tokens(rows, torch.arange(3073), token_ids)
     orders = [order_row(row).tolist() for row in rows]
-    assert ranks.tolist() == [
-        [1 + order.index(i)] for order, [i] in zip(orders, token_ids.tolist(), strict=True)
-    ]
+    assert ranks.tolist() == [[1 + order.index(i)] for order, [i] in zip(orders, token_ids.tolist(), strict=True)]
 
 
 def test_a_row_with_nan_still_has_candidates_of_its_own() -> None:

@@ -55,9 +55,7 @@ def test_rms_norm_of_zeros_is_zero(ops: Ops) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("num_tokens", [1, 100])
-def test_add_rms_norm_updates_the_residual_in_place(
-    ops: Ops, num_tokens: int, size: int, dtype: torch.dtype
-) -> None:
+def test_add_rms_norm_updates_the_residual_in_place(ops: Ops, num_tokens: int, size: int, dtype: torch.dtype) -> None:
     x, residual = make(num_tokens, size, dtype=dtype), make(num_tokens, size, dtype=dtype, seed=1)
     weight = make(size, dtype=dtype, seed=2)
     expected, expected_sum = reference.add_rms_norm(x, residual.clone(), weight, 1e-6)
@@ -94,9 +92,7 @@ def test_silu_mul_of_extremes_is_finite(ops: Ops) -> None:
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("head_dim", [2, 60, 64, 128])
 @pytest.mark.parametrize("num_tokens", [1, 63])
-def test_norm_rope_store(
-    ops: Ops, num_tokens: int, head_dim: int, has_norm: bool, dtype: torch.dtype
-) -> None:
+def test_norm_rope_store(ops: Ops, num_tokens: int, head_dim: int, has_norm: bool, dtype: torch.dtype) -> None:
     """Queries come back; keys and values are in their slots, and nothing else of the caches has changed."""
     heads = make(num_tokens, 4 + 2 * 2, head_dim, dtype=dtype)
     qk_norm = make(6, head_dim, dtype=dtype, seed=1) if has_norm else None

@@ -28,9 +28,7 @@ def test_attention_equals_the_reference_over_the_rounded_cache(window: int | Non
     rest = (batch.block_tables, batch.query_start_loc, batch.seq_lens)
     query_lens, seq_lens = [pair[0] for pair in LENS], [pair[1] for pair in LENS]
     plan = ops.make_plan(*rest, query_lens, seq_lens, 16)
-    actual = ops.paged_attention(
-        batch.q, k_cache, v_cache, *rest, scale=0.3, sliding_window=window, plan=plan
-    )
+    actual = ops.paged_attention(batch.q, k_cache, v_cache, *rest, scale=0.3, sliding_window=window, plan=plan)
     expected = reference.paged_attention(
         batch.q, k_cache.float(), v_cache.float(), *rest, scale=0.3, sliding_window=window
     )

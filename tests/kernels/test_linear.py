@@ -103,9 +103,7 @@ def test_int4_rounds_to_sixteen_levels_between_a_groups_extremes() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "quantization", "message"),
-    [
-        ((30, 32), torch.bfloat16, "fp8", "divisible by 16"),
-    ],
+    [((30, 32), torch.bfloat16, "fp8", "divisible by 16")],
 )
 def test_a_matrix_that_does_not_fit_is_refused(
     shape: tuple[int, int], dtype: torch.dtype, quantization: str, message: str

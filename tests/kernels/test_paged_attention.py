@@ -51,12 +51,9 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lens", [DECODE, MIXED, [(63, 63)], [(100, 163)], [(4, 4), (4, 70), (4, 31)]])
-@pytest.mark.parametrize("head_dim", [2, 60, 128])
-def test_equals_the_reference(
-    name: str, lens: list[tuple[int, int]], head_dim: int, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize(("head_dim", "dtype"), [(2, torch.float32), (60, torch.bfloat16), (128, torch.float32)])
+def test_equals_the_reference(name: str, lens: list[tuple[int, int]], head_dim: int, dtype: torch.dtype) -> None:
     assert_equals_reference(make_batch(lens, head_dim=head_dim, dtype=dtype), name)
 
 
@@ -64,16 +61,13 @@ def test_float16_accumulates_in_float32() -> None:
     assert_equals_reference(make_batch(MIXED, dtype=torch.float16))
 
 
-@pytest.mark.parametrize(
-    ("group_size", "dtype"),
-    [(1, torch.float32), (2, torch.bfloat16), (3, torch.float32), (5, torch.bfloat16), (8, torch.float32)],
-)
+@pytest.mark.parametrize(("group_size", "dtype"), [(1, torch.bfloat16), (3, torch.float32), (8, torch.bfloat16)])
 def test_heads_of_a_group_share_their_key_head(name: str, group_size: int, dtype: torch.dtype) -> None:
     batch = make_batch(MIXED, num_heads=3 * group_size, num_kv_heads=3, head_dim=16, dtype=dtype)
     assert_equals_reference(batch, name)
 
 
-@pytest.mark.parametrize("window", [1, 2, 16, 30, 64, 65, 1000])
+@pytest.mark.parametrize("window", [1, 16, 30, 65, 1000])
 def test_sliding_window_hides_older_keys(name: str, window: int) -> None:
     assert_equals_reference(make_batch(MIXED, head_dim=16), name, sliding_window=window)
 
@@ -92,8 +86,10 @@ def test_soft_cap_bounds_the_scores(name: str, lens: list[tuple[int, int]], soft
     assert_equals_reference(make_batch(lens, head_dim=16), name, soft_cap=soft_cap)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 30}, {"soft_cap": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({}, torch.float32), ({"sliding_window": 30}, torch.bfloat16), ({"soft_cap": 1.5}, torch.float32)],
+)
 def test_sinks_take_a_share_of_each_head(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     batch = make_batch([*MIXED, (4, 4), (4, 70)], num_heads=6, num_kv_heads=2, head_dim=16, dtype=dtype)
     sinks = torch.tensor([-100.0, -1.0, 0.0, 2.5, 4.0, 100.0])
@@ -163,9 +159,7 @@ def test_layers_with_and_without_window_share_one_plan() -> None:
 @pytest.mark.parametrize("name", ["torch", "native"])
 @settings(max_examples=60, deadline=None)
 @given(
-    lens=st.lists(
-        st.tuples(st.sampled_from([1, 1, 2, 3, 16, 17, 40]), st.integers(0, 150)), min_size=1, max_size=7
-    ),
+    lens=st.lists(st.tuples(st.sampled_from([1, 1, 2, 3, 16, 17, 40]), st.integers(0, 150)), min_size=1, max_size=7),
     block_size=st.integers(1, 20),
     window=st.none() | st.integers(1, 140),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),

@@ -133,9 +133,7 @@ def test_filtered_draws_equal_the_reference(vocab_size: int, k: int, p: float, m
 def test_full_draws_equal_the_reference(temperature: float) -> None:
     logits = torch.randn(8, 1000, generator=torch.Generator().manual_seed(2)) * 3
     keys = make_keys(3, 8)
-    drawn = sampling.draw_full(
-        logits, keys, torch.full((8,), temperature), torch.full((8,), float(np.log(0.01)))
-    )
+    drawn = sampling.draw_full(logits, keys, torch.full((8,), temperature), torch.full((8,), float(np.log(0.01))))
     for row in range(8):
         ranked = sampling_reference.rank_draws(logits[row].numpy(), 3, row, temperature, min_p=0.01)
         assert drawn[row] == ranked[0][1]

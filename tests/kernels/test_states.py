@@ -23,9 +23,7 @@ def find_ops(name: str) -> Ops:
 
 def make_segments(*runs: list[tuple[int, int, int]]) -> StateSegments:
     """Return segments from (source, target, number of tokens), run by run."""
-    source, target, count = (
-        np.array(each) for each in zip(*(part for run in runs for part in run), strict=True)
-    )
+    source, target, count = (np.array(each) for each in zip(*(part for run in runs for part in run), strict=True))
     first = np.cumsum(count) - count
     return StateSegments(source, target, first, count, np.cumsum([len(run) for run in runs]))
 
@@ -48,18 +46,7 @@ def make_scan(
     skip = None if kind == "delta" else draw(heads)
     width = heads * value_size
     weights = ScanWeights(
-        *(
-            heads,
-            groups,
-            key_size,
-            value_size,
-            width,
-            width + groups * key_size,
-            0,
-            draw(heads),
-            draw(heads),
-            skip,
-        )
+        *(heads, groups, key_size, value_size, width, width + groups * key_size, 0, draw(heads), draw(heads), skip)
     )
     return weights, {
         "mixed": draw(NUM_TOKENS, width + 2 * groups * key_size),
@@ -118,17 +105,13 @@ def test_scan_follows_the_recurrence(name: str, kind: str, sizes: tuple[int, int
 @pytest.mark.parametrize("name", ["torch", "native"])
 def test_convolution_reads_the_last_inputs(name: str, width: int) -> None:
     generator = torch.Generator().manual_seed(2)
-    x, weight, bias = (
-        torch.randn(shape, generator=generator) for shape in ((NUM_TOKENS, 75), (width, 75), (75,))
-    )
+    x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((NUM_TOKENS, 75), (width, 75), (75,)))
     states = torch.randn(NUM_SLOTS, width - 1, 75, generator=generator)
     slow = states.clone()
     expected = torch.empty_like(x)
     for each in range(len(SEGMENTS.source)):
         source, first, count = (int(part[each]) for part in (SEGMENTS.source, SEGMENTS.first, SEGMENTS.count))
-        rows = torch.cat(
-            (torch.zeros_like(slow[0]) if source < 0 else slow[source], x[first : first + count])
-        )
+        rows = torch.cat((torch.zeros_like(slow[0]) if source < 0 else slow[source], x[first : first + count]))
         for t in range(count):
             expected[first + t] = torch.nn.functional.silu((rows[t : t + width] * weight).sum(0) + bias)
         slow[int(SEGMENTS.target[each])] = rows[count:]
@@ -146,9 +129,7 @@ def test_native_bits_do_not_depend_on_cuts_or_other_runs(kind: str) -> None:
     assert start is not None
     ops = find_ops("native")
     whole = start.clone()
-    expected = ops.scan_states(
-        **tokens, weights=weights, states=whole, segments=make_segments([(3, 3, NUM_TOKENS)])
-    )
+    expected = ops.scan_states(**tokens, weights=weights, states=whole, segments=make_segments([(3, 3, NUM_TOKENS)]))
     for cuts in ([1] * NUM_TOKENS, [17, 1, 32, 93]):
         states, done = start.clone(), 0
         for count in cuts:

@@ -21,17 +21,11 @@ from kernels.cpu.panel_memory import map_large_pages
 from kernels.ops import INT8_SCALE_BYTES
 from tests.kernels.cpu.conftest import require_library
 
-KINDS = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.bfloat16,
-}  # name -> dtype of the model
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}  # name -> dtype of the model
 BLOCK_SIZE, NUM_LAYERS, NUM_TURNS = 16, 4, 15
 
 
-def make_cache(
-    ops: NativeOps, kind: str, num_blocks: int, num_kv_heads: int, head_dim: int
-) -> tuple[Tensor, Tensor]:
+def make_cache(ops: NativeOps, kind: str, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
     dtype = torch.int8 if kind == "int8" else KINDS[kind]
     shape = (num_blocks, BLOCK_SIZE, num_kv_heads, head_dim + (INT8_SCALE_BYTES if kind == "int8" else 0))
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
@@ -48,9 +42,7 @@ def make_jobs(
     """Return what is measured; each call returns how many bytes it read."""
     ops = NativeOps(require_library(), num_threads=num_threads)
     num_heads, num_kv_heads, head_dim = sizes
-    blocks = random.Random(0).sample(
-        range(1, batch * context // BLOCK_SIZE + 1), batch * context // BLOCK_SIZE
-    )
+    blocks = random.Random(0).sample(range(1, batch * context // BLOCK_SIZE + 1), batch * context // BLOCK_SIZE)
     tables = torch.tensor(blocks).int().view(batch, -1)
     starts, lens = torch.arange(batch + 1).int(), torch.full((batch,), context).int()
     weight = ops.pack_linear(torch.randn(49152, 1024).bfloat16(), None, None)
@@ -75,14 +67,10 @@ def make_jobs(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument(
-        "--heads", type=int, nargs=3, default=(9, 3, 64), help="query heads, KV heads, head size"
-    )
+    parser.add_argument("--heads", type=int, nargs=3, default=(9, 3, 64), help="query heads, KV heads, head size")
     parser.add_argument("--num-threads", type=int, default=1)
     arguments = parser.parse_args()
     num_threads = arguments.num_threads

@@ -19,9 +19,7 @@ def owned_slots(batch: PagedBatch) -> torch.Tensor:
 
 @pytest.mark.parametrize("block_size", [16, 48])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_stored_numbers_are_within_half_a_step_and_alone(
-    ops: NativeOps, dtype: torch.dtype, block_size: int
-) -> None:
+def test_stored_numbers_are_within_half_a_step_and_alone(ops: NativeOps, dtype: torch.dtype, block_size: int) -> None:
     batch = make_batch(MIXED, dtype=dtype, head_dim=60, block_size=block_size)
     stored = to_int8(batch, ops)
     owned = owned_slots(batch)
@@ -33,20 +31,14 @@ def test_stored_numbers_are_within_half_a_step_and_alone(
         assert ((numbers[owned] - expected[owned]).abs() <= step * 0.5001).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize(("shape", "window"), [*zip(SHAPES, (None, 30) * 2, strict=True)])
 def test_attention_is_that_over_the_stored_numbers(ops: NativeOps, shape: str, window: int | None) -> None:
     num_heads, num_kv_heads, head_dim = SHAPES[shape]
     sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     batch = make_batch(MIXED, **sizes)
     stored = to_int8(batch, ops)
     sinks = torch.linspace(-1, 3, num_heads)
-    options: dict[str, Any] = {
-        "scale": head_dim**-0.5,
-        "sliding_window": window,
-        "soft_cap": 5.0,
-        "sinks": sinks,
-    }
+    options: dict[str, Any] = {"scale": head_dim**-0.5, "sliding_window": window, "soft_cap": 5.0, "sinks": sinks}
     actual = ops.paged_attention(*stored.tensors, **options)
     caches = reference.read_int8_cache(stored.k_cache, stored.v_cache, head_dim)
     expected = reference.paged_attention(batch.q, *caches, *batch.tensors[3:], **options)

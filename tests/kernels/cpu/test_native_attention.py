@@ -80,9 +80,7 @@ def test_the_number_of_threads_does_not_matter(
     options: dict[str, Any] = {"scale": 0.3, "sliding_window": window, "sinks": sinks}
     expected = native.paged_attention(*batch.tensors, **options)
     tolerance = 0.04 if is_int8 else 1e-5
-    torch.testing.assert_close(
-        expected, reference.paged_attention(*plain.tensors, **options), atol=tolerance, rtol=0
-    )
+    torch.testing.assert_close(expected, reference.paged_attention(*plain.tensors, **options), atol=tolerance, rtol=0)
     for num_threads in (1, 3, 8):
         other = NativeOps(require_library(), num_threads)
         assert torch.equal(other.paged_attention(*batch.tensors, **options), expected)

@@ -113,9 +113,7 @@ def test_other_flags_of_the_processor_are_another_library(
 ) -> None:
     make_compiler(only_compiler, f'/bin/cp {require_library().path} "$out"')
     run(tmp_path / "cache")
-    monkeypatch.setattr(
-        build, "read_cpu_flags", lambda: frozenset(["avx2", "fma", "bmi2", "f16c", "avx512f"])
-    )
+    monkeypatch.setattr(build, "read_cpu_flags", lambda: frozenset(["avx2", "fma", "bmi2", "f16c", "avx512f"]))
     run(tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
@@ -155,7 +153,5 @@ def test_a_process_may_end_while_a_pool_waits() -> None:
         "print(float(ops.rms_norm(torch.ones(100, 1000), torch.ones(1000), 0.0).sum()))"
     )
     root = Path(__file__).resolve().parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=110
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=110)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "100000.0", "")

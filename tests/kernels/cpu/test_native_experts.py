@@ -23,9 +23,7 @@ def ops(product_ops: NativeOps) -> NativeOps:
     return product_ops
 
 
-def make_kind(
-    kind: str, shape: tuple[int, int, int, int]
-) -> tuple[ExpertWeights, Quantization | None, torch.dtype]:
+def make_kind(kind: str, shape: tuple[int, int, int, int]) -> tuple[ExpertWeights, Quantization | None, torch.dtype]:
     num_experts, _, hidden_size, inner_size = shape
     dtype = torch.bfloat16 if kind.endswith("bfloat16") else torch.float32
     drawn_dtype = torch.float32 if kind in ("float32", "int8") else torch.bfloat16
@@ -69,9 +67,7 @@ def test_quantized_experts_equal_single_products(ops: NativeOps, kind: str) -> N
     actual = ops.make_ops().run_experts(
         x, torch.tensor([[3]]), torch.ones(1, 1), ops.make_ops().pack_experts(experts, quantization)
     )
-    inner = ops.silu_mul(
-        ops.linear(x, ops.pack_linear(experts.gate_up[3], None, quantization), None, torch.float32)
-    )
+    inner = ops.silu_mul(ops.linear(x, ops.pack_linear(experts.gate_up[3], None, quantization), None, torch.float32))
     inner = inner.to(dtype)
     fine: Quantization | None = "int6" if quantization == "int4" else quantization
     expected = ops.linear(inner, ops.pack_linear(experts.down[3], None, fine), None)

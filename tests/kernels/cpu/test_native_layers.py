@@ -51,16 +51,15 @@ def run_steps(model: DecoderModel, kv_dtype: torch.dtype | None) -> list[Tensor]
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("dtype", "quantization", "kv_dtype"),
-    [
-        (torch.float32, None, None),
-        (torch.bfloat16, None, None),
-        (torch.bfloat16, "int8", torch.int8),
-        (torch.float32, "int4", torch.int8),
-    ],
+KINDS = (
+    (torch.float32, None, None), (torch.bfloat16, None, None), (torch.bfloat16, "int8", torch.int8),
+    (torch.float32, "int4", torch.int8),
 )
+PAIRS = [(family, *KINDS[at % 4]) for at, family in enumerate(FAMILIES)]
+PAIRS += [(family, *kind) for family in ("qwen3", "olmoe") for kind in KINDS if (family, *kind) not in PAIRS]
+
+
+@pytest.mark.parametrize(("family", "dtype", "quantization", "kv_dtype"), PAIRS)
 def test_a_tape_gives_the_bits_of_the_single_ops(
     family: str,
     dtype: torch.dtype,
@@ -77,10 +76,14 @@ def test_a_tape_gives_the_bits_of_the_single_ops(
     assert all(torch.equal(*pair) for pair in zip(taped, single, strict=True))
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "quantization"),
+    [
+        (None, torch.float32, None), (None, torch.bfloat16, None), (torch.int8, torch.float32, None),
+        (torch.int8, torch.bfloat16, "int8"), (None, torch.float32, "int8"), (torch.int8, torch.float32, "int4"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 def test_logits_are_the_same_bits_alone_and_in_a_batch_chunked_or_not(
     kv_dtype: torch.dtype | None, architecture: str, dtype: torch.dtype, quantization: Quantization | None
 ) -> None:

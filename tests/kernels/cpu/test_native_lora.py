@@ -9,16 +9,13 @@ from tests.kernels.adapters import make_lora_matrix
 
 # outputs, inputs, and (start, width, rank) of the parts
 SHAPES = [
-    (96, 64, [(0, 96, 16)]),
-    (100, 63, [(0, 33, 1), (50, 50, 7)]),
+    (96, 64, [(0, 96, 16)]), (100, 63, [(0, 33, 1), (50, 50, 7)]),
     (577, 1000, [(0, 512, 9), (512, 1, 3), (513, 64, 32)]),
 ]
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
-)
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_adapters_add_what_torch_adds(
     ops: NativeOps,

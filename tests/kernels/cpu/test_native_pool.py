@@ -72,9 +72,7 @@ def test_a_senseless_number_of_threads_is_refused(num_threads: int) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [None, 1024])
-def test_more_cores_than_a_pool_takes_are_no_error(
-    monkeypatch: pytest.MonkeyPatch, num_threads: int | None
-) -> None:
+def test_more_cores_than_a_pool_takes_are_no_error(monkeypatch: pytest.MonkeyPatch, num_threads: int | None) -> None:
     monkeypatch.setattr(cpu, "MAX_THREADS", 3)
     monkeypatch.setattr(cpu, "count_cores", lambda: 384)
     library = require_library()

@@ -13,10 +13,7 @@ from kernels.cpu.native_ops import NativeOps
 from tests.kernels.cpu.conftest import TILE_TWIN, require_library
 
 SHAPES = [(1, 1), (33, 2), (100, 63), (70, 64), (300, 131), (96, 1000)]  # (out, in)
-INSTRUCTIONS = (
-    *("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored"),
-    "tdpbf16ps",
-)
+INSTRUCTIONS = (*("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored"), "tdpbf16ps")
 
 
 @pytest.fixture

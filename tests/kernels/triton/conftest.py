@@ -69,7 +69,5 @@ def device() -> torch.device:
     if IS_INTERPRETED:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        pytest.skip(
-            "needs a CUDA device; on the CPU test_interpreter.py runs this test in a process of its own"
-        )
+        pytest.skip("needs a CUDA device; on the CPU test_interpreter.py runs this test in a process of its own")
     return torch.device("cuda")

@@ -36,9 +36,10 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-# One compilation takes a second: `make soak` covers the generations between, and all variants on the oldest.
-ARCHITECTURES = [80, pytest.param(89, marks=pytest.mark.soak), 90]
-NEWEST = [pytest.param(80, marks=pytest.mark.soak), 90]
+# One compilation takes a second: `make soak` covers the generations between, and more variants.
+SOAK = pytest.mark.soak
+ARCHITECTURES = [80, pytest.param(89, marks=SOAK), 90]
+NEWEST = [pytest.param(80, marks=SOAK), 90]
 # Shared memory that one program may have.
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 MAX_REGISTERS = 255  # that a thread may have
@@ -137,12 +138,12 @@ def test_prefill_uses_warpgroup_products_where_there_are_some() -> None:
     [
         ("short", {"cache_dtype": "u8"}),
         ("long", {"dtype": "fp32", "head_dim": 64, "window": 4096}),
-        ("long", {"head_dim": 256}),
         ("short", {"is_folded": False, "is_draft": True, "has_sinks": True}),
-        pytest.param("long", {"cache_dtype": "u8"}, marks=pytest.mark.soak),
-        pytest.param("short", {"dtype": "fp32", "head_dim": 64, "window": 4096}, marks=pytest.mark.soak),
-        pytest.param("short", {"head_dim": 256}, marks=pytest.mark.soak),
-        pytest.param("short", {"is_draft": True, "has_sinks": True}, marks=pytest.mark.soak),
+        pytest.param("long", {"head_dim": 256}, marks=SOAK),
+        pytest.param("long", {"cache_dtype": "u8"}, marks=SOAK),
+        pytest.param("short", {"dtype": "fp32", "head_dim": 64, "window": 4096}, marks=SOAK),
+        pytest.param("short", {"head_dim": 256}, marks=SOAK),
+        pytest.param("short", {"is_draft": True, "has_sinks": True}, marks=SOAK),
     ],
     ids=str,
 )
@@ -151,7 +152,8 @@ def test_other_attention_variants_fit(arch: int, kind: Kind, options: dict[str, 
     assert_fits(compile_attention(arch, kind, **options)[0], arch)
 
 
-@pytest.mark.parametrize(("arch", "head_dim"), [(86, 256), pytest.param(89, 128, marks=pytest.mark.soak)])
+@SOAK
+@pytest.mark.parametrize(("arch", "head_dim"), [(86, 256), (89, 128)])
 def test_drafts_in_float32_fit_small_gpus(arch: int, head_dim: int) -> None:
     """Their memory holds them; a few registers spill, in a dtype that is there for comparisons."""
     compiled, _ = compile_attention(arch, "short", "fp32", head_dim=head_dim, is_draft=True)
@@ -159,6 +161,7 @@ def test_drafts_in_float32_fit_small_gpus(arch: int, head_dim: int) -> None:
     assert compiled.stack_bytes <= 128
 
 
+@SOAK
 def test_a_split_context_costs_no_more_registers_than_a_folded_one() -> None:
     parted, folded = (compile_attention(90, "short", is_folded=flag)[0] for flag in (False, True))
     assert_fits(parted, 90)
@@ -203,32 +206,20 @@ SMALL = {
     "add_rms_norm": (add_rms_norm_kernel, ROWS | {"eps": "fp32"}, {"SIZE": 5120, "BLOCK": 8192}, 8, True),
     "silu_mul": (silu_mul_kernel, ROWS, {"SIZE": 3072, "BLOCK": 1024}, 4, True),
     "norm_rope_store": (
-        norm_rope_store_kernel,
-        ROPE | {"k_cache_ptr": "*bf16", "v_cache_ptr": "*bf16"},
-        ROPE_SIZES | {"IS_FP8": False, "BLOCK_HALF": 64},
-        4,
-        True,
+        norm_rope_store_kernel, ROPE | {"k_cache_ptr": "*bf16", "v_cache_ptr": "*bf16"},
+        ROPE_SIZES | {"IS_FP8": False, "BLOCK_HALF": 64}, 4, True,
     ),
     "norm_rope_store to fp8": (
-        norm_rope_store_kernel,
-        ROPE | {"k_cache_ptr": "*u8", "v_cache_ptr": "*u8"},
-        ROPE_SIZES | {"IS_FP8": True, "BLOCK_HALF": 64},
-        4,
-        True,
+        norm_rope_store_kernel, ROPE | {"k_cache_ptr": "*u8", "v_cache_ptr": "*u8"},
+        ROPE_SIZES | {"IS_FP8": True, "BLOCK_HALF": 64}, 4, True,
     ),
     "lora_low": (
-        lora_low_kernel,
-        LORA | {"x_ptr": "*bf16"},
-        {"SIZE": 1024, "WEIGHT": tl.bfloat16, "BLOCK_IN": 256, "BLOCK_RANK": 16},
-        4,
-        False,
+        lora_low_kernel, LORA | {"x_ptr": "*bf16"},
+        {"SIZE": 1024, "WEIGHT": tl.bfloat16, "BLOCK_IN": 256, "BLOCK_RANK": 16}, 4, False,
     ),
     "lora_add": (
-        lora_add_kernel,
-        LORA | {"y_ptr": "*bf16", "parts_ptr": "*i64"},
-        {"SIZE": 4096, "WEIGHT": tl.bfloat16, "BLOCK_OUT": 64, "BLOCK_RANK": 16},
-        4,
-        False,
+        lora_add_kernel, LORA | {"y_ptr": "*bf16", "parts_ptr": "*i64"},
+        {"SIZE": 4096, "WEIGHT": tl.bfloat16, "BLOCK_OUT": 64, "BLOCK_RANK": 16}, 4, False,
     ),
     "fold_splits": (
         fold_splits_kernel,
@@ -270,10 +261,8 @@ SMALL = {
     ),
     **{
         f"{name} {dtype}": (
-            kernel,
-            dict.fromkeys(("inner_ptr", "x_ptr", "weight_ptr", "bias_ptr"), f"*{dtype}") | EXPERT_ROWS,
-            constants | {"HAS_BIAS": True, "BLOCK_ROWS": 16, "BLOCK_OUT": 64, "BLOCK_IN": 128 // ITEMSIZE[dtype]},
-            4,
+            kernel, dict.fromkeys(("inner_ptr", "x_ptr", "weight_ptr", "bias_ptr"), f"*{dtype}") | EXPERT_ROWS,
+            constants | {"HAS_BIAS": True, "BLOCK_ROWS": 16, "BLOCK_OUT": 64, "BLOCK_IN": 128 // ITEMSIZE[dtype]}, 4,
             False,
         )
         for dtype in ("bf16", "fp32")
@@ -283,15 +272,15 @@ SMALL = {
         )
     },
     "combine_experts": (
-        combine_experts_kernel,
-        {"out_ptr": "*bf16", "results_ptr": "*fp32", "weights_ptr": "*fp32"},
-        {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024},
-        4,
-        True,
+        combine_experts_kernel, {"out_ptr": "*bf16", "results_ptr": "*fp32", "weights_ptr": "*fp32"},
+        {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024}, 4, True,
     ),
     "gather_tokens": (gather_tokens_kernel, STEP, {"NUM_GROUPS": 2, "BLOCK_SIZE": 16, "BLOCK": 128}, 4, False),
     "gather_tables": (gather_tables_kernel, STEP, {"BLOCK": 128}, 4, False),
 }  # fmt: skip
+
+
+NAMES = [pytest.param(name, marks=SOAK if name.endswith("fp32") else ()) for name in SMALL]
 
 
 @cache
@@ -303,14 +292,14 @@ def compile_small(name: str, arch: int) -> Compiled:
 
 
 @pytest.mark.parametrize("arch", NEWEST)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_other_kernels_do_not_spill_and_load_wide(name: str, arch: int) -> None:
     compiled, is_wide = compile_small(name, arch), SMALL[name][-1]
     assert_fits(compiled, arch)
     assert compiled.count(r"LDG\S*\.128") or not is_wide
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", NEWEST)
 @pytest.mark.parametrize("name", ["expert_gate_up bf16", "expert_down bf16"])
 def test_experts_stream_their_weights_into_tensor_cores(name: str, arch: int) -> None:
     compiled = compile_small(name, arch)
@@ -318,19 +307,17 @@ def test_experts_stream_their_weights_into_tensor_cores(name: str, arch: int) ->
     assert compiled.count(r"\bHMMA\.") and compiled.count(r"LDGSTS\S*\.128")
 
 
-@pytest.mark.parametrize("name", ["short", "long", *SMALL])
+@pytest.mark.parametrize("name", ["short", "long", *NAMES])
 def test_narrow_floats_are_widened_before_any_arithmetic(name: str) -> None:
     """Only products of tiles take them as they are; the interpreter is wrong in bfloat16 without saying so."""
     line = re.compile(
         r"^.*(?:arith\.(?:add|sub|mul|div|neg|max\w*|min\w*)f|math\.\w+) .*[x ](?:bf16|f16|f8\w+)\b.*$", re.M
     )
-    assert line.search("%a = arith.mulf %b, %c : tensor<16xbf16>") and line.search(
-        "math.exp2 %a : tensor<8xf16>"
-    )
+    assert line.search("%a = arith.mulf %b, %c : tensor<16xbf16>") and line.search("math.exp2 %a : tensor<8xf16>")
     assert not line.findall(read_ttir(name))
 
 
-@pytest.mark.parametrize("name", ["short", "long", *SMALL])
+@pytest.mark.parametrize("name", ["short", "long", *NAMES])
 def test_strides_are_64_bits_wide_before_they_are_multiplied(name: str) -> None:
     lines = [line for line in read_ttir(name).split("\n") if "tt.func" not in line]
     uses = [line for line in lines if re.search(r"%\w*_stride\b(?! = )", line)]

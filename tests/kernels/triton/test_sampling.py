@@ -116,12 +116,7 @@ def test_broken_rows_give_no_token(device: torch.device) -> None:
 def test_the_number_of_pivots_changes_nothing(device: torch.device) -> None:
     logits = make_logits(1, 20)[:3].to(device)
     num_rows = len(logits)
-    rows = (
-        make_keys(num_rows),
-        torch.ones(num_rows),
-        torch.full((num_rows,), 8),
-        torch.full((num_rows,), 0.7),
-    )
+    rows = (make_keys(num_rows), torch.ones(num_rows), torch.full((num_rows,), 8), torch.full((num_rows,), 0.7))
     moved = [each.to(device) for each in rows]
     off = torch.full((num_rows,), -torch.inf, device=device)
     few, many = (draw_filtered(logits, *moved, off, num_pivots=count) for count in (8, 64))

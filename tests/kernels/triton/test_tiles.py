@@ -31,12 +31,7 @@ def test_tiles_have_sizes_that_kernels_take(itemsize: int, head_dim: int) -> Non
 
 def test_a_plan_parts_requests_by_their_new_tokens() -> None:
     plan = AttentionPlan([1, SHORT_LIMIT, SHORT_LIMIT + 1], [9, 400, 30])
-    assert (plan.has_decodes, plan.max_draft_len, plan.has_long, plan.max_seq_len) == (
-        True,
-        SHORT_LIMIT,
-        True,
-        400,
-    )
+    assert (plan.has_decodes, plan.max_draft_len, plan.has_long, plan.max_seq_len) == (True, SHORT_LIMIT, True, 400)
     decode = AttentionPlan([1, 1], [5, 6])
     assert (decode.max_draft_len, decode.has_long) == (0, False)
 
@@ -97,10 +92,7 @@ def test_the_rest_of_a_prompt_takes_scratch_for_its_own_tokens(monkeypatch: pyte
 @pytest.mark.parametrize(
     "lens",
     [
-        [(1, 9000)] * 72,
-        [(16, 700)] * 64,
-        [(16, 9000)] * 512,
-        [(2, 9000), (5000, 5000), (2, 9000)],
+        [(1, 9000)] * 72, [(16, 700)] * 64, [(16, 9000)] * 512, [(2, 9000), (5000, 5000), (2, 9000)],
         [(1, 100_000)] * 9 + [(3, 100_000)],
     ],
 )
@@ -120,9 +112,7 @@ def test_no_step_takes_more_scratch_than_was_estimated(
 
 
 @pytest.mark.parametrize("num_key_heads", [1, KEY_HEADS])
-@pytest.mark.parametrize(
-    "lens", [[*[(1, 9000)] * 4095, (16, 9000)], [(16, 9000)] * 4096, [(2**22, 2**22)]], ids=len
-)
+@pytest.mark.parametrize("lens", [[*[(1, 9000)] * 4095, (16, 9000)], [(16, 9000)] * 4096, [(2**22, 2**22)]], ids=len)
 def test_only_the_first_axis_of_a_grid_is_long(
     lens: list[tuple[int, int]], num_key_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
