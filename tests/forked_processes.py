@@ -1,4 +1,4 @@
-"""Starts core and rank processes, and modules of kernels' tests, as forks of one process that has imported what they import.
+"""Starts core and rank processes, and modules of kernels' tests, as forks of a process with all imports they need.
 
 An interpreter that imports torch and the engine takes 3 s of processor time, a fork of one 0.02 s. All else is as after
 an exec: the parent, arguments, environment, descriptors and the module that runs. Ranks that a core process starts, and

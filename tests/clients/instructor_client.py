@@ -30,9 +30,7 @@ class Instructor:
     def __init__(self, url: str, key: str) -> None:
         self._openai = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
         self._claude = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
-        self._fields: Any = {
-            "model": MODEL, "messages": FACT, "max_tokens": 400, "max_retries": 0, "temperature": 0
-        }
+        self._fields: Any = {"model": MODEL, "messages": FACT, "max_tokens": 400, "max_retries": 0, "temperature": 0}
 
     def _check(self, mode: Mode) -> None:
         client = instructor.from_openai(self._openai, mode=mode)

@@ -72,8 +72,6 @@ def answer_mixed(make_checkpoint: Callable[[str], Path]) -> Callable[[str], list
 
 
 @pytest.fixture
-def mixed_answers(
-    answer_mixed: Callable[[str], list[list[Completion]]], family: str
-) -> list[list[Completion]]:
+def mixed_answers(answer_mixed: Callable[[str], list[list[Completion]]], family: str) -> list[list[Completion]]:
     """What the mixed requests get from one core in this process that drafts nothing and is never interrupted."""
     return answer_mixed(family)

@@ -46,13 +46,9 @@ async def read(engine: Engine, num_tokens: int, token_id: int) -> None:
 
 
 async def measure(folder: Path, num_tokens: int | None) -> None:
-    pictures = [
-        to_bytes(make_picture((3264, 2448), seed), "JPEG") for seed in range(NUM_IMAGES * NUM_TURNS + 1)
-    ]
+    pictures = [to_bytes(make_picture((3264, 2448), seed), "JPEG") for seed in range(NUM_IMAGES * NUM_TURNS + 1)]
     gaps: dict[str, list[float]] = {"quiet": [], "images": [], "texts": []}
-    async with Engine(
-        EngineConfig(model=str(folder), num_blocks=2048, max_num_batched_tokens=num_tokens)
-    ) as engine:
+    async with Engine(EngineConfig(model=str(folder), num_blocks=2048, max_num_batched_tokens=num_tokens)) as engine:
         length = await look(engine, pictures[-1])
         for turn in range(NUM_TURNS):
             for name, found in gaps.items():
@@ -62,16 +58,12 @@ async def measure(folder: Path, num_tokens: int | None) -> None:
                 if name == "images":
                     await asyncio.gather(*(look(engine, each) for each in shown))
                 elif name == "texts":
-                    await asyncio.gather(
-                        *(read(engine, length, 2 + turn * 8 + at) for at in range(NUM_IMAGES))
-                    )
+                    await asyncio.gather(*(read(engine, length, 2 + turn * 8 + at) for at in range(NUM_IMAGES)))
                 await running
     p99 = {name: float(np.percentile(found, 99)) for name, found in gaps.items()}
     median = {name: float(np.median(found)) for name, found in gaps.items()}
     for name in gaps:
-        ratios = (
-            f"{p99[name] / p99['quiet']:.2f} of quiet, median {median[name] / median['quiet']:.2f} of quiet"
-        )
+        ratios = (f"{p99[name] / p99['quiet']:.2f} of quiet, median {median[name] / median['quiet']:.2f} of quiet")
         print(f"{name}: p99 of the gaps {p99[name] * 1e3:.1f} ms, {ratios}")
 
 

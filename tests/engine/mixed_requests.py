@@ -12,12 +12,8 @@ from grammar import GrammarSpec
 NUM_REQUESTS = 78  # three of each kind
 # Few blocks and seats, so that requests wait, are preempted and give way to more urgent ones.
 TIGHT: dict[str, Any] = {
-    "num_blocks": 50,
-    "max_num_seqs": 16,
-    "max_model_len": 400,
-    "max_num_batched_tokens": 256,
-    "max_num_waiting": 1000,
-    "scheduling_policy": "priority",
+    "num_blocks": 50, "max_num_seqs": 16, "max_model_len": 400, "max_num_batched_tokens": 256,
+    "max_num_waiting": 1000, "scheduling_policy": "priority",
 }
 # Enough blocks for all that run at a time.
 ROOMY: dict[str, Any] = {"max_model_len": 400, "max_num_waiting": 1000}
@@ -40,9 +36,7 @@ class MixedRequest(NamedTuple):
 
 
 # Its completions run before all others and side by side, and need 64 blocks: of TIGHT's 50, some are always preempted.
-CROWD = MixedRequest(
-    list(range(5, 12)), SamplingParams(n=16, seed=1000, max_tokens=45, ignore_eos=True), priority=-1
-)
+CROWD = MixedRequest(list(range(5, 12)), SamplingParams(n=16, seed=1000, max_tokens=45, ignore_eos=True), priority=-1)
 
 
 class Completion(NamedTuple):
@@ -55,9 +49,7 @@ class Completion(NamedTuple):
     logprobs: list[tuple[int, float]] | None  # of the sampled tokens
 
 
-def make_mixed_requests(
-    seed: int = 0, vocab_size: int = 400, num_requests: int = NUM_REQUESTS
-) -> list[MixedRequest]:
+def make_mixed_requests(seed: int = 0, vocab_size: int = 400, num_requests: int = NUM_REQUESTS) -> list[MixedRequest]:
     """Requests of every kind in turn, and the crowd; half have a grammar, and every second repeats its prompt."""
     chance = random.Random(seed)
     shared = [[chance.randrange(5, vocab_size) for _ in range(60)] for _ in range(3)]
@@ -118,9 +110,7 @@ async def run_mixed(
         more: dict[str, Any] = {}
         if generated is not None and generated[number] is not None:
             more["generated_token_ids"] = generated[number]
-        stream = engine.generate(
-            request.prompt, request.params, str(number), priority=request.priority, **more
-        )
+        stream = engine.generate(request.prompt, request.params, str(number), priority=request.priority, **more)
         outputs = [output async for output in stream]
         return [summarise(outputs[-1], index) for index in range(request.params.n)]
 

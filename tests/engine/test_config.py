@@ -36,9 +36,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
 SWITCHES = ("enable_native_ops", "enable_cuda_graphs", "enable_cuda_graphs", "skip_tokenizer_init")
 SWITCHES += ("enable_prefix_caching", "enable_chunked_prefill", "enable_overlap")
 WRONG |= {name: {"must be true or false": ["no", 1]} for name in SWITCHES}
-BAD = [
-    (name, text, value) for name, told in WRONG.items() for text, values in told.items() for value in values
-]
+BAD = [(name, text, value) for name, told in WRONG.items() for text, values in told.items() for value in values]
 
 
 def resolve(
@@ -62,10 +60,7 @@ def resolve(
         ([None, 64, None, 64], [(None, (0, 2)), (64, (1, 3))]),
         ([64, 64, None, 64, 64, None], [(None, (2, 5)), (64, (0, 1)), (64, (3, 4))]),
         ([64, 32, 64], [(32, (1,)), (64, (0,)), (64, (2,))]),
-        (
-            [None, *[8] * 30],
-            [(None, (0,)), *((8, tuple(range(at, min(at + 4, 31)))) for at in range(1, 31, 4))],
-        ),
+        ([None, *[8] * 30], [(None, (0,)), *((8, tuple(range(at, min(at + 4, 31)))) for at in range(1, 31, 4))]),
     ],
 )
 def test_each_window_has_groups_of_equally_many_layers(
@@ -122,8 +117,7 @@ def test_every_setting_explains_itself() -> None:
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"model": "Qwen/Qwen3-0.6B"}, "Qwen3-0.6B"),
-        ({"model": "models/mine/"}, "mine"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "Qwen3-0.6B"), ({"model": "models/mine/"}, "mine"),
         ({"model": "models/mine", "served_model_name": "demo"}, "demo"),
     ],
 )
@@ -171,9 +165,7 @@ def test_a_model_length_beyond_the_cache_shrinks_with_a_notice(max_model_len: in
 
 def test_blocks_that_hold_no_request_are_refused() -> None:
     """One token would be a prompt without an answer."""
-    with pytest.raises(
-        ConfigError, match=r"num_blocks=2 with block_size=1 hold 1 tokens of 1 groups.*memory_share"
-    ):
+    with pytest.raises(ConfigError, match=r"num_blocks=2 with block_size=1 hold 1 tokens of 1 groups.*memory_share"):
         resolve(EngineConfig(num_blocks=2, block_size=1))
     for num_blocks, block_size in ((3, 1), (2, 2)):
         assert resolve(EngineConfig(num_blocks=num_blocks, block_size=block_size)).max_model_len == 2

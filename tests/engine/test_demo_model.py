@@ -13,10 +13,7 @@ from engine.config_fields import DEMO_MODEL
 from grammar import GrammarSpec, SchemaValidator
 
 ROOT = Path(__file__).resolve().parents[2]
-MESSAGES = [
-    [{"role": "user", "content": "Hello! Who are you?"}],
-    [{"role": "user", "content": "What can you do?"}],
-]
+MESSAGES = [[{"role": "user", "content": "Hello! Who are you?"}], [{"role": "user", "content": "What can you do?"}]]
 
 pytestmark = pytest.mark.skipif(
     not (Path(DEMO_MODEL) / "model.safetensors").exists(), reason="assets/demo_model has no weights"
@@ -41,9 +38,7 @@ def test_every_greedy_token_is_the_best_one_for_transformers(llm: LLM) -> None:
         assert gap.max() < 1e-3
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "assets" / "schemas").glob("*.json")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "assets" / "schemas").glob("*.json")), ids=lambda path: path.stem)
 def test_every_example_schema_gets_a_valid_record(path: Path, llm: LLM) -> None:
     schema = json.loads(path.read_text(encoding="utf-8"))
     text = (ROOT / "assets" / "samples" / f"{path.stem}_1.txt").read_text(encoding="utf-8")

@@ -101,9 +101,7 @@ def add_dense(folder: Path) -> None:
         (add_dense, "has the modules Transformer, Pooling, Normalize, Dense"),
     ],
 )
-def test_what_the_files_do_not_say_is_refused(
-    change: Callable[[Path], None], reason: str, tmp_path: Path
-) -> None:
+def test_what_the_files_do_not_say_is_refused(change: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
     make_embedding_folder(tmp_path)
     change(tmp_path)
     with open_llm(tmp_path) as llm, pytest.raises(InvalidRequest, match=reason):

@@ -144,9 +144,7 @@ async def test_many_requests_with_aborts_leave_no_task_and_no_block(make_config:
 @pytest.mark.parametrize(
     ("way", "delay_s"),
     [
-        ("engine", 0.15),
-        ("llm", 1.0),
-        pytest.param("engine", 0.0, marks=pytest.mark.soak),
+        ("engine", 0.15), ("llm", 1.0), pytest.param("engine", 0.0, marks=pytest.mark.soak),
         pytest.param("llm", 0.05, marks=pytest.mark.soak),
     ],
 )

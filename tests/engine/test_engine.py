@@ -249,9 +249,7 @@ def name_ends(path: Path, ids: Any) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("way", ["tokenizer of its own", "tokenizer elsewhere", "no tokenizer"])
-def test_a_text_ends_at_what_the_models_folder_names(
-    model_folder: Path, tmp_path: Path, way: str, name: str
-) -> None:
+def test_a_text_ends_at_what_the_models_folder_names(model_folder: Path, tmp_path: Path, way: str, name: str) -> None:
     name_ends(model_folder / name, [0, END])
     settings: dict[str, Any] = {"skip_tokenizer_init": way == "no tokenizer"}
     if way == "tokenizer elsewhere":

@@ -223,9 +223,7 @@ async def test_one_slow_mask_delays_no_other_row_with_a_grammar(
         return fill(filled, *more)
 
     monkeypatch.setattr(grammar_manager, "fill_draft_bitmask", fill_slowly)
-    slow = SamplingParams(
-        max_tokens=200, seed=1, grammar=GrammarSpec.regex("[a-f]{300}"), output_kind="delta"
-    )
+    slow = SamplingParams(max_tokens=200, seed=1, grammar=GrammarSpec.regex("[a-f]{300}"), output_kind="delta")
     quick = SamplingParams(max_tokens=60, seed=2, grammar=GrammarSpec.regex("[a-g]{300}"))
     async with Engine(make_config()) as engine:
         num_slow = 0

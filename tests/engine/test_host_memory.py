@@ -38,10 +38,7 @@ def limit_v2(folder: Path, limit: str, current: int = 0, inactive: int = 0, acti
 def limit_v1(folder: Path, limit: int, usage: int = 0, inactive: int = 0) -> None:
     write(folder / "memory.limit_in_bytes", f"{limit}\n")
     write(folder / "memory.usage_in_bytes", f"{usage}\n")
-    write(
-        folder / "memory.stat",
-        f"cache 1\ninactive_file 0\ntotal_inactive_file {inactive}\ntotal_active_file 0\n",
-    )
+    write(folder / "memory.stat", f"cache 1\ninactive_file 0\ntotal_inactive_file {inactive}\ntotal_active_file 0\n")
 
 
 @pytest.mark.parametrize(

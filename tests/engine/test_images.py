@@ -220,9 +220,7 @@ def test_a_model_without_eyes_says_so(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="this model does not see images"):
             llm.chat(CHATS["small"], GREEDY, use_tqdm=False)
         with pytest.raises(InvalidRequest, match="this model does not see images"):
-            llm.generate(
-                {"prompt": "x", "multi_modal_data": {"image": PICTURES["small"]}}, GREEDY, use_tqdm=False
-            )
+            llm.generate({"prompt": "x", "multi_modal_data": {"image": PICTURES["small"]}}, GREEDY, use_tqdm=False)
 
 
 async def test_aborts_end_requests_whose_images_are_being_encoded(
@@ -263,9 +261,7 @@ async def test_images_that_are_too_large_for_one_message_are_refused_by_name(
             await engine.render_chat(ask(*[PICTURES["tall"]] * 20))
 
 
-async def test_an_encoder_that_fails_ends_its_request_only(
-    smolvlm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_encoder_that_fails_ends_its_request_only(smolvlm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageEncoder, "encode", lambda *_: 1 / 0)
     async with Engine(EngineConfig(model=str(smolvlm))) as engine:
         prompt = await engine.render_chat(CHATS["small"])

@@ -21,12 +21,7 @@ MIXED = "Hello wörld, e\u0301 日本語 🙂👩‍👩‍👧 नमस्त�
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
-    makers = (
-        make_byte_level_folder,
-        make_byte_fallback_folder,
-        make_metaspace_folder,
-        make_word_piece_folder,
-    )
+    makers = (make_byte_level_folder, make_byte_fallback_folder, make_metaspace_folder, make_word_piece_folder)
     names = ("byte_level", "byte_fallback", "metaspace", "word_piece")
     root = tmp_path_factory.mktemp("tokenizers")
     return {name: Tokenizer(make(root / name)) for name, make in zip(names, makers, strict=True)}
@@ -77,9 +72,7 @@ def test_deltas_of_texts_and_tokens_join_to_the_decode_in_byte_fallback_tokens(
     texts = st.text(max_size=6).map(lambda text: byte_fallback.encode(text, add_special_tokens=False))
     tokens = st.integers(259, byte_fallback.vocab_size + 3).map(lambda token_id: [token_id])
     ids = list(chain.from_iterable(data.draw(st.lists(texts | tokens, max_size=12))))
-    assert "".join(stream(byte_fallback, ids, (), skip)) == byte_fallback.decode(
-        ids, skip_special_tokens=skip
-    )
+    assert "".join(stream(byte_fallback, ids, (), skip)) == byte_fallback.decode(ids, skip_special_tokens=skip)
 
 
 @given(data=st.data())
@@ -108,10 +101,8 @@ def test_no_delta_holds_a_part_of_a_character_whatever_the_chunks(
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        (["<0xE6>", "<0x97>", "h"], "\ufffd\ufffdh"),
-        (["h", "<0xFF>", "h"], "h\ufffdh"),
-        (["<0xF0>", "<0x9F>"], "\ufffd\ufffd"),
-        (["<0xC3>", "<s>", "<0xA9>"], "é"),
+        (["<0xE6>", "<0x97>", "h"], "\ufffd\ufffdh"), (["h", "<0xFF>", "h"], "h\ufffdh"),
+        (["<0xF0>", "<0x9F>"], "\ufffd\ufffd"), (["<0xC3>", "<s>", "<0xA9>"], "é"),
     ],
 )
 def test_broken_bytes_are_shown_as_the_tokenizer_shows_them(

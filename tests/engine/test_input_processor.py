@@ -197,9 +197,7 @@ async def test_each_completion_goes_on_behind_what_it_has_generated() -> None:
         ([[5], [5] * 8], "has 8 tokens; at most 7 leave room for one more"),
     ],
 )
-def test_generated_tokens_that_do_not_fit_their_request_are_refused(
-    generated: list[list[int]], told: str
-) -> None:
+def test_generated_tokens_that_do_not_fit_their_request_are_refused(generated: list[list[int]], told: str) -> None:
     processor, params = make_processor(max_model_len=10), SamplingParams(n=2, max_tokens=20)
     with pytest.raises(InvalidRequest, match=told) as refusal:
         processor.check_generated(generated, [1, 2], params)
@@ -228,10 +226,7 @@ LETTER_A, END = 97, 1
 CHOICES: list[tuple[dict[str, Any], str | None]] = [
     ({"allowed_token_ids": [LETTER_A], "bad_words": ["a"]}, "allowed_token_ids and bad_words"),
     ({"allowed_token_ids": [END], "min_tokens": 1}, "allowed_token_ids and min_tokens"),
-    (
-        {"allowed_token_ids": [END, 5], "stop_token_ids": [5], "min_tokens": 2},
-        "allowed_token_ids and min_tokens",
-    ),
+    ({"allowed_token_ids": [END, 5], "stop_token_ids": [5], "min_tokens": 2}, "allowed_token_ids and min_tokens"),
     (
         {"allowed_token_ids": [END, LETTER_A], "bad_words": ["a"], "min_tokens": 1},
         "allowed_token_ids and bad_words and min_tokens",
@@ -263,9 +258,7 @@ async def test_parameters_that_leave_no_token_are_refused(fields: dict[str, Any]
 
 def test_a_vocabulary_that_is_forbidden_as_a_whole_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="min_tokens leave no token"):
-        InputProcessor(None, 100, 3, (0,)).check_choice(
-            SamplingParams(stop_token_ids=(1, 2), min_tokens=1), ()
-        )
+        InputProcessor(None, 100, 3, (0,)).check_choice(SamplingParams(stop_token_ids=(1, 2), min_tokens=1), ())
 
 
 @pytest.mark.parametrize(("num_words", "is_inline"), [(9, True), (10, False)])
@@ -282,10 +275,7 @@ async def test_all_bad_words_together_have_a_limit_of_tokens() -> None:
     tokenizer: Any = LetterTokenizer()
     input_processor = InputProcessor(tokenizer, 100, VOCAB)
     words = ["x" * 1023, " ", *(f"{number}" * 100 for number in range(9))]
-    assert (
-        sum(map(len, await input_processor.encode_bad_words(SamplingParams(bad_words=tuple(words[:2])))))
-        == 2048
-    )
+    assert (sum(map(len, await input_processor.encode_bad_words(SamplingParams(bad_words=tuple(words[:2]))))) == 2048)
     tokenizer.threads.clear()
     with pytest.raises(InvalidRequest, match=f"have 2148 tokens; .* at most {MAX_BAD_WORD_TOKENS}") as caught:
         await input_processor.encode_bad_words(SamplingParams(bad_words=tuple(words)))

@@ -20,9 +20,7 @@ def library() -> NativeLibrary:
 
 
 PROMPTS = [make_prompt(length, length) for length in (1, 17, 64, 300, 300, 90)]
-PARAMS = [
-    SamplingParams(temperature=number % 2, seed=number, max_tokens=40, ignore_eos=True) for number in range(6)
-]
+PARAMS = [SamplingParams(temperature=number % 2, seed=number, max_tokens=40, ignore_eos=True) for number in range(6)]
 
 
 def generate(llm: LLM, indices: list[int]) -> list[list[int]]:

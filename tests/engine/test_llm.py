@@ -90,9 +90,7 @@ def test_prompts_come_in_several_forms() -> None:
 
 def test_a_chat_takes_parts_of_text(llm: LLM) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello " * 40}]}]
-    asked = [
-        llm.chat(each, GREEDY, use_tqdm=False)[0].prompt_token_ids for each in (CHAT, parts, [CHAT], [parts])
-    ]
+    asked = [llm.chat(each, GREEDY, use_tqdm=False)[0].prompt_token_ids for each in (CHAT, parts, [CHAT], [parts])]
     assert asked == [asked[0]] * 4
     with pytest.raises(InvalidRequest, match=r"messages\[0\]\.content is missing") as caught:
         llm.chat([{"role": "user"}], GREEDY, use_tqdm=False)
@@ -124,9 +122,7 @@ def test_parts_are_joined_into_one_text(content: object) -> None:
 def test_other_keys_stay_and_the_callers_messages_too() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call], "name": "x"}]
-    assert read_messages(messages) == [
-        {"role": "assistant", "content": "", "tool_calls": [call], "name": "x"}
-    ]
+    assert read_messages(messages) == [{"role": "assistant", "content": "", "tool_calls": [call], "name": "x"}]
     assert messages[0]["content"] is None
     assert read_messages([{"role": "assistant", "tool_calls": [call]}])[0]["content"] == ""
 

@@ -30,9 +30,7 @@ TOKENS = st.integers(0, 2**31 - 1)
 GRAMMARS = st.sampled_from(
     [
         GrammarSpec.json_schema({"type": "object"}, "any", "llguidance", "a source", "any"),
-        GrammarSpec.json_object(),
-        GrammarSpec.regex("ü+", "outlines_core"),
-        GrammarSpec.choice(["a", "b"]),
+        GrammarSpec.json_object(), GrammarSpec.regex("ü+", "outlines_core"), GrammarSpec.choice(["a", "b"]),
         GrammarSpec.ebnf('root ::= "x"'),
     ]
 )
@@ -60,14 +58,9 @@ ARRAYS = arrays.arrays(
     st.sampled_from(["<i8", "<i4", "?"]), arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=4)
 )
 BASES: dict[Any, st.SearchStrategy[Any]] = {
-    bool: st.booleans(),
-    int: st.integers(-(2**63), 2**63 - 1),
-    float: st.floats(allow_nan=False),
-    str: st.text(max_size=8),
-    bytes: st.binary(max_size=4),
-    NoneType: st.none(),
-    np.ndarray: ARRAYS | ARRAYS.map(lambda array: array.T),
-    SamplingParams: PARAMS,
+    bool: st.booleans(), int: st.integers(-(2**63), 2**63 - 1), float: st.floats(allow_nan=False),
+    str: st.text(max_size=8), bytes: st.binary(max_size=4), NoneType: st.none(),
+    np.ndarray: ARRAYS | ARRAYS.map(lambda array: array.T), SamplingParams: PARAMS,
 }
 
 
@@ -174,6 +167,4 @@ def test_a_scheduler_whose_messages_go_through_bytes_answers_the_same(has_drafts
         house.add(make_request(name, prompt, 30, **kind))
     house.run(chance)
     assert house.scheduler.state.num_preemptions > 0
-    assert house.outputs == {
-        name: reference_output(prompt, 30, MAX_MODEL_LEN) for name, prompt in prompts.items()
-    }
+    assert house.outputs == {name: reference_output(prompt, 30, MAX_MODEL_LEN) for name, prompt in prompts.items()}

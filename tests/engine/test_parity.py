@@ -14,11 +14,8 @@ from grammar import GrammarSpec
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
 
 PLAIN: dict[str, Any] = {
-    "enable_prefix_caching": False,
-    "enable_chunked_prefill": False,
-    "max_num_batched_tokens": 1024,
-    "enable_overlap": False,
-    "enable_native_ops": False,
+    "enable_prefix_caching": False, "enable_chunked_prefill": False, "max_num_batched_tokens": 1024,
+    "enable_overlap": False, "enable_native_ops": False,
 }
 FEATURES: dict[str, dict[str, Any]] = {
     "prefix cache": {"enable_prefix_caching": True},
@@ -31,10 +28,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 PAIRS = [*itertools.combinations(list(FEATURES)[:4], 2)]
 SCHEMA = {
     "type": "object",
-    "properties": {
-        "a": {"type": "string", "maxLength": 12},
-        "b": {"type": "integer", "minimum": 0, "maximum": 999},
-    },
+    "properties": {"a": {"type": "string", "maxLength": 12}, "b": {"type": "integer", "minimum": 0, "maximum": 999}},
     "required": ["a", "b"],
     "additionalProperties": False,
 }
@@ -90,10 +84,7 @@ def reference(checkpoint: Path) -> list[list[list[int]]]:
 @pytest.mark.parametrize(
     "features",
     [
-        ("prefix cache", "chunked prefill"),
-        ("forced preemption", "overlap"),
-        ("native ops",),
-        tuple(FEATURES),
+        ("prefix cache", "chunked prefill"), ("forced preemption", "overlap"), ("native ops",), tuple(FEATURES),
         *(pytest.param(each, marks=pytest.mark.soak) for each in PAIRS),
     ],
     ids=" + ".join,
@@ -114,9 +105,7 @@ def test_every_pair_of_features_and_all_together_give_identical_tokens(
     assert stats.num_free_blocks == stats.num_blocks
 
 
-def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch_of_32(
-    make_llm: Callable[..., LLM],
-) -> None:
+def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch_of_32(make_llm: Callable[..., LLM]) -> None:
     prompt = make_prompt(30)
     params = SamplingParams(seed=11, max_tokens=40, top_p=0.95, ignore_eos=True)
     others = [SamplingParams(seed=seed, max_tokens=30 + seed % 7, ignore_eos=True) for seed in range(31)]
@@ -149,13 +138,9 @@ def test_greedy_tokens_beyond_the_original_length_equal_those_of_transformers(
     rope_type: str, max_model_len: int | None, tmp_path: Path
 ) -> None:
     rope = {"rope_type": rope_type, "rope_theta": 5000.0, "factor": 4.0}
-    model = make_transformers_model(
-        "llama", max_position_embeddings=64, rope_parameters=rope, eos_token_id=None
-    )
+    model = make_transformers_model("llama", max_position_embeddings=64, rope_parameters=rope, eos_token_id=None)
     # Each begins longer than the one before it ended: transformers never goes back to a lesser dynamic scaling.
-    compare_with_transformers(
-        model, tmp_path, (30, 60, 80, 128, 240), together=False, max_model_len=max_model_len
-    )
+    compare_with_transformers(model, tmp_path, (30, 60, 80, 128, 240), together=False, max_model_len=max_model_len)
 
 
 def test_a_long_context_of_dynamic_rope_leaves_short_ones_as_they_are(tmp_path: Path) -> None:

@@ -108,9 +108,7 @@ async def test_an_abort_ends_all_completions_and_no_stranger(make_config: MakeCo
         await stranger.aclose()
 
 
-async def test_an_abort_leaves_a_stranger_who_has_the_name_of_an_ended_completion(
-    make_config: MakeConfig,
-) -> None:
+async def test_an_abort_leaves_a_stranger_who_has_the_name_of_an_ended_completion(make_config: MakeConfig) -> None:
     """The first of two completions stops at a token that the second does not write for long."""
     async with Engine(make_config()) as engine:
         pair = SamplingParams(n=2, max_tokens=400, seed=3, ignore_eos=True, output_kind="delta")
@@ -178,14 +176,10 @@ WORD = GrammarSpec.regex("[a-z]{400}")
 
 
 def make_params(max_tokens: int = 40, n: int = 1, grammar: GrammarSpec | None = None) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=max_tokens, n=n, temperature=0, ignore_eos=grammar is None, grammar=grammar
-    )
+    return SamplingParams(max_tokens=max_tokens, n=n, temperature=0, ignore_eos=grammar is None, grammar=grammar)
 
 
-async def end(
-    engine: Engine, params: SamplingParams, name: str | None = None, priority: int = 0
-) -> str | None:
+async def end(engine: Engine, params: SamplingParams, name: str | None = None, priority: int = 0) -> str | None:
     outputs = [output async for output in engine.generate("hello", params, name, priority=priority)]
     return outputs[-1].outputs[0].finish_reason
 
@@ -372,9 +366,7 @@ async def test_each_completion_is_ended_once_when_all_are_aborted(
     async with Engine(make_config()) as engine:
         params = [make_params(300), make_params(n=2, grammar=WORD), make_params(n=2, grammar=WORD)]
         tasks = [asyncio.create_task(end(engine, each)) for each in params]
-        await wait_until(
-            lambda: engine.stats().num_running == 1 and engine.stats().num_waiting_for_grammar == 4
-        )
+        await wait_until(lambda: engine.stats().num_running == 1 and engine.stats().num_waiting_for_grammar == 4)
         engine._client.abort_all()
         assert await asyncio.gather(*tasks) == ["abort"] * 3
         assert engine.stats().finished["abort"] == 5 and engine.stats().num_unfinished <= 1

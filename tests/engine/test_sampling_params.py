@@ -29,8 +29,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "stop has 17 entries; at most 16": [[f"{number}" for number in range(17)]],
     },
     "bad_words": {
-        "must be a string or a list of strings": ["word"],
-        r"'a\\ud800' is not valid Unicode": [["a\ud800"]],
+        "must be a string or a list of strings": ["word"], r"'a\\ud800' is not valid Unicode": [["a\ud800"]],
         "at most 128": [[f"{number}" for number in range(129)]],
     },
     "stop_token_ids": {
@@ -60,9 +59,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "grammar": {"must be a GrammarSpec, for example .* not (dict|str)": [{"type": "object"}, "json"]},
     "output_kind": {"must be one of 'cumulative', 'delta', 'final'": ["all", None]},
 }
-BAD = [
-    (name, text, value) for name, told in WRONG.items() for text, values in told.items() for value in values
-]
+BAD = [(name, text, value) for name, told in WRONG.items() for text, values in told.items() for value in values]
 
 
 def name_case(value: Any) -> str:

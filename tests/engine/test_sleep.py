@@ -83,9 +83,7 @@ async def test_a_sleeping_engine_has_no_cache_and_no_threads(
     if backend == "native":
         require_library()
     before = list_engine_threads()
-    async with Engine(
-        make_config(attention_backend=backend, enable_native_ops=backend == "native")
-    ) as engine:
+    async with Engine(make_config(attention_backend=backend, enable_native_ops=backend == "native")) as engine:
         await answer_all(engine)
         worker = worker_of(engine)
         caches = [weakref.ref(cache) for pair in worker.kv_caches for cache in pair]
@@ -138,9 +136,7 @@ async def test_a_wake_up_calls_off_a_sleep_that_still_waits(make_config: MakeCon
 
 
 @pytest.mark.parametrize("ends", ["at once", "later"])
-async def test_a_sleep_after_one_that_was_called_off_is_another_one(
-    make_config: MakeConfig, ends: str
-) -> None:
+async def test_a_sleep_after_one_that_was_called_off_is_another_one(make_config: MakeConfig, ends: str) -> None:
     async with Engine(make_config()) as engine:
         stream, first = await begin_to_sleep(engine)
         await engine.wake_up()
@@ -307,9 +303,7 @@ def test_every_weight_is_kept_once_and_moves(make_config: MakeConfig, is_sliced:
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_moved_tensors_keep_their_values_and_what_they_share(
-    make_config: MakeConfig, quantization: Any
-) -> None:
+def test_moved_tensors_keep_their_values_and_what_they_share(make_config: MakeConfig, quantization: Any) -> None:
     model = load_model(make_config().model, quantization=quantization)
     tensors = list_tensors(model)
     before = [(tensor, tensor.clone(), tensor.data_ptr()) for tensor in tensors]

@@ -36,9 +36,7 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @given(text=st.text())
-def test_any_text_survives_encode_and_decode(
-    byte_level: Tokenizer, byte_fallback: Tokenizer, text: str
-) -> None:
+def test_any_text_survives_encode_and_decode(byte_level: Tokenizer, byte_fallback: Tokenizer, text: str) -> None:
     assert byte_level.decode(byte_level.encode(text, add_special_tokens=False)) == text
     if "▁" not in text:  # sentencepiece's own space mark
         assert byte_fallback.decode(byte_fallback.encode(text)) == text
@@ -135,9 +133,7 @@ def test_a_chat_becomes_a_prompt(byte_level: Tokenizer) -> None:
 
 def test_the_final_message_can_be_continued(byte_level: Tokenizer) -> None:
     messages = [USER, {"role": "assistant", "content": "I am"}]
-    prompt = byte_level.apply_chat_template(
-        messages, add_generation_prompt=False, continue_final_message=True
-    )
+    prompt = byte_level.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
     assert prompt == "<user>hi</s>\n<assistant>I am"
     with pytest.raises(InvalidRequest, match="not compatible"):
         byte_level.apply_chat_template(messages, continue_final_message=True)
@@ -150,16 +146,12 @@ def test_a_missing_template_says_what_to_do(byte_fallback: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("messages", [[{"role": "bad", "content": ""}], []])
-def test_messages_that_the_template_refuses_are_the_request_s_fault(
-    byte_level: Tokenizer, messages: Any
-) -> None:
+def test_messages_that_the_template_refuses_are_the_request_s_fault(byte_level: Tokenizer, messages: Any) -> None:
     with pytest.raises(InvalidRequest, match="chat template rejected"):
         byte_level.apply_chat_template(messages)
 
 
-@pytest.mark.parametrize(
-    "name", ["tokenize", "chat_template", "return_dict", "padding", "sanitize_control_tokens"]
-)
+@pytest.mark.parametrize("name", ["tokenize", "chat_template", "return_dict", "padding", "sanitize_control_tokens"])
 def test_arguments_of_the_template_call_cannot_be_smuggled_in(byte_level: Tokenizer, name: str) -> None:
     with pytest.raises(InvalidRequest, match=name):
         byte_level.apply_chat_template([USER], **{name: "x"})

@@ -51,13 +51,7 @@ def test_a_value_that_asks_for_what_is_not_done_says_what_to_use() -> None:
         EngineConfig(enforce_eager="no")
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("max_num_sequences", "; did you mean max_num_seqs?"),
-        ("zzz", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "hint"), [("max_num_sequences", "; did you mean max_num_seqs?"), ("zzz", "")])
 def test_an_unknown_setting_is_reported_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(**{name: 0.5})

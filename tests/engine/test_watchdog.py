@@ -69,9 +69,7 @@ def crash(engine: Engine) -> None:
     engine.replicas[0].connector.host.core.scheduler.tell("no message")  # type: ignore[attr-defined]
 
 
-async def test_a_hung_step_fails_its_requests_and_is_reported(
-    hang: Hang, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_hung_step_fails_its_requests_and_is_reported(hang: Hang, caplog: pytest.LogCaptureFixture) -> None:
     async with Engine(CONFIG) as engine:
         works = [asyncio.ensure_future(complete(engine)) for _ in range(3)]
         await wait_until(lambda: engine.stats().num_running == 3)
@@ -110,9 +108,7 @@ async def test_an_engine_that_hangs_can_be_closed(hang: Hang) -> None:
     assert engine.state == "closed"
 
 
-async def test_a_hang_after_a_crash_is_reported_and_waited_for(
-    hang: Hang, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_hang_after_a_crash_is_reported_and_waited_for(hang: Hang, caplog: pytest.LogCaptureFixture) -> None:
     async with Engine(CONFIG) as engine:
         work = asyncio.ensure_future(complete(engine))
         await hold_step(engine, hang)

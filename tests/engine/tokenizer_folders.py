@@ -27,9 +27,7 @@ def make_byte_level_folder(folder: Path, **config: Any) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet, specials = pre_tokenizers.ByteLevel.alphabet(), ["<s>", "</s>", "<|é|>"]
-    trainer = BpeTrainer(
-        vocab_size=420, initial_alphabet=alphabet, special_tokens=specials, show_progress=False
-    )
+    trainer = BpeTrainer(vocab_size=420, initial_alphabet=alphabet, special_tokens=specials, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([AddedToken("<tool_call>"), AddedToken("   "), AddedToken("日本語です")])
     return _write(tokenizer, folder, config)
@@ -62,9 +60,7 @@ def make_metaspace_folder(folder: Path, **config: Any) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     specials = ["<unk>", "<s>", "</s>"]
-    tokenizer.train_from_iterator(
-        CORPUS, BpeTrainer(vocab_size=300, special_tokens=specials, show_progress=False)
-    )
+    tokenizer.train_from_iterator(CORPUS, BpeTrainer(vocab_size=300, special_tokens=specials, show_progress=False))
     return _write(tokenizer, folder, config)
 
 

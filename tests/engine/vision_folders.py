@@ -24,12 +24,7 @@ _STRING = (
 )
 
 
-SMALL_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+SMALL_VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL_TEXT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4}
 SMALL_TEXT |= {"num_key_value_heads": 2, "head_dim": 12, "vocab_size": 384, "max_position_embeddings": 1024}
 SMALL_TEXT |= {"pad_token_id": 0}

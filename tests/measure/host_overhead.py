@@ -174,9 +174,7 @@ async def run_sse(streams: int, tokens: int, step_ms: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256, help="running requests")
     parser.add_argument("--steps", type=int, default=1000, help="steps of a pass, or tokens of a stream")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of a mock step")

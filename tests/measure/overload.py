@@ -210,9 +210,7 @@ async def measure(url: str, model: str, size: Size, pid: int | None = None) -> R
 async def run(size: Size, flags: Sequence[str]) -> Result:
     """Start a server and measure it."""
     pids: list[int] = []
-    limits = [
-        "--max-num-seqs", str(size.max_num_seqs), "--max-num-waiting", str(size.max_num_waiting), "--no-ui"
-    ]
+    limits = ["--max-num-seqs", str(size.max_num_seqs), "--max-num-waiting", str(size.max_num_waiting), "--no-ui"]
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(run_server([*limits, *flags], pids.append))
         session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -222,9 +220,7 @@ async def run(size: Size, flags: Sequence[str]) -> Result:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=256, help="of the overload phase")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each phase")
     parser.add_argument("--requests", type=int, default=10_000, help="of the storm")
@@ -233,20 +229,14 @@ def main() -> int:
     parser.add_argument("--max-num-waiting", type=int, default=64, help="requests it lets wait")
     parser.add_argument("--mock-step-ms", help="no model: steps of that length, to measure everything else")
     args = parser.parse_args()
-    size = Size(
-        args.max_num_seqs, args.max_num_waiting, args.clients, args.seconds, args.requests, args.abort_rate
-    )
+    size = Size(args.max_num_seqs, args.max_num_waiting, args.clients, args.seconds, args.requests, args.abort_rate)
     # A small cache is soon touched as a whole; after that, memory that grows is a leak.
     flags = ["--num-blocks", str(16 * size.max_num_seqs)]
     if args.mock_step_ms is not None:
         flags += ["--mock-step-ms", args.mock_step_ms]
     result = asyncio.run(run(size, flags))
     print("\n".join(result.describe()))
-    return (
-        1
-        if result.num_lost_blocks or result.full.failed or result.overload.failed or result.storm.failed
-        else 0
-    )
+    return (1 if result.num_lost_blocks or result.full.failed or result.overload.failed or result.storm.failed else 0)
 
 
 if __name__ == "__main__":

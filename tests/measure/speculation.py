@@ -43,8 +43,7 @@ def run_once(
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the engines in turn. Returns the figures."""
     speculative = {
-        "method": arguments.methods,
-        "num_speculative_tokens": arguments.num_speculative_tokens,
+        "method": arguments.methods, "num_speculative_tokens": arguments.num_speculative_tokens,
         "adaptive": not arguments.fixed,
     }
     num, length = arguments.batch_size, arguments.input_len + arguments.output_len
@@ -81,17 +80,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     for at, name in ((1, "without drafts again"), (2, "with drafts")):
         over = f"over {ratio(speeds[at], speeds[0])!s}, best over best {min(times[0]) / min(times[at]):.3f}"
         print(f"without drafts {speeds[0]!s} tok/s; {name} {speeds[at]!s} tok/s; {over}")
-    drafts = {
-        name: [each.num_draft_tokens, sum(each.accepted_per_position)] for name, each in sources.items()
-    }
+    drafts = {name: [each.num_draft_tokens, sum(each.accepted_per_position)] for name, each in sources.items()}
     print("drafted and accepted:", json.dumps(drafts))
     return {"without_drafts_s": times[0], "control_s": times[1], "with_drafts_s": times[2], "drafts": drafts}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_number(parser, "--rate", 0.8, 0, 1, "share of right tokens in the prediction")
     parser.add_argument("--methods", nargs="+", default=["prediction"], help="sources (prediction)")
     add_number(parser, "--num-speculative-tokens", 4, 1, 64, "most drafts of a step")

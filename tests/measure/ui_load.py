@@ -213,9 +213,7 @@ async def measure(url: str | None, num_pages: int, seconds: float, num_updates: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pages", type=int, default=32, help="pages that stream at once")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long they stream")
     parser.add_argument("--url", help="a running server; default: one is started")

@@ -25,8 +25,7 @@ REGEXES = (
     r"#[0-9a-f]{{6}}(, #[0-9a-f]{{6}}){{0,{n}}}",
 )  # fmt: skip
 GRAMMARS = (
-    'root ::= item ("," item)*\nitem ::= [a-z]+ "=" [0-9]+',
-    'root ::= "(" root ")" | "x"',
+    'root ::= item ("," item)*\nitem ::= [a-z]+ "=" [0-9]+', 'root ::= "(" root ")" | "x"',
     'root ::= term ("+" term)*\nterm ::= [0-9] [0-9]? | "(" root ")"',
 )
 DEEP: dict[str, Any] = {"type": "integer"}

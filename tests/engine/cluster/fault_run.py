@@ -67,9 +67,7 @@ async def read_stream(server: Server, path: str, body: dict[str, Any]) -> Text:
     texts: dict[int, list[str]] = {}
     logprobs: dict[int, list[float]] = {}
     reasons: dict[int, str | None] = {}
-    async with server.client.post(
-        server.url + path, json=body | {"stream": True}, timeout=NO_TIMEOUT
-    ) as response:
+    async with server.client.post(server.url + path, json=body | {"stream": True}, timeout=NO_TIMEOUT) as response:
         raw = await response.read()
     for event in events(raw):
         assert "error" not in event, event
@@ -138,9 +136,7 @@ async def restart(engine: Engine, index: int) -> None:
 FAULTS: dict[str, Fault] = {"sigkill": kill, "sigstop": stop, "tcp": cut, "restart": restart, "link": unplug}
 
 
-async def disturb(
-    engine: Engine, fault: Fault, times: list[int], chance: random.Random, victims: list[int]
-) -> None:
+async def disturb(engine: Engine, fault: Fault, times: list[int], chance: random.Random, victims: list[int]) -> None:
     """Cause a fault in a replica that has requests whenever so many tokens were generated."""
     for num_tokens in times:
         await wait_until(lambda n=num_tokens: engine.stats().generation_tokens >= n, 600)
@@ -174,11 +170,8 @@ async def compare(
         caused.cancel()
         stats = engine.stats()
     return {
-        "streams": len(bodies),
-        "equal": sum(one == other for one, other in zip(found, expected, strict=True)),
-        "faults": len(victims),
-        "tokens": (total, stats.generation_tokens),
-        "resumed": stats.num_resumed,
+        "streams": len(bodies), "equal": sum(one == other for one, other in zip(found, expected, strict=True)),
+        "faults": len(victims), "tokens": (total, stats.generation_tokens), "resumed": stats.num_resumed,
         "inexact": stats.num_resumed_inexact,
         "ended": (sum(stats.finished.values()), sum(len(each) for each in expected)),
         "seconds": round(time.monotonic() - start),
@@ -196,10 +189,8 @@ async def start_engine(config: EngineConfig) -> AsyncIterator[Engine]:
         await wait_until(lambda: listener.port != 0)
         for rank in range(config.data_parallel_size):
             flags = {
-                "data-parallel-size": config.data_parallel_size,
-                "data-parallel-rank": rank,
-                "data-parallel-address": config.data_parallel_address,
-                "data-parallel-rpc-port": listener.port,
+                "data-parallel-size": config.data_parallel_size, "data-parallel-rank": rank,
+                "data-parallel-address": config.data_parallel_address, "data-parallel-rpc-port": listener.port,
                 "model": config.model,
             }
             flags |= {name.replace("_", "-"): value for name, value in SETTINGS.items()}
@@ -227,33 +218,25 @@ def make_demo_config(num_replicas: int, fault: str, address: str) -> EngineConfi
     remote: dict[str, Any] = {}
     if fault in ("tcp", "link"):
         remote = {
-            "data_parallel_address": address,
-            "data_parallel_size_local": 0,
-            "data_parallel_key": secrets.token_hex(),
+            "data_parallel_address": address, "data_parallel_size_local": 0, "data_parallel_key": secrets.token_hex(),
             "data_parallel_rpc_port": 0,
         }
     return EngineConfig(data_parallel_size=num_replicas, **remote, **SETTINGS)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", choices=FAULTS, default="sigkill")
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--faults", type=int, default=20)
-    parser.add_argument(
-        "--address", default="127.0.0.1", help="of the front; otherwise replicas are in namespaces"
-    )
+    parser.add_argument("--address", default="127.0.0.1", help="of the front; otherwise replicas are in namespaces")
     parser.add_argument("--length", type=int, default=1, help="factor of max_tokens")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     config = make_demo_config(given.replicas, given.fault, given.address)
     found = asyncio.run(
-        compare(
-            config, make_bodies(given.streams, given.length), FAULTS[given.fault], given.faults, given.seed
-        )
+        compare(config, make_bodies(given.streams, given.length), FAULTS[given.fault], given.faults, given.seed)
     )
     print(json.dumps({"fault": given.fault} | found))
     return 0 if found["equal"] == given.streams and found["ended"][0] == found["ended"][1] else 1

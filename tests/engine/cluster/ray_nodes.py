@@ -28,9 +28,7 @@ NUM_STREAMS = 50
 
 async def generate(engine: Engine, on_token: Callable[[], object] = lambda: None) -> list[str]:
     async def read(number: int) -> str:
-        params = SamplingParams(
-            max_tokens=120, ignore_eos=True, temperature=1.0, seed=number, output_kind="delta"
-        )
+        params = SamplingParams(max_tokens=120, ignore_eos=True, temperature=1.0, seed=number, output_kind="delta")
         text = ""
         async for output in engine.generate(f"Invoice {number}: ", params):
             text += output.outputs[0].text
@@ -54,9 +52,7 @@ async def serve(cluster: Cluster, second: Any) -> None:
             nonlocal num_tokens
             num_tokens += 1
             if num_tokens == NUM_STREAMS * 20:
-                killed.append(
-                    asyncio.get_running_loop().run_in_executor(None, cluster.remove_node, second, False)
-                )
+                killed.append(asyncio.get_running_loop().run_in_executor(None, cluster.remove_node, second, False))
 
         texts = await generate(engine, count)
         await asyncio.gather(*killed)
@@ -75,11 +71,7 @@ def extract(cluster: Cluster, second: Any, num_rows: int) -> None:
     ids = [f"row-{number:05}" for number in range(num_rows)]
     texts = [f"Order {number} of {number % 9 + 1} chairs" for number in range(num_rows)]
     parquet.write_table(pa.table({"id": ids, "text": texts}), folder / "in.parquet", row_group_size=100)
-    schema = {
-        "type": "object",
-        "properties": {"count": {"type": "integer", "maximum": 9}},
-        "required": ["count"],
-    }
+    schema = {"type": "object", "properties": {"count": {"type": "integer", "maximum": 9}}, "required": ["count"]}
     (folder / "schema.json").write_text(json.dumps(schema), encoding="utf-8")
     out = folder / "out"
     num_parts = -(-num_rows // 50)
@@ -93,22 +85,13 @@ def extract(cluster: Cluster, second: Any, num_rows: int) -> None:
     killer = threading.Thread(target=kill_node)
     killer.start()
     command = [
-        *(
-            "extract",
-            "--executor",
-            "ray",
-            "--schema",
-            str(folder / "schema.json"),
-            str(folder / "in.parquet"),
-        ),
+        *("extract", "--executor", "ray", "--schema", str(folder / "schema.json"), str(folder / "in.parquet")),
         *("-o", out.as_uri(), "--part-rows", "50", "--num-threads", "1", "--no-enable-native-ops"),
     ]
     start = time.monotonic()
     print("exit code", main_of_app(command), f"after {time.monotonic() - start:.0f} s")
     killer.join()
-    rows = [
-        row for part in sorted(out.glob("part-*.parquet")) for row in parquet.read_table(part).to_pylist()
-    ]
+    rows = [row for part in sorted(out.glob("part-*.parquet")) for row in parquet.read_table(part).to_pylist()]
     found = [json.loads(row["row"])["id"] for row in rows]
     num_valid = sum(row["valid"] for row in rows)
     print(f"{len(found)} records of {num_rows} rows, {len(set(found))} different, {num_valid} valid")

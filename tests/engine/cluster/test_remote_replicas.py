@@ -20,9 +20,7 @@ KEY = "a key of the cluster"
 
 
 @asynccontextmanager
-async def serve_remotely(
-    config: EngineConfig, num_replicas: int, key: str = KEY
-) -> AsyncIterator[Engine]:
+async def serve_remotely(config: EngineConfig, num_replicas: int, key: str = KEY) -> AsyncIterator[Engine]:
     """An engine of which every replica connects by TCP; the replicas run in this process, too."""
     front = replace(
         config,
@@ -38,9 +36,7 @@ async def serve_remotely(
     port = engine.listener.port
     headless = [
         asyncio.ensure_future(
-            serve_replica(
-                replace(front, data_parallel_rank=rank, data_parallel_rpc_port=port, data_parallel_key=key)
-            )
+            serve_replica(replace(front, data_parallel_rank=rank, data_parallel_rpc_port=port, data_parallel_key=key))
         )
         for rank in range(num_replicas)
     ]
@@ -80,8 +76,7 @@ async def test_a_replica_with_another_key_is_refused(make_config: MakeConfig) ->
     ("version", "rank", "problem"),
     [
         (
-            PROTOCOL_VERSION + 1,
-            0,
+            PROTOCOL_VERSION + 1, 0,
             f"speaks version {PROTOCOL_VERSION + 1} of the protocol, and the front {PROTOCOL_VERSION}",
         ),
         (PROTOCOL_VERSION, 7, r"data_parallel_rank=7 must be one of \[0\]"),

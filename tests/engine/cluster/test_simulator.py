@@ -22,9 +22,7 @@ from engine.cluster.step_table import StepSize
 TABLE = StepTable((1, 64, 1024), (0.008, 0.010, 0.040), key_s=1e-8, pair_s=1e-9, front_s=0.001)
 
 
-def make_trace(
-    num: int, rate: float, num_prefixes: int = 64, prefix_len: int = 1500
-) -> list[SimulatedRequest]:
+def make_trace(num: int, rate: float, num_prefixes: int = 64, prefix_len: int = 1500) -> list[SimulatedRequest]:
     rng, requests, now = Random(0), [], 0.0
     for number in range(num):
         now += rng.expovariate(rate)
@@ -49,9 +47,7 @@ def test_requests_one_after_another_take_the_sum_of_their_steps() -> None:
     now = 0.0
     for number, request in enumerate(trace):
         length = len(request.prompt_token_ids)
-        now = max(now, request.arrival_s) + TABLE.estimate(
-            StepSize(length, length, length * (length + 1) / 2)
-        )
+        now = max(now, request.arrival_s) + TABLE.estimate(StepSize(length, length, length * (length + 1) / 2))
         assert result.ttfts[number] == pytest.approx(now - request.arrival_s + TABLE.front_s)
         for end in range(length + 1, length + request.max_tokens):
             now += TABLE.estimate(StepSize(1, end, end))
@@ -64,9 +60,7 @@ def test_64_shared_prefixes_are_found_again_and_raise_the_throughput() -> None:
     assert calm.num_hit_tokens / calm.num_oracle_tokens >= 0.95
     assert calm.load_ratio <= 1.3
     burst = make_trace(500, rate=10**6)
-    rates = {
-        policy: 1 / simulate(burst, policy).seconds for policy in ("prefix_aware", "round_robin", "random")
-    }
+    rates = {policy: 1 / simulate(burst, policy).seconds for policy in ("prefix_aware", "round_robin", "random")}
     assert rates["prefix_aware"] >= 1.5 * max(rates["round_robin"], rates["random"])
 
 
@@ -92,11 +86,7 @@ def test_prefill_replicas_shorten_the_longest_gaps_and_end_every_request() -> No
     (alone,) = Simulator(config, TABLE, 2, prefills=PrefillReplicas(1, transfer_s=1e-5)).run(trace[:1]).ttfts
     (before,) = Simulator(config, TABLE, 1).run(trace[:1]).ttfts
     num_left = len(trace[0].prompt_token_ids) - 1600 // 16 * 16 + 16
-    assert (
-        before + 1024e-5
-        < alone
-        < before + 1024e-5 + TABLE.estimate(StepSize(num_left, 1600, 1600 * 16)) + 0.01
-    )
+    assert (before + 1024e-5 < alone < before + 1024e-5 + TABLE.estimate(StepSize(num_left, 1600, 1600 * 16)) + 0.01)
 
 
 def test_requests_outlive_crashes_of_prefill_replicas() -> None:

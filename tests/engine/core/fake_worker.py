@@ -83,10 +83,7 @@ class Sample:
     def kept(self) -> list[int]:
         """The tokens that follow right drafts only."""
         count = 1
-        while (
-            count <= len(self.draft_token_ids)
-            and self.draft_token_ids[count - 1] == self.token_ids[count - 1]
-        ):
+        while (count <= len(self.draft_token_ids) and self.draft_token_ids[count - 1] == self.token_ids[count - 1]):
             count += 1
         return self.token_ids[:count]
 
@@ -99,9 +96,7 @@ class FakeWorker:
         has_states: whether rows also have a state.
     """
 
-    def __init__(
-        self, block_size: int, windows: Sequence[int | None] = (None,), has_states: bool = False
-    ) -> None:
+    def __init__(self, block_size: int, windows: Sequence[int | None] = (None,), has_states: bool = False) -> None:
         self.block_size = block_size
         self.windows = windows
         self.window = windows[0]
@@ -150,9 +145,7 @@ class FakeWorker:
         if rest:
             self.parked[masks.step_id] = rest
         kept = [sample for sample in samples if sample.index in counts]
-        assert all(counts[sample.index] == len(sample.token_ids) for sample in kept), (
-            "a mask for each position"
-        )
+        assert all(counts[sample.index] == len(sample.token_ids) for sample in kept), ("a mask for each position")
         return self._answer(masks.step_id, kept, is_last=not rest)
 
     def _apply(self, plan: StepPlan, parked_rows: set[int]) -> None:
@@ -242,9 +235,7 @@ class FakeWorker:
         end = int(plan.starts[index] + plan.num_scheduled_tokens[index])
         num_known = end - len(drafts)
         assert num_known == len(self.tokens[row]), "a sampled run must reach the last token"
-        token_ids = [
-            next_token(self._read(row, self._list_seen(length), 0)) for length in range(num_known, end + 1)
-        ]
+        token_ids = [next_token(self._read(row, self._list_seen(length), 0)) for length in range(num_known, end + 1)]
         return Sample(index, row, token_ids, drafts)
 
     def _list_seen(self, end: int) -> range:

@@ -42,12 +42,8 @@ _handles = itertools.count(1)
 
 def make_scheduler_config(**changes: object) -> SchedulerConfig:
     values: dict[str, object] = {
-        "max_model_len": MAX_MODEL_LEN,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 16,
-        "enable_chunked_prefill": True,
-        "policy": "fcfs",
-        "max_steps_in_flight": 2,
+        "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 4, "max_num_batched_tokens": 16,
+        "enable_chunked_prefill": True, "policy": "fcfs", "max_steps_in_flight": 2,
     }
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
 
@@ -294,13 +290,9 @@ class SchedulerHarness:
     def _note_due(self, plan: StepPlan) -> None:
         running = {request.row: request for request in self.scheduler.state.running}
         ends = (plan.starts + plan.num_scheduled_tokens).tolist()
-        for index, (row, num_samples) in enumerate(
-            zip(plan.rows.tolist(), plan.num_samples.tolist(), strict=True)
-        ):
+        for index, (row, num_samples) in enumerate(zip(plan.rows.tolist(), plan.num_samples.tolist(), strict=True)):
             request = running[row]
-            assert ends[index] < request.max_num_tokens, (
-                "a token behind the last one that the request may have"
-            )
+            assert ends[index] < request.max_num_tokens, ("a token behind the last one that the request may have")
             num_known = ends[index] - max(num_samples - 1, 0)
             self.num_due[plan.step_id, index] = num_known - request.num_prompt_tokens
 

@@ -120,9 +120,7 @@ def test_masks_stand_beside_the_places_of_their_requests(compiler: GrammarCompil
     assert found == {5: ids("x"), 2: ids("a")}
 
 
-def test_each_draft_has_a_mask_behind_it_and_leaves_the_matcher_where_it_is(
-    compiler: GrammarCompiler,
-) -> None:
+def test_each_draft_has_a_mask_behind_it_and_leaves_the_matcher_where_it_is(compiler: GrammarCompiler) -> None:
     manager = make_manager(compiler, {ONE: ["abc", "abd"], OTHER: ["xyz"]})
     targets = [MaskTarget(0, ONE, ids("ab")), MaskTarget(1, OTHER, ids("xx")), MaskTarget(2, BAD, ids("a"))]
     for _ in range(2):
@@ -241,9 +239,7 @@ def find_slow(compiler: GrammarCompiler) -> tuple[GrammarManager, SlowMatcher]:
     return manager, matcher
 
 
-def test_a_slow_program_is_found_and_its_masks_are_filled_apart_from_then_on(
-    compiler: GrammarCompiler,
-) -> None:
+def test_a_slow_program_is_found_and_its_masks_are_filled_apart_from_then_on(compiler: GrammarCompiler) -> None:
     """Its tokens wait for its masks: nobody else may touch it meanwhile."""
     manager, matcher = find_slow(compiler)
     order = FillMasks(2, [(OTHER, 7), (ONE, ids("a")[0])], [MaskTarget(0, ONE), MaskTarget(1, OTHER)])

@@ -190,9 +190,7 @@ def test_a_prefix_needs_only_the_blocks_within_the_window() -> None:
 
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("num_prompt", [20, 40, 44, 48, 60, 80])
-def test_would_fit_says_what_admit_does_once_the_victims_are_gone(
-    num_prompt: int, window: int | None
-) -> None:
+def test_would_fit_says_what_admit_does_once_the_victims_are_gone(num_prompt: int, window: int | None) -> None:
     manager = make_manager(20, window=window)
     victims = [make_request(list(range(start, start + 20))) for start in (0, 100)]
     keeper = make_request([*range(12), 900, 901, 902, 903])
@@ -209,9 +207,7 @@ def test_would_fit_says_what_admit_does_once_the_victims_are_gone(
 
 def list_used(request: Request, num_groups: int) -> list[list[bool]]:
     """For each group, whether each block of the request is there, rather than freed."""
-    return [
-        [block_id > 0 for block_id in request.block_ids[group::num_groups]] for group in range(num_groups)
-    ]
+    return [[block_id > 0 for block_id in request.block_ids[group::num_groups]] for group in range(num_groups)]
 
 
 def test_groups_free_what_leaves_their_own_window() -> None:

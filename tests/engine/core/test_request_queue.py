@@ -32,10 +32,7 @@ def test_equal_requests_keep_their_order(policy: SchedulingPolicy) -> None:
     [
         ("fcfs", {"first": (1.0, 5), "second": (2.0, -5)}),
         ("priority", {"soon": (0.0, -1), "middle": (0.0, 0), "later": (0.0, 1)}),
-        (
-            "priority",
-            {"just before": (AGEING_S - 0.1, 0), "old": (0.0, 1), "just after": (AGEING_S + 0.1, 0)},
-        ),
+        ("priority", {"just before": (AGEING_S - 0.1, 0), "old": (0.0, 1), "just after": (AGEING_S + 0.1, 0)}),
         ("priority", {"very old": (0.0, 3), "new and important": (3 * AGEING_S + 1, 0)}),
     ],
 )

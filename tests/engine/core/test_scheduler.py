@@ -174,9 +174,7 @@ def test_no_more_steps_and_tokens_fly_than_allowed(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("ends", [True, False])
-def test_only_an_unforeseen_end_costs_a_token_for_each_step_that_was_planned_ahead(
-    ends: bool, depth: int
-) -> None:
+def test_only_an_unforeseen_end_costs_a_token_for_each_step_that_was_planned_ahead(ends: bool, depth: int) -> None:
     """An end by length is foreseen."""
     prompt, answer = find_prompt(20, ends=ends)
     house = SchedulerHarness(caching=False, max_steps_in_flight=depth)
@@ -240,9 +238,7 @@ def test_nobody_gives_way_to_a_request_that_does_not_fit_even_then() -> None:
     assert len(house.ended) == 5
 
 
-def test_long_prompts_that_are_cached_are_admitted_over_several_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_prompts_that_are_cached_are_admitted_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.core.scheduler.MAX_ADMITTED_TOKENS", 100)
     house = SchedulerHarness(num_blocks=200, max_num_seqs=16, max_num_batched_tokens=WIDE)
     prompt = make_prompt(60)

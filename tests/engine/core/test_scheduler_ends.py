@@ -177,9 +177,7 @@ PLACES = [stop_waiting, stop_in_prefill, stop_in_decode, stop_in_flight, stop_at
 
 
 @pytest.mark.parametrize("stop", PLACES, ids=lambda each: each.__name__)
-def test_an_abort_frees_blocks_and_name_at_once_and_ends_once(
-    stop: Callable[[SchedulerHarness], None],
-) -> None:
+def test_an_abort_frees_blocks_and_name_at_once_and_ends_once(stop: Callable[[SchedulerHarness], None]) -> None:
     house = SchedulerHarness()
     stop(house)
     house.abort("a")
@@ -200,11 +198,7 @@ def test_an_abort_carries_the_reason_it_is_given() -> None:
     house.add(make_request("a", LASTING, 30))
     told = house.scheduler.abort([0, house.handles["a"]], "error", "the grammar broke")
     (ended,) = told.details
-    assert (ended.handle, ended.finish_reason, ended.error) == (
-        house.handles["a"],
-        "error",
-        "the grammar broke",
-    )
+    assert (ended.handle, ended.finish_reason, ended.error) == (house.handles["a"], "error", "the grammar broke")
     assert told.token_ids == []
 
 

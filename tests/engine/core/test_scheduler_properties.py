@@ -34,12 +34,9 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     num_states=st.sampled_from([0, 3, 12]),
     config=st.fixed_dictionaries(
         {
-            "max_num_batched_tokens": st.sampled_from([5, 16, 64]),
-            "policy": st.sampled_from(["fcfs", "priority"]),
-            "max_steps_in_flight": st.sampled_from([1, 2]),
-            "max_num_seqs": st.sampled_from([1, 2, 4]),
-            "num_stages": st.sampled_from([1, 1, 2]),
-            "context_cost": st.sampled_from([0.0, 0.1]),
+            "max_num_batched_tokens": st.sampled_from([5, 16, 64]), "policy": st.sampled_from(["fcfs", "priority"]),
+            "max_steps_in_flight": st.sampled_from([1, 2]), "max_num_seqs": st.sampled_from([1, 2, 4]),
+            "num_stages": st.sampled_from([1, 1, 2]), "context_cost": st.sampled_from([0.0, 0.1]),
             "max_loras": st.sampled_from([0, 0, 1, 2]),
         }
     ),
@@ -109,9 +106,7 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
         assert house.scored[name] == ([] if request.params.logprobs is None else got)
 
 
-@pytest.mark.parametrize(
-    ("num_blocks", "window", "narrower"), [(60, None, []), (45, 10, []), (60, None, [10, 10])]
-)
+@pytest.mark.parametrize(("num_blocks", "window", "narrower"), [(60, None, []), (45, 10, []), (60, None, [10, 10])])
 @pytest.mark.parametrize("has_drafts", [False, True])
 def test_random_requests_leave_no_block_behind(
     num_blocks: int, window: int | None, narrower: list[int], has_drafts: bool

@@ -33,9 +33,7 @@ class Rows:
 
     def admit(self, tokens: list[int]) -> tuple[Request, int]:
         self.num_requests += 1
-        message = AddRequest(
-            str(self.num_requests), tokens, SamplingParams(), [NewCompletion(self.num_requests, 0)]
-        )
+        message = AddRequest(str(self.num_requests), tokens, SamplingParams(), [NewCompletion(self.num_requests, 0)])
         request = Request(message, message.completions[0], self.table, 10_000, frozenset(), 0.0)
         num_cached = self.manager.admit(request)
         assert num_cached is not None
@@ -124,9 +122,7 @@ def test_slots_are_never_shared_or_lost_in_random_runs() -> None:
     for _ in range(400):
         if len(running) < 4 and drawn.random() < 0.5:
             prompt = [
-                *make_tokens(drawn.choice([7, 12, 20]), drawn.randrange(3)),
-                END,
-                *make_tokens(6, drawn.randrange(4)),
+                *make_tokens(drawn.choice([7, 12, 20]), drawn.randrange(3)), END, *make_tokens(6, drawn.randrange(4)),
             ]
             request, num_cached = rows.admit(prompt)
             rows.run(request, num_cached, len(prompt))

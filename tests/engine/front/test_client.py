@@ -27,9 +27,7 @@ from engine.sampling_params import SamplingParams
 from tests.waiting import wait_until
 
 NUM_SEATS = 4
-TOKENIZER: Any = SimpleNamespace(
-    eos_token_ids=(0,), make_text=lambda *_: NoText(), token_piece=lambda token_id: ""
-)
+TOKENIZER: Any = SimpleNamespace(eos_token_ids=(0,), make_text=lambda *_: NoText(), token_piece=lambda token_id: "")
 
 
 class FakeReplica:

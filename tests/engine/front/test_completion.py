@@ -123,11 +123,9 @@ STOP = 40  # "F"
 @pytest.mark.parametrize(
     ("params", "fields", "last", "text"),
     [
-        ({}, {}, EOS, ""),
-        ({"skip_special_tokens": False}, {}, EOS, ""),
+        ({}, {}, EOS, ""), ({"skip_special_tokens": False}, {}, EOS, ""),
         ({"skip_special_tokens": False, "include_stop_str_in_output": True}, {}, EOS, "</s>"),
-        ({"stop_token_ids": [STOP]}, {"stop_reason": STOP}, STOP, ""),
-        ({}, {}, STOP, "F"),
+        ({"stop_token_ids": [STOP]}, {"stop_reason": STOP}, STOP, ""), ({}, {}, STOP, "F"),
     ],
 )
 def test_a_token_that_ends_a_text_is_kept_out_of_it_unless_asked_for(

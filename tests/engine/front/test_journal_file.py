@@ -101,9 +101,7 @@ async def test_a_full_disk_is_logged_and_nothing_is_lost(
             for number in range(3):
                 assert [output async for output in engine.generate("hello", params, f"r{number}")]
             await wait_until(lambda: bool(caplog.records))
-        assert caplog.messages == [
-            f"cannot write the journal {path}: No space left on device; requests go on"
-        ]
+        assert caplog.messages == [f"cannot write the journal {path}: No space left on device; requests go on"]
         assert [output async for output in engine.generate("hello", params, "r3")]
     found = [(each.message.request_id, len(each.ends)) for each in read_journal(path)]
     assert found == [(f"r{number}", 1) for number in range(4)]

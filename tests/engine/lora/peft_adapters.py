@@ -18,12 +18,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora": {"r": 4, "lora_alpha": 7},
     "rslora": {"r": 3, "lora_alpha": 5, "use_rslora": True},
     "patterns": {
-        "r": 2,
-        "target_modules": ATTENTION,
-        "rank_pattern": {"layers.1.self_attn.o_proj": 3, "o_proj": 5},
-        "alpha_pattern": {"^model.layers.0.*": 9},
-        "layers_to_transform": [0, 1],
-        "lora_bias": True,
+        "r": 2, "target_modules": ATTENTION, "rank_pattern": {"layers.1.self_attn.o_proj": 3, "o_proj": 5},
+        "alpha_pattern": {"^model.layers.0.*": 9}, "layers_to_transform": [0, 1], "lora_bias": True,
     },
     "dora": {"r": 4, "lora_alpha": 6, "use_dora": True},
     "tables": {"r": 3, "lora_alpha": 4, "target_modules": ["embed_tokens", "lm_head", "o_proj"]},
@@ -38,9 +34,7 @@ class PeftTwin:
         folder: gets the checkpoint, and a folder of each adapter.
     """
 
-    def __init__(
-        self, family: str, folder: Path, kinds: dict[str, dict[str, Any]] = KINDS, **overrides: Any
-    ) -> None:
+    def __init__(self, family: str, folder: Path, kinds: dict[str, dict[str, Any]] = KINDS, **overrides: Any) -> None:
         self._base: PreTrainedModel = make_transformers_model(family, **overrides)
         self.checkpoint = save(self._base, folder / "base")
         self.folder = folder

@@ -16,9 +16,7 @@ from tests.engine.model.drive import FAMILIES, HYBRIDS, Driver, make_prompt
 from tests.kernels.cpu.conftest import require_library
 
 # PEFT calls deprecated functions of transformers.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 PARTIAL = {"rope_theta": 5e3, "partial_rotary_factor": 0.5}
 VARIANTS: dict[str, dict[str, Any]] = {
     "phi3": {"rope_parameters": {"rope_type": "default"} | PARTIAL},

@@ -14,9 +14,7 @@ from tests.engine.lora.peft_adapters import PeftTwin
 from tests.engine.model.drive import make_prompt
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 NUM_EVENTS = 1000
 KINDS: dict[str, dict[str, Any]] = {
     f"kind {rank}": {"r": rank, "use_dora": rank == 3, "lora_alpha": 2 + rank} for rank in range(1, 7)
@@ -63,9 +61,7 @@ class Storm:
         ref, number = self.engine.adapters.find(name), self.random.randrange(len(PROMPTS))
         chosen = LoRARequest(name) if name else None
         try:
-            outputs = [
-                output async for output in self.engine.generate(PROMPTS[number], PARAMS, lora_request=chosen)
-            ]
+            outputs = [output async for output in self.engine.generate(PROMPTS[number], PARAMS, lora_request=chosen)]
         except InvalidRequest:
             assert name and ref is None, "only a name that is not loaded is refused"
             self.num_refused += 1

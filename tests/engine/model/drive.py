@@ -61,12 +61,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 12},
     "granitemoe": _LOCAL | {"head_dim": 12},
     "granitemoehybrid": {
-        "num_local_experts": 0,
-        "shared_intermediate_size": 80,
-        "layer_types": ["attention"] * 3,
-        "position_embedding_type": "rope",
-        "mamba_n_heads": 12,
-        "attention_multiplier": 0.2,
+        "num_local_experts": 0, "shared_intermediate_size": 80, "layer_types": ["attention"] * 3,
+        "position_embedding_type": "rope", "mamba_n_heads": 12, "attention_multiplier": 0.2,
     },
 }
 VOCAB_SIZE = 131
@@ -78,9 +74,7 @@ def make_transformers_model(family: str, **overrides: Any) -> PreTrainedModel:
     shape: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 80}
     shape |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     shape |= {"max_position_embeddings": 1024, "pad_token_id": 0} | EXPERTS.get(family, {}) | overrides
-    config_class = getattr(transformers, f"{prefix}TextConfig", None) or getattr(
-        transformers, f"{prefix}Config"
-    )
+    config_class = getattr(transformers, f"{prefix}TextConfig", None) or getattr(transformers, f"{prefix}Config")
     config = config_class(**shape, attn_implementation="eager")
     torch.manual_seed(0)
     model: PreTrainedModel = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
@@ -127,9 +121,7 @@ class Driver:
         dtype = kv_dtype or model.embed_tokens.dtype
         self.num_groups = len(group_layers(model.kv_specs()))
         num_blocks *= self.num_groups
-        self.kv_caches = allocate_kv_cache(
-            model.kv_specs(), num_blocks, block_size, dtype, torch.device("cpu")
-        )
+        self.kv_caches = allocate_kv_cache(model.kv_specs(), num_blocks, block_size, dtype, torch.device("cpu"))
         for k_cache, v_cache in self.kv_caches:
             # In int8, scales of such bytes are NaN.
             k_cache.view(torch.uint8).fill_(0xFF)
@@ -181,9 +173,7 @@ class Driver:
         rows = [np.array(each) for each in places.values()]
         return join_segments(self.model.ops, bound, rows, torch.device("cpu"))
 
-    def _make_metadata(
-        self, requests: list[str], query_lens: list[int], slots: list[list[int]]
-    ) -> AttnMetadata:
+    def _make_metadata(self, requests: list[str], query_lens: list[int], slots: list[list[int]]) -> AttnMetadata:
         tables = [self.block_tables[request] for request in requests]
         width = max(map(len, tables))
         padded = torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32)

@@ -31,20 +31,9 @@ REQUIRED: dict[str, dict[str, object]] = {
     "nemotron": {"num_key_value_heads": 8},
     **{
         name: {"rope_parameters": MROPE}
-        for name in (
-            "qwen2_vl",
-            "qwen2_5_vl",
-            "glm4v",
-            "glm46v",
-            "glmga",
-            "paddleocr_vl",
-            "qwen2_5_omni_thinker",
-        )
+        for name in ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm46v", "glmga", "paddleocr_vl", "qwen2_5_omni_thinker")
     },
-    **{
-        name: {"rope_parameters": {**MROPE, "partial_rotary_factor": 0.5}}
-        for name in ("glm4v_moe", "glm_ocr")
-    },
+    **{name: {"rope_parameters": {**MROPE, "partial_rotary_factor": 0.5}} for name in ("glm4v_moe", "glm_ocr")},
 }
 
 

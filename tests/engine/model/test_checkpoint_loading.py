@@ -145,9 +145,7 @@ def test_tied_head_must_repeat_the_embedding(tmp_path: Path) -> None:
     rewrite(tmp_path, lm_head__weight=embedding.clone())
     assert torch.equal(compute_logits(tmp_path), before)
     rewrite(tmp_path, lm_head__weight=embedding + 1)
-    with pytest.raises(
-        ConfigError, match=r"lm_head\.weight repeats model\.embed_tokens\.weight, but they differ"
-    ):
+    with pytest.raises(ConfigError, match=r"lm_head\.weight repeats model\.embed_tokens\.weight, but they differ"):
         load_model(tmp_path)
 
 
@@ -205,9 +203,7 @@ def test_hub_name_of_a_wrong_form_is_explained() -> None:
         load_model("no such model!")
 
 
-def test_hub_name_that_is_not_cached_offline_is_explained(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_hub_name_that_is_not_cached_offline_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def snapshot_download(name: str, **options: Any) -> str:
         return huggingface_hub.snapshot_download(name, local_files_only=True, cache_dir=tmp_path, **options)
 

@@ -30,11 +30,8 @@ from tests.kernels.cpu.conftest import require_library
 MAX_LEN = 120
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 5e3}
 LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 5e3,
-    "partial_rotary_factor": 0.75,
-    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.5, 2.0],
-    "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 31.0],
+    "rope_type": "longrope", "rope_theta": 5e3, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 31.0],
 }
 WINDOW = {"sliding_window": 40, "num_hidden_layers": 4}
 GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22}
@@ -47,9 +44,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-longrope": (
         "phi3",
         {
-            "hidden_size": 64,
-            "rope_parameters": LONGROPE,
-            "original_max_position_embeddings": 32,
+            "hidden_size": 64, "rope_parameters": LONGROPE, "original_max_position_embeddings": 32,
             "max_position_embeddings": 128,
         },
     ),
@@ -194,16 +189,12 @@ def test_native_bits_do_not_depend_on_batch_or_chunks(
 
 @pytest.mark.parametrize("family", ["gemma3", "ministral3"])
 def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path) -> None:
-    outer, vision = {"gemma3": ("Gemma3", "SiglipVision"), "ministral3": ("Mistral3", "PixtralVision")}[
-        family
-    ]
+    outer, vision = {"gemma3": ("Gemma3", "SiglipVision"), "ministral3": ("Mistral3", "PixtralVision")}[family]
     model = make_transformers_model(family, num_hidden_layers=2, sliding_window=40)
     small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = getattr(transformers, f"{outer}Config")(
         text_config=model.config.to_dict(),
-        vision_config=getattr(transformers, f"{vision}Config")(
-            **small, image_size=28, patch_size=14
-        ).to_dict(),
+        vision_config=getattr(transformers, f"{vision}Config")(**small, image_size=28, patch_size=14).to_dict(),
         tie_word_embeddings=model.config.tie_word_embeddings,
     )
     whole = getattr(transformers, f"{outer}ForConditionalGeneration")(config).eval()

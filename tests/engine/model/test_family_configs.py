@@ -16,9 +16,7 @@ from engine.model.rope import RotaryEmbedding
 
 # As they are published.
 PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text())
-SMOLLM3, PHI4_MINI, GEMMA2, GEMMA3 = (
-    PUBLISHED[name] for name in ("smollm3", "phi4_mini", "gemma2", "gemma3")
-)
+SMOLLM3, PHI4_MINI, GEMMA2, GEMMA3 = (PUBLISHED[name] for name in ("smollm3", "phi4_mini", "gemma2", "gemma3"))
 COHERE2, EXAONE4, GRANITE4 = (PUBLISHED[name] for name in ("cohere2", "exaone4", "granite4"))
 GEMMA3_4B, STARCODER2, QWEN3_6 = (PUBLISHED[name] for name in ("gemma3_4b", "starcoder2", "qwen3_6_27b"))
 QWEN3_6_TEXT = QWEN3_6["text_config"]
@@ -41,11 +39,7 @@ def test_published_configs_are_read() -> None:
     assert gemma3.sliding_windows == ((512,) * 5 + (None,)) * 4 + (512, 512)
     assert {rope.theta for rope in gemma3.layer_ropes if rope} == {1e4, 1e6}
     gemma3_4b = parse(GEMMA3_4B)
-    assert (gemma3_4b.num_attention_heads, gemma3_4b.max_model_len, gemma3_4b.dtype) == (
-        8,
-        131072,
-        "bfloat16",
-    )
+    assert (gemma3_4b.num_attention_heads, gemma3_4b.max_model_len, gemma3_4b.dtype) == (8, 131072, "bfloat16")
     assert {rope.factor for rope in gemma3_4b.layer_ropes if rope} == {1, 8}
     granite4 = parse(GRANITE4)
     assert (granite4.intermediate_size, granite4.logits_multiplier) == (8192, 0.1)
@@ -79,9 +73,7 @@ def test_a_config_of_qwen2_5_vl_may_have_text_and_images_in_one_object() -> None
     flat = parse(text | outer)
     nested = parse(outer, text_config=text | {"model_type": "qwen2_5_vl_text"})
     assert flat.vision is not None and flat.vision.image_token_id == 151655
-    assert (
-        flat.rope.axes == (0,) * 16 + (1,) * 24 + (2,) * 24 and flat.sliding_windows == nested.sliding_windows
-    )
+    assert (flat.rope.axes == (0,) * 16 + (1,) * 24 + (2,) * 24 and flat.sliding_windows == nested.sliding_windows)
     assert replace(flat, vision=None) == replace(nested, vision=None)
     with pytest.raises(ConfigError, match="new_setting"):
         parse(text | outer, new_setting=3)

@@ -21,12 +21,7 @@ def parse(base: dict[str, Any], **overrides: Any) -> ModelConfig:
 
 def test_published_configs_are_read() -> None:
     qwen3 = parse(QWEN3)
-    assert (qwen3.head_dim, qwen3.style.qk_norm, qwen3.qkv_bias, qwen3.rope.theta) == (
-        128,
-        "head",
-        False,
-        1e6,
-    )
+    assert (qwen3.head_dim, qwen3.style.qk_norm, qwen3.qkv_bias, qwen3.rope.theta) == (128, "head", False, 1e6)
     assert (qwen3.dtype, qwen3.sliding_windows, qwen3.max_model_len) == ("bfloat16", (), 40960)
     smollm2 = parse(SMOLLM2)
     assert (smollm2.head_dim, smollm2.num_key_value_heads, smollm2.tie_word_embeddings) == (64, 3, True)
@@ -95,11 +90,7 @@ def test_sliding_window_of_each_layer(
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        (None, r"no config\.json"),
-        ("", r"config\.json is not valid"),
-        ("[1]", r"config\.json must contain an object"),
-    ],
+    [(None, r"no config\.json"), ("", r"config\.json is not valid"), ("[1]", r"config\.json must contain an object")],
 )
 def test_missing_and_broken_config_is_named(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
@@ -140,9 +131,7 @@ def test_the_generation_config_counts_and_the_config_where_it_says_nothing(
 
 @pytest.mark.parametrize("name", ["generation_config", "config"])
 @pytest.mark.parametrize("value", ["abc", 1.5, {"a": 1}, True, -1, [2, "x"], [[2]]])
-def test_end_tokens_that_are_none_are_refused_by_file_and_value(
-    tmp_path: Path, name: str, value: Any
-) -> None:
+def test_end_tokens_that_are_none_are_refused_by_file_and_value(tmp_path: Path, name: str, value: Any) -> None:
     (tmp_path / f"{name}.json").write_text(json.dumps({"eos_token_id": value}))
     with pytest.raises(ConfigError, match=rf"{name}\.json: eos_token_id=.* must be an integer of at least 0"):
         read_eos_token_ids(tmp_path)

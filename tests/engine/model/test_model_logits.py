@@ -29,15 +29,7 @@ def test_prefill_at_once_and_in_chunks_then_decode(variant: str, chunks: list[in
     assert_logits_equal(torch.cat(parts), compute_expected(expected, prompt))
 
 
-MIXED = (
-    "llama",
-    "llama-tied-biased",
-    "llama-no-groups",
-    "mistral-window",
-    "qwen2",
-    "qwen3",
-    "qwen3-layer-types",
-)
+MIXED = ("llama", "llama-tied-biased", "llama-no-groups", "mistral-window", "qwen2", "qwen3", "qwen3-layer-types")
 
 
 @pytest.mark.parametrize("ops", ["torch", *ARCHITECTURES])
@@ -87,12 +79,7 @@ def test_forward_reads_no_value_back_from_the_device() -> None:
     cache = torch.empty((200, 16, 2, 16), device=meta)
     slots, tables, starts, lens = (
         torch.empty(shape, dtype=dtype, device=meta)
-        for shape, dtype in (
-            ((1, 306), torch.int64),
-            ((1, 4, 44), torch.int32),
-            (5, torch.int32),
-            (4, torch.int32),
-        )
+        for shape, dtype in (((1, 306), torch.int64), ((1, 4, 44), torch.int32), (5, torch.int32), (4, torch.int32))
     )
     metadata = AttnMetadata(slots, tables, starts, lens, query_lens, seq_lens)
     ids = torch.empty(306, dtype=torch.int64, device=meta)

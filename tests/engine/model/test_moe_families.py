@@ -98,21 +98,13 @@ def test_mxfp4_experts_equal_the_decoded_ones(tmp_path: Path) -> None:
         ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok=9 must be at most 8"),
         ("qwen3_moe", {"num_experts": 4}, "num_local_experts=8 contradicts num_experts=4"),
         ("qwen3_moe", {"mlp_only_layers": ["a"]}, r"mlp_only_layers=\['a'\] must be a list of layer numbers"),
-        (
-            "qwen3_moe",
-            {"use_sliding_window": True, "sliding_window": 8},
-            "use_sliding_window=True is not supported",
-        ),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window=True is not supported"),
         ("olmoe", {"clip_qkv": 8.0}, r"does not support: clip_qkv=8\.0"),
         ("glm4_moe", {"n_group": 3}, "n_group=3 must divide 8 experts into groups of at least 2"),
         ("glm4_moe", {"n_group": 4, "topk_group": 1}, "topk_group=1 must leave 3 experts"),
         ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "supported: quant_method mxfp4"),
         ("gpt_oss", {"experts_per_token": 2}, "experts_per_token=2 is not supported; supported: 3"),
-        (
-            "gpt_oss",
-            {"quantization_config": {"quant_method": "mxfp4"}},
-            "hidden_size=48 must be a multiple of 32",
-        ),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "hidden_size=48 must be a multiple of 32"),
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func='softmax' is not supported"),
     ],
 )

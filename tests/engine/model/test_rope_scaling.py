@@ -86,18 +86,12 @@ def test_old_keys_mean_the_same(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("max_positions", "scaling", "length"),
     [
-        (64, {"rope_type": "default"}, 64),
-        (64, LINEAR, 160),
-        (64, DYNAMIC, 128),
-        (64, {"rope_type": "yarn", "factor": 4.0}, 256),
-        (64, YARN | {LENGTH: 48}, 192),
-        (256, YARN | {LENGTH: 48}, 256),
-        (256, LLAMA3 | {"factor": 8.0}, 256),
+        (64, {"rope_type": "default"}, 64), (64, LINEAR, 160), (64, DYNAMIC, 128),
+        (64, {"rope_type": "yarn", "factor": 4.0}, 256), (64, YARN | {LENGTH: 48}, 192),
+        (256, YARN | {LENGTH: 48}, 256), (256, LLAMA3 | {"factor": 8.0}, 256),
     ],
 )
-def test_a_scaling_makes_room_for_its_factor(
-    max_positions: int, scaling: dict[str, Any], length: int
-) -> None:
+def test_a_scaling_makes_room_for_its_factor(max_positions: int, scaling: dict[str, Any], length: int) -> None:
     data = make_config(rope_parameters=scaling, max_position_embeddings=max_positions)
     assert ModelConfig.from_dict(data).max_model_len == length
 

@@ -15,25 +15,19 @@ HIDDEN, EXPERTS, TOP_K = 16, 12, 4
 ROUTERS: dict[str, tuple[dict[str, Any], str, MoESpec]] = {
     "Qwen3Moe": ({"num_experts": EXPERTS}, "mlp.gate", MoESpec(EXPERTS, TOP_K, 8)),
     "Qwen3Moe normalized": (
-        {"num_experts": EXPERTS, "norm_topk_prob": True},
-        "mlp.gate",
-        MoESpec(EXPERTS, TOP_K, 8, is_normalized=True),
+        {"num_experts": EXPERTS, "norm_topk_prob": True}, "mlp.gate", MoESpec(EXPERTS, TOP_K, 8, is_normalized=True),
     ),
     "Mixtral": ({"num_local_experts": EXPERTS}, "mlp.gate", MoESpec(EXPERTS, TOP_K, 8, is_normalized=True)),
     "Olmoe": ({"num_experts": EXPERTS}, "mlp.gate", MoESpec(EXPERTS, TOP_K, 8)),
     "GraniteMoe": (
-        {"num_local_experts": EXPERTS},
-        "block_sparse_moe.router",
-        MoESpec(EXPERTS, TOP_K, 8, "topk_softmax"),
+        {"num_local_experts": EXPERTS}, "block_sparse_moe.router", MoESpec(EXPERTS, TOP_K, 8, "topk_softmax"),
     ),
     "GptOss": (
-        {"num_local_experts": EXPERTS, "head_dim": 8},
-        "mlp.router",
+        {"num_local_experts": EXPERTS, "head_dim": 8}, "mlp.router",
         MoESpec(EXPERTS, TOP_K, 8, "topk_softmax", has_bias=True),
     ),
     "MiniMaxM2": (
-        {"num_local_experts": EXPERTS, "head_dim": 8},
-        "mlp.gate",
+        {"num_local_experts": EXPERTS, "head_dim": 8}, "mlp.gate",
         MoESpec(EXPERTS, TOP_K, 8, "sigmoid", is_normalized=True, has_correction_bias=True),
     ),
     "Glm4Moe": (
@@ -54,12 +48,7 @@ def make_router(name: str) -> tuple[nn.Module, Tensor]:
     """Return transformers' router with random weights, and its correction bias."""
     keys, path, _ = ROUTERS[name]
     family = name.split()[0]
-    shape = {
-        "hidden_size": HIDDEN,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "num_hidden_layers": 1,
-    }
+    shape = {"hidden_size": HIDDEN, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
     shape |= {"intermediate_size": 8, "vocab_size": 32, "num_experts_per_tok": TOP_K, "pad_token_id": 0}
     config = getattr(transformers, f"{family}Config")(**(shape | keys))
     torch.manual_seed(0)

@@ -40,9 +40,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("is_native", [False, True], ids=["torch", "native"])
 @pytest.mark.parametrize("family", HYBRIDS)
-def test_logits_of_prefill_chunks_and_decode(
-    family: str, is_native: bool, folders: Callable[[str], Path]
-) -> None:
+def test_logits_of_prefill_chunks_and_decode(family: str, is_native: bool, folders: Callable[[str], Path]) -> None:
     ops = make_native_ops(require_library(), 2) if is_native else None
     model = load_model(folders(family), ops=ops)
     assert isinstance(model, DecoderModel)

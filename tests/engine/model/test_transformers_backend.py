@@ -23,24 +23,12 @@ from tests.engine.model.drive import make_prompt, make_transformers_model, save
 from tests.engine.model.fallback_families import make_config, measure, write_checkpoint
 
 # One of each kind: windows, soft caps, sinks, latent attention, experts, learned positions, LayerNorm, several inputs.
-FAMILIES = [
-    "qwen3",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_text",
-    "deepseek_v3",
-    "qwen3_moe",
-    "mixtral",
-    "opt",
-    "gpt2",
-]
+FAMILIES = ["qwen3", "gemma2", "gemma3_text", "gemma4_text", "deepseek_v3", "qwen3_moe", "mixtral", "opt", "gpt2"]
 FAMILIES += ["qwen3_vl", "gpt_oss"]
 # Each is changed so that its config has the layers that carry a state or count tokens of the row.
 LEAKY: dict[str, dict[str, Any]] = {
-    "qwen3_5_text": {},
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
-    "llama4_text": {},
+    "qwen3_5_text": {}, "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 16}, "llama4_text": {},
 }
 
 
@@ -72,9 +60,7 @@ def test_the_probe_alone_finds_leaks(model_type: str) -> None:
         probe(CONFIG_MAPPING[model_type](**LEAKY[model_type]))
 
 
-def test_a_window_that_reaches_attention_through_a_mask_alone_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_window_that_reaches_attention_through_a_mask_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     config = shrink_config(CONFIG_MAPPING["mistral"](sliding_window=64))
     assert compare(config)[0] <= TOLERANCE
     # Llama's code is Mistral's without the argument.
@@ -86,12 +72,9 @@ def test_a_window_that_reaches_attention_through_a_mask_alone_is_found(
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("inkling_text", "calls attention with position_bias"),
-        ("doge", "calls attention with attention_mask"),
-        ("diffllama", "calls attention more than once in a step"),
-        ("bloom", "does not take position_ids"),
-        ("recurrent_gemma", "does not call attention through"),
-        ("bert", "calls attention with is_causal"),
+        ("inkling_text", "calls attention with position_bias"), ("doge", "calls attention with attention_mask"),
+        ("diffllama", "calls attention more than once in a step"), ("bloom", "does not take position_ids"),
+        ("recurrent_gemma", "does not call attention through"), ("bert", "calls attention with is_causal"),
     ],
 )
 def test_a_refusal_says_what_the_model_does(model_type: str, reason: str) -> None:
@@ -123,9 +106,7 @@ def test_missing_and_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None
     tensors["model.extra.weight"] = tensors.pop("model.layers.0.mlp.up_proj.weight")
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     config = read_model_config(tmp_path, "transformers")
-    with pytest.raises(
-        ConfigError, match=r"missing_keys: model.layers.0.mlp.up_proj.*unexpected_keys: model.extra"
-    ):
+    with pytest.raises(ConfigError, match=r"missing_keys: model.layers.0.mlp.up_proj.*unexpected_keys: model.extra"):
         load_model(tmp_path, config=config)
 
 

@@ -37,8 +37,7 @@ def compute_logits(model: DecoderModel) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
-        ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
-        ("gemma3", {}),
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True}), ("gemma3", {}),
         ("qwen3", {"tie_word_embeddings": False}),
     ],
     ids=["llama", "gemma3", "qwen3"],
@@ -47,9 +46,7 @@ def test_the_second_start_maps_the_same_model(
     tmp_path: Path, family: str, overrides: dict[str, Any], quantization: Any
 ) -> None:
     folder = save(make_transformers_model(family, **overrides), tmp_path / "model")
-    (first, _), (second, is_mapped) = (
-        start(folder, tmp_path / "cache", quantization=quantization) for _ in range(2)
-    )
+    (first, _), (second, is_mapped) = (start(folder, tmp_path / "cache", quantization=quantization) for _ in range(2))
     assert is_mapped and first.weights_hash == second.weights_hash
     assert torch.equal(compute_logits(second), compute_logits(first))
     assert torch.equal(second.unpack_embedding(), first.unpack_embedding())
@@ -114,9 +111,7 @@ def test_other_settings_and_small_models_have_no_file_in_common(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("source", ["kernels/grouped.py", "engine/model/linear.py", "engine/model/mlp.py"])
-def test_another_rounding_has_another_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
+def test_another_rounding_has_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     """How matrices are rounded, and to how many bits."""
     root, ops = Path(weight_cache.__file__).parents[2], find_ops()
     key = WeightCache(tmp_path).make_key([], ops, "")

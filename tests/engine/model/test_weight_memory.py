@@ -20,12 +20,8 @@ from tests.kernels.cpu.conftest import require_library
 LeaveFree = Callable[..., None]
 CPU = torch.device("cpu")
 SHAPES: list[tuple[str, dict[str, Any]]] = [
-    ("mistral", {"head_dim": 24}),
-    ("qwen3", {"num_hidden_layers": 1}),
-    ("gemma3", {}),
-    ("cohere2", {"attention_bias": True}),
-    *BASE_VARIANTS.values(),
-    *VARIANTS.values(),
+    ("mistral", {"head_dim": 24}), ("qwen3", {"num_hidden_layers": 1}), ("gemma3", {}),
+    ("cohere2", {"attention_bias": True}), *BASE_VARIANTS.values(), *VARIANTS.values(),
 ]
 
 
@@ -108,10 +104,7 @@ def test_a_device_that_runs_out_while_packing_is_a_config_error(tmp_path: Path) 
         check_weight_memory("m", config, torch.float32, CPU),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory.\nMore lines")
-    with (
-        pytest.raises(RuntimeError, match="something else"),
-        check_weight_memory("m", config, torch.float32, CPU),
-    ):
+    with (pytest.raises(RuntimeError, match="something else"), check_weight_memory("m", config, torch.float32, CPU)):
         raise RuntimeError("something else")
 
 

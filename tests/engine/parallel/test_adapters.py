@@ -34,15 +34,8 @@ from tests.engine.tokenizer_folders import make_byte_level_folder
 from tests.kernels.cpu.conftest import require_library
 
 # PEFT calls deprecated functions of transformers.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
-)
-NAMES = (
-    "one KV head, odd vocabulary",
-    "tied head",
-    "fused matrices",
-    "interleaved heads, parallel MLP",
-)
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+NAMES = ("one KV head, odd vocabulary", "tied head", "fused matrices", "interleaved heads, parallel MLP")
 MODELS = {name: DIVIDED[name] for name in NAMES} | {"shared experts": ("qwen2_moe", {})}
 
 
@@ -100,9 +93,7 @@ def make_prompts() -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_of_a_mixed_batch_are_those_of_peft_and_the_bits_of_one_rank(
-    name: str, tmp_path: Path
-) -> None:
+def test_logits_of_a_mixed_batch_are_those_of_peft_and_the_bits_of_one_rank(name: str, tmp_path: Path) -> None:
     family, overrides = MODELS[name]
     twin = PeftTwin(family, tmp_path, **EIGHTHS | overrides)
     models = load_ranks(twin.checkpoint, [Sharding(is_sliced=True)])
@@ -125,10 +116,7 @@ def test_other_ranks_free_an_adapter_when_rank_0_has_freed_it(tmp_path: Path) ->
     models = load_ranks(twin.checkpoint, [Sharding(0, 2), Sharding(1, 2)])
     ranks = ThreadRanks(models[1:])
     (theirs,) = ranks.adapters
-    refs = {
-        kind: AdapterRef(kind, str(tmp_path / kind), AdapterFiles.read(tmp_path / kind).digest)
-        for kind in "abc"
-    }
+    refs = {kind: AdapterRef(kind, str(tmp_path / kind), AdapterFiles.read(tmp_path / kind).digest) for kind in "abc"}
     size = load_adapter(AdapterFiles.read(tmp_path / "a"), models[0], 8).num_bytes
     store = AdapterStore(models[0], 8, 2 * size, PeerAdapters(ranks))  # type: ignore[arg-type]
     store.load(refs["a"], pins=True)
@@ -179,12 +167,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> PeftTwin:
 
 
 def make_engine(twin: PeftTwin, **changes: Any) -> Engine:
-    settings = TIGHT | {
-        "enable_lora": True,
-        "max_loras": 2,
-        "max_lora_rank": 8,
-        "attention_backend": "native",
-    }
+    settings = TIGHT | {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "attention_backend": "native"}
     settings |= {"core": "local", "num_threads": 1, "grammar_timeout_s": 120.0}
     return Engine(EngineConfig(str(twin.checkpoint), **settings | changes))
 
@@ -196,9 +179,7 @@ async def run_requests(engine: Engine, twin: PeftTwin) -> list[list[Completion]]
     async def run(number: int, request: Any) -> list[Completion]:
         names = (None, "first", "saved", "tables")
         name = names[number % len(names)]
-        chosen = (
-            None if name is None else LoRARequest(name, 1, str(twin.folder / name) if name != "first" else "")
-        )
+        chosen = (None if name is None else LoRARequest(name, 1, str(twin.folder / name) if name != "first" else ""))
         stream = engine.generate(request.prompt, request.params, str(number), lora_request=chosen)
         outputs = [output async for output in stream]
         return [summarise(outputs[-1], index) for index in range(request.params.n)]

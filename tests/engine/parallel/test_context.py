@@ -97,9 +97,7 @@ def test_merged_parts_are_the_attention_over_all_keys(
         own = cache[:, :, rank::size].contiguous()
         part = divide_context(ops, metadata, block_size // size, Sharding(rank, size, context_size=size))
         assert ops.partial_attention is not None
-        results, log_sums = ops.partial_attention(
-            q[part.places], *lay_out(ops, own), **options, plan=part.plan
-        )
+        results, log_sums = ops.partial_attention(q[part.places], *lay_out(ops, own), **options, plan=part.plan)
         parts[rank, part.places] = torch.cat((results, log_sums[..., None]), dim=-1)
     torch.testing.assert_close(merge_parts(parts), expected, atol=1e-5, rtol=0)
 
@@ -108,9 +106,7 @@ def compute_logits(folder: Path, ops: Callable[[], Ops], sharding: Sharding) -> 
     model = load_model(folder, ops=limit_ops(ops()), sharding=sharding)
     driver, prompt = Driver(model), make_prompt(40)
     block_size = driver.block_size // sharding.context_size
-    driver.kv_caches = allocate_kv_cache(
-        model.kv_specs(), 160, block_size, torch.float32, torch.device("cpu")
-    )
+    driver.kv_caches = allocate_kv_cache(model.kv_specs(), 160, block_size, torch.float32, torch.device("cpu"))
     for cache in (each for pair in driver.kv_caches for each in pair):
         cache.fill_(torch.nan)
     first = driver.step({"a": prompt[:25], "b": make_prompt(1, 1)})["a"]
@@ -156,9 +152,7 @@ async def test_mixed_requests_have_the_tokens_of_one_rank(make_config: MakeConfi
     assert sum(stats.drafts["ngram"].accepted_per_position) > 0
 
 
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
-)  # of PEFT
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")  # of PEFT
 async def test_requests_with_adapters_have_the_tokens_of_one_rank(twin: PeftTwin) -> None:
     async with make_engine(twin) as engine:
         expected = await run_requests(engine, twin)
@@ -188,9 +182,7 @@ async def test_a_context_that_one_rank_cannot_hold_runs_on_two(
     assert found == [20, 40] and tokens == expected
 
 
-async def test_requests_go_on_when_a_rank_is_killed(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_go_on_when_a_rank_is_killed(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
     async with Engine(make_config(**LOCAL, **BOTH)) as engine:
         expected = await generate(engine, params)
@@ -216,9 +208,7 @@ async def test_requests_go_on_when_a_rank_is_killed(
         ),
     ],
 )
-def test_settings_that_ranks_of_a_context_do_not_support_are_refused(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_settings_that_ranks_of_a_context_do_not_support_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**BOTH | changes)
 

@@ -43,9 +43,7 @@ def run_node(config: EngineConfig, settings: dict[str, Any]) -> Iterator[subproc
         node.wait()
 
 
-async def test_two_nodes_have_the_tokens_of_one_and_survive_the_loss_of_a_rank(
-    make_config: MakeConfig,
-) -> None:
+async def test_two_nodes_have_the_tokens_of_one_and_survive_the_loss_of_a_rank(make_config: MakeConfig) -> None:
     requests = make_mixed_requests(num_requests=26)
     shape = TIGHT | {"core": "local", "attention_backend": "native"}
     async with Engine(make_config(**shape, batch_invariant_tp=True)) as engine:

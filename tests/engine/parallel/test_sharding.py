@@ -23,32 +23,21 @@ from tests.engine.model.drive import Driver, compute_expected, make_prompt, make
 from tests.engine.model.test_moe_families import save_mxfp4
 from tests.kernels.cpu.conftest import require_library
 
-EIGHTHS: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 8,
-    "head_dim": 16,
-}
+EIGHTHS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "head_dim": 16}
 GEMMA = {"sliding_window": 20, "num_hidden_layers": 6, "query_pre_attn_scalar": 20}
 GPT_OSS = {"num_key_value_heads": 4, "sliding_window": 20}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "one KV head, odd vocabulary": ("llama", {"num_key_value_heads": 1, "vocab_size": 133}),
-    "tied head": ("qwen3", {"tie_word_embeddings": True}),
-    "biases": ("qwen2", {}),
-    "window, norms of both sides": ("gemma3", GEMMA),
-    "fused matrices": ("phi3", {}),
+    "tied head": ("qwen3", {"tie_word_embeddings": True}), "biases": ("qwen2", {}),
+    "window, norms of both sides": ("gemma3", GEMMA), "fused matrices": ("phi3", {}),
     "no gate, biases": ("starcoder2", {"sliding_window": 20}),
     "interleaved heads, parallel MLP": ("cohere2", {"sliding_window": 20, "num_hidden_layers": 4}),
-    "experts": ("qwen3_moe", {}),
-    "experts with other names": ("mixtral", {}),
-    "stacked and shared experts": ("granitemoe", {}),
-    "sinks and expert biases": ("gpt_oss", GPT_OSS),
+    "experts": ("qwen3_moe", {}), "experts with other names": ("mixtral", {}),
+    "stacked and shared experts": ("granitemoe", {}), "sinks and expert biases": ("gpt_oss", GPT_OSS),
 }  # fmt: skip
 # Some numbers of experts are not multiples of the number of ranks.
 WHOLE_EXPERTS: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_local_experts": 6},
-    "qwen3_moe": {"num_experts": 7},
-    "granitemoe": {"num_local_experts": 5},
+    "mixtral": {"num_local_experts": 6}, "qwen3_moe": {"num_experts": 7}, "granitemoe": {"num_local_experts": 5},
     "gpt_oss": GPT_OSS,
 }
 
@@ -73,9 +62,7 @@ def run_ranks(size: int, run: Callable[[Sharding], Any], **changes: Any) -> list
         return list(threads.map(run, shardings))
 
 
-def compute_logits(
-    folder: Path, quantization: Any, sharding: Sharding, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def compute_logits(folder: Path, quantization: Any, sharding: Sharding, dtype: torch.dtype = torch.float32) -> Tensor:
     ops = limit_ops(make_native_ops(require_library(), 1))
     return drive(load_model(folder, dtype, quantization=quantization, ops=ops, sharding=sharding))
 
@@ -103,9 +90,7 @@ def test_ranks_compute_the_logits_of_transformers_and_the_bits_of_one_rank(name:
 @pytest.mark.parametrize(
     ("family", "dtype"), [*((each, torch.float32) for each in WHOLE_EXPERTS), ("mixtral", torch.bfloat16)]
 )
-def test_ranks_with_whole_experts_have_the_bits_of_one_rank(
-    family: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_ranks_with_whole_experts_have_the_bits_of_one_rank(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     source = make_transformers_model(family, **EIGHTHS | WHOLE_EXPERTS[family])
     folder = save(source, tmp_path)
     run = partial(compute_logits, folder, None, dtype=dtype)
@@ -126,9 +111,7 @@ def test_ranks_read_their_part_of_4_bit_blocks(has_whole_experts: bool, tmp_path
     assert torch.equal(run_ranks(4, run, has_whole_experts=has_whole_experts)[0], one)
 
 
-@pytest.mark.parametrize(
-    ("quantization", "family"), [("int8", "llama"), ("int4", "llama"), ("int8", "qwen3_moe")]
-)
+@pytest.mark.parametrize(("quantization", "family"), [("int8", "llama"), ("int4", "llama"), ("int8", "qwen3_moe")])
 def test_quantized_ranks_have_the_bits_of_one_rank(quantization: str, family: str, tmp_path: Path) -> None:
     shape = EIGHTHS | {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_hidden_layers": 2}
     shape |= {"moe_intermediate_size": 1024, "num_experts": 4} if family == "qwen3_moe" else {}
@@ -155,11 +138,7 @@ def test_each_rank_holds_its_part_of_every_divided_matrix(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("family", "overrides", "message"),
     [
-        (
-            "llama",
-            {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6},
-            "6 attention heads",
-        ),
+        ("llama", {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6}, "6 attention heads"),
         ("llama", {"intermediate_size": 90}, "90 inner values"),
         ("qwen3_moe", {"moe_intermediate_size": 22}, "22 inner values of an expert"),
         ("llama", {"hidden_size": 96, "num_key_value_heads": 6, "num_attention_heads": 12}, "6 KV heads"),
@@ -194,10 +173,7 @@ def test_sums_fold_in_one_order_and_parts_are_gathered(size: int) -> None:
         comm, rank = sharding.comm, sharding.rank
         assert comm is not None
         ids = torch.arange(9) if rank == 0 else torch.zeros(9, dtype=torch.int64)
-        total, gathered = (
-            comm.sum(parts[rank]),
-            comm.gather(torch.full((2, widths[rank]), float(rank)), widths),
-        )
+        total, gathered = (comm.sum(parts[rank]), comm.gather(torch.full((2, widths[rank]), float(rank)), widths))
         comm.broadcast(ids)
         return total, gathered, ids
 

@@ -42,9 +42,7 @@ async def disturb(engine: Engine) -> None:
     """Start other requests and abort them after a few tokens."""
     for number in range(10_000):
         params = SamplingParams(max_tokens=60, seed=number, output_kind="delta")
-        async for _ in engine.generate(
-            [5 + number % 90] * 40, params, f"other-{number}", priority=number % 3
-        ):
+        async for _ in engine.generate([5 + number % 90] * 40, params, f"other-{number}", priority=number % 3):
             if number % 3:
                 break
         await asyncio.sleep(0.01)
@@ -57,10 +55,7 @@ def count_differences(expected: list[list[Completion]], found: list[list[Complet
 async def main(num_requests: int, names: list[str]) -> None:
     requests = make_mixed_requests(0, VOCAB_SIZE, num_requests)
     expected, stats = await run(None, requests)
-    print(
-        json.dumps({"method": "none", "steps": stats.num_steps, "preemptions": stats.num_preemptions}),
-        flush=True,
-    )
+    print(json.dumps({"method": "none", "steps": stats.num_steps, "preemptions": stats.num_preemptions}), flush=True)
     for name in names:
         found, stats = await run(METHODS[name], requests)
         figures = {

@@ -68,11 +68,7 @@ def main() -> None:
     parser.add_argument("--num-threads", type=int, default=2)
     args = parser.parse_args()
     jobs = list_jobs(args.num, args.temperature)
-    settings: dict[str, Any] = {
-        "num_threads": args.num_threads,
-        "attention_backend": "native",
-        "num_blocks": 600,
-    }
+    settings: dict[str, Any] = {"num_threads": args.num_threads, "attention_backend": "native", "num_blocks": 600}
     settings["enable_prefix_caching"] = False
     plain = LLM(**settings)
     for name in args.methods:
@@ -84,13 +80,9 @@ def main() -> None:
             found = run(drafting, jobs[task])[1]
             figures = {"method": name, "task": task, "temperature": args.temperature} | describe(found)
             pairs = zip(expected, found, strict=True)
-            figures["different"] = sum(
-                one.outputs[0].token_ids != two.outputs[0].token_ids for one, two in pairs
-            )
+            figures["different"] = sum(one.outputs[0].token_ids != two.outputs[0].token_ids for one, two in pairs)
             if args.times:
-                rounds = [
-                    (run(plain, jobs[task])[0], run(drafting, jobs[task])[0]) for _ in range(args.rounds)
-                ]
+                rounds = [(run(plain, jobs[task])[0], run(drafting, jobs[task])[0]) for _ in range(args.rounds)]
                 figures["over_none"] = round(min(one for one, _ in rounds) / min(two for _, two in rounds), 3)
                 figures["each"] = [round(one / two, 3) for one, two in rounds]
             print(json.dumps(figures), flush=True)

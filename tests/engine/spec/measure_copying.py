@@ -82,9 +82,7 @@ def main() -> None:
     for cell in cells:
         over = ratio(cell.decode_rate, cells[0].decode_rate)
         whole = ratio(cells[0].latency_s, cell.latency_s)
-        print(
-            f"{cell.name}: decode {cell.decode_rate!s} tok/s, over llama.cpp {over!s}; with the prompt {whole!s}"
-        )
+        print(f"{cell.name}: decode {cell.decode_rate!s} tok/s, over llama.cpp {over!s}; with the prompt {whole!s}")
     peer.close()
     drafting.close()
 

@@ -42,24 +42,12 @@ def test_a_model_alone_is_a_draft_model() -> None:
         ({"method": "ngram", "model": "x"}, "model='x' belongs to the methods draft_model"),
         ({"method": ["eagle", "medusa"], "model": "x"}, "eagle and medusa; one of them"),
         ({"method": []}, "method=.* must be one of"),
-        (
-            {"method": "ngram", "num_speculative_tokens": 0},
-            "num_speculative_tokens=0 must be an integer from 1",
-        ),
-        (
-            {"method": "ngram", "num_speculative_tokens": True},
-            "num_speculative_tokens=True must be an integer",
-        ),
-        (
-            {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3},
-            "prompt_lookup_max=3 .* from 5",
-        ),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens=0 must be an integer from 1"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens=True must be an integer"),
+        ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_max=3 .* from 5"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "must be a number from 0 to 1"),
         ({"method": "ngram", "draft_sample_method": "best"}, "must be greedy or probabilistic"),
-        (
-            {"method": "ngram", "num_speculative_tokens_per_batch_size": [[2, 4, 1]]},
-            "must start at batch size 1",
-        ),
+        ({"method": "ngram", "num_speculative_tokens_per_batch_size": [[2, 4, 1]]}, "must start at batch size 1"),
         ({"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 4]]}, "first batch size, last"),
         ({"method": "ngram", "adaptive": 1}, "adaptive=1 must be true or false"),
     ],

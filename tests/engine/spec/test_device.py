@@ -48,9 +48,7 @@ def plain_answers() -> list[list[Completion]]:
 @pytest.mark.parametrize(
     "name", ["draft_model", "all", *(pytest.param(each, marks=pytest.mark.soak) for each in ("eagle", "medusa"))]
 )
-def test_mixed_requests_get_the_same_texts_and_logprobs(
-    name: str, plain_answers: list[list[Completion]]
-) -> None:
+def test_mixed_requests_get_the_same_texts_and_logprobs(name: str, plain_answers: list[list[Completion]]) -> None:
     found, stats = asyncio.run(run(METHODS[name], REQUESTS))
     assert found == plain_answers
     assert stats.num_free_blocks == stats.num_blocks
@@ -88,9 +86,7 @@ def test_as_many_tokens_are_accepted_as_by_a_slow_reference(
 
 def test_a_prefix_hit_keeps_the_drafters_keys() -> None:
     ids = read_prompts(open_encoder(FOLDER), 1, 1)["extraction"][0]
-    with LLM(
-        speculative_config=METHODS["eagle"] | {"adaptive": False}, num_threads=1, max_model_len=1024
-    ) as llm:
+    with LLM(speculative_config=METHODS["eagle"] | {"adaptive": False}, num_threads=1, max_model_len=1024) as llm:
         first, second = (llm.generate(ids, GREEDY, use_tqdm=False)[0] for _ in range(2))
     assert second.num_cached_tokens >= len(ids) - 16
     assert second.outputs[0].token_ids == first.outputs[0].token_ids
@@ -116,9 +112,7 @@ def read_eagle() -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def test_eagle_without_input_norm_and_bias_in_a_pickle(tmp_path: Path) -> None:
     config, tensors = read_eagle()
-    kept = {
-        name: each for name, each in tensors.items() if "input_layernorm" not in name and name != "fc.bias"
-    }
+    kept = {name: each for name, each in tensors.items() if "input_layernorm" not in name and name != "fc.bias"}
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64, "bias": False}))
     torch.save(kept, tmp_path / "pytorch_model.bin")
     eagle = load("eagle", tmp_path)
@@ -154,9 +148,7 @@ def test_an_eagle_layer_in_one_call_predicts_what_its_parts_predict() -> None:
 
 
 @pytest.mark.parametrize("method", ["draft", "eagle", "medusa"])
-def test_the_weights_of_a_drafter_move_with_those_of_its_target(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_weights_of_a_drafter_move_with_those_of_its_target(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[Tensor] = []
     monkeypatch.setattr(loaded_model, "move_tensors", lambda tensors, device: moved.extend(tensors))
     drafter = load("draft_model" if method == "draft" else method, FOLDER / method)
@@ -207,17 +199,12 @@ def make_eagle3(num_aux: int = 3, draft_vocab: int = 100) -> dict[str, Tensor]:
 
     size, heads, kv, inner = 256, 4 * 64, 2 * 64, 768
     tensors = {
-        "fc.weight": draw(size, num_aux * size),
-        "midlayer.self_attn.q_proj.weight": draw(heads, 2 * size),
+        "fc.weight": draw(size, num_aux * size), "midlayer.self_attn.q_proj.weight": draw(heads, 2 * size),
         "midlayer.self_attn.k_proj.weight": draw(kv, 2 * size),
-        "midlayer.self_attn.v_proj.weight": draw(kv, 2 * size),
-        "midlayer.self_attn.o_proj.weight": draw(size, heads),
-        "midlayer.mlp.gate_proj.weight": draw(inner, size),
-        "midlayer.mlp.up_proj.weight": draw(inner, size),
-        "midlayer.mlp.down_proj.weight": draw(size, inner),
-        "lm_head.weight": draw(draft_vocab, size),
-        "d2t": torch.arange(draft_vocab) * 2,
-        "t2d": torch.zeros(3072, dtype=torch.bool),
+        "midlayer.self_attn.v_proj.weight": draw(kv, 2 * size), "midlayer.self_attn.o_proj.weight": draw(size, heads),
+        "midlayer.mlp.gate_proj.weight": draw(inner, size), "midlayer.mlp.up_proj.weight": draw(inner, size),
+        "midlayer.mlp.down_proj.weight": draw(size, inner), "lm_head.weight": draw(draft_vocab, size),
+        "d2t": torch.arange(draft_vocab) * 2, "t2d": torch.zeros(3072, dtype=torch.bool),
     }
     norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
     return tensors | {f"{name}.weight": torch.ones(size) for name in norms}
@@ -233,8 +220,7 @@ EAGLE3_CONFIG = {
 @pytest.mark.parametrize(
     ("more", "layers"),
     [
-        ({}, (2, 3, 3)),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, (1, 2, 5)),
+        ({}, (2, 3, 3)), ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, (1, 2, 5)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}}, (1, 3, 6)),
     ],
 )

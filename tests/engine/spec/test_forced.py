@@ -203,10 +203,7 @@ def count_sources(output: RequestOutput) -> Counter[str]:
 def test_forced_drafts_are_accepted_in_an_extraction(make_llm: Callable[..., LLM]) -> None:
     prompt = list(range(20, 60))
     params = SamplingParams(max_tokens=60, seed=3, logprobs=0, grammar=GrammarSpec.json_schema(SCHEMA))
-    with (
-        make_llm() as plain,
-        make_llm(speculative_config={"method": "forced", "adaptive": False}) as drafting,
-    ):
+    with (make_llm() as plain, make_llm(speculative_config={"method": "forced", "adaptive": False}) as drafting):
         expected = plain.generate(prompt, params)[0]
         found = drafting.generate(prompt, params)[0]
         assert found.outputs[0].token_ids == expected.outputs[0].token_ids

@@ -123,9 +123,7 @@ def measure_transfer(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["chats", "plain", "transfer"])
     parser.add_argument("--shape", default="smollm2-135m")
     parser.add_argument("--users", type=int, default=24)

@@ -90,9 +90,7 @@ async def test_blocks_of_other_sizes_are_exchanged(
 async def test_a_connector_of_somebody_else_may_fail(make_config: MakeConfig, kind: str) -> None:
     expected = await run_alone(make_config)
     more = {"kv_connector_module_path": "tests.engine.transfer.other_connectors"}
-    config = make_config(
-        **SMALL, num_blocks=20, max_num_seqs=1, kv_transfer_config=describe(kind, "kv_both", **more)
-    )
+    config = make_config(**SMALL, num_blocks=20, max_num_seqs=1, kv_transfer_config=describe(kind, "kv_both", **more))
     async with Engine(config) as engine:
         for _ in range(2):
             assert list_texts(await run(engine)) == expected

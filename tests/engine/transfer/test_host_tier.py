@@ -55,9 +55,7 @@ class Memory:
                     self.blocks[block_id] = key
 
 
-def make_manager(
-    num_usable: int, num_slots: int, windows: tuple[int | None, ...] = (None,)
-) -> KVCacheManager:
+def make_manager(num_usable: int, num_slots: int, windows: tuple[int | None, ...] = (None,)) -> KVCacheManager:
     groups = tuple(harness.make_group(each) for each in windows)
     config = CacheConfig(num_usable + 1, BLOCK, True, groups, 64, num_host_blocks=num_slots)
     return KVCacheManager(config, HostTier(num_slots))

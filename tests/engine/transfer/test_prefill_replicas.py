@@ -28,9 +28,7 @@ def make_pair(make_config: MakeConfig, kind: str, tmp_path: Path, **more: Any) -
         "kv_connector": kind, "kv_buffer_size": 2**24, "kv_port": port, "kv_connector_extra_config": extra,
     }  # fmt: skip
     settings = ROOMY | {
-        "max_num_batched_tokens": 32,
-        "data_parallel_size": 2,
-        "data_parallel_key": "a secret of the replicas",
+        "max_num_batched_tokens": 32, "data_parallel_size": 2, "data_parallel_key": "a secret of the replicas",
         "kv_offload_gb": 0.02,
     }
     return make_config(**settings | more, kv_transfer_config=transfer)

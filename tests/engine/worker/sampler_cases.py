@@ -80,11 +80,7 @@ def sample(
 
 def read_logprobs(sampled: SampledTokens) -> dict[int, TokenLogprobs]:
     """By place in the batch."""
-    return {
-        place: entry
-        for part in sampled.logprobs
-        for place, entry in part.to_lists(part.packed.numpy()).items()
-    }
+    return {place: entry for part in sampled.logprobs for place, entry in part.to_lists(part.packed.numpy()).items()}
 
 
 def sample_alone(case: Case, logits: Tensor) -> int:

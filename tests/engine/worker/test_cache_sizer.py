@@ -30,9 +30,7 @@ GIB = 2**30
 def make_sizer(device: str = "cpu", model: ModelConfig = MODEL, **settings: Any) -> CacheSizer:
     """Float32; blocks of 16 tokens."""
     specs = [spec.kv_spec for spec in model.layer_specs]
-    return CacheSizer(
-        EngineConfig(**settings), WorkerConfig("", "auto", "float32", device, 1, 0), model, specs
-    )
+    return CacheSizer(EngineConfig(**settings), WorkerConfig("", "auto", "float32", device, 1, 0), model, specs)
 
 
 @dataclass
@@ -175,9 +173,7 @@ def test_the_largest_step_is_estimated_with_its_scratch_and_logprobs() -> None:
     memory = StepMemory(MODEL, torch.bfloat16, num_tokens=100, num_rows=70, estimate_scratch=lambda _: 0)
     assert memory.estimate_step() == 100 * per_token + 70 * per_row + chunk
     few = replace(memory, num_rows=3)
-    assert few.estimate_step() == 100 * per_token + 64 * (per_row + 20000), (
-        "prompts are scored 64 tokens at a time"
-    )
+    assert few.estimate_step() == 100 * per_token + 64 * (per_row + 20000), ("prompts are scored 64 tokens at a time")
     scratch = replace(memory, estimate_scratch=lambda shape: sum(astuple(shape)))
     model = 4 + 2 + 8 + 32 + 64 + 2
     assert scratch.estimate_step(5, 9) == memory.estimate_step() + 70 + 100 + 5 + 9 + model

@@ -15,10 +15,8 @@ from tests.engine.model.drive import make_prompt, make_transformers_model, save
 from tests.engine.worker.plans import GREEDY, make_new_row, make_plan
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.timeout(600),
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(600),
 ]
 LENGTHS = (1, 2, 16, 17, 100, 333)
 # Every kernel takes them: int4 wants groups of 128, tensor cores want heads of 64.
@@ -43,9 +41,7 @@ def reference(folder: Path) -> list[list[int]]:
     return generate(folder, attention_backend="sdpa", enable_overlap=False)
 
 
-def test_greedy_tokens_equal_those_of_transformers_on_the_cpu(
-    folder: Path, reference: list[list[int]]
-) -> None:
+def test_greedy_tokens_equal_those_of_transformers_on_the_cpu(folder: Path, reference: list[list[int]]) -> None:
     model = make_transformers_model("qwen3", **SIZES)
     options = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)
     for length, tokens in zip(LENGTHS, reference, strict=True):
@@ -57,16 +53,12 @@ def test_greedy_tokens_equal_those_of_transformers_on_the_cpu(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"attention_backend": "triton", "enable_cuda_graphs": False},
-        {"attention_backend": "triton"},
-        {"attention_backend": "triton", "max_num_batched_tokens": 40},
-        {"attention_backend": "sdpa"},
+        {"attention_backend": "triton", "enable_cuda_graphs": False}, {"attention_backend": "triton"},
+        {"attention_backend": "triton", "max_num_batched_tokens": 40}, {"attention_backend": "sdpa"},
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
-def test_every_way_gives_the_same_tokens(
-    folder: Path, reference: list[list[int]], settings: dict[str, Any]
-) -> None:
+def test_every_way_gives_the_same_tokens(folder: Path, reference: list[list[int]], settings: dict[str, Any]) -> None:
     assert generate(folder, **settings) == reference
 
 
@@ -97,11 +89,8 @@ def skip_without_fp8(quantization: str | None) -> None:
 @pytest.mark.parametrize(
     ("settings", "min_same"),
     [
-        ({"quantization": "int8"}, 0.5),
-        ({"quantization": "fp8"}, 0.4),
-        ({"quantization": "int4"}, 0.1),
-        ({"kv_cache_dtype": "fp8"}, 0.4),
-        ({"kv_cache_dtype": "fp8", "attention_backend": "sdpa"}, 0.4),
+        ({"quantization": "int8"}, 0.5), ({"quantization": "fp8"}, 0.4), ({"quantization": "int4"}, 0.1),
+        ({"kv_cache_dtype": "fp8"}, 0.4), ({"kv_cache_dtype": "fp8", "attention_backend": "sdpa"}, 0.4),
     ],
     ids=str,
 )
@@ -118,9 +107,7 @@ def test_fewer_bits_keep_the_first_tokens(folder: Path, settings: dict[str, Any]
 def test_quantized_products_are_near_plain_ones(quantization: Any, num_tokens: int) -> None:
     skip_without_fp8(quantization)
     generator = torch.Generator().manual_seed(0)
-    weight, x = (
-        torch.randn(n, 256, generator=generator).to("cuda", torch.bfloat16) for n in (512, num_tokens)
-    )
+    weight, x = (torch.randn(n, 256, generator=generator).to("cuda", torch.bfloat16) for n in (512, num_tokens))
     ops = torch_ops.make_ops()
     actual = ops.linear(x, ops.pack_linear(weight, None, quantization), None).float()
     expected = x.float() @ weight.float().t()

@@ -144,12 +144,7 @@ def play(rows: Rows, num_steps: int, seed: int = 0) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("max_num_seqs", "sizes"),
     [
-        (1, [1]),
-        (2, [1, 2]),
-        (3, [1, 2, 4]),
-        (5, [1, 2, 4, 8]),
-        (8, [1, 2, 4, 8]),
-        (17, [1, 2, 4, 8, 16, 24]),
+        (1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (5, [1, 2, 4, 8]), (8, [1, 2, 4, 8]), (17, [1, 2, 4, 8, 16, 24]),
         (72, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80]),
     ],
 )
@@ -326,7 +321,4 @@ def test_rows_of_several_tokens_pad_with_as_many_of_the_null_block() -> None:
     expected = [[*tokens, *pads], [*tokens, *pads], [40, 48, 56, *pads], [8, 3, 3, 3], [5, 0, 0, 0]]
     assert read(buffers, 4) == expected
     step = buffers.view(2)
-    assert (step.attn_metadata.query_start_loc.tolist(), step.last_token_index.tolist()) == (
-        [0, 3, 6],
-        [2, 5],
-    )
+    assert (step.attn_metadata.query_start_loc.tolist(), step.last_token_index.tolist()) == ([0, 3, 6], [2, 5])

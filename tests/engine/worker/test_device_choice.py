@@ -30,10 +30,8 @@ def choose(facts: DeviceFacts, **settings: Any) -> tuple[dict[str, Any], list[st
 @pytest.mark.parametrize(
     ("facts", "backend", "dtype", "has_native", "has_graphs"),
     [
-        (CPU, "sdpa", "float32", True, False),
-        (T4, "sdpa", "float16", False, False),
-        (A100, "triton", "bfloat16", False, True),
-        (H200, "triton", "bfloat16", False, True),
+        (CPU, "sdpa", "float32", True, False), (T4, "sdpa", "float16", False, False),
+        (A100, "triton", "bfloat16", False, True), (H200, "triton", "bfloat16", False, True),
         (H200_WITHOUT_TRITON, "sdpa", "bfloat16", False, False),
     ],
 )

@@ -80,9 +80,7 @@ class Launches:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     noted = Launches()
-    monkeypatch.setattr(
-        JITFunction, "run", lambda kernel, *args, **options: noted.run(kernel, *args, **options)
-    )
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: noted.run(kernel, *args, **options))
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     return noted
 
@@ -198,9 +196,7 @@ def test_the_largest_steps_launch_what_the_warm_up_does(machine: Machine, launch
     machine.warm_up()
     known = set(launches.variants)
     launches.names.clear()
-    scheduler = make_scheduler_config(
-        max_model_len=MAX_LEN, max_num_seqs=MAX_ROWS, max_num_batched_tokens=4096
-    )
+    scheduler = make_scheduler_config(max_model_len=MAX_LEN, max_num_seqs=MAX_ROWS, max_num_batched_tokens=4096)
     run_steps(machine.runner, list_largest_steps(scheduler, 20000 * BLOCK, VOCAB_SIZE))
     assert launches.names and set(launches.variants) == known
 

@@ -41,9 +41,7 @@ def make_case(kind: str, seed: int) -> Case:
     return Case(params, seed=seed, output=[seed % 7, 3], bad_words=BAD_WORDS if params.bad_words else ())
 
 
-def make_runs(
-    cases: Sequence[Case], drafts: Sequence[Sequence[int]], indices: Sequence[int] = ()
-) -> SampleRuns:
+def make_runs(cases: Sequence[Case], drafts: Sequence[Sequence[int]], indices: Sequence[int] = ()) -> SampleRuns:
     """Case i is in row i of the state, and stands at `indices[i]` in the step."""
     counts = np.array([1 + len(each) for each in drafts])
     return SampleRuns(
@@ -61,9 +59,7 @@ class Text:
     def __init__(self, case: Case, logits_seed: int, masks: np.ndarray | None = None) -> None:
         self.case = case
         self.masks = masks  # [MAX_DRAFTS + 1, V] bool
-        self.logits = (
-            torch.randn(MAX_DRAFTS + 1, VOCAB, generator=torch.Generator().manual_seed(logits_seed)) * 2
-        )
+        self.logits = (torch.randn(MAX_DRAFTS + 1, VOCAB, generator=torch.Generator().manual_seed(logits_seed)) * 2)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         sampler = make_sampler([case], VOCAB)
@@ -79,9 +75,7 @@ class Text:
     def make_drafts(self, num_drafts: int, num_right: int) -> list[int]:
         """The first ones are right, the others are wrong."""
         whole = [*self.token_ids, *[0] * MAX_DRAFTS]
-        return [
-            token if at < num_right else (token + 1) % VOCAB for at, token in enumerate(whole[:num_drafts])
-        ]
+        return [token if at < num_right else (token + 1) % VOCAB for at, token in enumerate(whole[:num_drafts])]
 
 
 def answer(sampler: Sampler, texts: Sequence[Text], drafts: Sequence[Sequence[int]]) -> LaunchedStep:
@@ -154,9 +148,7 @@ ROWS = st.tuples(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.booleans())
-def test_any_rows_side_by_side_sample_as_each_alone(
-    rows: list[tuple[str, int, int, int]], is_gated: bool
-) -> None:
+def test_any_rows_side_by_side_sample_as_each_alone(rows: list[tuple[str, int, int, int]], is_gated: bool) -> None:
     masks = None
     if is_gated:
         masks = np.random.default_rng(1).random((MAX_DRAFTS + 1, VOCAB)) < 0.6

@@ -38,9 +38,7 @@ def as_array(*values: int) -> np.ndarray:
 @pytest.mark.parametrize("is_gathered", [False, True])
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("seed", range(5))
-def test_any_mix_of_runs_is_flattened_as_by_the_reference(
-    block_size: int, seed: int, is_gathered: bool
-) -> None:
+def test_any_mix_of_runs_is_flattened_as_by_the_reference(block_size: int, seed: int, is_gathered: bool) -> None:
     chance = random.Random(seed)
     batch = InputBatch(6, MAX_MODEL_LEN, block_size, torch.device("cpu"), gather=GATHERS[is_gathered])
     free = chance.sample(range(1, 500), 6 * -(-MAX_MODEL_LEN // block_size))
@@ -85,18 +83,13 @@ def test_each_group_of_layers_has_its_own_table(is_gathered: bool) -> None:
     apply(batch, new_blocks=[(0, [11, 12])])
     metadata = batch.make_input(as_array(2, 0), as_array(0, 3), as_array(1, 6)).attn_metadata
     assert metadata.block_tables.tolist() == [[[9, 0, 0], [5, 7, 11]], [[10, 0, 0], [6, 8, 12]]]
-    assert metadata.slot_mapping.tolist() == [
-        [36, 23, 28, 29, 30, 31, 44],
-        [40, 27, 32, 33, 34, 35, 48],
-    ]
+    assert metadata.slot_mapping.tolist() == [[36, 23, 28, 29, 30, 31, 44], [40, 27, 32, 33, 34, 35, 48]]
     assert batch.list_slots(0, 3, 5).tolist() == [23, 28]
     first = metadata.use_first_group(2)
     assert first.slot_mapping.tolist() == [metadata.slot_mapping[0].tolist()] * 2
 
 
-def test_a_sampled_token_is_the_next_input_and_a_harmless_zero_where_there_was_none(
-    batch: InputBatch,
-) -> None:
+def test_a_sampled_token_is_the_next_input_and_a_harmless_zero_where_there_was_none(batch: InputBatch) -> None:
     apply(batch, make_new_row(0, [1, 2], [5]), make_new_row(3, [7], [6]), make_new_row(1, [8], [7]))
     batch.append(as_array(3, 0, 1), as_array(1, 2, 1), torch.tensor([70, 20, -1]))
     made = batch.make_input(as_array(0, 3, 1), as_array(2, 1, 1), as_array(1, 1, 1))
@@ -126,6 +119,4 @@ def test_a_row_taken_over_holds_nothing_of_the_one_before(batch: InputBatch) -> 
     apply(batch, make_new_row(0, [1, 2], [8]), new_blocks=[(0, [3])])
     made = batch.make_input(as_array(0), as_array(0), as_array(2))
     assert made.attn_metadata.block_tables.tolist() == [[[8]]]
-    assert batch.make_input(as_array(0), as_array(4), as_array(1)).attn_metadata.slot_mapping.tolist() == [
-        [12]
-    ]
+    assert batch.make_input(as_array(0), as_array(4), as_array(1)).attn_metadata.slot_mapping.tolist() == [[12]]

@@ -118,9 +118,7 @@ def make_mixed_runner() -> tuple[ModelRunner, CountingModel]:
 @pytest.mark.parametrize(
     ("allowed", "ended", "tokens"),
     [
-        ([(0, [6]), (2, [17, 30])], [], {0: 6, 2: 17}),
-        ([(2, [16])], [0], {2: 16}),
-        ([], [0, 2], {}),
+        ([(0, [6]), (2, [17, 30])], [], {0: 6, 2: 17}), ([(2, [16])], [0], {2: 16}), ([], [0, 2], {}),
         ([(0, []), (2, [16])], [], {0: NO_TOKEN_LEFT, 2: 16}),
     ],
 )
@@ -234,9 +232,7 @@ def test_a_parked_row_is_skipped_beside_rows_with_drafts() -> None:
 def test_a_row_with_drafts_scores_each_token_that_counts() -> None:
     runner, _ = make_runner()
     asking = SamplingParams(temperature=0, logprobs=1)
-    runner.execute(
-        make_plan([(0, 0, 1), (1, 0, 1)], new=[make_new_row(0, [5]), make_new_row(1, [20], asking)])
-    )
+    runner.execute(make_plan([(0, 0, 1), (1, 0, 1)], new=[make_new_row(0, [5]), make_new_row(1, [20], asking)]))
     done = runner.execute(make_plan([(0, 1, 2), (1, 1, 4)], 1, drafts={0: [7], 1: [22, 9, 10]}))
     assert isinstance(done, StepDone)
     assert read_runs(done) == {0: [7, 8], 1: [22, 23]}

@@ -75,9 +75,7 @@ def move_over(swap: NativeSwap, model: DecoderModel, kv_caches: Sequence[KVCache
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_a_model_moves_over_between_two_steps(
-    checkpoint: Path, library: NativeLibrary, quantization: Any
-) -> None:
+def test_a_model_moves_over_between_two_steps(checkpoint: Path, library: NativeLibrary, quantization: Any) -> None:
     build, model = FakeBuild(library), load_model(checkpoint, quantization=quantization)
     stays = Driver(load_model(checkpoint, quantization=quantization))
     moves, prompt = Driver(model), make_prompt(60)
@@ -192,9 +190,7 @@ def test_native_attention_that_cannot_be_had_is_refused(
         load_worker(make_config, attention_backend="native")
 
 
-@pytest.mark.parametrize(
-    "settings", [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}]
-)
+@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}])
 def test_few_bits_start_with_the_ops_that_are_being_built(
     make_config: MakeConfig, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:

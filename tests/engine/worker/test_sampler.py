@@ -27,12 +27,8 @@ from tests.kernels.sampling_reference import compute_logprobs
 VOCAB = 1100
 
 PARAMS = [
-    GREEDY,
-    SamplingParams(temperature=0.8),
-    SamplingParams(temperature=1.2, min_p=0.02),
-    SamplingParams(top_p=0.8),
-    SamplingParams(top_k=7, top_p=0.9),
-    SamplingParams(top_k=1050, top_p=0.99),
+    GREEDY, SamplingParams(temperature=0.8), SamplingParams(temperature=1.2, min_p=0.02), SamplingParams(top_p=0.8),
+    SamplingParams(top_k=7, top_p=0.9), SamplingParams(top_k=1050, top_p=0.99),
     SamplingParams(repetition_penalty=1.4, presence_penalty=0.4, frequency_penalty=-0.3),
     SamplingParams(logit_bias={5: 4.0, 9: -4.0}, min_tokens=9, stop_token_ids=(8,)),
     SamplingParams(temperature=0, allowed_token_ids=(3, 4, 5, 6), logprobs=2),

@@ -105,12 +105,8 @@ def measure_nano(setup: Setup, shape: str) -> Json:
     measured = compute_ceiling(config, jobs, *measure_rates(setup))
     h200 = compute_ceiling(config, jobs, *H200)
     return {
-        "seconds": seconds,
-        "tokens_per_s": rate,
-        "measured_ceiling": measured,
-        "share_of_measured_ceiling": rate / measured,
-        "h200_ceiling": h200,
-        "share_of_h200_ceiling": rate / h200,
+        "seconds": seconds, "tokens_per_s": rate, "measured_ceiling": measured,
+        "share_of_measured_ceiling": rate / measured, "h200_ceiling": h200, "share_of_h200_ceiling": rate / h200,
     }
 
 
@@ -154,9 +150,7 @@ def measure_switches(setup: Setup) -> Json:
     """Measure the same work with graphs and overlap, and without either."""
     jobs = make_random(setup.pick(64, 3), setup.pick(128, 6), setup.pick(256, 6), 0.0, 1000, 0)
     variants: dict[str, dict[str, Any]] = {
-        "all on": {},
-        "no graphs": {"enable_cuda_graphs": False},
-        "no overlap": {"enable_overlap": False},
+        "all on": {}, "no graphs": {"enable_cuda_graphs": False}, "no overlap": {"enable_overlap": False},
         "neither": {"enable_cuda_graphs": False, "enable_overlap": False},
     }
     num_out = count_tokens(jobs)[1]
@@ -173,9 +167,7 @@ def measure_structured(setup: Setup) -> Json:
     free = num_out / run_work(settings, jobs)
     structured = num_out / run_work(settings, jobs, GrammarSpec.json_schema(RECORDS))
     return {
-        "free_tokens_per_s": free,
-        "structured_tokens_per_s": structured,
-        "structured_over_free": structured / free,
+        "free_tokens_per_s": free, "structured_tokens_per_s": structured, "structured_over_free": structured / free,
     }
 
 
@@ -254,13 +246,9 @@ def find_gaps(busy: list[tuple[float, float]]) -> list[float]:
 
 
 PARTS: dict[str, Callable[[Setup], Json]] = {
-    "syncs": check_syncs,
-    "nano-0.6b": partial(measure_nano, shape="qwen3-0.6b"),
-    "nano-14b": partial(measure_nano, shape="qwen3-14b"),
-    "single": measure_single,
-    "switches": measure_switches,
-    "idle": measure_idle,
-    "structured": measure_structured,
+    "syncs": check_syncs, "nano-0.6b": partial(measure_nano, shape="qwen3-0.6b"),
+    "nano-14b": partial(measure_nano, shape="qwen3-14b"), "single": measure_single, "switches": measure_switches,
+    "idle": measure_idle, "structured": measure_structured,
 }
 
 

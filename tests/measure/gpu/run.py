@@ -47,15 +47,9 @@ class Part:
 
 # In order of importance: limits of the machine, correctness, speed.
 PARTS = (
-    Part("ceilings", KERNELS, 20),
-    Part("checks", KERNELS, 100),
-    Part("syncs", ENGINE, 50),
-    Part("table", KERNELS, 70),
-    Part("nano-0.6b", ENGINE, 60),
-    Part("nano-14b", ENGINE, 60),
-    Part("single", ENGINE, 45),
-    Part("switches", ENGINE, 50),
-    Part("idle", ENGINE, 30),
+    Part("ceilings", KERNELS, 20), Part("checks", KERNELS, 100), Part("syncs", ENGINE, 50),
+    Part("table", KERNELS, 70), Part("nano-0.6b", ENGINE, 60), Part("nano-14b", ENGINE, 60),
+    Part("single", ENGINE, 45), Part("switches", ENGINE, 50), Part("idle", ENGINE, 30),
     Part("structured", ENGINE, 50),
 )
 
@@ -65,12 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(part.name for part in PARTS)
     parser.add_argument("--parts", default="", metavar="A,B", help=f"only these of: {names}")
     add_number(parser, "--budget-s", 600.0, 1, 86400, "time of the whole run")
-    parser.add_argument(
-        "--smoke", action="store_true", help="tiny sizes on the CPU: shows that the parts work"
-    )
-    parser.add_argument(
-        "--output-json", type=Path, default=Path("gpu.json"), metavar="FILE", help="(gpu.json)"
-    )
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU: shows that the parts work")
+    parser.add_argument("--output-json", type=Path, default=Path("gpu.json"), metavar="FILE", help="(gpu.json)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -114,10 +104,7 @@ def run_parts(parts: Sequence[Part], budget_s: float, is_smoke: bool) -> dict[st
         for part in parts:
             left = deadline - time.monotonic()
             if left <= 0:
-                results[part.name] = {
-                    "status": "skipped",
-                    "error": f"the {budget_s:g} s of the run were over",
-                }
+                results[part.name] = {"status": "skipped", "error": f"the {budget_s:g} s of the run were over"}
                 continue
             limit = left if is_smoke else min(part.budget_s, left)
             results[part.name] = run_part(part, Path(folder) / f"{part.name}.json", limit, is_smoke)

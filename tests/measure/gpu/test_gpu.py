@@ -24,9 +24,7 @@ def parse(*flags: str) -> argparse.Namespace:
     return parser.parse_args(flags)
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"), [("qwen3-0.6b", 36_040), ("qwen3-8b", 12_970), ("qwen3-14b", 8_310)]
-)
+@pytest.mark.parametrize(("shape", "expected"), [("qwen3-0.6b", 36_040), ("qwen3-8b", 12_970), ("qwen3-14b", 8_310)])
 def test_ceilings_are_those_that_the_goals_were_set_by(shape: str, expected: float) -> None:
     config = SHAPES[shape]
     ceiling = compute_ceiling(config, make_nano(1.0, config["vocab_size"]), 4.3e12, 790e12)
@@ -76,12 +74,8 @@ def test_the_report_has_every_figure_and_what_failed() -> None:
     machine = {"machine": "GPU", "torch": "2", "date": "today"}
     lines = list(report({"machine": machine, "is_smoke": False, "parts": parts}))
     assert lines == [
-        "GPU, torch 2, today",
-        "checks      num_checks: 9",
-        "checks      wrong: silu_mul",
-        "checks      checks: 9",
-        "nano-14b    FAILED: out of memory",
-        "single      ms_per_token qwen3-8b: 7.123",
+        "GPU, torch 2, today", "checks      num_checks: 9", "checks      wrong: silu_mul", "checks      checks: 9",
+        "nano-14b    FAILED: out of memory", "single      ms_per_token qwen3-8b: 7.123",
     ]
 
 

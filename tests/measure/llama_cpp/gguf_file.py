@@ -72,9 +72,7 @@ def _describe(writer: gguf.GGUFWriter, shape: Any) -> None:
     """The sizes, and that there is no vocabulary but ids."""
     rope = shape.rope_parameters
     if rope.get("rope_type", "default") != "default":
-        raise UsageError(
-            f"--peer llama.cpp: rope_type {rope['rope_type']!r} is not supported, only 'default'"
-        )
+        raise UsageError(f"--peer llama.cpp: rope_type {rope['rope_type']!r} is not supported, only 'default'")
     head_dim = _head_dim(shape)
     writer.add_context_length(shape.max_position_embeddings)
     writer.add_embedding_length(shape.hidden_size)

@@ -71,24 +71,17 @@ class Batch(Structure):
 
 
 _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
-    "ggml_backend_load_all_from_path": (None, (c_char_p,)),
-    "llama_log_set": (None, (LogCallback, c_void_p)),
+    "ggml_backend_load_all_from_path": (None, (c_char_p,)), "llama_log_set": (None, (LogCallback, c_void_p)),
     "llama_model_default_params": (ModelParams, ()),
-    "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
-    "llama_model_free": (None, (c_void_p,)),
-    "llama_model_get_vocab": (c_void_p, (c_void_p,)),
-    "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
+    "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)), "llama_model_free": (None, (c_void_p,)),
+    "llama_model_get_vocab": (c_void_p, (c_void_p,)), "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
     "llama_model_quantize_default_params": (QuantizeParams, ()),
     "llama_model_quantize": (c_uint32, (c_char_p, c_char_p, POINTER(QuantizeParams))),
     "llama_context_default_params": (ContextParams, ()),
-    "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),
-    "llama_free": (None, (c_void_p,)),
-    "llama_get_memory": (c_void_p, (c_void_p,)),
-    "llama_memory_clear": (None, (c_void_p, c_bool)),
-    "llama_batch_init": (Batch, (c_int32, c_int32, c_int32)),
-    "llama_batch_free": (None, (Batch,)),
-    "llama_decode": (c_int32, (c_void_p, Batch)),
-    "llama_get_logits": (POINTER(c_float), (c_void_p,)),
+    "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)), "llama_free": (None, (c_void_p,)),
+    "llama_get_memory": (c_void_p, (c_void_p,)), "llama_memory_clear": (None, (c_void_p, c_bool)),
+    "llama_batch_init": (Batch, (c_int32, c_int32, c_int32)), "llama_batch_free": (None, (Batch,)),
+    "llama_decode": (c_int32, (c_void_p, Batch)), "llama_get_logits": (POINTER(c_float), (c_void_p,)),
 }
 
 

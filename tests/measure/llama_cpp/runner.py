@@ -139,9 +139,7 @@ class LlamaCppRunner:
         sequences = np.repeat(np.arange(num), length)
         tokens, is_last = prompts.ravel(), positions == length - 1
         parts = [slice(at, at + BATCH_TOKENS) for at in range(0, len(tokens), BATCH_TOKENS)]
-        return np.concatenate(
-            [self._forward(tokens[at], positions[at], sequences[at], is_last[at]) for at in parts]
-        )
+        return np.concatenate([self._forward(tokens[at], positions[at], sequences[at], is_last[at]) for at in parts])
 
     def _forward(
         self, tokens: np.ndarray, positions: np.ndarray, sequences: np.ndarray, is_last: np.ndarray

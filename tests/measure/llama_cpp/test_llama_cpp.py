@@ -76,12 +76,7 @@ def test_a_model_it_cannot_have_is_refused(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "quantization", "tolerance"),
-    [
-        ("float32", "none", 0.01),
-        ("bfloat16", "none", 0.1),
-        ("bfloat16", "int8", 0.3),
-        ("bfloat16", "int4", 0.3),
-    ],
+    [("float32", "none", 0.01), ("bfloat16", "none", 0.1), ("bfloat16", "int8", 0.3), ("bfloat16", "int4", 0.3)],
 )
 def test_its_tokens_are_the_best_of_transformers(
     checkpoint: Path, dtype: Any, quantization: Any, tolerance: float

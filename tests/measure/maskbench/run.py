@@ -67,12 +67,9 @@ class Tally:
         return {
             **{f"compile p{p:g} ms": percentile(self.compile_ms, p) for p in (50, 75, 99, 100)},
             **{f"mask p{p:g} us": percentile(self.fill_us, p) for p in (50, 99, 99.9)},
-            **{f"step p{p:g} us": percentile(self.step_us, p) for p in (50, 99)},
-            "right": self.num_right,
-            "invalid accepted": self.num_invalid_accepted,
-            "valid refused": self.num_valid_refused,
-            "schemas refused": self.num_refused,
-            "timeouts": self.num_timeouts,
+            **{f"step p{p:g} us": percentile(self.step_us, p) for p in (50, 99)}, "right": self.num_right,
+            "invalid accepted": self.num_invalid_accepted, "valid refused": self.num_valid_refused,
+            "schemas refused": self.num_refused, "timeouts": self.num_timeouts,
         }
 
 
@@ -136,8 +133,7 @@ def run_bench(
             worker.close()
     return {
         engine: {
-            **tally.summarise(),
-            **{f"{NUM_ROWS} rows, {name}, us": value for name, value in rows[engine].items()},
+            **tally.summarise(), **{f"{NUM_ROWS} rows, {name}, us": value for name, value in rows[engine].items()},
             "not right": tally.not_right,
         }
         for engine, tally in tallies.items()
@@ -168,13 +164,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=Path, required=True, metavar="FILE", help="vocabulary, as a tiktoken rank file"
     )
-    parser.add_argument(
-        "--engines", nargs="+", choices=ENGINES, default=ENGINES, help="engines to measure (all)"
-    )
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES, help="engines to measure (all)")
     parser.add_argument("--num", type=int, help="number of schemas, spread evenly over the file")
-    parser.add_argument(
-        "--limit-s", type=float, default=10.0, help="seconds one schema may take an engine (10)"
-    )
+    parser.add_argument("--limit-s", type=float, default=10.0, help="seconds one schema may take an engine (10)")
     parser.add_argument(
         "--clock", choices=("wall", "cpu"), default="wall", help="cpu: processor time, for a busy machine"
     )

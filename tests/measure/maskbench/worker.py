@@ -168,9 +168,7 @@ class XGrammarPeer:
 
 
 PEERS: dict[str, Callable[[TokenRanks], Peer]] = {
-    "troupe": TroupePeer,
-    "llguidance": LLGuidancePeer,
-    "xgrammar": XGrammarPeer,
+    "troupe": TroupePeer, "llguidance": LLGuidancePeer, "xgrammar": XGrammarPeer,
 }
 # Processor time is the better one where other programs take the core away.
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter_ns, "cpu": time.process_time_ns}
@@ -193,9 +191,7 @@ def measure(
     verdicts = []
     for text in order["texts"]:
         session = make_session()
-        is_taken = all(
-            time_step(session, each, bitmask, clock, fill_us, step_us) for each in ranks.encode(text)
-        )
+        is_taken = all(time_step(session, each, bitmask, clock, fill_us, step_us) for each in ranks.encode(text))
         verdicts.append(is_taken and session.is_complete())
     return {"compile_ms": compile_ms, "fill_us": fill_us, "step_us": step_us, "verdicts": verdicts}
 
@@ -276,9 +272,7 @@ def main(arguments: Sequence[str]) -> None:
         order = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, float(limit_s))
         rows = order.get("rows")
-        answer = (
-            measure(peer, ranks, order, clock) if rows is None else measure_rows(peer, ranks, rows, clock)
-        )
+        answer = (measure(peer, ranks, order, clock) if rows is None else measure_rows(peer, ranks, rows, clock))
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(answer), file=answers, flush=True)
 

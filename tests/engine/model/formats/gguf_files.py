@@ -12,11 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.model.checkpoint import read_tensors, weight_files
 
-ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-}
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
 
 
 def round_q4_k(weight: np.ndarray) -> np.ndarray:
@@ -35,8 +31,7 @@ def round_q4_k(weight: np.ndarray) -> np.ndarray:
     codes = np.rint((groups + real_minimums) / real_scales).clip(0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
     packed = np.concatenate(
         [
-            scales[:, :4] | (scales[:, 4:] >> 4) << 6,
-            minimums[:, :4] | (minimums[:, 4:] >> 4) << 6,
+            scales[:, :4] | (scales[:, 4:] >> 4) << 6, minimums[:, :4] | (minimums[:, 4:] >> 4) << 6,
             scales[:, 4:] & 15 | (minimums[:, 4:] & 15) << 4,
         ],
         axis=1,

@@ -62,11 +62,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {"sliding_window": 24}),
     "phi3-longrope": (
         "phi3",
-        {
-            "rope_parameters": LONGROPE,
-            "original_max_position_embeddings": 32,
-            "max_position_embeddings": 128,
-        },
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32, "max_position_embeddings": 128},
     ),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", WINDOW | {"rope_parameters": LOCAL}),

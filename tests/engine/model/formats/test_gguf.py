@@ -63,10 +63,8 @@ def test_q4_k_of_the_tests_is_close_to_the_weights() -> None:
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
-        ("llama", {}),
-        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-        ("qwen2", {}),
-        ("qwen3", {"tie_word_embeddings": True}),
+        ("llama", {}), ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("qwen2", {}), ("qwen3", {"tie_word_embeddings": True}),
     ],
     ids=["llama", "llama-biased", "qwen2", "qwen3"],
 )
@@ -85,14 +83,9 @@ def test_logits_equal_those_of_transformers_with_the_decoded_weights(
 
 @pytest.mark.parametrize(
     ("kind", "packed_4", "packed_8"),
-    [
-        (Type.Q4_0, WeightKind.CENTRED4, WeightKind.CENTRED8),
-        (Type.Q4_K, WeightKind.GROUPED4, WeightKind.GROUPED8),
-    ],
+    [(Type.Q4_0, WeightKind.CENTRED4, WeightKind.CENTRED8), (Type.Q4_K, WeightKind.GROUPED4, WeightKind.GROUPED8)],
 )
-def test_native_ops_keep_the_codes(
-    tmp_path: Path, kind: Type, packed_4: WeightKind, packed_8: WeightKind
-) -> None:
+def test_native_ops_keep_the_codes(tmp_path: Path, kind: Type, packed_4: WeightKind, packed_8: WeightKind) -> None:
     """Scales are rounded to float16, which is within a hundredth of a level.
 
     A stacked matrix with more bits in one part has them in all; the tied head has the codes of the embedding.
@@ -132,9 +125,7 @@ def test_a_stacked_matrix_with_a_part_that_has_no_codes_is_decoded(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K], ids=lambda kind: kind.name)
-@pytest.mark.skipif(
-    not (Path(DEMO_MODEL) / "model.safetensors").exists(), reason="no weights of the demo model"
-)
+@pytest.mark.skipif(not (Path(DEMO_MODEL) / "model.safetensors").exists(), reason="no weights of the demo model")
 def test_greedy_tokens_of_the_demo_model_equal_those_of_transformers(tmp_path: Path, kind: Type) -> None:
     path = tmp_path / "demo.gguf"
     decoded = write_gguf(Path(DEMO_MODEL), path, {"": kind}, {"tokenizer.ggml.eos_token_id": 2})
@@ -163,12 +154,9 @@ def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(
     letters = [chr(code) for code in range(33, 127)] + ["Ġ", "he", "ll", "hell", "hello"]
     vocabulary = [*letters, "<|im_end|>", "<|eot|>"]
     metadata = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": vocabulary,
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": vocabulary,
         "tokenizer.ggml.token_type": [1] * len(letters) + [3, 3],
-        "tokenizer.ggml.merges": ["h e", "l l", "he ll", "hell o"],
-        "tokenizer.ggml.eos_token_id": len(letters),
+        "tokenizer.ggml.merges": ["h e", "l l", "he ll", "hell o"], "tokenizer.ggml.eos_token_id": len(letters),
         "tokenizer.ggml.eot_token_id": len(letters) + 1,
         "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
     }
@@ -231,10 +219,7 @@ def write_with_factors(folder: Path, path: Path, factors: np.ndarray) -> None:
     [
         ({"qwen3.expert_count": 8}, r"qwen3\.expert_count=8"),
         ({"qwen3.rope.scaling.type": "su"}, "rope_type='su' is not supported"),
-        (
-            {"general.architecture": "rwkv6"},
-            "general.architecture='rwkv6' is not supported; supported: llama",
-        ),
+        ({"general.architecture": "rwkv6"}, "general.architecture='rwkv6' is not supported; supported: llama"),
     ],
 )
 def test_settings_that_are_not_understood_are_refused_by_name(
@@ -249,9 +234,7 @@ def test_settings_that_are_not_understood_are_refused_by_name(
 def test_a_tensor_of_another_kind_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(KINDS, Type.Q5_1)
     path = tmp_path / "model.gguf"
-    write_gguf(
-        save(make_transformers_model("qwen3", **SIZES), tmp_path), path, {"": Type.F32, "up_proj": Type.Q5_1}
-    )
+    write_gguf(save(make_transformers_model("qwen3", **SIZES), tmp_path), path, {"": Type.F32, "up_proj": Type.Q5_1})
     with pytest.raises(ConfigError, match=r"blk\.0\.ffn_up\.weight has the GGUF type 7; supported: F32, F16"):
         load_model(path)
 

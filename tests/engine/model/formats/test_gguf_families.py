@@ -56,9 +56,7 @@ def test_native_ops_keep_the_codes_of_experts(name: str, tmp_path: Path) -> None
     rounded, decoded = tmp_path / "rounded.gguf", tmp_path / "decoded.gguf"
     rewrite(FOLDER / f"{name}.gguf", rounded, decoded)
     coded, plain = load_model(rounded, ops=find_ops()), load_model(decoded)
-    pairs = [
-        each for each in zip(coded.modules(), plain.modules(), strict=True) if isinstance(each[0], Experts)
-    ]
+    pairs = [each for each in zip(coded.modules(), plain.modules(), strict=True) if isinstance(each[0], Experts)]
     assert pairs
     for pair in pairs:
         (packed,), (expected,) = (each.list_packed() for each in pair)
@@ -90,9 +88,7 @@ def test_a_divided_file_is_read_from_its_first_part_and_from_the_hub(
     with pytest.raises(ConfigError, match="is a part of a file; name the first one"):
         load_model(tmp_path / parts[1])
     (tmp_path / parts[-1]).unlink()
-    with pytest.raises(
-        ConfigError, match=rf"is the first of {len(parts)} parts; {parts[-1]} is not beside it"
-    ):
+    with pytest.raises(ConfigError, match=rf"is the first of {len(parts)} parts; {parts[-1]} is not beside it"):
         load_model(tmp_path / parts[0])
 
 

@@ -87,8 +87,7 @@ def make_awq(out: int, size: int) -> Tensors:
     limits = (-(2**31), 2**31)
     return {
         "qweight": draw(*limits, size, out // 8).int(),
-        "qzeros": draw(*limits, size // GROUP, out // 8, seed=1).int(),
-        "scales": draw_scales(size // GROUP, out),
+        "qzeros": draw(*limits, size // GROUP, out // 8, seed=1).int(), "scales": draw_scales(size // GROUP, out),
     }
 
 
@@ -117,9 +116,7 @@ def decompress(tensors: Tensors, layout: str, **weights: Any) -> Tensor:
     return result
 
 
-def make_compressed(
-    num_bits: int, symmetric: bool, groups: int, dtype: torch.dtype, inputs: int = IN
-) -> Tensors:
+def make_compressed(num_bits: int, symmetric: bool, groups: int, dtype: torch.dtype, inputs: int = IN) -> Tensors:
     tensors = {
         "weight_packed": pack_words(draw(0, 2**num_bits, OUT, inputs), num_bits),
         "weight_scale": draw_scales(OUT, groups, dtype=dtype),
@@ -217,15 +214,11 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": Fals
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
 COMPRESSED = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "config_groups": {"group_0": {"targets": ["Linear"], "weights": PACKED}},
-    "ignore": ["lm_head"],
+    "quant_method": "compressed-tensors", "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": PACKED}}, "ignore": ["lm_head"],
 }
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Size], tuple[Tensors, EncodedTensor]]]] = {
-    "gptq": (GPTQ, encode_gptq),
-    "awq": (AWQ, encode_awq),
-    "fp8": (FP8, encode_fp8),
+    "gptq": (GPTQ, encode_gptq), "awq": (AWQ, encode_awq), "fp8": (FP8, encode_fp8),
     "compressed-tensors": (COMPRESSED, encode_packed),
 }
 
@@ -259,9 +252,7 @@ def set_format(folder: Path, settings: Any) -> None:
 
 
 @pytest.mark.parametrize("method", FORMATS)
-def test_a_checkpoint_gives_the_logits_of_transformers_with_the_decoded_weights(
-    tmp_path: Path, method: str
-) -> None:
+def test_a_checkpoint_gives_the_logits_of_transformers_with_the_decoded_weights(tmp_path: Path, method: str) -> None:
     source, decoded = write_checkpoint(tmp_path, method)
     actual = Driver(load_model(tmp_path)).step({"a": make_prompt(30)})["a"]
     expected = compute_expected(load_reference(source, decoded), make_prompt(30))
@@ -297,19 +288,13 @@ def test_native_ops_keep_the_codes_of_experts(tmp_path: Path, method: str) -> No
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"quant_method": "bitsandbytes"},
-            "quant_method='bitsandbytes' is not supported; supported: awq, gptq",
-        ),
+        ({"quant_method": "bitsandbytes"}, "quant_method='bitsandbytes' is not supported; supported: awq, gptq"),
         (GPTQ | {"bits": 3}, "bits=3 is not supported; supported: 4, 8"),
         (GPTQ | {"dynamic": {"-:lm_head": {}}}, "dynamic={'-:lm_head': {}} is not supported"),
         (AWQ | {"version": "gemv"}, "version='gemv' is not supported"),
         (FP8 | {"weight_block_size": [128]}, r"weight_block_size=\[128\] must be two positive integers"),
         (COMPRESSED | {"format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized' is not supported"),
-        (
-            COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}},
-            "kv_cache_scheme={'num_bits': 8} is not supported",
-        ),
+        (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme={'num_bits': 8} is not supported"),
     ],
 )
 def test_what_a_format_holds_that_is_not_understood_is_refused(
@@ -325,9 +310,7 @@ def test_a_part_that_is_missing_or_does_not_fit_is_named(tmp_path: Path) -> None
     path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj"
     tensors = load_file(path)
     save_file({key: value for key, value in tensors.items() if key != f"{name}.scales"}, path)
-    with pytest.raises(
-        ConfigError, match=rf"missing: {name}.weight; unexpected: {name}.g_idx, {name}.qweight"
-    ):
+    with pytest.raises(ConfigError, match=rf"missing: {name}.weight; unexpected: {name}.g_idx, {name}.qweight"):
         load_model(tmp_path)
     save_file(tensors | {f"{name}.qzeros": tensors[f"{name}.qzeros"][:1]}, path)
     with pytest.raises(ConfigError, match=rf"{name}.qweight is not a matrix in gptq"):
