@@ -25,8 +25,8 @@ from grammar import list_tool_styles
 Config = TypeVar("Config")
 
 ENV_PREFIX = "TROUPE_"
-TRUE_WORDS = ("1", "true", "yes", "on")
-FALSE_WORDS = ("0", "false", "no", "off")
+TRUE_WORDS = "1", "true", "yes", "on"
+FALSE_WORDS = "0", "false", "no", "off"
 # Value that Kubernetes gives TROUPE_PORT in every container beside a service named "troupe".
 SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://")
 
@@ -53,8 +53,7 @@ class AppConfig:
 
     host: Annotated[str, "address to listen on; 0.0.0.0: every interface"] = "127.0.0.1"
     port: Annotated[int, "port of the page and the API; 0 takes a free one"] = 7860
-    api_key: Annotated[tuple[str, ...],
-        "key that every request must carry; repeat it or use commas for several"] = ()
+    api_key: Annotated[tuple[str, ...], "key that every request must carry; repeat it or use commas for several"] = ()
     allowed_host: Annotated[tuple[str, ...],
         "further Host header accepted from browsers, e.g. the name of a reverse proxy"] = ()
     allowed_origin: Annotated[tuple[str, ...],
@@ -91,22 +90,16 @@ class AppConfig:
         if self.data_dir == "":
             raise UsageError("data_dir must be a folder, or none to keep everything in memory")
         if self.tool_call_parser not in (None, *list_tool_styles()):
-            raise UsageError(
-                f"tool_call_parser {self.tool_call_parser!r} is none of {', '.join(list_tool_styles())}"
-            )
+            raise UsageError(f"tool_call_parser {self.tool_call_parser!r} is none of {', '.join(list_tool_styles())}")
         if self.max_requests_per_key is not None:
             check_range(self, "max_requests_per_key", 1, 2**20)
             if not self.api_key:
-                raise UsageError(
-                    "max_requests_per_key needs api_key: clients are distinguished by their keys"
-                )
+                raise UsageError("max_requests_per_key needs api_key: clients are distinguished by their keys")
         for key in self.api_key:
             check_key("api_key", key)
         for origin in self.allowed_origin:
             if origin != "*" and not ORIGIN.fullmatch(origin):
-                raise UsageError(
-                    f"allowed_origin={origin!r} must be * or scheme://host[:port] without a path"
-                )
+                raise UsageError(f"allowed_origin={origin!r} must be * or scheme://host[:port] without a path")
         for site in self.frame_ancestor:
             if not SITE.fullmatch(site):
                 raise UsageError(f"frame_ancestor={site!r} must be scheme://host[:port]; a host may begin with *.")
@@ -132,8 +125,7 @@ class RouteConfig:
         UsageError: a value outside its range.
     """
 
-    worker_urls: Annotated[tuple[str, ...], "+",
-        "addresses of OpenAI-compatible servers, with or without /v1"] = ()
+    worker_urls: Annotated[tuple[str, ...], "+", "addresses of OpenAI-compatible servers, with or without /v1"] = ()
     policy: Annotated[RoutePolicy, "how a worker is chosen"] = "prefix_aware"
     worker_api_key: Annotated[str | None,
         "key that the workers want; without it, and without --api-key, clients' keys are passed on"] = None
@@ -181,9 +173,7 @@ def read_url(name: str, url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def add_flags(
-    parser: argparse.ArgumentParser, config_class: type, names: Collection[str] | None = None
-) -> None:
+def add_flags(parser: argparse.ArgumentParser, config_class: type, names: Collection[str] | None = None) -> None:
     """Add a flag for every field of a config dataclass, or for some; flags that are not given stay absent."""
     group = parser.add_argument_group(config_class.__name__.removesuffix("Config").lower() + " settings")
     hints = typing.get_type_hints(config_class, include_extras=True)

@@ -41,9 +41,7 @@ class RefusedJson(ValueError):
         is_json: it is the value that is wrong.
     """
 
-    def __init__(
-        self, message: str, where: Place = (), is_too_large: bool = False, is_json: bool = False
-    ) -> None:
+    def __init__(self, message: str, where: Place = (), is_too_large: bool = False, is_json: bool = False) -> None:
         super().__init__(message)
         self.where = where
         self.is_too_large = is_too_large

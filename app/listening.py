@@ -21,7 +21,7 @@ from app.api.http_limits import BoundedHttp
 from app.concurrency import cancel_all
 from app.config import AppConfig, UsageError
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 class Server(uvicorn.Server):
@@ -106,9 +106,7 @@ async def run_uvicorn(
     try:
         settings.load()
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(
-            f"cannot use --ssl-certfile {app_config.ssl_certfile} with its key: {error}"
-        ) from None
+        raise UsageError(f"cannot use --ssl-certfile {app_config.ssl_certfile} with its key: {error}") from None
     server = Server(settings)
     task = asyncio.ensure_future(server.serve([listener]))
     task.add_done_callback(lambda _: stop.set())

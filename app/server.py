@@ -43,8 +43,7 @@ DAY_S = 86400.0
 
 
 async def serve(
-    engine_config: EngineConfig, app_config: AppConfig, timeline: Timeline,
-    on_stop: Callable[[], None] = lambda: None,
+    engine_config: EngineConfig, app_config: AppConfig, timeline: Timeline, on_stop: Callable[[], None] = lambda: None
 ) -> None:
     """Serve until a signal arrives.
 
@@ -146,9 +145,7 @@ def announce(engine: Engine, app_config: AppConfig, listener: socket.socket, tim
             flush=True,
         )
     if not app_config.is_loopback and not app_config.api_key:
-        logger.warning(
-            "listening on %s without an API key: anyone who can reach it may use it", app_config.host
-        )
+        logger.warning("listening on %s without an API key: anyone who can reach it may use it", app_config.host)
 
 
 async def collect_when_idle(engine: Engine) -> None:

@@ -31,9 +31,7 @@ INDEX = "model.safetensors.index.json"  # lists the files that the engine downlo
 class Loading:
     """The progress of one start, read from the engine and the hub's cache at every request."""
 
-    def __init__(
-        self, engine: Engine, cache: Path | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, engine: Engine, cache: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.cache = Path(HF_HUB_CACHE) if cache is None else cache
         self.clock = clock

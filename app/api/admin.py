@@ -118,9 +118,7 @@ async def sleep(
 async def wake_up(context: Context, tags: str | None = None) -> Sleeping:
     """End a sleep, or cancel one that still waits. Answers when the engine accepts requests."""
     if tags is not None:
-        raise BadRequest(
-            "tags is not supported: weights and cache wake up together", "tags", "unsupported_field"
-        )
+        raise BadRequest("tags is not supported: weights and cache wake up together", "tags", "unsupported_field")
     try:
         await context.engine.wake_up()
     except EngineDead as error:

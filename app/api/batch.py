@@ -86,9 +86,7 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
 async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
     url, method, body = row.get("url"), row.get("method", "POST"), row.get("body")
     if method != "POST" or not isinstance(url, str) or url not in ROUTES:
-        message = (
-            f"{str(method)[:20]} {str(url)[:80]} is not possible in a batch; POST to {' or '.join(ROUTES)}"
-        )
+        message = f"{str(method)[:20]} {str(url)[:80]} is not possible in a batch; POST to {' or '.join(ROUTES)}"
         raise BadRequest(message, "url")
     if not isinstance(body, dict):
         message = "body is required: the request of this row, a JSON object"

@@ -36,9 +36,7 @@ async def create_completion(body: CompletionRequest, request: Request, context: 
     return JSONResponse(await unless_gone(request.receive, writer.finish()))
 
 
-async def prepare(
-    body: CompletionRequest, info: RequestInfo, context: ApiContext, names: Names | None = None
-) -> Call:
+async def prepare(body: CompletionRequest, info: RequestInfo, context: ApiContext, names: Names | None = None) -> Call:
     """Check the request and tokenise its prompts off the loop.
 
     Args:
@@ -84,7 +82,7 @@ def _new_document(context: ApiContext) -> list[int]:
 class TextWriter(ReplyWriter):
     """Writes a text completion; choices are numbered through all prompts."""
 
-    NAMES = ("text_completion", "text_completion", "text")
+    NAMES = "text_completion", "text_completion", "text"
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
@@ -200,8 +198,7 @@ class TextOffsets:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int], skip_special_tokens: bool,
-        start: int = 0,
+        self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int], skip_special_tokens: bool, start: int = 0
     ) -> None:
         self._text = None if tokenizer is None else tokenizer.make_text(prompt_token_ids, skip_special_tokens)
         self._place = start

@@ -27,7 +27,7 @@ from app.store import Store
 from app.template_facts import TemplateFacts, read_template
 from engine import Embedder, Engine, LoRARequest, ModelReport, read_sampling_defaults
 
-ASLEEP = ("falling_asleep", "sleeping", "waking_up")
+ASLEEP = "falling_asleep", "sleeping", "waking_up"
 MAX_BYTES_ON_LOOP = 2**18  # larger bodies are parsed in a thread
 ADVICE = {
     "falling_asleep": "it finishes the requests it has and takes no new ones",
@@ -55,13 +55,13 @@ class ApiContext:
     def system_fingerprint(self) -> str:
         """Equal fingerprints and equal seeds give equal texts."""
         config = self.engine.config
-        parts = (__version__, config.model, config.dtype, config.device, config.load_format, config.seed)
+        parts = __version__, config.model, config.dtype, config.device, config.load_format, config.seed
         return "troupe-" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     @cached_property
     def served_names(self) -> tuple[str, ...]:
         """The names of the model, the first of which replies carry unless the request has another."""
-        return (self.engine.model_name, *self.engine.config.served_names[1:])
+        return self.engine.model_name, *self.engine.config.served_names[1:]
 
     @cached_property
     def responses(self) -> ResponseStore:

@@ -54,7 +54,7 @@ class EmbeddingRequest(PoolingFields):
 class Document(Fields):
     """A document of a rerank request as Cohere's and Jina's clients send it."""
 
-    PLACE = ("documents",)
+    PLACE = "documents",
     CONSTRAINTS = VECTOR
 
     text: str
@@ -118,9 +118,7 @@ async def rerank(body: RerankRequest, request: Request, context: Context) -> JSO
     )
     scores = await finish(work, request, model)
     order = sorted(range(len(scores)), key=lambda index: -scores[index].score)[: body.top_n or None]
-    results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": scores[index].score} for index in order
-    ]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index].score} for index in order]
     if body.return_documents:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
@@ -144,9 +142,7 @@ async def score(body: ScoreRequest, request: Request, context: Context) -> JSONR
     work = context.embedder.score(left, right, body.instruction, names=names, **options)
     scores = await finish(work, request, model)
     data = [{"object": "score", "index": index, "score": each.score} for index, each in enumerate(scores)]
-    reply = {
-        "id": f"score-{secrets.token_hex(8)}", "object": "list", "created": int(time.time()), "model": model
-    }
+    reply = {"id": f"score-{secrets.token_hex(8)}", "object": "list", "created": int(time.time()), "model": model}
     return JSONResponse(reply | {"data": data, "usage": count(each.num_tokens for each in scores)})
 
 

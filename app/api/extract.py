@@ -67,13 +67,13 @@ MAX_NAME_CHARS = 200  # of a file
 MAX_EXAMPLES = 32
 PARTIAL_INTERVAL_S = 0.05
 # Parts of a form that hold JSON rather than text.
-JSON_PARTS = ("examples", "images", "options", "rows", "stream")
+JSON_PARTS = "examples", "images", "options", "rows", "stream"
 
 
 class ExampleFields(Fields):
     """A text with its correct record."""
 
-    PLACE = ("examples",)
+    PLACE = "examples",
 
     text: str
     record: Any
@@ -87,7 +87,7 @@ class ExtractOptions(Fields):
         bounds: open strings and lists get a length.
     """
 
-    PLACE = ("options",)
+    PLACE = "options",
 
     verbatim: bool = False
     bounds: bool = True
@@ -98,9 +98,7 @@ class ExtractRequest(Fields):
     """POST /v1/extract. Give text or images or both, or rows, or a file in a form."""
 
     model: str | None = None
-    schema_: dict[str, Any] | str = Field(
-        alias="schema", description="a JSON Schema, or the name of a ready-made one"
-    )
+    schema_: dict[str, Any] | str = Field(alias="schema", description="a JSON Schema, or the name of a ready-made one")
     text: str | None = None
     images: Annotated[list[str], Field(min_length=1, max_length=MAX_IMAGES)] | None = Field(
         default=None, description="data: URLs of the document's pages, for a model that sees images"
@@ -135,9 +133,7 @@ BODY = {
                     "required": ["schema"],
                     "properties": {
                         "file": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "text, PDF, image, CSV or JSONL",
+                            "type": "string", "format": "binary", "description": "text, PDF, image, CSV or JSONL"
                         },
                         **{name: {"type": "string"} for name in ("schema", "text", "column", "instructions")},
                         **{name: {"type": "string", "description": "JSON"} for name in JSON_PARTS},
@@ -252,9 +248,7 @@ def read_schema(given: dict[str, Any] | str) -> Schema:
         return given
     known = {path.stem: path for path in sorted(SCHEMAS.glob("*.json"))}
     if given not in known:
-        message = (
-            f"schema={given[:80]!r} is none of {', '.join(known)}; give a JSON Schema or one of these names"
-        )
+        message = f"schema={given[:80]!r} is none of {', '.join(known)}; give a JSON Schema or one of these names"
         raise BadRequest(message, "schema")
     schema: Schema = json.loads(known[given].read_text(encoding="utf-8"))
     return schema

@@ -85,7 +85,7 @@ class RequestInfo:
 
     def note(self, output: RequestOutput) -> None:
         """Take in an output of the engine: a delta, or a whole one."""
-        self.prompts[output.request_id] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        self.prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
         if self.ttft_s is None:
             self.ttft_s = output.metrics.ttft
         for choice in output.outputs:
@@ -105,9 +105,7 @@ class RequestInfo:
             parts.append(f"key={self.key_number}")
         if self.model:
             parts.append(f"model={self.model}")
-            num_tokens, num_cached = (
-                sum(counts) for counts in zip((0, 0), *self.prompts.values(), strict=True)
-            )
+            num_tokens, num_cached = (sum(counts) for counts in zip((0, 0), *self.prompts.values(), strict=True))
             parts.append(f"prompt_tokens={num_tokens} cached_tokens={num_cached}")
             parts.append(f"output_tokens={self.num_output_tokens}")
             parts.append(f"finish={','.join(self.finish_reasons) or 'none'}")
@@ -313,7 +311,7 @@ def find_key(given: bytes, keys: Iterable[bytes]) -> int:
 
 def read_keys(headers: Mapping[bytes, bytes], takes_basic: bool = False) -> list[bytes]:
     """Return the keys in a request's headers; one valid key suffices."""
-    found = (headers.get(b"x-api-key", b""), _read_key(headers.get(b"authorization", b""), takes_basic))
+    found = headers.get(b"x-api-key", b""), _read_key(headers.get(b"authorization", b""), takes_basic)
     return [key for key in (*found, read_cookie(headers) if takes_basic else b"") if key]
 
 

@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 
 from engine import Engine, EngineStats, list_metrics
 
-LABELS = ("model_name", "engine")
+LABELS = "model_name", "engine"
 Values = Mapping[Any, float]  # by a tuple of the labels behind LABELS
-STATES = ("starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed")
+STATES = "starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed"
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by sleep level
 
 # name, ReplicaStats field, help; one value per replica
@@ -91,9 +91,7 @@ class EngineCollector(Collector):
     def _replicas(self) -> Iterator[Metric]:
         """Yield one value per replica, whose number is the label `engine`."""
         replicas = self.engine.describe_replicas()
-        rows = [
-            ("replica_ready", "1 if the replica accepts requests.", [r.state == "ready" for r in replicas])
-        ]
+        rows = [("replica_ready", "1 if the replica accepts requests.", [r.state == "ready" for r in replicas])]
         rows += [(name, text, [getattr(r, field) for r in replicas]) for name, field, text in REPLICA_GAUGES]
         for name, text, values in rows if replicas else ():
             gauge = GaugeMetricFamily(self.prefix + name, text, labels=LABELS)
@@ -122,7 +120,7 @@ class EngineCollector(Collector):
         for name, histogram in stats.histograms.items():
             family = HistogramMetricFamily(self.prefix + name, histogram.help or name, labels=LABELS)
             # Prometheus counts every value in all buckets above it, too
-            bounds = (*map(str, histogram.buckets), "+Inf")
+            bounds = *map(str, histogram.buckets), "+Inf"
             buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
             family.add_metric((self.engine.model_name, "0"), buckets, histogram.sum)
             yield family

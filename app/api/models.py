@@ -29,14 +29,10 @@ async def list_models(context: Context, anthropic_version: AnthropicVersion = No
 
 
 @router.get("/v1/models/{model:path}")
-async def retrieve_model(
-    model: str, context: Context, anthropic_version: AnthropicVersion = None
-) -> dict[str, Any]:
+async def retrieve_model(model: str, context: Context, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
     """Return one model by name."""
     context.check_model(model)
-    return (
-        describe_model(context, model) if anthropic_version is None else describe_to_anthropic(context, model)
-    )
+    return describe_model(context, model) if anthropic_version is None else describe_to_anthropic(context, model)
 
 
 def describe_to_anthropic(context: ApiContext, name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from app.api.errors import ApiError
 
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+SAFE_METHODS = "GET", "HEAD", "OPTIONS"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_SHOWN = 100
 EXPOSED = "x-request-id, request-id, x-troupe-warning, Retry-After"
@@ -36,9 +36,7 @@ class AllowedOrigins:
         shared: origins whose pages may use the API and read its answers (CORS); * is any.
     """
 
-    def __init__(
-        self, names: Iterable[str] = (), checks_host: bool = True, shared: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, names: Iterable[str] = (), checks_host: bool = True, shared: Iterable[str] = ()) -> None:
         self.names = frozenset(name.lower() for name in names)
         self.checks_host = checks_host
         self.shared = frozenset(origin.lower().rstrip("/") for origin in shared)
@@ -48,9 +46,7 @@ class AllowedOrigins:
         origin = headers.get(b"origin", b"").decode("latin-1")
         if not origin or not ("*" in self.shared or origin.lower() in self.shared):
             return {}
-        return {
-            "Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": EXPOSED
-        }
+        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": EXPOSED}
 
     def answer_preflight(self, headers: Mapping[bytes, bytes]) -> Response:
         """Answer a preflight request: whether a page of another origin may send a request."""
@@ -62,9 +58,7 @@ class AllowedOrigins:
         asked = headers.get(b"access-control-request-headers", b"").decode("latin-1")
         return Response(
             status_code=204,
-            headers={
-                "Access-Control-Allow-Methods": "GET, POST, DELETE", "Access-Control-Allow-Headers": asked
-            }
+            headers={"Access-Control-Allow-Methods": "GET, POST, DELETE", "Access-Control-Allow-Headers": asked}
             | {"Access-Control-Max-Age": "600"},
         )
 

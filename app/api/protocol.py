@@ -125,9 +125,7 @@ class Fields(BaseModel):
     def drop_nulls(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        optional = {
-            field.alias or name for name, field in cls.model_fields.items() if not field.is_required()
-        }
+        optional = {field.alias or name for name, field in cls.model_fields.items() if not field.is_required()}
         return {name: value for name, value in given.items() if value is not None or name not in optional}
 
     @model_validator(mode="after")
@@ -141,7 +139,7 @@ class Fields(BaseModel):
 class StreamOptions(Fields):
     """Options of a stream. include_obfuscation is accepted and ignored."""
 
-    PLACE = ("stream_options",)
+    PLACE = "stream_options",
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -151,7 +149,7 @@ class StreamOptions(Fields):
 class JsonSchemaFormat(Fields):
     """The schema of a response_format; `strict` has no effect because a schema is always enforced."""
 
-    PLACE = ("response_format", "json_schema")
+    PLACE = "response_format", "json_schema"
 
     name: str | None = None
     description: str | None = None
@@ -162,7 +160,7 @@ class JsonSchemaFormat(Fields):
 class ResponseFormat(Fields):
     """OpenAI's response_format."""
 
-    PLACE = ("response_format",)
+    PLACE = "response_format",
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -175,7 +173,7 @@ class ResponseFormat(Fields):
 class StructuredOutputs(Fields):
     """vLLM's structured_outputs: one constraint and its options."""
 
-    PLACE = ("structured_outputs",)
+    PLACE = "structured_outputs",
     CONSTRAINTS = None
 
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
@@ -198,7 +196,7 @@ class StructuredOutputs(Fields):
 class PredictedText(Fields):
     """One text of a prediction."""
 
-    PLACE = ("prediction", "content")
+    PLACE = "prediction", "content"
 
     type: Literal["text"]
     text: str
@@ -207,7 +205,7 @@ class PredictedText(Fields):
 class Prediction(Fields):
     """OpenAI's prediction: text that the answer probably contains, used as drafts."""
 
-    PLACE = ("prediction",)
+    PLACE = "prediction",
 
     type: Literal["content"]
     content: str | Annotated[list[PredictedText], Field(max_length=MAX_IDS)]
@@ -304,9 +302,7 @@ class ChatFields(GenerationFields):
 class ChatRequest(ChatFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[
-        list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_HELP)
-    ]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_HELP)]
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None

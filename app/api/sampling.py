@@ -28,8 +28,8 @@ Whitespace = str  # as in a GrammarSpec
 # names of other engines for the backends
 BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "auto": None}
 # constraints with optional whitespace
-SPACED = ("json", "json_object", "xml", "structural_tag")
-TAG_PARTS = ("format", "structures", "triggers")
+SPACED = "json", "json_object", "xml", "structural_tag"
+TAG_PARTS = "format", "structures", "triggers"
 MAX_LOGPROBS = 20
 COPIED = (
     "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -106,12 +106,9 @@ def _make(
     given = {name: value for name, value in changes.items() if value is not None}
     values["skip_special_tokens"] = body.skip_special_tokens
     return SamplingParams(
-        **({"max_tokens": None} | dict(defaults) | values | given),
-        logit_bias=read_logit_bias(body.logit_bias),
-        include_stop_str_in_output=body.include_stop_str_in_output,
-        ignore_eos=body.ignore_eos,
-        grammar=None if constraint is None else constraint.spec,
-        output_kind="delta" if body.stream else "final",
+        **({"max_tokens": None} | dict(defaults) | values | given), logit_bias=read_logit_bias(body.logit_bias),
+        include_stop_str_in_output=body.include_stop_str_in_output, ignore_eos=body.ignore_eos,
+        grammar=None if constraint is None else constraint.spec, output_kind="delta" if body.stream else "final",
         saves_blocks=read_kv_transfer(body.kv_transfer_params),
     )
 
@@ -135,9 +132,7 @@ def read_kv_transfer(given: dict[str, Any] | None) -> bool:
 
 def read_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
     """JSON has only text keys; token ids come as digits."""
-    wrong = next(
-        (key for key in bias or {} if not (key.isascii() and key.isdigit() and len(key) <= 10)), None
-    )
+    wrong = next((key for key in bias or {} if not (key.isascii() and key.isdigit() and len(key) <= 10)), None)
     if wrong is not None:
         message = f"logit_bias must map token ids to numbers; {wrong[:80]!r} is not a token id"
         raise BadRequest(message, "logit_bias")
@@ -162,11 +157,7 @@ def read_prompts(given: Any, name: str = "prompt", max_count: int = MAX_PROMPTS)
 
 def _is_ids(value: object) -> bool:
     # type() and not isinstance(): true is not a token id
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(type(item) is int and 0 <= item < 2**31 for item in value)
-    )
+    return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 2**31 for item in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +204,7 @@ def _response_format(body: GenerationFields) -> Candidates:
     if asked.type == "structural_tag":
         return [("response_format", lambda: GrammarSpec.structural_tag(parts))]
     if parts:
-        message = (
-            f"response_format.{next(iter(parts))} is a part of the type structural_tag, not {asked.type}"
-        )
+        message = f"response_format.{next(iter(parts))} is a part of the type structural_tag, not {asked.type}"
         raise BadRequest(message, "response_format")
     if asked.type == "text":
         return []
@@ -296,7 +285,7 @@ def _close_objects(schema: Any) -> Any:
         return [*map(_close_objects, schema)]
     if not isinstance(schema, dict):
         return schema
-    values = ("enum", "const", "default", "examples")
+    values = "enum", "const", "default", "examples"
     closed = {
         key: _close_objects(value) if isinstance(value, dict | list) and key not in values else value
         for key, value in schema.items()

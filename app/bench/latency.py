@@ -114,9 +114,7 @@ def measure_all(
     model = read_model_config(config)
     num, length = arguments.batch_size, arguments.input_len + arguments.output_len
     if config.enable_prefix_caching:
-        raise UsageError(
-            "--enable-prefix-caching would make the second round measure the cache: leave it off"
-        )
+        raise UsageError("--enable-prefix-caching would make the second round measure the cache: leave it off")
     config = fit(config, num, num * length, length)
     jobs = make_random(num, arguments.input_len, arguments.output_len, 0, model["vocab_size"], 0)
     ours = TroupeRunner(as_settings(config))

@@ -21,9 +21,7 @@ MAX_SHOWN = 200  # characters of an answer
 
 
 @asynccontextmanager
-async def run_server(
-    flags: Sequence[str], on_start: Callable[[int], None] = lambda pid: None
-) -> AsyncIterator[str]:
+async def run_server(flags: Sequence[str], on_start: Callable[[int], None] = lambda pid: None) -> AsyncIterator[str]:
     """`python -m app serve` with the given flags on a free port, ready to answer; ended with the block.
 
     Args:

@@ -14,10 +14,8 @@ from app.bench.workload import Job, find_lengths
 from engine import LLM, EngineConfig, LoRARequest, SamplingParams
 from grammar import GrammarSpec
 
-PEERS = ("transformers",)
-DTYPES = {
-    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
-}  # "auto" on CPU: float32
+PEERS = "transformers",
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # "auto" on CPU: float32
 
 
 class Runner(Protocol):
@@ -51,9 +49,7 @@ class TroupeRunner:
         """See `Runner.run`."""
         params = [replace(self._params, max_tokens=job.max_tokens) for job in jobs]
         start = time.perf_counter()
-        chosen = [
-            self._adapters[at % len(self._adapters)] if self._adapters else None for at in range(len(jobs))
-        ]
+        chosen = [self._adapters[at % len(self._adapters)] if self._adapters else None for at in range(len(jobs))]
         prompts = [job.prompt_token_ids for job in jobs]
         outputs = self.llm.generate(prompts, params, use_tqdm=False, lora_request=chosen)
         spent = time.perf_counter() - start

@@ -23,20 +23,16 @@ from app.bench.spread import percentiles
 from app.bench.workload import Job, add_number, add_random_flags, read_work
 from app.config import UsageError, check_key, read_url
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
+METRICS = "ttft", "tpot", "itl", "e2el"
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """vLLM's flags."""
     parser.add_argument("--base-url", help="address of a running server; without it one is started")
-    parser.add_argument(
-        "--server-flags", default="", help="flags of that server: --server-flags='--max-num-seqs 8'"
-    )
+    parser.add_argument("--server-flags", default="", help="flags of that server: --server-flags='--max-num-seqs 8'")
     parser.add_argument("--model", help="name of the model on the server (default: the first that it lists)")
-    parser.add_argument(
-        "--backend", choices=tuple(ENDPOINTS), default="openai", help="route to call (openai)"
-    )
+    parser.add_argument("--backend", choices=tuple(ENDPOINTS), default="openai", help="route to call (openai)")
     parser.add_argument("--api-key", help="sent as a bearer token")
     add_number(parser, "--request-rate", NEVER, 0.001, NEVER, "requests a second; inf: all at once")
     add_number(parser, "--burstiness", 1.0, 0.01, 1000, "1: Poisson; less: burstier")
@@ -48,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="limits that a good request keeps, such as ttft:500",
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature (0)")
-    parser.add_argument(
-        "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="every token counts"
-    )
+    parser.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="every token counts")
     add_number(parser, "--vocab-size", 1000, 1, 2**31 - 1, "prompts use token ids below this number")
     parser.add_argument(
         "--output-json", "--result-filename", type=Path, metavar="FILE", help="write the figures there, too"
@@ -87,13 +81,10 @@ async def measure(arguments: argparse.Namespace, jobs: Sequence[Job]) -> tuple[l
             await wait_until_ready(url)
         model = arguments.model or await find_model(url, arguments.api_key)
         target = Target(
-            url, model, ENDPOINTS[arguments.backend], arguments.api_key, arguments.ignore_eos,
-            arguments.temperature,
+            url, model, ENDPOINTS[arguments.backend], arguments.api_key, arguments.ignore_eos, arguments.temperature
         )
         await drive(target, [*jobs[: arguments.num_warmups]], Load())
-        load = Load(
-            arguments.request_rate, arguments.burstiness, arguments.max_concurrency, arguments.work_seed
-        )
+        load = Load(arguments.request_rate, arguments.burstiness, arguments.max_concurrency, arguments.work_seed)
         with tqdm(total=len(jobs), unit="request", leave=False) as bar:
             return await drive(target, jobs, load, lambda: bar.update() and None)
 
@@ -105,9 +96,7 @@ async def find_model(url: str, api_key: str | None) -> str:
         body = await response.json() if response.status == 200 else {}
     listed = body.get("data", [])
     if not listed:
-        raise UsageError(
-            f"{url}/v1/models answered {response.status} and lists no model: name one with --model"
-        )
+        raise UsageError(f"{url}/v1/models answered {response.status} and lists no model: name one with --model")
     return str(listed[0]["id"])
 
 
@@ -118,9 +107,7 @@ def read_points(text: str) -> list[float]:
     except ValueError:
         points = [-1.0]
     if not all(0 <= point <= 100 for point in points):
-        raise UsageError(
-            f"--metric-percentiles {text!r} must be numbers from 0 to 100 with commas between them"
-        )
+        raise UsageError(f"--metric-percentiles {text!r} must be numbers from 0 to 100 with commas between them")
     return points
 
 
@@ -130,9 +117,7 @@ def read_goodput(pairs: Sequence[str]) -> dict[str, float]:
     for pair in pairs:
         name, _, value = pair.partition(":")
         if name not in METRICS or not (value.isascii() and value.replace(".", "", 1).isdigit()):
-            raise UsageError(
-                f"--goodput {pair!r} must be one of {', '.join(METRICS)}, a colon and milliseconds"
-            )
+            raise UsageError(f"--goodput {pair!r} must be one of {', '.join(METRICS)}, a colon and milliseconds")
         limits[name] = float(value) / 1000
     return limits
 
@@ -143,10 +128,8 @@ def summarise(
     """Every figure of a run, times in milliseconds."""
     good = [record for record in records if not record.error]
     values = {
-        "ttft": [record.ttft for record in good],
-        "tpot": [record.tpot for record in good if record.num_output > 1],
-        "itl": [gap for record in good for gap in record.itls],
-        "e2el": [record.e2e for record in good],
+        "ttft": [record.ttft for record in good], "tpot": [record.tpot for record in good if record.num_output > 1],
+        "itl": [gap for record in good for gap in record.itls], "e2el": [record.e2e for record in good],
     }
     figures: dict[str, Any] = {
         "num_requests": len(records), "num_failed": len(records) - len(good),
@@ -167,9 +150,7 @@ def summarise(
 
 def is_good(record: Record, limits: dict[str, float]) -> bool:
     """Return whether a request kept all limits; for ITL, its longest gap counts."""
-    found = {
-        "ttft": record.ttft, "tpot": record.tpot, "itl": max(record.itls, default=0.0), "e2el": record.e2e
-    }
+    found = {"ttft": record.ttft, "tpot": record.tpot, "itl": max(record.itls, default=0.0), "e2el": record.e2e}
     return all(found[name] <= limit for name, limit in limits.items())
 
 

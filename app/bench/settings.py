@@ -50,9 +50,7 @@ def engine_settings(arguments: argparse.Namespace, **defaults: Any) -> Iterator[
 def as_settings(config: EngineConfig) -> dict[str, Any]:
     """Return the fields of a configuration that differ from their defaults, as `LLM` takes them."""
     return {
-        item.name: getattr(config, item.name)
-        for item in fields(config)
-        if getattr(config, item.name) != item.default
+        item.name: getattr(config, item.name) for item in fields(config) if getattr(config, item.name) != item.default
     }
 
 

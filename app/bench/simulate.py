@@ -35,7 +35,7 @@ from engine import (
     measure_steps,
 )
 
-POLICIES = (*get_args(RoutePolicy), "random")
+POLICIES = *get_args(RoutePolicy), "random"
 # flag, default, lowest and highest value, help
 NUMBERS: tuple[tuple[str, float, float, float, str], ...] = (
     ("--request-rate", 10.0, 0.001, 1e6, "requests a second; the gaps are exponential"),
@@ -89,9 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for number in NUMBERS:
         add_number(parser, *number)
     parser.add_argument("--replicas", default="1,2,4,8", help="numbers of replicas to try (1,2,4,8)")
-    parser.add_argument(
-        "--policy", default="prefix_aware", help=f"{', '.join(POLICIES)}; several with commas"
-    )
+    parser.add_argument("--policy", default="prefix_aware", help=f"{', '.join(POLICIES)}; several with commas")
     for flag, text in FILES:
         parser.add_argument(flag, type=Path, metavar="FILE", help=text)
     add_engine_flags(parser)

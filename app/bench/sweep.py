@@ -41,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--input-len", 256, 1, 10**5, "tokens of a prompt")
     add_number(parser, "--output-len", 64, 1, 10**5, "tokens of an answer")
     add_number(parser, "--vocab-size", 1000, 1, 2**31 - 1, "prompts use token ids below this number")
-    parser.add_argument(
-        "--server-flags", default="", help="flags of the server: --server-flags='--model PATH'"
-    )
+    parser.add_argument("--server-flags", default="", help="flags of the server: --server-flags='--model PATH'")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
@@ -77,9 +75,7 @@ def read_counts(flag: str, text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-async def measure_all(
-    arguments: argparse.Namespace, concurrency: list[int], tokens: list[int]
-) -> list[Point]:
+async def measure_all(arguments: argparse.Namespace, concurrency: list[int], tokens: list[int]) -> list[Point]:
     """Measure the frontier at the middle token budget, then the other budgets at the best balance."""
     middle = next((count for count in tokens if count >= 1024), tokens[-1])
     middle = max(middle, concurrency[-1])
@@ -91,9 +87,7 @@ async def measure_all(
     return points
 
 
-async def measure_server(
-    arguments: argparse.Namespace, concurrency: Sequence[int], budget: int
-) -> list[Point]:
+async def measure_server(arguments: argparse.Namespace, concurrency: Sequence[int], budget: int) -> list[Point]:
     """Measure one server with a token budget at each concurrency in turn."""
     flags = ["--no-ui", "--max-num-seqs", str(concurrency[-1]), "--max-num-batched-tokens", str(budget)]
     points = []
@@ -102,9 +96,7 @@ async def measure_server(
         # The first concurrency runs twice, because its first run warms up.
         for count in (concurrency[0], *concurrency):
             num_jobs = count * arguments.requests_per_client
-            jobs = make_random(
-                num_jobs, arguments.input_len, arguments.output_len, 0.2, arguments.vocab_size, count
-            )
+            jobs = make_random(num_jobs, arguments.input_len, arguments.output_len, 0.2, arguments.vocab_size, count)
             records, elapsed = await drive(target, jobs, Load(max_concurrency=count))
             figures = summarise(records, elapsed, (50, 99), {})
             if figures["num_failed"]:

@@ -55,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--structured", action="store_true", help="repeat the measurement with a JSON schema on every row"
     )
-    add_number(
-        parser, "--num-loras", 0, 0, 1024, "repeat the measurement with this many random adapters, in turn"
-    )
+    add_number(parser, "--num-loras", 0, 0, 1024, "repeat the measurement with this many random adapters, in turn")
     add_number(parser, "--lora-rank", 16, 1, 4096, "rank of the random adapters")
     add_engine_flags(parser)
 
@@ -74,9 +72,7 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
     jobs = read_work(arguments, read_model_config(config)["vocab_size"])
     num_in, num_out = count_tokens(jobs)
     longest = max(len(job.prompt_token_ids) + job.max_tokens for job in jobs)
-    config = fit(
-        config, len(jobs), min(num_in + num_out, config.find_step_limits("cuda")[0] * longest), longest
-    )
+    config = fit(config, len(jobs), min(num_in + num_out, config.find_step_limits("cuda")[0] * longest), longest)
     settings = as_settings(config)
     runners = {"free": TroupeRunner(settings, None, arguments.temperature)}
     folder = TemporaryDirectory()
@@ -100,9 +96,7 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
             runner.close()
         folder.cleanup()
     print(f"{len(jobs)} requests, {num_in} tokens in, {num_out} tokens out")
-    figures: dict[str, Any] = {
-        "num_requests": len(jobs), "num_in": num_in, "num_out": num_out, "elapsed_s": times
-    }
+    figures: dict[str, Any] = {"num_requests": len(jobs), "num_in": num_in, "num_out": num_out, "elapsed_s": times}
     rates = {name: Spread(tuple(num_out / spent for spent in found)) for name, found in times.items()}
     for name, rate in rates.items():
         spent = Spread(tuple(times[name]))

@@ -43,8 +43,7 @@ def make_random(
         return max(1, rng.randint(round(length * (1 - range_ratio)), round(length * (1 + range_ratio))))
 
     return [
-        Job([rng.randrange(vocab_size) for _ in range(draw(input_len))], draw(output_len))
-        for _ in range(num_jobs)
+        Job([rng.randrange(vocab_size) for _ in range(draw(input_len))], draw(output_len)) for _ in range(num_jobs)
     ]
 
 
@@ -56,8 +55,7 @@ def make_nano(scale: float, vocab_size: int) -> list[Job]:
     """
     rng = Random(0)
     prompts = [
-        [rng.randint(0, NANO_IDS) for _ in range(rng.randint(NANO_MIN, NANO_MAX))]
-        for _ in range(NANO_REQUESTS)
+        [rng.randint(0, NANO_IDS) for _ in range(rng.randint(NANO_MIN, NANO_MAX))] for _ in range(NANO_REQUESTS)
     ]
     jobs = [Job(prompt, rng.randint(NANO_MIN, NANO_MAX)) for prompt in prompts]
     return [shrink(job, scale, vocab_size) for job in jobs]
@@ -102,9 +100,7 @@ class _InRange(argparse.Action):
         super().__init__(**options)
         self.low, self.high = low, high
 
-    def __call__(
-        self, parser: object, namespace: object, values: Any, option_string: str | None = None
-    ) -> None:
+    def __call__(self, parser: object, namespace: object, values: Any, option_string: str | None = None) -> None:
         if not self.low <= values <= self.high:
             raise UsageError(f"{option_string}={values} must be from {self.low} to {self.high}")
         setattr(namespace, self.dest, values)
@@ -120,6 +116,4 @@ def add_number(
     """
     kind, shown = (int, text) if default is None else (type(default), f"{text} ({default:g})")
     flags, dest = names.split(), names.split()[0].removeprefix("--").replace("-", "_")
-    parser.add_argument(
-        *flags, dest=dest, type=kind, default=default, action=_InRange, low=low, high=high, help=shown
-    )
+    parser.add_argument(*flags, dest=dest, type=kind, default=default, action=_InRange, low=low, high=high, help=shown)

@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kind; the remaining arguments are its own."""
     kinds = "; ".join(f"{kind}: {summary}" for kind, (_, summary) in KINDS.items())
     parser.add_argument("kind", metavar="KIND", help=kinds)
-    parser.add_argument(
-        "flags", nargs=argparse.REMAINDER, metavar="...", help="its flags; KIND --help lists them"
-    )
+    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help="its flags; KIND --help lists them")
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:

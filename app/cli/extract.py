@@ -39,7 +39,7 @@ from grammar import GrammarSpec
 # These flags have no effect without it.
 EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate"}
 # These flags have no effect with --evaluate.
-FILE_ARGUMENTS = ("column", "format", "output")
+FILE_ARGUMENTS = "column", "format", "output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,7 @@ def extract_on_ray(arguments: argparse.Namespace, options: dict[str, Any]) -> in
         raise UsageError("--executor ray takes one table, and --output FOLDER")
     if arguments.format not in (None, *FORMATS):
         raise UsageError(f"--format {arguments.format!r} is not one of {', '.join(FORMATS)}")
-    job = import_large("app.offline.jobs").ExtractJob(
-        read_schema(arguments.schema), options, arguments.column
-    )
+    job = import_large("app.offline.jobs").ExtractJob(read_schema(arguments.schema), options, arguments.column)
     run_on_ray = import_large("app.offline.ray_run").run_on_ray
     num_failed = run_on_ray(job, arguments.files[0], arguments.output, arguments.format, vars(arguments))
     return EXIT_SOME_FAILED if num_failed else 0
@@ -141,9 +139,7 @@ def make_options(config: ExtractConfig) -> dict[str, Any]:
         UsageError: the examples cannot be read.
     """
     return {
-        "limits": Limits() if config.limits else None,
-        "ground": config.ground,
-        "instructions": config.instructions,
+        "limits": Limits() if config.limits else None, "ground": config.ground, "instructions": config.instructions,
         "examples": read_examples(config.examples) if config.examples else (),
     }
 

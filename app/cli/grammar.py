@@ -11,8 +11,8 @@ from app.config import UsageError
 from grammar import CompiledGrammar, GrammarCompiler, GrammarError, Vocabulary, read_spec
 
 EXIT_REFUSED = 1
-KINDS = ("json_schema", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag")
-WHITESPACES = ("spaced", "compact", "any")
+KINDS = "json_schema", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag"
+WHITESPACES = "spaced", "compact", "any"
 # Single bytes, so that a refusal has an exact place; the last token ends the text.
 VOCABULARY = Vocabulary([*(bytes([byte]) for byte in range(256)), b"<eos>"], [256])
 MAX_CONTEXT = 30
@@ -20,20 +20,14 @@ MAX_CONTEXT = 30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action, the schema, and for `test` the instances."""
+    parser.add_argument("action", choices=("explain", "test"), help="print the plan, or try instances against it")
     parser.add_argument(
-        "action", choices=("explain", "test"), help="print the plan, or try instances against it"
-    )
-    parser.add_argument(
-        "schema",
-        metavar="GRAMMAR",
-        help="file with a JSON Schema or a grammar of another kind; - reads stdin",
+        "schema", metavar="GRAMMAR", help="file with a JSON Schema or a grammar of another kind; - reads stdin"
     )
     parser.add_argument(
         "instances", nargs="*", metavar="INSTANCE", help="for test: texts, or @FILE for the text of a file"
     )
-    parser.add_argument(
-        "--kind", choices=KINDS, default="json_schema", help="kind of GRAMMAR (default: json_schema)"
-    )
+    parser.add_argument("--kind", choices=KINDS, default="json_schema", help="kind of GRAMMAR (default: json_schema)")
     parser.add_argument(
         "--property-order", choices=("schema", "any"), default="schema",
         help="order of the properties in JSON objects (default: schema)",

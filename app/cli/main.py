@@ -112,9 +112,7 @@ def dispatch(argv: list[str], start: float) -> int:
 def list_verbs() -> str:
     """Return the help text without a verb."""
     lines = "\n".join(f"  {verb:<9} {summary}" for verb, (_, summary) in VERBS.items())
-    return (
-        f"Troupe, an LLM inference engine; --version prints its version. Verbs:\n{lines}\n\nFlags of serve:"
-    )
+    return f"Troupe, an LLM inference engine; --version prints its version. Verbs:\n{lines}\n\nFlags of serve:"
 
 
 def complain(message: str) -> None:

@@ -74,8 +74,7 @@ def find_request(requests: Sequence[RecordedRequest], name: str) -> RecordedRequ
 async def compute_again(request: RecordedRequest, model: str) -> RequestOutput:
     """Run the request with its seeds on one core with the recorded settings."""
     config = replace(
-        request.config, model=model, core="local", data_parallel_size=1, data_parallel_size_local=None,
-        journal=None,
+        request.config, model=model, core="local", data_parallel_size=1, data_parallel_size_local=None, journal=None
     )
     message, adapter = request.message, request.message.adapter
     params = replace(message.params, seed=message.completions[0].seed, output_kind="final")

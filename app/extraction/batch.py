@@ -45,8 +45,7 @@ async def extract_records(
 
 
 async def extract_source(
-    extractor: Extractor, schema: Schema, source: Source, *, cache_salt: str | None = None,
-    raises: bool = False,
+    extractor: Extractor, schema: Schema, source: Source, *, cache_salt: str | None = None, raises: bool = False
 ) -> tuple[dict[str, Any], ExtractionResult | None]:
     """The record of one source as a JSON-able dict, and its result; without one where the source fails alone.
 

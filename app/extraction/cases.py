@@ -46,9 +46,7 @@ def read_cases(path: Path, schema: Schema | None = None) -> list[Case]:
     except UnicodeDecodeError as error:
         raise CaseError(f"{path.name} is not UTF-8 text: {error}") from error
     found = [
-        _read_case(line, f"{path.name} line {number}", schema)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
+        _read_case(line, f"{path.name} line {number}", schema) for number, line in enumerate(lines, 1) if line.strip()
     ]
     if not found:
         raise CaseError(f"{path.name} has no line with a document")

@@ -28,7 +28,7 @@ from app.extraction.prompt import Schema
 from grammar import InvalidGrammar
 
 KEYWORD = "x-checks"
-KINDS = ("sum", "sum_of_products", "order")
+KINDS = "sum", "sum_of_products", "order"
 # Amounts are rounded to cents line by line.
 CENT = 0.01
 MAX_TAX = 0.3
@@ -37,7 +37,7 @@ WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 ORDERED = (("start", "end"), ("from", "to"), ("from", "until"), ("min", "max"), ("low", "high"), ("begin", "end"),
            ("departure", "arrival"), ("issued", "due"), ("opens", "closes"))
 QUANTITIES, PRICES = ("quantity", "qty", "count"), ("price", "rate")
-TOTALS = ("total", "subtotal", "sum")
+TOTALS = "total", "subtotal", "sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,7 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         """The check as a JSON-able dict."""
-        return {
-            "kind": self.kind, "holds": self.holds, "message": self.message, "fields": list(self.pointers)
-        }
+        return {"kind": self.kind, "holds": self.holds, "message": self.message, "fields": list(self.pointers)}
 
 
 def run_checks(schema: Schema, record: Any) -> tuple[Check, ...]:
@@ -107,16 +105,12 @@ def _run(check: dict[str, Any], record: Any) -> Check | None:
     else:
         if len({len(column) for column in columns}) > 1:
             return None
-        parts = [
-            math.prod(values) for values in zip(*([v for _, v in column] for column in columns), strict=True)
-        ]
+        parts = [math.prod(values) for values in zip(*([v for _, v in column] for column in columns), strict=True)]
     (place, total), found = totals[0], math.fsum(parts)
     cents = CENT * max(1, len(parts))
     # Taxes may stand between the lines and the total, unless the schema requires them to be equal.
     holds = found - cents <= total <= (1 + check.get("slack", 0.0)) * found + cents
-    message = (
-        f"{_name(place)} is {total:g}, {'the' if holds else 'but the'} lines come to {round(found, 2):g}"
-    )
+    message = f"{_name(place)} is {total:g}, {'the' if holds else 'but the'} lines come to {round(found, 2):g}"
     return Check(kind, holds, message, (place, *(pointer for column in columns for pointer, _ in column)))
 
 
@@ -170,7 +164,7 @@ def _read_moment(value: Any) -> list[str]:
     return [value] if isinstance(value, str) and MOMENT.fullmatch(value) else []
 
 
-READERS: tuple[Callable[[Any], list[Any]], ...] = (_read_number, _read_date, _read_moment)
+READERS: tuple[Callable[[Any], list[Any]], ...] = _read_number, _read_date, _read_moment
 
 
 def _name(pointer: str) -> str:

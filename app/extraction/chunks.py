@@ -168,8 +168,7 @@ async def plan_parts(extractor: Extractor, schema: Schema, text: str, room_for_r
     fitting = int(room * 0.9 * len(text) / num_tokens)
     if fitting < MIN_PART_CHARS:
         raise TextTooLong(
-            f"the schema takes {frame:,} of the model's {limit:,} tokens and leaves no room for a text",
-            "text",
+            f"the schema takes {frame:,} of the model's {limit:,} tokens and leaves no room for a text", "text"
         )
     too_many = TextTooLong(
         f"the text needs more than {MAX_PARTS} parts of what the model takes; no more are read", "text"

@@ -36,7 +36,7 @@ NUMERIC_GAPS |= {("thang", "nam"), ("thg", "nam"), ("/", "nam")}
 NUMERIC_GAPS |= {(word, mark) for word in ("thang", "thg") for mark in ("", ",")}
 # A dot ends a day and a month, and a slash may stand free: `12. 3. 2026`, `12 / 3 / 2026`.
 SPACED = "./．／,年월년월"
-CENTURIES = (2000, 1900)
+CENTURIES = 2000, 1900
 # Years of other calendars look like these.
 USUAL_YEARS = range(1500, 2400)
 CJK_DATE = re.compile(r"[〇零一二三四五六七八九十]{1,4}[年月日]|\d[年月]|\d{4}-?W\d")
@@ -139,9 +139,7 @@ def _is_mark(char: str) -> bool:
     """Return whether it is an accent, a vowel sign, a Korean vowel or final, or a voicing mark of narrow kana."""
     if "\ufe00" <= char <= "\ufe0f":
         return False  # a variation selector changes only how a character is drawn
-    return (
-        unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff" or "\uff9e" <= char <= "\uff9f"
-    )
+    return unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff" or "\uff9e" <= char <= "\uff9f"
 
 
 def _list_chains(text: str) -> Iterator[list[_Part]]:

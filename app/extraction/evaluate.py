@@ -88,9 +88,7 @@ async def score_cases(extractor: Extractor, cases: Sequence[Case]) -> list[Score
 
     async def score(case: Case) -> Scored:
         try:
-            return score_result(
-                case, await retry_while_full(lambda: extractor.extract(case.schema, case.text))
-            )
+            return score_result(case, await retry_while_full(lambda: extractor.extract(case.schema, case.text)))
         except EngineDead:
             raise
         except (EngineError, GrammarError) as error:
@@ -180,9 +178,7 @@ def _field_confidence(scores: dict[str, float], confidence: dict[str, float]) ->
     """Return the least confidence of the values in each field."""
     found: dict[str, float] = {}
     for name in scores:
-        inside = [
-            sure for pointer, sure in confidence.items() if pointer == name or pointer.startswith(f"{name}/")
-        ]
+        inside = [sure for pointer, sure in confidence.items() if pointer == name or pointer.startswith(f"{name}/")]
         if inside:
             found[name] = min(inside)
     return found

@@ -18,7 +18,7 @@ Path = tuple[str, ...]  # keys of the path to a field
 
 FORMATS = ("jsonl", "csv", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
-ABOUT = ("source", "valid", "finish_reason", "confidence", "to_check", "error")
+ABOUT = "source", "valid", "finish_reason", "confidence", "to_check", "error"
 MAX_CELLS = 20_000_000  # records whose keys all differ would fill the memory
 # Text that a spreadsheet would run as a formula, after invisible characters; +44 20 7946 and -12.50 are data.
 FORMULA = re.compile(
@@ -71,9 +71,7 @@ def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     `confidence` is the lowest of the record's values, `to_check` the JSON pointers of flagged values.
     """
     about = [name for name in ABOUT if name != "error" or any("error" in each for each in records)]
-    given: list[dict[Path, Any]] = [
-        {(name,): cell for name, cell in each.get("row", {}).items()} for each in records
-    ]
+    given: list[dict[Path, Any]] = [{(name,): cell for name, cell in each.get("row", {}).items()} for each in records]
     found = [dict(_flatten(each.get("record"))) for each in records]
     given_names = _name_columns(given, "row", about)
     found_names = _name_columns(found, "record", [*about, *given_names.values()])

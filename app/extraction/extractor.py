@@ -38,9 +38,7 @@ DEFAULT_MAX_TOKENS = 1024
 MIN_OUTPUT_TOKENS = 32
 TOO_LARGE = "a number is larger than a double holds"
 VERBATIM = "a verbatim text (option ground)"
-VERBATIM_IMAGES = (
-    "verbatim texts must be parts of a text, and an image has none: switch it off or send text only"
-)
+VERBATIM_IMAGES = "verbatim texts must be parts of a text, and an image has none: switch it off or send text only"
 WITHOUT_LIMITS = "with the added limits nothing satisfies the schema: read without them"
 
 
@@ -112,7 +110,7 @@ class Extractor:
             # Leaving the block aborts a record that repeats itself; it is written again with a shorter list.
             async with aclosing(steps):
                 async for plan, output in steps:
-                    notes = (*plan.notes, *loops.notes)
+                    notes = *plan.notes, *loops.notes
                     watch = await loops.look(output.outputs[0].text, output.finished)
                     if watch is not None:
                         break
@@ -283,7 +281,7 @@ def list_violations(schema: Schema, record: Any) -> tuple[str, ...]:
     try:
         violation = SchemaValidator(schema).first_error(record)
     except GrammarError as error:
-        return (str(error),)
+        return str(error),
     return () if violation is None else (f"{violation[0] or 'the record'}: {violation[1]}",)
 
 

@@ -27,8 +27,7 @@ LINE_DISTANCE = 100
 MAX_SPANS = 256
 MAX_NEAR = 16  # values of an item that pull the next one
 NUMBER_WORDS = (
-    *("zero", "one", "two", "three", "four", "five", "six"),
-    *("seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("zero", "one", "two", "three", "four", "five", "six"), *("seven", "eight", "nine", "ten", "eleven", "twelve")
 )
 NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
 CLOCK = re.compile(
@@ -47,9 +46,7 @@ BEFORE_CLOCK = re.compile(
     rf"(?::\s*|\s+)(?:(?:about|around|ca\.?)\s+)?(?:{DOTTED}\s?[-–]\s?)?\Z",
     re.IGNORECASE,
 )
-BEHIND_CLOCK = re.compile(
-    rf"(?:\s?[-–]\s?{DOTTED})?\s?(?:[ap]\.?\s?m|h|hrs?|hours|o'clock|uhr)\b", re.IGNORECASE
-)
+BEHIND_CLOCK = re.compile(rf"(?:\s?[-–]\s?{DOTTED})?\s?(?:[ap]\.?\s?m|h|hrs?|hours|o'clock|uhr)\b", re.IGNORECASE)
 BEHIND_PRICE = re.compile(
     r"\s?(?:[€$£¥%]|(?:eur|usd|gbp|chf|euros?|dollars?|pounds?|percent|each|per)\b)", re.IGNORECASE
 )

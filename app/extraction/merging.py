@@ -106,9 +106,7 @@ class _Merger:
             filled = [each for each in filled if _name_kind(each[1]) is kind]
         if isinstance(filled[0][1], dict):
             names = dict.fromkeys(name for _, value, _ in filled for name in value)
-            return {
-                name: self.join(_inner(filled, name), f"{pointer}/{escape_pointer(name)}") for name in names
-            }
+            return {name: self.join(_inner(filled, name), f"{pointer}/{escape_pointer(name)}") for name in names}
         if isinstance(filled[0][1], list):
             items = self._chain(filled, pointer)
             return [self.join(list(item), f"{pointer}/{index}") for index, item in enumerate(items)]
@@ -209,9 +207,7 @@ class _Merger:
         counts = Counter((names, span) for view in views for names, spans in view.items() for span in spans)
         items = []
         for place, (value, view) in enumerate(zip(values, views, strict=True)):
-            own = {
-                names: {span for span in spans if counts[names, span] == 1} for names, spans in view.items()
-            }
+            own = {names: {span for span in spans if counts[names, span] == 1} for names, spans in view.items()}
             own = {names: spans for names, spans in own.items() if spans}
             items.append(_Item(((index, value, f"{pointer}/{place}"),), (own,) if own else ()))
         return items
@@ -259,9 +255,7 @@ def _match_places(items: list[_Item], new: list[_Item], near: list[int]) -> dict
     return same
 
 
-def _match_values(
-    items: list[_Item], new: list[_Item], ends: list[int], same: dict[int, int]
-) -> dict[int, int]:
+def _match_values(items: list[_Item], new: list[_Item], ends: list[int], same: dict[int, int]) -> dict[int, int]:
     """Match items without spans by value: the end of one part against the start of the next.
 
     Args:
@@ -292,6 +286,4 @@ def _weave(items: list[_Item], new: list[_Item], same: dict[int, int]) -> list[_
         joined[number] = _Item(joined[number].found + each.found, joined[number].views + each.views)
         inserted.setdefault(number, []).extend(waiting)
         waiting = []
-    return [
-        each for number, item in enumerate(joined) for each in (*inserted.get(number, ()), item)
-    ] + waiting
+    return [each for number, item in enumerate(joined) for each in (*inserted.get(number, ()), item)] + waiting

@@ -110,7 +110,7 @@ def read_number(text: str) -> set[int | float]:
 def read_digits(number: str) -> tuple[int | float, ...]:
     """Return the values that digits with separators may have, in rising order; none for `1.2.3`."""
     if not number[-1].isdecimal():
-        return (unicodedata.numeric(number),)
+        return unicodedata.numeric(number),
     groups, marks = re.findall(r"\d+", number), re.findall(r"\D", number.translate(SEPARATORS))
     if sum(map(len, groups)) > MAX_DIGITS:
         return ()

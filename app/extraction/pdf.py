@@ -71,10 +71,8 @@ def _run(data: bytes, name: str, asked: dict[str, Any]) -> dict[str, Any]:
     try:
         # -P: the other files in the reader's folder must not hide modules of the standard library.
         child = subprocess.run(
-            [sys.executable, "-P", READER],
-            input=json.dumps(asked | {"limits": limits}).encode() + b"\n" + data,
-            capture_output=True,
-            timeout=4 * MAX_PDF_SECONDS,
+            [sys.executable, "-P", READER], input=json.dumps(asked | {"limits": limits}).encode() + b"\n" + data,
+            capture_output=True, timeout=4 * MAX_PDF_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         raise UnreadableSource(too_slow) from error

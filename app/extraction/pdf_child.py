@@ -183,9 +183,7 @@ def _is_prose(lines: list[list[Run]]) -> bool:
     widths = [line[-1].box[2] - line[0].box[0] for line in lines]
     width = max(line[-1].box[2] for line in lines) - min(line[0].box[0] for line in lines)
     starts = [sign for line in lines if (sign := line[0].text[0]).isdigit() or sign.lower() != sign.upper()]
-    is_continued = len(starts) < MIN_PROSE_LINES or (
-        sum(map(str.islower, starts)) >= MIN_CONTINUED * len(starts)
-    )
+    is_continued = len(starts) < MIN_PROSE_LINES or (sum(map(str.islower, starts)) >= MIN_CONTINUED * len(starts))
     height = median(line[0].height for line in lines)
     return is_continued and median(widths) >= max(MIN_PROSE_FILL * width, MIN_PROSE_WIDTH * height)
 

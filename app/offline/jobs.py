@@ -52,10 +52,7 @@ class ExtractJob:
     def _read(self, row: Row, name: str) -> Source:
         by_name = {column.lower(): column for column in row}
         column = self.column or next((by_name[each] for each in TEXT_NAMES if each in by_name), None)
-        others = {
-            each: cell if isinstance(cell, str) else json.dumps(cell, default=str)
-            for each, cell in row.items()
-        }
+        others = {each: cell if isinstance(cell, str) else json.dumps(cell, default=str) for each, cell in row.items()}
         text = others.pop(column, None) if column is not None else None
         error = f"no column {column or 'of texts'} among {', '.join(row)}; name one with --column"
         return Source(name, text or "", others, None if text is not None else error)

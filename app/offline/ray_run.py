@@ -67,9 +67,7 @@ def run_on_ray(job: Job, path: str, out: str, file_format: str | None, given: Ma
 class Pool:
     """The actors, and the parts that they work on."""
 
-    def __init__(
-        self, ray: Any, config: EngineConfig, executor: ExecutorConfig, job: Job, folder: PartFolder
-    ) -> None:
+    def __init__(self, ray: Any, config: EngineConfig, executor: ExecutorConfig, job: Job, folder: PartFolder) -> None:
         self._ray = ray
         self._part_rows = executor.part_rows
         num_gpus = int(ray.cluster_resources().get("GPU", 0)) if config.device != "cpu" else 0
@@ -110,7 +108,7 @@ class Pool:
     def _give(self, number: int, rows: list[Row], tries: int) -> None:
         actor = self._idle.popleft()
         answer = actor.work.remote(number, rows, number * self._part_rows + 1)
-        self._running[answer] = (actor, number, rows, tries + 1)
+        self._running[answer] = actor, number, rows, tries + 1
 
     def _take(self, answer: Any, bar: tqdm) -> int:  # type: ignore[type-arg]
         """Take the answer of an actor. If it has ended, its part is given to another one."""

@@ -54,9 +54,7 @@ def iterate_rows(ray: Any, path: str, file_format: str) -> Iterator[Row]:
                 header = next(csv.reader(file), [])
             texts = arrow_csv.ConvertOptions(column_types={name: pa.string() for name in header})
             parse = arrow_csv.ParseOptions(newlines_in_values=True)
-            yield from ray.data.read_csv(
-                inner, convert_options=texts, parse_options=parse, **options
-            ).iter_rows()
+            yield from ray.data.read_csv(inner, convert_options=texts, parse_options=parse, **options).iter_rows()
         case _:
             lines = ray.data.read_text(inner, drop_empty_lines=True, **options).iter_rows()
             for number, line in enumerate(lines, 1):

@@ -36,9 +36,7 @@ async def serve_route(config: RouteConfig, app_config: AppConfig) -> None:
         async with run_router(config, app_config, listener, stop) as proxy:
             host, port = listener.getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            print(
-                f"Troupe routes {address} to {len(config.worker_urls)} workers by {config.policy}", flush=True
-            )
+            print(f"Troupe routes {address} to {len(config.worker_urls)} workers by {config.policy}", flush=True)
             if not app_config.is_loopback and not app_config.api_key:
                 logger.warning("listening on %s without an API key: anyone who can reach it may use it", host)
             await stop.wait()
@@ -60,15 +58,14 @@ async def run_router(
         auto_decompress=False,
     ) as session:
         proxy = Proxy(workers, router, session, forwards_keys=key is None and not app_config.api_key)
-        names = (app_config.host, *app_config.allowed_host)
+        names = app_config.host, *app_config.allowed_host
         gate = Gate(
             proxy, app_config.api_key, app_config.max_body_bytes, app_config.max_requests_per_key,
             AllowedOrigins(names, checks_host=app_config.is_loopback and not app_config.api_key),
         )
         async with asyncio.TaskGroup() as tasks:
             probes = [
-                tasks.create_task(watch(worker, session, HEALTH_INTERVAL_S, router.forget))
-                for worker in workers
+                tasks.create_task(watch(worker, session, HEALTH_INTERVAL_S, router.forget)) for worker in workers
             ]
             try:
                 listener.listen(BACKLOG)  # uvicorn does it later, so early clients wait

@@ -87,9 +87,7 @@ class Store:
         path = None if folder is None else folder / FILE_NAME
         self._connection = self._thread.submit(self._open, path, limits, clock).result()
 
-    async def run(
-        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **options: P.kwargs
-    ) -> T:
+    async def run(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **options: P.kwargs) -> T:
         """Return the result of a function of the connection; its changes are kept unless it raises.
 
         Raises:
@@ -97,9 +95,7 @@ class Store:
         """
         return await asyncio.wrap_future(self.start(work, *args, **options))
 
-    def start(
-        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **options: P.kwargs
-    ) -> Future[T]:
+    def start(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **options: P.kwargs) -> Future[T]:
         """As `run`, without waiting. What is started or run later sees the result."""
         return self._thread.submit(self._transact, lambda: work(self._connection, *args, **options))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from engine import Engine, EngineConfig
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
-SAMPLE_SUFFIXES = (".txt", ".md", ".eml", ".csv", ".log", ".html", ".xml")
+SAMPLE_SUFFIXES = ".txt", ".md", ".eml", ".csv", ".log", ".html", ".xml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,8 @@ class Examples:
 
 def load_examples(assets: Path = ASSETS) -> Examples:
     """Read the names of all examples, and the schemas."""
-    schemas = {
-        show_name(path): path.read_text(encoding="utf-8") for path in sorted(assets.glob("schemas/*.json"))
-    }
-    samples = {
-        show_name(path): path
-        for path in sorted(assets.glob("samples/**/*"))
-        if path.suffix in SAMPLE_SUFFIXES
-    }
+    schemas = {show_name(path): path.read_text(encoding="utf-8") for path in sorted(assets.glob("schemas/*.json"))}
+    samples = {show_name(path): path for path in sorted(assets.glob("samples/**/*")) if path.suffix in SAMPLE_SUFFIXES}
     return Examples(schemas, samples)
 
 

@@ -10,7 +10,7 @@ from engine import EngineDead, EngineError, EngineOverloaded, EngineSleeping, In
 from grammar import GrammarError, UnsupportedGrammar
 
 # Errors that the handlers explain; others are bugs and may appear as such.
-EXPLAINED = (EngineError, GrammarError)
+EXPLAINED = EngineError, GrammarError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,7 @@ class Explanation:
     def as_html(self) -> str:
         """Return it as HTML, in place of a result or a schema."""
         what, why, next_step = (html.escape(part) for part in (self.what, self.why, self.next_step))
-        return (
-            f'<div class="problem" role="alert"><b>{what}</b> <span>{why}</span> <em>{next_step}</em></div>'
-        )
+        return f'<div class="problem" role="alert"><b>{what}</b> <span>{why}</span> <em>{next_step}</em></div>'
 
     def as_markdown(self) -> str:
         return f"**{self.what}** {self.why}\n\n{self.next_step}"
@@ -66,9 +64,7 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
         case EngineDead():
             return Explanation("The engine has stopped.", why, "Its log has the cause; restart the app.")
         case InvalidRequest(param="attachment"):
-            return Explanation(
-                "This file cannot be read.", why, "Attach a text file or a PDF with text in it."
-            )
+            return Explanation("This file cannot be read.", why, "Attach a text file or a PDF with text in it.")
         case InvalidRequest(param="message"):
             return Explanation("The message is too long.", why, "Shorten it, or attach a part of the file.")
         case InvalidRequest(param="conversation"):

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 STYLE_SHEET = Path(__file__).resolve().parents[2] / "assets" / "style.css"
 
 # Not 600: Gradio's semi-bold files are subsets without most letters. Browsers take 700 for it.
-WEIGHTS = (400, 700)
-SANS = (gr.themes.LocalFont("IBM Plex Sans", weights=WEIGHTS), "ui-sans-serif", "system-ui", "sans-serif")
-MONO = (gr.themes.LocalFont("IBM Plex Mono", weights=WEIGHTS), "ui-monospace", "monospace")
+WEIGHTS = 400, 700
+SANS = gr.themes.LocalFont("IBM Plex Sans", weights=WEIGHTS), "ui-sans-serif", "system-ui", "sans-serif"
+MONO = gr.themes.LocalFont("IBM Plex Mono", weights=WEIGHTS), "ui-monospace", "monospace"
 
 # Slate surfaces, thin borders, no shadows; the accent is kept for what acts.
 SURFACES = {
@@ -24,14 +24,12 @@ SURFACES = {
     "background_fill_primary_dark": "#0f172a", "background_fill_secondary_dark": "#111a2e",
     "block_background_fill": "white", "block_background_fill_dark": "#0f172a", "block_border_width": "1px",
     "block_border_color_dark": "#1e293b", "border_color_primary": "*neutral_200",
-    "border_color_primary_dark": "#1e293b", "block_shadow": "none",
-    "block_label_background_fill": "transparent", "block_label_background_fill_dark": "transparent",
-    "block_label_border_width": "0px", "block_label_text_color": "*neutral_500",
-    "block_title_text_weight": "500", "block_title_text_size": "*text_sm",
+    "border_color_primary_dark": "#1e293b", "block_shadow": "none", "block_label_background_fill": "transparent",
+    "block_label_background_fill_dark": "transparent", "block_label_border_width": "0px",
+    "block_label_text_color": "*neutral_500", "block_title_text_weight": "500", "block_title_text_size": "*text_sm",
     "input_background_fill": "*neutral_50", "input_background_fill_dark": "#0b1120",
     "input_border_color_dark": "#1e293b", "button_primary_background_fill": "*primary_700",
-    "button_primary_background_fill_hover": "*primary_800",
-    "button_primary_background_fill_dark": "*primary_700",
+    "button_primary_background_fill_hover": "*primary_800", "button_primary_background_fill_dark": "*primary_700",
     "button_primary_background_fill_hover_dark": "*primary_800", "button_primary_text_color": "white",
     "button_secondary_background_fill": "white", "button_secondary_background_fill_dark": "#111a2e",
     "button_secondary_border_color": "*neutral_200", "button_secondary_border_color_dark": "#26334a",
@@ -60,7 +58,7 @@ class PagePolicy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
-                header = (b"content-security-policy", self.policy)
+                header = b"content-security-policy", self.policy
                 message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 

@@ -74,9 +74,7 @@ def test_a_wrong_variable_is_named(variable: str, value: str) -> None:
         parse(environ={f"TROUPE_{variable}": value})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("port", 65536), ("port", -1), ("api_key", ("a b",)), ("admin_key", "é")]
-)
+@pytest.mark.parametrize(("name", "value"), [("port", 65536), ("port", -1), ("api_key", ("a b",)), ("admin_key", "é")])
 def test_app_settings_out_of_range_are_usage_errors(name: str, value: Any) -> None:
     with pytest.raises(UsageError):
         AppConfig(**{name: value})
@@ -91,9 +89,7 @@ def test_app_settings_out_of_range_are_usage_errors(name: str, value: Any) -> No
         ("TROUPE_QQQ", "unknown variable TROUPE_QQQ (--help"),
     ],
 )
-def test_a_mistyped_variable_is_named_with_the_closest_one_and_without_its_value(
-    variable: str, words: str
-) -> None:
+def test_a_mistyped_variable_is_named_with_the_closest_one_and_without_its_value(variable: str, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
         check_variables({"TROUPE_PORT": "1", variable: "secret"})
     assert "secret" not in str(caught.value)
@@ -138,10 +134,8 @@ def test_every_setting_of_the_engine_and_the_app_has_help_and_no_flag_twice() ->
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["frobnicate"], "unknown verb 'frobnicate'"),
-        (["--port", "99999"], "port=99999"),
-        (["--max-num-seqs", "0"], "max_num_seqs=0"),
-        (["serve", "--api-key", ""], "api_key is given without a value"),
+        (["frobnicate"], "unknown verb 'frobnicate'"), (["--port", "99999"], "port=99999"),
+        (["--max-num-seqs", "0"], "max_num_seqs=0"), (["serve", "--api-key", ""], "api_key is given without a value"),
         (["serve", "--api-key", " , "], "api_key is given without a value"),
         (["--dtype", "int3"], "is not one of auto, float32"),
         (["complete", "x", "--temperature=-9"], "temperature=-9.0"),
@@ -181,9 +175,7 @@ def test_version_and_help_need_nothing_else(capsys: Any) -> None:
         assert word in printed
 
 
-def test_chat_answers_line_by_line(
-    fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_chat_answers_line_by_line(fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     lines = iter(["hello", "/new", "again", "/exit", "never"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     monkeypatch.setattr("app.cli.chat.is_terminal", lambda: False)
@@ -192,9 +184,7 @@ def test_chat_answers_line_by_line(
     assert fake_local.requests[-1].prompt == "<system>be kind\n<user>again\n<assistant>"
 
 
-def test_chat_keeps_reasoning_apart(
-    fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_chat_keeps_reasoning_apart(fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     fake_local.tokenizer = ThinkingTokenizer()
     fake_local.reply = lambda _: "So be it.\n</think>\n\nTwo."
     lines = iter(["one and one?", "again", "/exit"])

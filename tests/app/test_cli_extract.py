@@ -65,9 +65,7 @@ def test_images_and_scans_are_documents_or_fail_alone(fake_local: FakeEngine, ca
 
 
 @pytest.mark.parametrize(("flags", "beside"), [([], {"id": "7", "note": "x"}), (["--column", "note"], None)])
-def test_each_row_of_a_table_gives_a_line(
-    fake_local: FakeEngine, flags: list[str], beside: Any, capsys: Any
-) -> None:
+def test_each_row_of_a_table_gives_a_line(fake_local: FakeEngine, flags: list[str], beside: Any, capsys: Any) -> None:
     assert extract(*flags, "t.csv") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["source"] for line in lines] == ["t.csv row 1", "t.csv row 2"]
@@ -122,9 +120,7 @@ def test_a_text_reads_alike_whatever_its_line_ends(fake_local: FakeEngine, end: 
     assert "Ada\nis 36" in fake_local.requests[0].prompt
 
 
-def test_records_are_json_whatever_stdout_can_spell(
-    fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_json_whatever_stdout_can_spell(fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_local.record = '{"name": "José", "age": 1}'
     monkeypatch.setattr(sys, "stdout", written := io.TextIOWrapper(io.BytesIO(), "ascii"))
     assert extract("good.txt") == 0

@@ -9,10 +9,8 @@ import pytest
 from app.cli.main import main
 
 SCHEMA = {
-    "title": "A pair",
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "tags": {"type": "array", "uniqueItems": True}},
-    "required": ["name"],
+    "title": "A pair", "type": "object",
+    "properties": {"name": {"type": "string"}, "tags": {"type": "array", "uniqueItems": True}}, "required": ["name"],
 }
 TREE = {"name": "a", "children": [{"name": "b", "text": "integer", "min": 1, "max": None}]}
 CONTENT = {"type": "json_schema", "json_schema": SCHEMA}

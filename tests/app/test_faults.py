@@ -47,8 +47,7 @@ async def open_stream(server: Server) -> aiohttp.ClientResponse:
 
 
 @pytest.mark.parametrize(
-    ("name", "owner", "method"),
-    [("troupe-executor", Worker, "execute"), ("troupe-grammar", GrammarManager, "open")],
+    ("name", "owner", "method"), [("troupe-executor", Worker, "execute"), ("troupe-grammar", GrammarManager, "open")]
 )
 async def test_a_thread_that_dies_changes_no_text(
     monkeypatch: pytest.MonkeyPatch, name: str, owner: type, method: str

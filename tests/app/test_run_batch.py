@@ -84,9 +84,7 @@ def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, fake_loc
     errors = {name: one["response"]["body"]["error"] for name, one in results.items()}
     assert errors["type"]["param"] == "temperature"
     messages = {name: error["message"] for name, error in errors.items()}
-    assert messages["url"].startswith(
-        "POST /v1/embeddings is not possible in a batch; POST to /v1/chat/compl"
-    )
+    assert messages["url"].startswith("POST /v1/embeddings is not possible in a batch; POST to /v1/chat/compl")
     assert messages["body"] == messages["bare"] == "body is required: the request of this row, a JSON object"
     assert messages["torn"].startswith("reasoning contains an unpaired surrogate")
 
@@ -140,7 +138,7 @@ def test_a_dead_engine_ends_the_run_and_leaves_its_rows_to_the_next(
     files: Files, fake_local: FakeEngine, capsys: Any
 ) -> None:
     files.write(row("a"), row("b"))
-    fake_local.fail_after = (3, EngineDead("the device is on fire"))
+    fake_local.fail_after = 3, EngineDead("the device is on fire")
     assert main(files.argv) == 1
     assert files.results == {}
     assert "troupe: the device is on fire" in capsys.readouterr().err

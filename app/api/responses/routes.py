@@ -123,9 +123,7 @@ async def make_writer(
     asked = read_request(body, tools, before)
     call = await chat.prepare(asked, info, context, "resp_")
     if asked.fields.logprobs and (call.tools or call.thinking):
-        message = (
-            "logprobs beside tools or reasoning are on /v1/chat/completions only: they cover the whole output"
-        )
+        message = "logprobs beside tools or reasoning are on /v1/chat/completions only: they cover the whole output"
         raise BadRequest(message, "include", "unsupported_field")
     return ResponseWriter(call, body, tools.names, keep)
 

@@ -143,9 +143,7 @@ def _make_room(db: Connection, owner: str) -> None:
     objects.check_room(db, owner, spare=share // 16)
 
 
-def _read_chain(
-    db: Connection, owner: str, response_id: str, limit: int
-) -> tuple[list[StoredResponse], str | None]:
+def _read_chain(db: Connection, owner: str, response_id: str, limit: int) -> tuple[list[StoredResponse], str | None]:
     """Return the responses, and the id of one that is missing. Reading a response extends the time it is kept."""
     chain: list[StoredResponse] = []
     ids: list[str] = []

@@ -80,9 +80,7 @@ class StyledCalls:
         self._style, self._patterns = style, make_patterns(style)
         self._marks = re.compile("|".join(map(re.escape, self._patterns.marks)))
         self._readers = {name: ArgumentReader(style, schema) for name, schema in tools.items()}
-        self._part = (
-            Part.HEAD if style.channel else Part.START if is_whole or style.is_whole else Part.CONTENT
-        )
+        self._part = Part.HEAD if style.channel else Part.START if is_whole or style.is_whole else Part.CONTENT
         self._heads = self._patterns.heads
         self._text = ""  # text that has not been returned yet
         self._at = 0  # how much of it has been returned, during `feed`

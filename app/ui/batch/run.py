@@ -17,7 +17,7 @@ from app.ui.extract.shown import Shown, restore
 
 Record = dict[str, Any]
 # What a row of the store has for this page, beside the record that the files have.
-INNER = ("usage", "choices", "draft", "checked")
+INNER = "usage", "choices", "draft", "checked"
 
 
 @dataclass(slots=True, eq=False)

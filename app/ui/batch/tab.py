@@ -46,9 +46,7 @@ from app.ui.scripts import read_kept, read_script
 from app.ui.stops import Stops
 from grammar import GrammarError
 
-FILE_TYPES = [
-    ".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".eml", ".log", ".html", ".xml", ".json", ".pdf",
-]
+FILE_TYPES = [".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".eml", ".log", ".html", ".xml", ".json", ".pdf"]
 FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 UPDATE_INTERVAL_S = 0.25
@@ -419,9 +417,7 @@ def _write_files(records: list[dict[str, Any]]) -> list[Any]:
         try:
             path.write_bytes(export(records, file_format))
             # An earlier failure disabled the button and changed its label.
-            buttons.append(
-                gr.update(visible=True, interactive=True, value=str(path), label=_label(file_format))
-            )
+            buttons.append(gr.update(visible=True, interactive=True, value=str(path), label=_label(file_format)))
         except ExportError as error:
             buttons.append(gr.update(visible=True, interactive=False, value=None, label=str(error)))
     return buttons

@@ -29,15 +29,12 @@ def render_preview(table: Table, column: str | None) -> str:
         return EMPTY_BATCH
     columns = sorted(table.columns, key=lambda name: name != column)
     heads = "".join(
-        f'<th scope="col"{" class=chosen" if name == column else ""}>{html.escape(name)}</th>'
-        for name in columns
+        f'<th scope="col"{" class=chosen" if name == column else ""}>{html.escape(name)}</th>' for name in columns
     )
     body = ""
     for row in table.rows[:NUM_PREVIEWED]:
         if row.error is not None:
-            body += (
-                f'<tr class="failed"><td colspan="{max(len(columns), 1)}">{html.escape(row.error)}</td></tr>'
-            )
+            body += f'<tr class="failed"><td colspan="{max(len(columns), 1)}">{html.escape(row.error)}</td></tr>'
         else:
             cells = "".join(f"<td>{_clip(row.cells.get(name, ''))}</td>" for name in columns)
             body += f"<tr>{cells}</tr>"

@@ -29,7 +29,7 @@ PRESETS = {
     "None": "",
 }
 
-GRAMMARS = ("none", "JSON schema", "regex", "choice", "EBNF")
+GRAMMARS = "none", "JSON schema", "regex", "choice", "EBNF"
 GRAMMAR_HINTS = {
     "JSON schema": '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}',
     "regex": r"(yes|no), [a-z ]+\.",
@@ -206,6 +206,4 @@ def pick_grammar(data: gr.SelectData) -> dict[str, Any]:
 
 def show_grammar(kind: str) -> dict[str, Any]:
     """Return the appearance of the grammar's text box for a kind."""
-    return {
-        "visible": kind in GRAMMAR_HINTS, "value": GRAMMAR_HINTS.get(kind, ""), "label": f"Grammar: {kind}"
-    }
+    return {"visible": kind in GRAMMAR_HINTS, "value": GRAMMAR_HINTS.get(kind, ""), "label": f"Grammar: {kind}"}

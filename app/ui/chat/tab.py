@@ -120,7 +120,7 @@ class ChatTab(ChatRun):
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
         kind: Any = settings[GRAMMAR_KIND]
         kind.change(show_chip, kind, chip, **AT_ONCE)
-        free = ("none", gr.update(**show_grammar("none")))
+        free = "none", gr.update(**show_grammar("none"))
         chip.off(lambda: free, None, [kind, settings[GRAMMAR_KIND + 1]], **AT_ONCE)
         thread, turn = gr.State(None), gr.State(None)
         parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn, settings)
@@ -160,7 +160,7 @@ class ChatTab(ChatRun):
         """Add the turn to the history; returns also thread, branches and chats."""
         closed = self.close(turn)
         if turn is None or not isinstance(closed[0], list):
-            return (*closed, *(gr.skip() for _ in range(3)))
+            return *closed, *(gr.skip() for _ in range(3))
         problem = {}
         try:
             if turn.answer.written is not None:
@@ -255,7 +255,7 @@ class ChatTab(ChatRun):
             found = await self.store.run(chats.import_chats, find_owner(request), str(data._data.get("text")))
         except (chats.ChatsError, StoreError) as error:
             problem = f"Nothing imported: {error}. Choose a file that Export has written."
-            return (*self._skip_opened()[:4], report_problem(problem), *self._skip_opened()[5:])
+            return *self._skip_opened()[:4], report_problem(problem), *self._skip_opened()[5:]
         if data._data.get("opens") and found:
             return await self._replace(turn, request, found[0])
         return await self._list(request, thread, is_taken=bool(data._data.get("is_old")))
@@ -275,7 +275,7 @@ class ChatTab(ChatRun):
     async def export(self, request: gr.Request) -> Opened:
         """Give the page all chats as a file."""
         text = await self.store.run(chats.export_chats, find_owner(request))
-        return (*self._skip_opened()[:4], {"id": chats.make_id(), "file": text}, *self._skip_opened()[5:])
+        return *self._skip_opened()[:4], {"id": chats.make_id(), "file": text}, *self._skip_opened()[5:]
 
     async def _read(self, request: gr.Request, thread: Thread | None) -> _Found:
         """Return what the store has of the open chat, and the list of chats."""
@@ -294,7 +294,7 @@ class ChatTab(ChatRun):
         """Update the list of chats only; another one may be opened meanwhile."""
         listed = await self.store.run(chats.list_chats, find_owner(request), text)
         skipped = self._skip_opened()
-        return (*skipped[:4], describe_chats(listed, thread, **more), *skipped[5:])
+        return *skipped[:4], describe_chats(listed, thread, **more), *skipped[5:]
 
     def _skip_opened(self) -> Opened:
         return tuple(gr.skip() for _ in range(8 + len(asdict(self.defaults))))
@@ -306,7 +306,7 @@ class ChatTab(ChatRun):
         _leave(turn)
         *opened, kept = await self._open(request, chat_id, more)
         kept = asdict(self.defaults) | kept if kept else None
-        return (*opened, *restore_settings(self.defaults, kept, self.list_models()))
+        return *opened, *restore_settings(self.defaults, kept, self.list_models())
 
     async def _open(self, request: gr.Request, chat_id: str | None, more: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return what the page shows of a stored or a new chat, and the chat's settings."""
@@ -322,7 +322,7 @@ class ChatTab(ChatRun):
         listed = describe_chats(found.listed, thread, **more)
         tokens = inspect(history, None if turn is not None else answer)
         shown = [history, thread, found.tree.describe(path), tokens, listed, growing, composer, turn]
-        return (*shown, found.body.get("settings"))
+        return *shown, found.body.get("settings")
 
     def _connect_turns(self, parts: _Parts) -> None:
         chatbot, textbox, turn = parts.chatbot, parts.textbox, parts.turn

@@ -24,9 +24,7 @@ MAX_TITLE_CHARS = 60
 PLAIN = {"$schema", "$id", "title", "description", "type", "properties", "required", "additionalProperties"}
 BLANK_PROBLEM = Explanation("The schema has no field yet.", "", "Choose one, describe it, or add a field to the form.")
 CORRECT_FIRST = "Complete it first: until then nothing is extracted with this schema."
-WHO = {
-    "residual": "checked after the value", "annotation": "annotation only", "no effect": "always true here"
-}
+WHO = {"residual": "checked after the value", "annotation": "annotation only", "no effect": "always true here"}
 
 Views = dict[Any, Any]  # new values of the panel's components
 
@@ -214,9 +212,7 @@ def make_hints(checked: CheckedSchema) -> dict[str, list[list[str]]]:
     """Return keywords and who enforces them, by the pointer of the schema that contains them."""
     hints: dict[str, list[list[str]]] = {}
     for entry in checked.plan:
-        hints.setdefault(entry.pointer, []).append(
-            [entry.keyword, WHO.get(entry.enforced_by, entry.enforced_by)]
-        )
+        hints.setdefault(entry.pointer, []).append([entry.keyword, WHO.get(entry.enforced_by, entry.enforced_by)])
     return hints
 
 

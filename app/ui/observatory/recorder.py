@@ -185,9 +185,7 @@ def describe_stats(stats: EngineStats) -> dict[str, Any]:
         "hit": stats.prefix_cache_hits,
         # Tokens that the full groups had, and a group with a window, or the states, had not.
         "unused": [stats.prefix_cache_windowless, stats.prefix_cache_stateless],
-        "tiers": [
-            stats.kv_offload_loads, stats.kv_received_tokens, stats.kv_saved_tokens, stats.num_prefills
-        ],
+        "tiers": [stats.kv_offload_loads, stats.kv_received_tokens, stats.kv_saved_tokens, stats.num_prefills],
         "preemptions": stats.num_preemptions,
         "rejected": stats.num_rejected,
         "restarts": stats.num_restarts,

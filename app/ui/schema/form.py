@@ -34,9 +34,7 @@ class NotAForm(ValueError):
 def schema_to_form(schema: Schema) -> Form:
     """The form of a record's schema."""
     if schema.get("type") != "object" or not isinstance(schema.get("properties", {}), dict):
-        raise NotAForm(
-            "the form shows schemas whose root is an object with properties; edit this one as JSON"
-        )
+        raise NotAForm("the form shows schemas whose root is an object with properties; edit this one as JSON")
     if _has_inexact(schema):
         raise NotAForm(f"the form would change whole numbers beyond {MAX_EXACT:,}; edit this schema as JSON")
     more = dict(schema)
@@ -125,9 +123,7 @@ def _is_any_of_null(subschema: Schema) -> bool:
     match subschema:
         case {"anyOf": [{"type": str() as kind, **first}, {"type": "null"}]}:
             return (
-                len(subschema) == 1
-                and kind not in ("array", "object")
-                and not {"enum", "description"} & set(first)
+                len(subschema) == 1 and kind not in ("array", "object") and not {"enum", "description"} & set(first)
             )
     return False
 
@@ -149,9 +145,7 @@ def _read_kind(item: Schema, depth: int) -> Field | None:
         is_plain = more.pop("type", None) == "string" and all(isinstance(each, str) for each in choices)
         return {"kind": "choice", "choices": choices, "more": more} if is_plain else None
     for kind, shape in KINDS.items():
-        if kind not in ("choice", "group") and all(
-            more.get(name) == shape.get(name) for name in ("type", "format")
-        ):
+        if kind not in ("choice", "group") and all(more.get(name) == shape.get(name) for name in ("type", "format")):
             return {"kind": kind, "more": {name: value for name, value in more.items() if name not in shape}}
     return None
 
@@ -164,9 +158,7 @@ def _write_properties(schema: Schema, fields: list[Field], place: str) -> None:
             raise ValueError(f"a field{where} has no name yet")
         if names.count(name) > 1:
             raise ValueError(f"two fields{where} are called {name!r}")
-    schema["properties"] = {
-        name: _write_field(field, name) for name, field in zip(names, fields, strict=True)
-    }
+    schema["properties"] = {name: _write_field(field, name) for name, field in zip(names, fields, strict=True)}
     required = [name for name, field in zip(names, fields, strict=True) if field.get("required")]
     if required:
         schema["required"] = required

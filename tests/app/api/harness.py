@@ -47,9 +47,7 @@ class Server:
         status, _, body = await self.ask(path, **options)
         return status, body
 
-    async def post_text(
-        self, path: str, text: Any, content_type: str = "application/json"
-    ) -> tuple[int, Any]:
+    async def post_text(self, path: str, text: Any, content_type: str = "application/json") -> tuple[int, Any]:
         """Send a body as it is."""
         status, _, body = await self.ask(path, "POST", data=text, headers={"content-type": content_type})
         return status, body

@@ -70,9 +70,7 @@ async def test_a_key_has_as_many_requests_open_as_it_may(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN_PATHS)
-async def test_admin_routes_want_the_admin_key_and_exist_only_with_one(
-    start: Start, method: str, path: str
-) -> None:
+async def test_admin_routes_want_the_admin_key_and_exist_only_with_one(start: Start, method: str, path: str) -> None:
     server, without = await start(api_key=("right",), admin_key="boss"), await start()
     body = {"request_ids": ["chatcmpl-1"]}
     for headers in ({}, {"Authorization": "Bearer right"}):
@@ -231,9 +229,7 @@ async def test_a_page_of_an_allowed_origin_may_send_and_read_with_its_own_key(st
     mine = {"Origin": "https://app.example", "Authorization": "Bearer right"}
     status, headers, _ = await server.ask(CHAT_PATH, "POST", json=CHAT, headers=mine)
     assert (status, headers["Access-Control-Allow-Origin"]) == (200, "https://app.example")
-    status, headers, _ = await server.ask(
-        CHAT_PATH, "POST", json=CHAT, headers={"Origin": "https://app.example"}
-    )
+    status, headers, _ = await server.ask(CHAT_PATH, "POST", json=CHAT, headers={"Origin": "https://app.example"})
     assert (status, headers["Access-Control-Allow-Origin"]) == (401, "https://app.example")
 
 

@@ -25,10 +25,8 @@ CHAT: dict[str, Any] = {"messages": QUESTION, "max_tokens": 8, "temperature": 0}
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     shutil.copytree(FOLDER, tmp_path / "roots" / "copy")
-    modules = (f"loud={FOLDER}",)
-    config = EngineConfig(
-        num_blocks=256, enable_lora=True, lora_modules=modules, lora_root=(str(tmp_path / "roots"),)
-    )
+    modules = f"loud={FOLDER}",
+    config = EngineConfig(num_blocks=256, enable_lora=True, lora_modules=modules, lora_root=(str(tmp_path / "roots"),))
     engine = Engine(config)
     async with engine, run_server(engine, AppConfig(admin_key="boss")) as running:
         yield running
@@ -50,9 +48,7 @@ async def test_an_adapter_is_a_model_of_every_route(server: Server) -> None:
     assert base.startswith("I am the Troupe")
     assert loud == "I AM THE TR"
     _, listed = await server.get("/v1/models")
-    assert [(each["id"], each["parent"]) for each in listed["data"]] == [
-        ("demo_model", None), ("loud", "demo_model")
-    ]
+    assert [(each["id"], each["parent"]) for each in listed["data"]] == [("demo_model", None), ("loud", "demo_model")]
     assert (await server.get("/v1/models/loud"))[1]["root"] == str(FOLDER)
     anthropic = {"model": "loud", "messages": QUESTION, "max_tokens": 8, "temperature": 0}
     _, message = await server.post("/v1/messages", anthropic)
@@ -111,9 +107,7 @@ async def test_what_is_not_supported_is_refused_by_name(
     assert message in body["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "name", ["model.layers.99.mlp.up_proj.lora_A.weight", "model.norm.weight", "x.lora_E"]
-)
+@pytest.mark.parametrize("name", ["model.layers.99.mlp.up_proj.lora_A.weight", "model.norm.weight", "x.lora_E"])
 async def test_a_tensor_that_lands_nowhere_fails_the_load(server: Server, tmp_path: Path, name: str) -> None:
     file = tmp_path / "roots" / "copy" / "adapter_model.safetensors"
     tensors = load_file(file)

@@ -65,15 +65,11 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc"),
 ]
 
-FLAGS = [
-    "--no-ui", "--no-enable-native-ops", "--num-blocks", "512", "--api-key", "key", "--admin-key", "boss"
-]
+FLAGS = ["--no-ui", "--no-enable-native-ops", "--num-blocks", "512", "--api-key", "key", "--admin-key", "boss"]
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": {"prompt": "hello", "max_tokens": 4},
-    "/v1/responses": {"input": "hello", "max_output_tokens": 4},
-    "/v1/messages": CHAT | {"model": "demo_model"},
+    "/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "hello", "max_tokens": 4},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 4}, "/v1/messages": CHAT | {"model": "demo_model"},
 }
 MB = 2**20
 
@@ -171,12 +167,10 @@ for _ in range(400):
 DEEP = '{"type": "array", "items": ' * 10_000 + "true" + "}" * 10_000
 HOSTILE: dict[str, Any] = {
     "nested quantifiers": {"regex": "((((a{1,99}){1,99}){1,99}){1,99}){1,99}"},
-    "counted repeat": {"regex": "(a|b){1000000}"},
-    "catastrophic": {"regex": "(a+)+(b+)+((c|d)*e?)*$"},
+    "counted repeat": {"regex": "(a|b){1000000}"}, "catastrophic": {"regex": "(a+)+(b+)+((c|d)*e?)*$"},
     "self reference": {"json": {"$ref": "#"}},
     "references in a circle": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
-    "400 levels": {"json": NESTED},
-    "a megabyte of enum": {"json": {"enum": [f"{i:08x}" * 8 for i in range(15_000)]}},
+    "400 levels": {"json": NESTED}, "a megabyte of enum": {"json": {"enum": [f"{i:08x}" * 8 for i in range(15_000)]}},
     "many alternatives": {"json": {"allOf": [{"anyOf": [{"const": i} for i in range(300)]}] * 12}},
     "a schema from elsewhere": {"json": {"$ref": "http://127.0.0.1:9/x.json"}},
     "left recursion": {"grammar": 'root ::= root "a" | root root | ""'},

@@ -32,7 +32,7 @@ class OutspokenTokenizer(FakeTokenizer):
     """Its chat template writes its variables into the prompt."""
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
-        known = ("tools", "add_generation_prompt", "continue_final_message")
+        known = "tools", "add_generation_prompt", "continue_final_message"
         told = {name: value for name, value in kwargs.items() if name not in known}
         return str(told or "") + super().apply_chat_template(messages, **kwargs)
 
@@ -70,9 +70,7 @@ async def stream(server: Server, **fields: Any) -> list[Any]:
 
 
 async def test_the_official_client_reads_a_message(client: anthropic.AsyncAnthropic, server: Server) -> None:
-    message = await client.messages.create(
-        **BODY, system="be kind", extra_body={"temperature": 0.5, "top_k": 7}
-    )
+    message = await client.messages.create(**BODY, system="be kind", extra_body={"temperature": 0.5, "top_k": 7})
     request = server.engine.requests[-1]
     assert request.prompt == "<system>be kind\n<user>hello\n<assistant>"
     assert (request.params.temperature, request.params.top_k, request.params.max_tokens) == (0.5, 7, 100)
@@ -193,9 +191,7 @@ async def test_the_end_has_its_reason(
         assert (found["stop_reason"], found["stop_sequence"]) == (reason, sequence)
 
 
-async def test_tokens_are_counted_without_generating(
-    client: anthropic.AsyncAnthropic, server: Server
-) -> None:
+async def test_tokens_are_counted_without_generating(client: anthropic.AsyncAnthropic, server: Server) -> None:
     count = await client.messages.count_tokens(model="fake", messages=HELLO, system="be kind")
     assert count.input_tokens == len("<system>be kind\n<user>hello\n<assistant>")
     assert server.engine.requests == []
@@ -287,10 +283,7 @@ async def test_the_system_may_speak_among_the_messages(server: Server) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].source must be base64 with a media_type",
         ),
-        (
-            {"tools": [{"type": "web_search_20250305"}]},
-            "tools[0].type='web_search_20250305' is not supported",
-        ),
+        ({"tools": [{"type": "web_search_20250305"}]}, "tools[0].type='web_search_20250305' is not supported"),
         ({"thread": {"type": "create"}}, "thread is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format is not a field"),
         ({"output_format": {"type": "xml"}}, "output_config.format must be"),

@@ -76,9 +76,7 @@ async def test_the_beginning_of_the_next_request_cuts_no_answer_short(
     writer.close()
 
 
-@pytest.mark.parametrize(
-    "name", ["Content-Type", "Content-Length", "Host", "Origin", "Authorization", "x-api-key"]
-)
+@pytest.mark.parametrize("name", ["Content-Type", "Content-Length", "Host", "Origin", "Authorization", "x-api-key"])
 async def test_a_header_that_must_be_single_is_refused_when_it_comes_twice(server: Server, name: str) -> None:
     """Readers disagree about which of them counts: the bound on values would not hold for a second content type."""
     reader, writer = await connect(server)
@@ -110,9 +108,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     ],
 )
 @pytest.mark.parametrize("step", [17, 10_000])
-async def test_an_upgrade_is_ignored_and_the_request_is_answered(
-    server: Server, sent: bytes, step: int
-) -> None:
+async def test_an_upgrade_is_ignored_and_the_request_is_answered(server: Server, sent: bytes, step: int) -> None:
     reader, writer = await connect(server)
     for at in range(0, len(sent), step):
         writer.write(sent[at : at + step])
@@ -176,9 +172,7 @@ async def test_a_head_is_a_get_without_its_body(server: Server, path: str) -> No
 
 @pytest.mark.parametrize("media", ["Application/JSON; Charset=UTF-8", "application/vnd.x+json"])
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-async def test_json_is_read_in_every_encoding_that_a_mark_tells(
-    server: Server, media: str, encoding: str
-) -> None:
+async def test_json_is_read_in_every_encoding_that_a_mark_tells(server: Server, media: str, encoding: str) -> None:
     status, reply = await server.post_text("/v1/completions", BODY.decode().encode(encoding), media)
     assert status == 200, reply
 
@@ -207,8 +201,7 @@ async def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(server:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b"null", b"\xff", b"\xff\xfe{}", b"[" * 100_000, b'{"n": 1' + b"0" * 5000 + b"}"],
+    "body", [b"", b"{", b"[]", b"null", b"\xff", b"\xff\xfe{}", b"[" * 100_000, b'{"n": 1' + b"0" * 5000 + b"}"]
 )
 async def test_a_body_that_is_no_json_object_is_invalid_json(server: Server, body: bytes) -> None:
     status, reply = await server.post_text("/v1/chat/completions", body)
@@ -286,9 +279,7 @@ def test_the_field_to_blame_is_the_first_step() -> None:
 
 
 TEXTS = st.text(st.sampled_from(',[{"\\\n:é\0 a'), max_size=8)
-VALUES = st.recursive(
-    TEXTS | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)
-)
+VALUES = st.recursive(TEXTS | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
 
 
 def count_signs(value: Any) -> int:
@@ -299,9 +290,7 @@ def count_signs(value: Any) -> int:
 
 
 @given(value=VALUES, is_ascii=st.booleans(), size=st.integers(1, 40))
-def test_the_count_is_that_of_the_value_however_the_text_is_cut(
-    value: Any, is_ascii: bool, size: int
-) -> None:
+def test_the_count_is_that_of_the_value_however_the_text_is_cut(value: Any, is_ascii: bool, size: int) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii).encode()
     counter = ValueCounter()
     for at in range(0, len(text), size):

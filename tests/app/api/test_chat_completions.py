@@ -177,9 +177,7 @@ async def test_the_engines_own_refusal_is_a_400_naming_the_field(start: Start) -
     assert (status, reply["error"]) == (400, told | {"param": "messages", "code": "invalid_value"})
 
 
-async def test_a_queued_stream_is_kept_alive_by_comments(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_queued_stream_is_kept_alive_by_comments(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.1)
     engine = FakeEngine(hold=asyncio.Event())
     server = await start(engine)

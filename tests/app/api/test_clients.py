@@ -30,9 +30,7 @@ async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_it_chats(client: openai.AsyncOpenAI) -> None:
-    reply = await client.chat.completions.create(
-        model="fake", messages=MESSAGES, logprobs=True, top_logprobs=1
-    )
+    reply = await client.chat.completions.create(model="fake", messages=MESSAGES, logprobs=True, top_logprobs=1)
     assert reply.choices[0].message.content == "You said <user>hello"
     assert reply.choices[0].logprobs.content[0].token == "Y"
     assert reply.usage.prompt_tokens_details.cached_tokens == 3
@@ -73,10 +71,7 @@ async def test_extra_body_reaches_the_engine(client: openai.AsyncOpenAI, server:
 
 @pytest.mark.parametrize(
     ("fields", "kind", "param"),
-    [
-        ({"temperature": -3}, openai.BadRequestError, "temperature"),
-        ({"model": "x"}, openai.NotFoundError, "model"),
-    ],
+    [({"temperature": -3}, openai.BadRequestError, "temperature"), ({"model": "x"}, openai.NotFoundError, "model")],
 )
 async def test_a_mistake_is_its_own_error(
     client: openai.AsyncOpenAI, fields: dict[str, Any], kind: type[openai.APIStatusError], param: str

@@ -127,8 +127,7 @@ async def test_prompt_logprobs_are_maps_from_token_id(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    ["", [], [[]], ["", "a"], [-1], [2**63], [True], [1.5], {"a": 1}, [None], 7, [["a"]], ["a"] * 1025],
+    "prompt", ["", [], [[]], ["", "a"], [-1], [2**63], [True], [1.5], {"a": 1}, [None], 7, [["a"]], ["a"] * 1025]
 )
 async def test_a_bad_prompt_is_a_400_naming_the_field(server: Server, prompt: object) -> None:
     status, reply = await server.complete(prompt=prompt)
@@ -179,9 +178,7 @@ def part_of(token_id: int, part: bytes) -> Logprob:
 @pytest.mark.parametrize(
     ("skips_special", "expected"), [(True, [0, 1, 1, 1, 1, 2, 2, 3]), (False, [0, 1, 1, 1, 1, 2, 6, 7])]
 )
-def test_offsets_are_places_in_what_is_seen(
-    tokenizer: Tokenizer, skips_special: bool, expected: list[int]
-) -> None:
+def test_offsets_are_places_in_what_is_seen(tokenizer: Tokenizer, skips_special: bool, expected: list[int]) -> None:
     ids = split(tokenizer, "a🙂</s>bc")
     offsets = TextOffsets(tokenizer, [], skips_special, 10)
     assert [*offsets.take(ids[:3]), *offsets.take(ids[3:])] == [10 + place for place in expected]
@@ -208,7 +205,7 @@ def test_the_bytes_in_chat_are_the_tokens_own(tokenizer: Tokenizer) -> None:
 
 def test_no_rival_hides_another(tokenizer: Tokenizer) -> None:
     plain = Logprob(9, -2.0, 3, "a"), Logprob(10, -3.0, 4, "a")
-    rivals = (part_of(7, b"\xf0\x9f"), part_of(8, b"\xf0"), *plain)
+    rivals = part_of(7, b"\xf0\x9f"), part_of(8, b"\xf0"), *plain
     call, position = make_call(tokenizer), TokenLogprobs(rivals[0], rivals)
     found = describe_positions(call, [None, position], [split(tokenizer, "🙂")[0], 7], [0, 0])
     assert found["tokens"] == ["bytes:\\xf0", "bytes:\\xf0\\x9f"]

@@ -36,12 +36,10 @@ def outputs(**fields: Any) -> dict[str, Any]:
         (outputs(structural_tag={"type": "structural_tag", "format": TAGS}), "structural_tag"),
         (outputs(structural_tag='{"format": {"type": "any_text"}}'), "structural_tag"),
         (outputs(xml={"root": TREE, "declaration": "optional"}, whitespace="any"), "xml"),
-        (outputs(grammar='start: "a"+'), "lark"),
-        (outputs(json=PAIR, property_order="any"), "json_schema"),
+        (outputs(grammar='start: "a"+'), "lark"), (outputs(json=PAIR, property_order="any"), "json_schema"),
         (outputs(json='{"type": "object"}'), "json_schema"),
         (outputs(json_object=True, disable_any_whitespace=True), "json_object"),
-        ({"response_format": {"type": "json_object"}}, "json_object"),
-        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, "json_object"), ({"response_format": {"type": "text"}}, None),
         ({"guided_json": PAIR, "guided_decoding_backend": "guidance:no-fallback"}, "json_schema"),
         ({"guided_regex": "a+", "guided_decoding_backend": "guidance"}, "regex"),
         ({"guided_choice": ["a"], "guided_decoding_backend": "outlines"}, "choice"),
@@ -55,9 +53,7 @@ async def test_a_field_becomes_the_grammar_of_its_kind(
     assert status == 200, reply
     spec = server.engine.requests[-1].params.grammar
     assert (spec and spec.kind) == kind
-    assert spec is None or spec.property_order == fields.get("structured_outputs", {}).get(
-        "property_order", "schema"
-    )
+    assert spec is None or spec.property_order == fields.get("structured_outputs", {}).get("property_order", "schema")
 
 
 @pytest.mark.parametrize(
@@ -65,10 +61,7 @@ async def test_a_field_becomes_the_grammar_of_its_kind(
     [
         ({"response_format": {"type": "structural_tag"}}, "structural tag"),
         ({"response_format": {"type": "json_object", "format": TAGS}}, "part of the type structural_tag"),
-        (
-            {"response_format": {"type": "structural_tag", "format": {"type": "any_tokens"}}},
-            "'any_tokens' at /format",
-        ),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "any_tokens"}}}, "'any_tokens' at /format"),
         (outputs(structural_tag={"format": {"type": "tag"}}), "missing required field `begin`"),
         (outputs(xml={"name": "a b"}), "not an XML name"),
         (outputs(xml={"root": TREE, "schema": {}}), "unknown field 'schema'"),
@@ -83,9 +76,7 @@ async def test_a_field_becomes_the_grammar_of_its_kind(
         (outputs(json=PAIR, whitespace="any", disable_any_whitespace=True), "=True exclude each other"),
     ],
 )
-async def test_a_malformed_grammar_is_a_400_of_its_field(
-    server: Server, fields: dict[str, Any], words: str
-) -> None:
+async def test_a_malformed_grammar_is_a_400_of_its_field(server: Server, fields: dict[str, Any], words: str) -> None:
     status, reply = await server.chat(**fields)
     assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
     assert reply["error"]["param"].split(".")[0] == next(iter(fields))

@@ -24,9 +24,7 @@ SETTINGS: dict[str, Any] = {"num_blocks": 200, "num_threads": 1, "served_model_n
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     make_embedding_folder(tmp_path, matryoshka_dimensions=[8])
-    async with (
-        Engine(EngineConfig(str(tmp_path), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one
-    ):
+    async with (Engine(EngineConfig(str(tmp_path), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one):
         yield one
 
 
@@ -35,9 +33,7 @@ async def reranker(tmp_path: Path) -> AsyncIterator[Server]:
     folder = tmp_path / "Qwen3-Reranker-tiny"
     folder.mkdir()
     make_reranker_folder(folder)
-    async with (
-        Engine(EngineConfig(str(folder), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one
-    ):
+    async with (Engine(EngineConfig(str(folder), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one):
         yield one
 
 

@@ -38,9 +38,7 @@ async def complete(server: Server) -> tuple[int, Any]:
     return await server.post("/v1/completions", ASKED)
 
 
-@pytest.mark.parametrize(
-    ("path", "name"), [("/sleep", "weights_offloaded"), ("/sleep?level=2", "discard_all")]
-)
+@pytest.mark.parametrize(("path", "name"), [("/sleep", "weights_offloaded"), ("/sleep?level=2", "discard_all")])
 async def test_a_sleeping_server_reports_it_on_every_route_and_wakes_up_unchanged(
     server: Server, path: str, name: str
 ) -> None:
@@ -118,9 +116,7 @@ async def test_a_wrong_parameter_is_a_400_naming_it(start: Start, path: str, tol
     assert reply["error"]["message"].startswith(told)
 
 
-async def test_a_failed_wake_up_is_a_500_with_the_cause(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_wake_up_is_a_500_with_the_cause(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(_: Worker) -> None:
         raise RuntimeError("no memory left on /dev/gpu/one")
 
@@ -174,9 +170,7 @@ async def test_health_is_a_503_with_the_cause_until_the_engine_is_back(
     await crash(server, monkeypatch)
     # the cause, without the path that it names
     cause = "RuntimeError: the device in ... is on fire"
-    assert await server.get("/health") == (
-        503, {"status": "restarting", "state": "restarting", "error": cause}
-    )
+    assert await server.get("/health") == (503, {"status": "restarting", "state": "restarting", "error": cause})
     status, reply = await server.post("/v1/chat/completions", CHAT | {"max_tokens": 4})
     assert (status, reply["error"]["code"]) == (503, "engine_not_ready")
     stream.close()

@@ -85,9 +85,7 @@ async def test_errors_keep_our_own_routes_and_names(server: Server) -> None:
     _, reply = await server.chat(model="/models/of/mine")
     assert "'/models/of/mine'" in reply["error"]["message"]
     status, reply = await server.post("/detokenize", {})
-    assert (status, reply["error"]["message"], reply["error"]["code"]) == (
-        400, "tokens is required", "missing_field"
-    )
+    assert (status, reply["error"]["message"], reply["error"]["code"]) == (400, "tokens is required", "missing_field")
     _, reply = await server.post("/v1/nothing/here", {})
     assert reply["error"]["message"] == "there is no route /v1/nothing/here for POST"
 
@@ -173,9 +171,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), RESPONSES, ids=lambda value: str(value)[:40])
-async def test_errors_of_responses_use_their_field_names(
-    server: Server, fields: dict[str, Any], message: str
-) -> None:
+async def test_errors_of_responses_use_their_field_names(server: Server, fields: dict[str, Any], message: str) -> None:
     status, reply = await server.post("/v1/responses", NONE | fields)
     assert status == 400
     assert reply["error"]["message"].startswith(message), reply["error"]["message"]

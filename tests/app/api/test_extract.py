@@ -40,9 +40,7 @@ async def test_a_text_gives_a_record_with_what_is_known_of_each_value(server: Se
 
 async def test_instructions_and_examples_reach_the_prompt(server: Server) -> None:
     examples = [{"text": "Bob is 7.", "record": {"name": "Bob", "age": 7}}]
-    status, _ = await server.post(
-        "/v1/extract", BODY | {"instructions": "Ages in years.", "examples": examples}
-    )
+    status, _ = await server.post("/v1/extract", BODY | {"instructions": "Ages in years.", "examples": examples})
     prompt = server.engine.requests[0].prompt
     assert status == 200 and "Ages in years." in prompt.split("<user>")[0]
     assert prompt.index("Bob is 7.") < prompt.index('{"name": "Bob", "age": 7}') < prompt.index(TEXT)
@@ -130,9 +128,7 @@ async def test_slow_files_leave_the_threads_of_the_engine_free(
     """Prompts are written in asyncio's own threads; before, as many slow files as there are threads took them all."""
     release, reading = threading.Event(), threading.Event()
     monkeypatch.setattr(api_extract, "parse_rows", lambda *_, **__: reading.set() or release.wait() or [])
-    uploads = [
-        asyncio.create_task(send_form(server, ("file", name, b"x"))) for name in ("a.txt", "a.pdf") * 20
-    ]
+    uploads = [asyncio.create_task(send_form(server, ("file", name, b"x"))) for name in ("a.txt", "a.pdf") * 20]
     try:
         await asyncio.to_thread(reading.wait)
         assert (await asyncio.wait_for(server.chat(), 10))[0] == 200
@@ -163,9 +159,7 @@ async def test_a_ready_made_schema_goes_by_its_name(server: Server) -> None:
         ({"schema": PERSON | {"x-checks": [{"sum": []}]}}, None), ({"model": "other"}, "model"),
     ],
 )
-async def test_a_wrong_field_is_refused_by_name(
-    server: Server, change: dict[str, Any], param: str | None
-) -> None:
+async def test_a_wrong_field_is_refused_by_name(server: Server, change: dict[str, Any], param: str | None) -> None:
     status, reply = await server.post("/v1/extract", BODY | change)
     assert status in (400, 404) and reply["error"]["param"] == param, reply
     assert server.engine.requests == []

@@ -21,7 +21,7 @@ from tests.hostile_images import list_hostile, make_part
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DOMAINS = ("localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "allowed.invalid")
+DOMAINS = "localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "allowed.invalid"
 PNG = to_bytes(make_picture((60, 40)))
 TEXT = {"type": "text", "text": "What is it?"}
 HOSTILE = dict(list_hostile())
@@ -30,9 +30,7 @@ HOSTILE = dict(list_hostile())
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def seeing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
     folder = make_smolvlm_folder(tmp_path_factory.mktemp("seeing"))
-    config = EngineConfig(
-        model=str(folder), served_model_name="eye", num_blocks=256, allowed_media_domains=DOMAINS
-    )
+    config = EngineConfig(model=str(folder), served_model_name="eye", num_blocks=256, allowed_media_domains=DOMAINS)
     async with Engine(config) as engine, run_server(engine, AppConfig()) as running:
         yield running
 
@@ -70,9 +68,7 @@ async def test_images_are_answered_on_all_three_routes(seeing: Server) -> None:
         "role": "user",
         "content": [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "What is it?"}],
     }
-    status, reply = await seeing.post(
-        "/v1/responses", {"input": [item], "max_output_tokens": 4, "temperature": 0}
-    )
+    status, reply = await seeing.post("/v1/responses", {"input": [item], "max_output_tokens": 4, "temperature": 0})
     assert status == 200 and reply["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
     message = {"role": "user", "content": [{"type": "image", "source": source}, TEXT]}

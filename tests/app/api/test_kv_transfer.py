@@ -26,9 +26,7 @@ async def start(stack: AsyncExitStack, folder: Path, role: str | None) -> Server
 
 async def test_a_proxy_takes_a_prompt_to_one_server_and_its_answer_to_another(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        plain, prefill, decode = [
-            await start(stack, tmp_path, role) for role in (None, "kv_producer", "kv_consumer")
-        ]
+        plain, prefill, decode = [await start(stack, tmp_path, role) for role in (None, "kv_producer", "kv_consumer")]
         _, expected = await plain.post("/v1/chat/completions", BODY)
         asked = {
             "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
@@ -46,9 +44,7 @@ async def test_a_proxy_takes_a_prompt_to_one_server_and_its_answer_to_another(tm
         assert cached == (num_prompt - 1) // 16 * 16 > 32
         assert answer["kv_transfer_params"] is None
         _, text = await decode.get("/metrics")
-        assert (
-            f'kv_transfer_received_tokens_total{{engine="0",model_name="demo_model"}} {float(cached)}' in text
-        )
+        assert f'kv_transfer_received_tokens_total{{engine="0",model_name="demo_model"}} {float(cached)}' in text
 
 
 async def test_what_a_server_cannot_do_is_refused(tmp_path: Path) -> None:

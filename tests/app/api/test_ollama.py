@@ -88,9 +88,7 @@ async def test_a_format_is_a_grammar(server: Server, schema: Any, client_of: Cli
 
 async def test_calls_come_whole_and_their_results_find_them(start: Start, client_of: ClientOf) -> None:
     text = "Let me see.\n" + tagged(CALL)
-    server = await start(
-        FakeEngine(reply=lambda _: text, record=text, tokenizer=FakeTokenizer(knows_tools=True))
-    )
+    server = await start(FakeEngine(reply=lambda _: text, record=text, tokenizer=FakeTokenizer(knows_tools=True)))
     client = client_of(server)
     whole = await client.chat("fake", USER, tools=TOOLS)
     parts = await collect(client.chat("fake", USER, tools=TOOLS, stream=True))

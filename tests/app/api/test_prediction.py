@@ -20,8 +20,7 @@ async def test_a_prediction_reaches_the_engine(server: Server, content: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "prediction",
-    [{"type": "text", "content": "a"}, {"type": "content"}, {"type": "content", "content": ["a"]}, "a"],
+    "prediction", [{"type": "text", "content": "a"}, {"type": "content"}, {"type": "content", "content": ["a"]}, "a"]
 )
 async def test_a_malformed_prediction_is_refused(server: Server, prediction: Any) -> None:
     status, reply = await server.chat(prediction=prediction)

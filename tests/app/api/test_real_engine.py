@@ -110,10 +110,8 @@ async def test_an_echo_repeats_the_special_tokens_that_were_written_out(server: 
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Is it raining in Paris?"}]
 WEATHER = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"$ref": "#/$defs/days"}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
+    "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city", "days"], "additionalProperties": False,
     "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 14}},
 }
 TOOLS = [
@@ -153,9 +151,7 @@ async def test_a_named_function_gets_arguments_that_fit(server: Server, seed: in
      {"type": "object", "properties": {"a": {"$dynamicRef": "#a"}}, "required": ["a"]},
      {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/schema"}}, "required": ["a"]}],
 )
-async def test_arguments_of_no_object_or_no_backend_are_a_400_of_the_tools(
-    server: Server, parameters: Any
-) -> None:
+async def test_arguments_of_no_object_or_no_backend_are_a_400_of_the_tools(server: Server, parameters: Any) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}]
     status, reply = await call(server, tools=tools, tool_choice="required")
     assert (status, reply["error"]["param"]) == (400, "tools"), reply

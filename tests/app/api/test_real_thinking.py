@@ -54,10 +54,8 @@ async def real(tmp_path_factory: pytest.TempPathFactory, request: Any) -> AsyncI
 
 
 FIELDS: list[dict[str, Any]] = [
-    {"response_format": FORMAT},
-    {"structured_outputs": {"regex": "[ab]{2}"}},
-    {"structured_outputs": {"choice": ["yes", "no"]}},
-    {"structured_outputs": {"grammar": 'root ::= "x" [0-9]'}},
+    {"response_format": FORMAT}, {"structured_outputs": {"regex": "[ab]{2}"}},
+    {"structured_outputs": {"choice": ["yes", "no"]}}, {"structured_outputs": {"grammar": 'root ::= "x" [0-9]'}},
     {"structured_outputs": {"grammar": 'start: "x" /[0-9]/'}},
     {"structured_outputs": {"csv": {"columns": {"n": ["a", "b"]}, "has_header": False}}},
     {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
@@ -68,9 +66,7 @@ FIELDS: list[dict[str, Any]] = [
 @needs_model
 @pytest.mark.parametrize("opens", [True, False])
 @pytest.mark.parametrize("number", range(len(FIELDS)))
-async def test_a_real_engine_holds_the_constraint_behind_the_thought(
-    real: Server, number: int, opens: bool
-) -> None:
+async def test_a_real_engine_holds_the_constraint_behind_the_thought(real: Server, number: int, opens: bool) -> None:
     # this model never learnt to think: a bias makes it begin, and end after a few words
     marks = {mark: real.engine.tokenizer.encode(mark, False)[0] for mark in ("<think>", "</think>")}
     strengths = {"</think>": 14} if opens else {"<think>": 60, "</think>": 75}

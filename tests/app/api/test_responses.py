@@ -182,9 +182,7 @@ async def test_a_forced_call_is_an_item(start: Start, choice: Any) -> None:
 
 
 async def test_results_of_calls_go_back_in(start: Start) -> None:
-    engine = FakeEngine(
-        record=f"ok <tool_call>\n{CALL}\n</tool_call>", tokenizer=FakeTokenizer(knows_tools=True)
-    )
+    engine = FakeEngine(record=f"ok <tool_call>\n{CALL}\n</tool_call>", tokenizer=FakeTokenizer(knows_tools=True))
     server = await start(engine)
     items = [
         {"role": "user", "content": "weather?"},

@@ -25,9 +25,7 @@ async def test_a_request_id_comes_back_in_header_and_reply(server: Server) -> No
     assert replies[0][1]["id"] != replies[1][1]["id"]
 
 
-async def test_a_bug_has_its_id_and_its_status_in_the_log(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_bug_has_its_id_and_its_status_in_the_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "troupe.requests")
     server = await start(FakeEngine(reject=RuntimeError("secret")))
     status, headers, reply = await server.ask(CHAT_PATH, "POST", json=CHAT, headers=ABC)
@@ -169,11 +167,7 @@ async def test_tokenize_counts_what_a_chat_with_these_fields_would(start: Start)
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        (
-            "/tokenize",
-            {"prompt": LONG},
-            "prompt has 2049 characters, which do not fit the model's 2048 tokens",
-        ),
+        ("/tokenize", {"prompt": LONG}, "prompt has 2049 characters, which do not fit the model's 2048 tokens"),
         ("/v1/completions", {"prompt": LONG, "add_special_tokens": False}, "prompt has 2049 characters"),
         ("/detokenize", {"tokens": [97] * 2049}, "tokens has 2049 entries"),
     ],
@@ -188,9 +182,7 @@ async def test_what_cannot_fit_the_context_is_refused_before_any_work(
     assert reply["error"]["message"].startswith(message)
 
 
-async def test_the_texts_of_tokens_are_made_off_the_loop(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_texts_of_tokens_are_made_off_the_loop(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[threading.Thread] = set()
     note = lambda *_, **__: threads.add(threading.current_thread()) or "a"  # noqa: E731
     for name in ("token_text", "decode"):

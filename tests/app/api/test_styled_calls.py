@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from app.api.tools.styled_calls import Piece, StyledCalls, join_pieces
-from grammar import (
-    GrammarCompiler,
-    SchemaValidator,
-    ToolStyle,
-    Vocabulary,
-    list_tool_styles,
-    make_tool_spec,
-)
+from grammar import GrammarCompiler, SchemaValidator, ToolStyle, Vocabulary, list_tool_styles, make_tool_spec
 from tests.app.api.harness import Start
 from tests.app.api.test_tools import CITY, TOOLS, collect
 from tests.fakes import FakeEngine, FakeTokenizer
@@ -130,7 +123,7 @@ def read(parser: StyledCalls, text: str, size: int = 1, is_cut: bool = False) ->
 @pytest.mark.parametrize("style", TEXTS)
 def test_content_and_calls_are_separated_whatever_the_pieces(style: str) -> None:
     for size in (1, 3, 1000):
-        expected = ("So < it.\n", "", [("weather", ARGUMENTS), ("clock", "{}")])
+        expected = "So < it.\n", "", [("weather", ARGUMENTS), ("clock", "{}")]
         assert read(make_parser(style), TEXTS[style], size) == expected
     parser = make_parser(style)
     parts = [piece for char in TEXTS[style] for piece in parser.feed(char) if piece.call >= 0]
@@ -228,9 +221,7 @@ def test_a_cut_answer_that_has_to_be_a_call_has_no_content(style: str) -> None:
 
 
 @pytest.mark.parametrize("style", TEXTS)
-def test_whatever_the_grammar_lets_through_is_read_as_valid_calls(
-    compiler: GrammarCompiler, style: str
-) -> None:
+def test_whatever_the_grammar_lets_through_is_read_as_valid_calls(compiler: GrammarCompiler, style: str) -> None:
     """Random texts that are led into a call by its first mark: every call is complete and its arguments are valid."""
     compiled = compiler.compile(make_tool_spec(TOOL_STYLES[style], SCHEMAS))
     num_calls = 0
@@ -316,9 +307,7 @@ async def test_beside_a_response_format_the_answer_is_calls_or_what_it_describes
     start: Start, compiler: GrammarCompiler, style: str
 ) -> None:
     text = (TEXTS | WHOLE)[style].removeprefix("So < it.\n")
-    text = text.replace(
-        f'{{"name": "weather", "parameters": {ARGUMENTS}}}\n', ""
-    )  # without a mark it is an answer
+    text = text.replace(f'{{"name": "weather", "parameters": {ARGUMENTS}}}\n', "")  # without a mark it is an answer
     server = await start(FakeEngine(record=text, tokenizer=StyledTokenizer(style=style)))
     fields = {"tools": TOOLS, "response_format": ANSWER}
     status, reply = await server.chat(**fields)
@@ -329,9 +318,7 @@ async def test_beside_a_response_format_the_answer_is_calls_or_what_it_describes
     server.engine.record = ARGUMENTS
     status, reply = await server.chat(**fields)
     message = reply["choices"][0]["message"]
-    assert (message["content"], "tool_calls" in message, reply["structured"]["valid"]) == (
-        ARGUMENTS, False, True
-    )
+    assert (message["content"], "tool_calls" in message, reply["structured"]["valid"]) == (ARGUMENTS, False, True)
     compiled = compiler.compile(server.engine.requests[-1].params.grammar)
     for answer, is_right in ((text, True), (ARGUMENTS, True), ("{}", False), (f"x{text}", False)):
         matcher = compiled.matcher()
@@ -339,9 +326,7 @@ async def test_beside_a_response_format_the_answer_is_calls_or_what_it_describes
         assert is_taken == is_right, answer
 
 
-async def test_a_forced_tool_wins_over_a_response_format_and_other_constraints_are_refused(
-    start: Start,
-) -> None:
+async def test_a_forced_tool_wins_over_a_response_format_and_other_constraints_are_refused(start: Start) -> None:
     server = await start(FakeEngine(record="x", tokenizer=StyledTokenizer()))
     await server.chat(tools=TOOLS, tool_choice="required", response_format=ANSWER)
     forced = server.engine.requests[-1].params.grammar
@@ -353,8 +338,7 @@ async def test_a_forced_tool_wins_over_a_response_format_and_other_constraints_a
 
 async def test_a_parser_that_is_named_is_used_whatever_the_template_writes(start: Start) -> None:
     server = await start(
-        FakeEngine(record=WHOLE["openai"], tokenizer=FakeTokenizer(knows_tools=True)),
-        tool_call_parser="gpt-oss",
+        FakeEngine(record=WHOLE["openai"], tokenizer=FakeTokenizer(knows_tools=True)), tool_call_parser="gpt-oss"
     )
     _, reply = await server.chat(tools=TOOLS)
     message = reply["choices"][0]["message"]
@@ -402,6 +386,6 @@ async def test_text_between_calls_is_in_its_place_whole_and_as_a_stream(start: S
     assert len(kinds) == 4 and kinds[0] == kinds[3] and kinds[1] == kinds[2]
     raw = (await server.stream(path, body)).decode()
     opened = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
-    names = ("content_block_start", "response.output_item.added")
+    names = "content_block_start", "response.output_item.added"
     started = [event.get("content_block") or event["item"] for event in opened if event["type"] in names]
     assert [block["type"] for block in started] == kinds

@@ -178,9 +178,7 @@ async def test_the_official_clients_read_reasoning(start: Start) -> None:
     assert response.usage.output_tokens_details.reasoning_tokens == len(THOUGHT + "</think>")
     async with (
         anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0) as other,
-        other.messages.stream(
-            model="fake", max_tokens=99, messages=[{"role": "user", "content": "x"}]
-        ) as blocks,
+        other.messages.stream(model="fake", max_tokens=99, messages=[{"role": "user", "content": "x"}]) as blocks,
     ):
         message = await blocks.get_final_message()
     assert message.content[0].signature  # clients do not send unsigned reasoning back
@@ -250,17 +248,15 @@ async def test_old_reasoning_reaches_the_template(start: Start) -> None:
 @pytest.mark.parametrize(
     ("is_open", "keeps_breaks", "text", "thought", "words"),
     [
-        (True, False, "\na\n\nb\n</think>\n\nc\n", "a\n\nb", "c\n"),
-        (True, True, "a</think>\n\nc", "a", "\n\nc"), (True, False, "<think>a</think>b", "a", "b"),
-        (True, False, "a</thin\n\n", "a</thin", ""), (True, False, "", "", ""),
-        (False, False, " \n<think>\na</think>b<think>c</think>", "a", "b<think>c</think>"),
+        (True, False, "\na\n\nb\n</think>\n\nc\n", "a\n\nb", "c\n"), (True, True, "a</think>\n\nc", "a", "\n\nc"),
+        (True, False, "<think>a</think>b", "a", "b"), (True, False, "a</thin\n\n", "a</thin", ""),
+        (True, False, "", "", ""), (False, False, " \n<think>\na</think>b<think>c</think>", "a", "b<think>c</think>"),
         (False, False, "a<think>b</think>", "", "a<think>b</think>"), (False, False, "<thi", "", "<thi"),
         (False, False, "<think>", "", ""), (False, False, "<think></think>", "", ""),
         (None, False, f"{ANALYSIS}So < it.<|end|>{FINAL_MESSAGE}Two.<|return|>", "So < it.", "Two."),
         (None, False, f"{ANALYSIS}a<|end|><|start|>assistant{ANALYSIS}b", "a\n\nb", ""),
         (None, False, f"{ANALYSIS}a<|end|><|start|>assist", "a", ""),
-        (None, False, "<|channel|>final<|message|>a<|en", "", "a<|en"),
-        (None, False, "<|x|>plain", "", "<|x|>plain"),
+        (None, False, "<|channel|>final<|message|>a<|en", "", "a<|en"), (None, False, "<|x|>plain", "", "<|x|>plain"),
         (None, False, "<|channel|>" + "x" * 300, "", "<|channel|>" + "x" * 300),
     ],
 )

@@ -132,10 +132,8 @@ async def test_a_model_that_is_not_shown_its_tools_calls_one(
 
 async def test_references_within_parameters_still_lead_somewhere(forced: Server) -> None:
     parameters = {
-        "type": "object",
-        "properties": {"tree": {"$ref": "#/$defs/tree"}, "$ref": {"const": {"$ref": "#/x"}}},
-        "required": ["tree"],
-        "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+        "type": "object", "properties": {"tree": {"$ref": "#/$defs/tree"}, "$ref": {"const": {"$ref": "#/x"}}},
+        "required": ["tree"], "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
     }
     status, reply = await forced.chat(tools=[tool("grow", parameters)], tool_choice="required")
     assert status == 200, reply
@@ -240,9 +238,7 @@ def test_content_beside_a_call_stays_and_turns_alternate() -> None:
         *({"role": "user", "content": content} for content in "bc"),
     ]
     written = '{"name": "f", "arguments": {}}'
-    told = [
-        ("assistant", f"Let me see.\n{written}\n{written}"), ("user", "Result of f: x"), ("assistant", "")
-    ]
+    told = [("assistant", f"Let me see.\n{written}\n{written}"), ("user", "Result of f: x"), ("assistant", "")]
     told += [("user", "b"), ("user", "c")]
     assert [(one["role"], one["content"]) for one in write_as_text(messages)] == told
     assert "tool_calls" in messages[0]
@@ -360,7 +356,7 @@ def test_a_lark_grammar_is_enforced_in_the_string_of_a_call() -> None:
     read = reader_of(GrammarSpec.json_schema(function["parameters"]))
     good = "*** Begin Patch\n*** Add File: a.txt\n+one\n\ttwo\n*** Delete File: b\n*** End Patch\n"
     assert read({"input": good}) and read({"input": good[:-1]})
-    wrongs = (("+one", "one"), ("+one", '+"one'), ("one", "o/ne"), ("a.txt", ""), ("Begin", "begin"), ("b\n", "b"))
+    wrongs = ("+one", "one"), ("+one", '+"one'), ("one", "o/ne"), ("a.txt", ""), ("Begin", "begin"), ("b\n", "b")
     for old, new in wrongs:
         assert not read({"input": good.replace(old, new)}), new
 
@@ -536,9 +532,7 @@ async def test_a_schema_that_cannot_be_enforced_is_refused_only_for_a_strict_too
     hard = {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}
     given = tool("hard", hard)
     given["function"]["strict"] = is_strict
-    status, headers, reply = await knowing.ask(
-        "/v1/chat/completions", "POST", json=CHAT | {"tools": [*TOOLS, given]}
-    )
+    status, headers, reply = await knowing.ask("/v1/chat/completions", "POST", json=CHAT | {"tools": [*TOOLS, given]})
     if is_strict:
         assert (status, reply["error"]["pointer"]) == (400, "/properties/a")
     else:

@@ -154,10 +154,8 @@ async def test_the_names_that_clients_document_pass(server: Server) -> None:
 
 BODIES: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
     ("/v1/chat/completions", {"messages": CHAT["messages"]}, ChatRequest),
-    ("/v1/completions", {"prompt": "x"}, CompletionRequest),
-    ("/v1/responses", {"input": "x"}, ResponsesRequest),
-    ("/v1/messages", MESSAGE, MessagesRequest),
-    ("/tokenize", {"prompt": "x"}, TokenizeRequest),
+    ("/v1/completions", {"prompt": "x"}, CompletionRequest), ("/v1/responses", {"input": "x"}, ResponsesRequest),
+    ("/v1/messages", MESSAGE, MessagesRequest), ("/tokenize", {"prompt": "x"}, TokenizeRequest),
 ]
 
 
@@ -204,9 +202,7 @@ async def test_bookkeeping_fields_and_those_that_ask_for_nothing_are_ignored(ser
         ("/v1/chat/completions", "repeat_penalty", "use repetition_penalty"),
     ],
 )
-async def test_a_field_of_another_server_gets_our_name(
-    server: Server, path: str, name: str, said: str
-) -> None:
+async def test_a_field_of_another_server_gets_our_name(server: Server, path: str, name: str, said: str) -> None:
     body = {"/v1/messages": MESSAGE, "/v1/responses": {"input": "x"}, "/v1/completions": {"prompt": "x"}}
     status, reply = await server.post(path, body.get(path, CHAT) | {name: 3})
     assert (status, reply["error"]["message"]) == (400, f"{name} is not a field of this route; {said}")

@@ -205,8 +205,7 @@ async def test_another_kind_of_server_is_given_up_soon(health: Health, capsys: A
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(60.0, "ended with exit code 2: troupe: max_num_seqs=0"), (0.0, "not ready within 0 s")],
+    ("seconds", "said"), [(60.0, "ended with exit code 2: troupe: max_num_seqs=0"), (0.0, "not ready within 0 s")]
 )
 async def test_a_server_of_ours_that_does_not_start_reports_the_reason(
     monkeypatch: pytest.MonkeyPatch, seconds: float, said: str

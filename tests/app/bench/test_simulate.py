@@ -22,9 +22,7 @@ def test_the_smallest_number_of_replicas_that_keeps_the_limits_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = tmp_path / "figures.json"
-    flags = (
-        "--num-prompts 300 --request-rate 60 --replicas 1,2,4 --input-len 600 --output-len 16 --ttft-ms 400"
-    )
+    flags = "--num-prompts 300 --request-rate 60 --replicas 1,2,4 --input-len 600 --output-len 16 --ttft-ms 400"
     code = run(tmp_path, *flags.split(), "--output-json", str(figures))
     points = json.loads(figures.read_text(encoding="utf-8"))["points"]
     enough = [point["num_replicas"] for point in points if point["ttft"][2] <= 400 and point["itl"][2] <= 200]
@@ -60,10 +58,7 @@ def test_a_trace_of_a_file_shares_prefixes_by_hash_ids(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", "line 1: Expecting"),
-        (
-            '{"timestamp": 0, "input_length": 0, "output_length": 1}',
-            "input_length=0 must be an integer from 1",
-        ),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "input_length=0 must be an integer from 1"),
         ('{"timestamp": "now", "input_length": 1, "output_length": 1}', "timestamp='now' must be a number"),
         ("", "has no requests"),
     ],

@@ -60,9 +60,7 @@ def test_limits_are_added_where_they_make_a_schema_stricter(schema: dict[str, An
 def test_what_a_reference_below_such_a_keyword_leads_to_is_left_alone(ref: str) -> None:
     places = {"a": TEXT, "c": {"type": "array", "items": TEXT}, "x y": TEXT, "n": {"not": {"$ref": ref}}}
     definitions = {"b": {"$ref": "#/properties/a"}}
-    schema = {
-        "properties": places, "$defs": definitions, "components": {"t": {"items": {"$ref": "#/$defs/b"}}}
-    }
+    schema = {"properties": places, "$defs": definitions, "components": {"t": {"items": {"$ref": "#/$defs/b"}}}}
     free = "" if ref.endswith("items") else "x y" if "x" in ref else "a"
     left = {"/properties/c/items"} if not free else {f"/properties/{free}"}
     every = {"/properties/a:maxLength=80", "/properties/c:maxItems=5", "/properties/c/items:maxLength=80",
@@ -133,12 +131,10 @@ def test_everything_that_was_added_is_said() -> None:
     [
         {"$ref": "#/$defs/long", "$defs": {"long": {"type": "string", "minLength": 300}}},
         {"$ref": "#/$defs/t", "minLength": 300, "$defs": {"t": {"type": "string"}}},
-        {"type": "string", "allOf": [{"minLength": 300}]},
-        {"allOf": [{"type": "string"}, {"minLength": 300}]},
+        {"type": "string", "allOf": [{"minLength": 300}]}, {"allOf": [{"type": "string"}, {"minLength": 300}]},
         {"allOf": [{"type": "string"}, {"pattern": "^a{300}$"}]},
         {"type": "string", "$ref": "#/$defs/p", "$defs": {"p": {"pattern": "^a{300}$"}}},
-        {"type": "string", "minLength": 300.0},
-        {"type": "array", "minItems": 40.0},
+        {"type": "string", "minLength": 300.0}, {"type": "array", "minItems": 40.0},
         {"type": "array", "allOf": [{"minItems": 40}]},
         {"type": "array", "contains": {"const": "a"}, "minContains": 40},
     ],

@@ -26,9 +26,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read_calibration(path) == Calibration("demo", SETS)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"model": "m"}', '{"model": "m", "sets": {"a": {"deciles": [{}]}}}']
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"model": "m"}', '{"model": "m", "sets": {"a": {"deciles": [{}]}}}'])
 def test_a_file_that_is_no_calibration_is_named_and_not_drawn(tmp_path: Path, text: str) -> None:
     path = tmp_path / "calibration.json"
     path.write_text(text)

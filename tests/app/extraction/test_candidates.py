@@ -65,8 +65,7 @@ def test_a_date_that_cannot_be_read_for_sure_leaves_all_dates_open(text: str) ->
 
 
 @pytest.mark.parametrize(
-    "settled",
-    [{"type": "integer"}, {**NUMBER, "enum": [1]}, {**NUMBER, "maximum": 3}, {"type": ["number", "string"]}],
+    "settled", [{"type": "integer"}, {**NUMBER, "enum": [1]}, {**NUMBER, "maximum": 3}, {"type": ["number", "string"]}]
 )
 def test_what_is_settled_or_no_plain_amount_stays(settled: dict[str, Any]) -> None:
     schema = {"properties": {"value": dict(settled)}}
@@ -77,15 +76,11 @@ def test_what_is_settled_or_no_plain_amount_stays(settled: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("field", "choices"),
     [
-        ({"type": ["number", "null"]}, [12.5, None]),
-        ({"type": ["null", "number"]}, [12.5, None]),
-        ({"type": ["string", "null"], "format": "date"}, ["2025-04-09", None]),
-        ({"type": ["number"]}, [12.5]),
+        ({"type": ["number", "null"]}, [12.5, None]), ({"type": ["null", "number"]}, [12.5, None]),
+        ({"type": ["string", "null"], "format": "date"}, ["2025-04-09", None]), ({"type": ["number"]}, [12.5]),
     ],
 )
-def test_what_may_be_null_is_bound_as_well_and_stays_nullable(
-    field: dict[str, Any], choices: list[Any]
-) -> None:
+def test_what_may_be_null_is_bound_as_well_and_stays_nullable(field: dict[str, Any], choices: list[Any]) -> None:
     schema = {"type": "object", "properties": {"a": field}}
     bind_amounts(schema, "2025-04-09: 12.50")
     assert schema["properties"]["a"].get("enum", [])[-len(choices) :] == choices
@@ -110,10 +105,8 @@ def test_the_given_schema_stays() -> None:
 @pytest.mark.parametrize(
     ("more", "days"),
     [
-        ({"pattern": "^2024"}, ["2024-01-09"]),
-        ({"allOf": [{"pattern": "^2024"}]}, ["2024-01-09"]),
-        ({"not": {"$ref": "#/$defs/old"}}, ["2024-01-09"]),
-        ({"maxLength": 10}, ["2023-05-01", "2024-01-09"]),
+        ({"pattern": "^2024"}, ["2024-01-09"]), ({"allOf": [{"pattern": "^2024"}]}, ["2024-01-09"]),
+        ({"not": {"$ref": "#/$defs/old"}}, ["2024-01-09"]), ({"maxLength": 10}, ["2023-05-01", "2024-01-09"]),
     ],
 )
 def test_only_what_the_schema_accepts_is_offered(more: dict[str, Any], days: list[str]) -> None:
@@ -144,9 +137,7 @@ def test_a_pattern_that_no_date_of_the_text_has_stays() -> None:
         ("12 March 2026", [12, 2026, 3, 0, 1, 2]),
     ],
 )
-def test_integers_are_those_in_digits_words_and_stars_and_what_can_be_counted(
-    text: str, integers: list[int]
-) -> None:
+def test_integers_are_those_in_digits_words_and_stars_and_what_can_be_counted(text: str, integers: list[int]) -> None:
     found = list_values(text, "integers")
     assert set(found) == set(integers) and found[:1] == integers[:1]
 

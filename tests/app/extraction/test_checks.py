@@ -19,16 +19,8 @@ LINES = [{"quantity": 2, "unit_price": 5.5}, {"quantity": 1, "unit_price": 9}]
     [
         ({"sum": ["/a/*/x", "/b"], "equals": "/c"}, {"a": [{"x": 1}, {"x": 2}], "b": 3, "c": 6}, True),
         ({"sum": ["/a/*/x", "/b"], "equals": "/c"}, {"a": [{"x": 1}, {"x": 2}], "b": 3, "c": 5}, False),
-        (
-            {"sum_of_products": ["/l/*/quantity", "/l/*/unit_price"], "equals": "/t"},
-            {"l": LINES, "t": 20},
-            True,
-        ),
-        (
-            {"sum_of_products": ["/l/*/quantity", "/l/*/unit_price"], "equals": "/t"},
-            {"l": LINES, "t": 21},
-            False,
-        ),
+        ({"sum_of_products": ["/l/*/quantity", "/l/*/unit_price"], "equals": "/t"}, {"l": LINES, "t": 20}, True),
+        ({"sum_of_products": ["/l/*/quantity", "/l/*/unit_price"], "equals": "/t"}, {"l": LINES, "t": 21}, False),
         ({"order": ["/a", "/b"]}, {"a": "2026-01-02", "b": "2026-01-02"}, True),
         ({"order": ["/a", "/b"]}, {"a": "18:30", "b": "09:00"}, False),
         ({"order": ["/a", "/b"]}, {"a": 1, "b": None}, None),
@@ -43,22 +35,15 @@ LINES = [{"quantity": 2, "unit_price": 5.5}, {"quantity": 1, "unit_price": 9}]
         ({"sum": ["/a/*"], "equals": "/b"}, {"a": [], "b": 0}, None),
     ],
 )
-def test_a_check_of_the_schema_holds_fails_or_misses_a_value(
-    check: Any, record: Any, holds: bool | None
-) -> None:
-    assert [found.holds for found in run_checks({"x-checks": [check]}, record)] == (
-        [] if holds is None else [holds]
-    )
+def test_a_check_of_the_schema_holds_fails_or_misses_a_value(check: Any, record: Any, holds: bool | None) -> None:
+    assert [found.holds for found in run_checks({"x-checks": [check]}, record)] == ([] if holds is None else [holds])
 
 
 @pytest.mark.parametrize(
     ("record", "messages"),
     [
         ({"salary_min": 5, "salary_max": 4}, ["salary_min (5) is not before salary_max (4)"]),
-        (
-            {"stay": {"startDate": "2026-02-01", "endDate": "2026-01-01"}},
-            ["startDate (2026-02-01) is not before"],
-        ),
+        ({"stay": {"startDate": "2026-02-01", "endDate": "2026-01-01"}}, ["startDate (2026-02-01) is not before"]),
         ({"total": 28, "lines": LINES}, ["total is 28, but the lines come to 20"]),
         ({"total": 25, "lines": LINES}, []),  # with taxes
         ({"total": 19, "lines": LINES}, ["total is 19, but the lines come to 20"]),
@@ -71,34 +56,26 @@ def test_names_suggest_checks_where_the_schema_has_none(record: Any, messages: l
     assert run_checks({"x-checks": []}, record) == ()
 
 
-@pytest.mark.parametrize(
-    "wrong", [5, [5], [{"sum": ["/a"]}], [{"order": "/a"}], [{"order": ["a"]}], [{"x": ["/a"]}]]
-)
+@pytest.mark.parametrize("wrong", [5, [5], [{"sum": ["/a"]}], [{"order": "/a"}], [{"order": ["a"]}], [{"x": ["/a"]}]])
 def test_malformed_checks_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidGrammar, match="x-checks"):
         run_checks({"x-checks": wrong}, {})
 
 
-def flags_of(
-    record: str, text: str, confidence: dict[str, float], schema: Any = None
-) -> dict[str, tuple[str, ...]]:
+def flags_of(record: str, text: str, confidence: dict[str, float], schema: Any = None) -> dict[str, tuple[str, ...]]:
     leaves = scan(record + " ").leaves
     return find_flags(schema or {}, leaves, confidence, find_evidence(leaves, text))
 
 
 def test_a_value_not_in_the_text_is_flagged_whatever_its_confidence() -> None:
-    assert flags_of('{"a": "Ada", "b": 7}', "Bob", {"/a": 1.0, "/b": 1.0}) == {
-        "/a": (NOT_FOUND,), "/b": (NOT_FOUND,)
-    }
+    assert flags_of('{"a": "Ada", "b": 7}', "Bob", {"/a": 1.0, "/b": 1.0}) == {"/a": (NOT_FOUND,), "/b": (NOT_FOUND,)}
 
 
 def test_a_chosen_value_need_not_be_in_the_text_but_the_model_has_to_be_sure() -> None:
     schema = {"properties": {"mood": {"enum": ["good", "bad"]}, "paid": {"type": "boolean"}}}
     record = '{"mood": "good", "paid": true}'
     assert flags_of(record, "x", {"/mood": 0.96, "/paid": 0.96}, schema) == {}
-    assert flags_of(record, "x", {"/mood": 0.9, "/paid": 0.9}, schema) == {
-        "/mood": (UNSURE,), "/paid": (UNSURE,)
-    }
+    assert flags_of(record, "x", {"/mood": 0.9, "/paid": 0.9}, schema) == {"/mood": (UNSURE,), "/paid": (UNSURE,)}
 
 
 def test_without_measurements_the_least_sure_third_is_flagged_and_never_what_is_certain() -> None:
@@ -110,9 +87,7 @@ def test_without_measurements_the_least_sure_third_is_flagged_and_never_what_is_
 
 
 def test_two_fields_with_one_place_are_both_flagged() -> None:
-    found = flags_of(
-        '{"place": "Bonn am Rhein", "officer": "Bonn", "other": "Ada"}', "Ada, Bonn am Rhein", {}
-    )
+    found = flags_of('{"place": "Bonn am Rhein", "officer": "Bonn", "other": "Ada"}', "Ada, Bonn am Rhein", {})
     assert found == {"/place": (SHARED,), "/officer": (SHARED,)}
 
 
@@ -120,11 +95,9 @@ def test_two_fields_with_one_place_are_both_flagged() -> None:
     ("record", "text", "flagged"),
     [
         ({"l": [{"n": "Tea", "q": 2}] * 3}, "Tea 2, Milk 3", ["/l/1/n", "/l/1/q", "/l/2/n", "/l/2/q"]),
-        ({"l": [{"n": "Tea", "q": 2}] * 2}, "Tea 2, Tea 2", []),
-        ({"l": ["Tea", "Cake", "Cake"]}, "Tea", ["/l/2"]),
+        ({"l": [{"n": "Tea", "q": 2}] * 2}, "Tea 2, Tea 2", []), ({"l": ["Tea", "Cake", "Cake"]}, "Tea", ["/l/2"]),
         ({"l": ["Tea", "Cake", "Tea", "Cake"]}, "Tea, Cake", ["/l/2", "/l/3"]),
-        ({"l": [2, 2, 2]}, "2 and 2", ["/l/2"]),
-        ({"l": [True, True]}, "yes and yes", []),
+        ({"l": [2, 2, 2]}, "2 and 2", ["/l/2"]), ({"l": [True, True]}, "yes and yes", []),
         ({"a": ["Tea"], "b": ["Tea"]}, "Tea", []),
     ],
 )

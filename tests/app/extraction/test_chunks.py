@@ -18,9 +18,7 @@ from app.extraction.merging import Part, merge
 from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine, FakeTokenizer
 
-SCHEMA: dict[str, Any] = {
-    "type": "object", "properties": {"items": {"type": "array"}, "total": {"type": "number"}}
-}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"items": {"type": "array"}, "total": {"type": "number"}}}
 
 
 class UnevenTokenizer(FakeTokenizer):
@@ -30,9 +28,7 @@ class UnevenTokenizer(FakeTokenizer):
         return [token for char in text for token in [ord(char)] * (1 if char.isascii() else 3)]
 
 
-def make_result(
-    record: Any, text: str, confidence: float = 0.9, finish_reason: str = "stop"
-) -> ExtractionResult:
+def make_result(record: Any, text: str, confidence: float = 0.9, finish_reason: str = "stop") -> ExtractionResult:
     leaves = scan(json.dumps(record) + " ").leaves
     errors = () if finish_reason == "stop" else ("cut off",)
     return ExtractionResult(
@@ -53,9 +49,7 @@ def test_parts_cover_the_text_overlap_and_are_never_too_long(text: str, max_char
 
 
 def test_lists_are_joined_without_what_the_overlap_repeats() -> None:
-    results = [
-        make_result({"items": ["a", "b", "b"]}, "a b b"), make_result({"items": ["b", "b", "c"]}, "b b c")
-    ]
+    results = [make_result({"items": ["a", "b", "b"]}, "a b b"), make_result({"items": ["b", "b", "c"]}, "b b c")]
     merged = merge(SCHEMA, [Part(0, 5), Part(2, 7)], results)
     assert merged.record == {"items": ["a", "b", "b", "c"]} and merged.valid
 
@@ -70,9 +64,7 @@ def test_a_single_value_comes_from_the_part_that_shows_it_best() -> None:
 def test_confidence_and_evidence_move_with_the_items() -> None:
     results = [make_result({"items": ["a"]}, "a", 0.9), make_result({"items": ["a", "c"]}, "a c", 0.5)]
     merged = merge(SCHEMA, [Part(0, 1), Part(0, 3)], results)
-    assert (
-        merged.confidence == {"/items/0": 0.9, "/items/1": 0.5} and merged.evidence["/items/1"].quote == "c"
-    )
+    assert merged.confidence == {"/items/0": 0.9, "/items/1": 0.5} and merged.evidence["/items/1"].quote == "c"
 
 
 def test_one_part_that_was_cut_off_makes_the_whole_not_valid() -> None:
@@ -102,9 +94,7 @@ async def test_a_long_text_is_read_in_parts_that_fit_and_wait_while_the_queue_is
 ) -> None:
     monkeypatch.setattr("app.concurrency.RETRY_S", 0.0)
     engine = BusyEngine(num_refused=5)
-    *steps, last = [
-        step async for step in extract_long(Extractor(engine), {"type": "object"}, "Ada is 36. " * 400)
-    ]
+    *steps, last = [step async for step in extract_long(Extractor(engine), {"type": "object"}, "Ada is 36. " * 400)]
     num_parts = len(engine.requests)
     assert num_parts > 2 and steps[-1] == PartsDone(num_parts, num_parts)
     assert isinstance(last, ExtractionResult) and last.valid and engine.num_refused == 0
@@ -200,9 +190,7 @@ def read_parts(text: str, *records: tuple[str, Any]) -> ExtractionResult:
 
 def test_equal_items_at_different_places_are_two() -> None:
     text = "Mon: Tea, Coffee\nTue: open\nWed: Coffee, Milk\n"
-    first, second = (
-        ("Mon…open\n", {"items": ["Tea", "Coffee"]}), ("Tue…Milk\n", {"items": ["Coffee", "Milk"]})
-    )
+    first, second = (("Mon…open\n", {"items": ["Tea", "Coffee"]}), ("Tue…Milk\n", {"items": ["Coffee", "Milk"]}))
     merged = read_parts(text, first, second)
     assert merged.record == {"items": ["Tea", "Coffee", "Coffee", "Milk"]}
     assert [merged.evidence[f"/items/{n}"].start for n in range(4)] == [5, 10, 32, 40]
@@ -217,8 +205,8 @@ def make_sales(**prices: float | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("lamp", [None, 7.0])
 def test_an_item_that_its_part_cuts_off_is_made_whole_by_the_next(lamp: float | None) -> None:
-    first = ("Chair…Lamp\n", make_sales(Chair=10.5, Table=99.25, Lamp=lamp))
-    second = ("Table…45.00\n", make_sales(Table=99.25, Lamp=30.75, Rug=45.0))
+    first = "Chair…Lamp\n", make_sales(Chair=10.5, Table=99.25, Lamp=lamp)
+    second = "Table…45.00\n", make_sales(Table=99.25, Lamp=30.75, Rug=45.0)
     merged = read_parts(RECEIPT, first, second)
     assert merged.record == make_sales(Chair=10.5, Table=99.25, Lamp=30.75, Rug=45.0)
     assert merged.evidence["/items/2/price"].quote == "30.75" and len(merged.notes) == 1
@@ -268,8 +256,7 @@ def test_exact_parts_come_to_the_items_of_the_whole_text(words: list[str], data:
     begin = data.draw(st.integers(0, end))
     parts = [Part(0, starts[end]), Part(starts[begin], len(text))]
     results = [
-        make_result({"items": text[part.start : part.end].split()}, text[part.start : part.end])
-        for part in parts
+        make_result({"items": text[part.start : part.end].split()}, text[part.start : part.end]) for part in parts
     ]
     assert merge(SCHEMA, parts, results).record == {"items": words}
 

@@ -8,15 +8,11 @@ from app.extraction.decoding import UnreadableSource, decode_text
 
 TEXTS = {
     "cp1252": ["Rechnung für Müller – 12,50 € fällig über Größe\n", "café", "Año señor niño", "id;Größe\n1;ü\n"],
-    "cp1250": ["Żółć gęślą jaźń, faktura nr 12\n"],
-    "cp1251": ["Привет мир, счёт номер 12\n", "Счёт"],
-    "cp1253": ["Τιμολόγιο σύνολο 12"],
-    "cp1254": ["Müşteri adı: Ayşe Yılmaz, toplam 12 TL ödenecek"],
-    "cp932": ["氏名,金額\n田中,12\n"],
-    "gb18030": ["发票总金额为一百元整。"],
+    "cp1250": ["Żółć gęślą jaźń, faktura nr 12\n"], "cp1251": ["Привет мир, счёт номер 12\n", "Счёт"],
+    "cp1253": ["Τιμολόγιο σύνολο 12"], "cp1254": ["Müşteri adı: Ayşe Yılmaz, toplam 12 TL ödenecek"],
+    "cp932": ["氏名,金額\n田中,12\n"], "gb18030": ["发票总金额为一百元整。"],
     "utf-16-le": ["I live in Ghent.", "請求書\n", "Привет\n"],
-    "utf-16-be": ["I live in Ghent.", "id\ttext\n1\tGhent\n"],
-    "utf-32-le": ["I live in Ghent."],
+    "utf-16-be": ["I live in Ghent.", "id\ttext\n1\tGhent\n"], "utf-32-le": ["I live in Ghent."],
 }
 
 
@@ -37,11 +33,9 @@ def test_unicode_with_a_mark_needs_no_guess(encoding: str) -> None:
     [
         (b"abc\0def\0", "NUL character at byte 3"),
         (b"PK\3\4\x14\0\0\0\x08\0" + bytes(range(256)), "NUL character at byte 5"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL character at byte 8"),
-        (b"\xff\xfea\0\0\0", "NUL at character 1"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL character at byte 8"), (b"\xff\xfea\0\0\0", "NUL at character 1"),
         ("Größe über für".encode() * 10 + b"\xff", "not UTF-8 text: invalid start byte at byte 180"),
-        (b"\xff\xfea", "not UTF-16-LE text"),
-        (b"\xff", "not UTF-8 text"),
+        (b"\xff\xfea", "not UTF-16-LE text"), (b"\xff", "not UTF-8 text"),
         (os.urandom(5000).replace(b"\0", b"x"), "not UTF-8 text"),
     ],
 )

@@ -15,9 +15,7 @@ from app.config import UsageError
 from engine import InvalidRequest
 from tests.fakes import PERSON, FakeEngine
 
-CASE = {
-    "kind": "person", "schema": PERSON, "text": "Ada is 36 years old.", "record": {"name": "Ada", "age": 37}
-}
+CASE = {"kind": "person", "schema": PERSON, "text": "Ada is 36 years old.", "record": {"name": "Ada", "age": 37}}
 
 
 @pytest.fixture
@@ -68,9 +66,7 @@ def test_a_failed_case_is_reported_and_gives_exit_code_1(
     assert (figures["failed"], figures["first_error"]) == (1, "no room")
 
 
-def test_a_calibration_that_can_be_written_nowhere_is_refused_first(
-    engine: FakeEngine, tmp_path: Path
-) -> None:
+def test_a_calibration_that_can_be_written_nowhere_is_refused_first(engine: FakeEngine, tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "c.json", tmp_path):
         with pytest.raises(UsageError, match=f"cannot write --calibration {path}"):
             evaluate("tiny.jsonl", "--calibration", str(path))

@@ -10,15 +10,9 @@ import pytest
 from app.extraction.export import ExportError, export, make_rows
 
 RECORDS: list[dict[str, Any]] = [
-    {
-        "source": "a", "valid": True, "finish_reason": "stop",
-        "record": {"n": 1, "who": {"name": "Zoë"}, "tags": ["x"]},
-    },
+    {"source": "a", "valid": True, "finish_reason": "stop", "record": {"n": 1, "who": {"name": "Zoë"}, "tags": ["x"]}},
     {"source": "b", "valid": False, "finish_reason": "error", "record": None, "error": "too long"},
-    {
-        "source": "c", "valid": True, "finish_reason": "stop",
-        "record": {"n": 2.5, "ok": False, "valid": "my own"},
-    },
+    {"source": "c", "valid": True, "finish_reason": "stop", "record": {"n": 2.5, "ok": False, "valid": "my own"}},
 ]
 
 
@@ -34,9 +28,7 @@ def test_objects_are_spread_and_lists_stay_json() -> None:
     first, second, third = make_rows(RECORDS)
     assert first["who.name"] == "Zoë" and first["tags"] == '["x"]' and second["error"] == "too long"
     assert (
-        list(first) == list(second) == list(third)
-        and third["record.valid"] == "my own"
-        and third["valid"] is True
+        list(first) == list(second) == list(third) and third["record.valid"] == "my own" and third["valid"] is True
     )
 
 
@@ -63,9 +55,7 @@ def test_a_text_that_a_spreadsheet_would_run_is_quoted_and_data_is_not(value: st
 def test_parquet_keeps_types_and_gaps() -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     rows = parquet.read_table(io.BytesIO(export(RECORDS, "parquet"))).to_pylist()
-    assert (
-        [row["n"] for row in rows] == [1.0, None, 2.5] and rows[2]["ok"] is False and rows[0]["valid"] is True
-    )
+    assert [row["n"] for row in rows] == [1.0, None, 2.5] and rows[2]["ok"] is False and rows[0]["valid"] is True
 
 
 TEXTS = {"True": "true", "None": None}
@@ -109,9 +99,7 @@ def test_no_field_hides_another_of_the_same_name() -> None:
 
 
 def test_what_stood_beside_the_text_comes_before_the_record() -> None:
-    first = {
-        "source": "x", "valid": True, "row": {"id": "7", "source": "mail"}, "record": {"id": 9, "city": "Ulm"}
-    }
+    first = {"source": "x", "valid": True, "row": {"id": "7", "source": "mail"}, "record": {"id": 9, "city": "Ulm"}}
     second = {"source": "y", "valid": True, "record": {"city": "Bonn"}}
     one, two = make_rows([first, second])
     assert list(one) == [

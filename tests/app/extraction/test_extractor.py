@@ -26,9 +26,7 @@ from tests.fakes import PERSON, FakeEngine
 TEXT = "Ada is 36 years old."
 
 
-async def extract(
-    engine: Any, schema: dict[str, Any] = PERSON, text: str = TEXT, **options: Any
-) -> ExtractionResult:
+async def extract(engine: Any, schema: dict[str, Any] = PERSON, text: str = TEXT, **options: Any) -> ExtractionResult:
     return await Extractor(engine, **options).extract(schema, text)
 
 
@@ -36,9 +34,7 @@ async def test_a_complete_record_is_valid_with_confidence_and_evidence() -> None
     result = await extract(FakeEngine())
     assert result.valid and result.record == {"name": "Ada", "age": 36} and result.errors == ()
     assert result.confidence == {"/name": 0.7788, "/age": 0.7788}
-    assert {pointer: found.quote for pointer, found in result.evidence.items()} == {
-        "/name": "Ada", "/age": "36"
-    }
+    assert {pointer: found.quote for pointer, found in result.evidence.items()} == {"/name": "Ada", "/age": "36"}
 
 
 async def test_the_record_grows_and_ends_in_one_result() -> None:
@@ -200,13 +196,9 @@ async def test_leaving_a_stream_aborts_its_request() -> None:
 
 async def test_many_sources_come_in_order_as_json_able_lines() -> None:
     sources = [Source(f"{number}.txt", TEXT) for number in range(5)]
-    lines = [
-        line async for line, _ in extract_records(Extractor(FakeEngine()), PERSON, sources, max_concurrent=2)
-    ]
+    lines = [line async for line, _ in extract_records(Extractor(FakeEngine()), PERSON, sources, max_concurrent=2)]
     assert [line["source"] for line in lines] == [source.name for source in sources]
-    assert set(lines[0]) == {
-        "source", "record", "valid", "finish_reason", "confidence", "evidence", "flags", "checks"
-    }
+    assert set(lines[0]) == {"source", "record", "valid", "finish_reason", "confidence", "evidence", "flags", "checks"}
     assert lines[0]["evidence"]["/name"] == {"match": "exact", "start": 0, "end": 3, "quote": "Ada"}
 
 
@@ -230,9 +222,7 @@ async def test_a_full_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     lines = [line async for line, _ in extract_records(Extractor(BusyEngine(num_refused=9)), PERSON, sources)]
     assert [line["valid"] for line in lines] == [True] * 5
     case = Case("person", PERSON, TEXT, {"name": "Ada", "age": 36})
-    assert [
-        scored.is_whole for scored in await score_cases(Extractor(BusyEngine(num_refused=3)), [case])
-    ] == [True]
+    assert [scored.is_whole for scored in await score_cases(Extractor(BusyEngine(num_refused=3)), [case])] == [True]
 
 
 class Refusing(FakeEngine):
@@ -248,9 +238,7 @@ class Refusing(FakeEngine):
 async def test_a_text_whose_limits_make_no_grammar_fails_alone() -> None:
     lines = [
         line
-        async for line, _ in extract_records(
-            Extractor(Refusing()), PERSON, [Source("c", "Cy"), Source("a", TEXT)]
-        )
+        async for line, _ in extract_records(Extractor(Refusing()), PERSON, [Source("c", "Cy"), Source("a", TEXT)])
     ]
     assert [line["valid"] for line in lines] == [False, True] and "that length" in lines[0]["error"]
 
@@ -262,9 +250,7 @@ async def test_a_text_that_grounds_nothing_fails_alone() -> None:
     assert "that length" in lines[1]["error"] and "surrogate" in lines[2]["error"]
 
 
-async def test_a_refusal_of_verbatim_texts_names_the_option_and_not_a_keyword_nobody_wrote(
-    engine: Engine,
-) -> None:
+async def test_a_refusal_of_verbatim_texts_names_the_option_and_not_a_keyword_nobody_wrote(engine: Engine) -> None:
     for more in (
         {"not": {"type": "null"}}, {"type": ["string", "null"], "anyOf": [{"enum": ["a"]}, {"type": "null"}]}
     ):
@@ -297,9 +283,7 @@ async def test_a_long_text_that_grounds_is_too_long_rather_than_no_grammar() -> 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "1" * 5000])
 def test_a_number_that_python_cannot_keep_is_no_valid_record(number: str) -> None:
     text = f'{{"a": {number}}}'
-    record, errors = check_record(
-        {"type": "object"}, CompletionOutput(0, text, [], finish_reason="stop"), "stop"
-    )
+    record, errors = check_record({"type": "object"}, CompletionOutput(0, text, [], finish_reason="stop"), "stop")
     assert record is None and len(errors) == 1
     assert scan(text).value in ({}, {"a": float(number)})
 

@@ -14,9 +14,7 @@ RECORD = '{"a": "x\\"y", "b": [1, -2.5, true], "c": {"d/e": null}}'
 CHARS = 'ab"\\/\b\n\x00\x7fé\u2028漢\U0001f600'
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(CHARS, max_size=6),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(CHARS, max_size=4), inner, max_size=3)
-    ),
+    lambda inner: (st.lists(inner, max_size=3) | st.dictionaries(st.text(CHARS, max_size=4), inner, max_size=3)),
     max_leaves=8,
 )
 
@@ -30,9 +28,7 @@ def test_leaves_carry_pointer_value_and_span() -> None:
 
 
 def test_a_path_tells_places_in_lists_from_names_of_digits() -> None:
-    assert [leaf.path for leaf in scan('{"2023": [{"0": 1}], "a/b": 2} ').leaves] == [
-        ("2023", 0, "0"), ("a/b",)
-    ]
+    assert [leaf.path for leaf in scan('{"2023": [{"0": 1}], "a/b": 2} ').leaves] == [("2023", 0, "0"), ("a/b",)]
 
 
 @given(json_values)

@@ -66,9 +66,7 @@ FIELDS: dict[str, Any] = {
     "size": {"enum": [1, 2]}, "name": {"type": "string"}, "any": {},
     "rows": {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "string"}}},
 }
-SCHEMA: dict[str, Any] = {
-    "type": "object", "properties": FIELDS, "$defs": {"id": {"type": ["string", "null"]}}
-}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": FIELDS, "$defs": {"id": {"type": ["string", "null"]}}}
 
 
 @pytest.mark.parametrize(
@@ -82,9 +80,7 @@ SCHEMA: dict[str, Any] = {
         ({"any": None}, "5", 5), ({"any": "x"}, "5", "5"),
     ],
 )
-def test_an_edit_is_read_by_what_the_schema_allows_there(
-    before: dict[str, Any], text: str, expected: Any
-) -> None:
+def test_an_edit_is_read_by_what_the_schema_allows_there(before: dict[str, Any], text: str, expected: Any) -> None:
     (name,) = before
     edited = apply_edits(before, {f"/{name}": text}, SCHEMA)[name]
     assert edited == expected and type(edited) is type(expected)

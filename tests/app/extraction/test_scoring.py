@@ -24,9 +24,7 @@ def test_a_value_scores_by_its_kind(found: Any, wanted: Any, score: float) -> No
 
 def test_fields_of_inner_objects_count_one_by_one() -> None:
     wanted = {"a": 1, "b": {"c/d": 2, "e": {"f": 3}}}
-    assert score_record({"a": 1, "b": {"c/d": 2, "e": {"f": 4}}}, wanted) == {
-        "/a": 1.0, "/b/c~1d": 1.0, "/b/e/f": 0.0
-    }
+    assert score_record({"a": 1, "b": {"c/d": 2, "e": {"f": 4}}}, wanted) == {"/a": 1.0, "/b/c~1d": 1.0, "/b/e/f": 0.0}
 
 
 @pytest.mark.parametrize("found", [None, [], "a", {}, {"b": 1}])

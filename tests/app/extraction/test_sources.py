@@ -45,7 +45,7 @@ def test_jsonl_lines_are_rows_and_a_broken_one_is_an_error_of_its_own(tmp_path: 
 
 def test_a_line_with_a_key_twice_is_an_error_of_its_own(tmp_path: Path) -> None:
     first, second = read_rows(write(tmp_path, "a.jsonl", '{"text": "a", "text": "b"}\n{"text": "c"}\n'))
-    assert (first.error == "a.jsonl line 1 is not JSON: duplicate key 'text'" and not first.cells)
+    assert first.error == "a.jsonl line 1 is not JSON: duplicate key 'text'" and not first.cells
     assert second.cells == {"text": "c"}
 
 
@@ -82,12 +82,8 @@ def test_null_is_an_empty_cell_and_no_word(tmp_path: Path) -> None:
     assert [row.cells for row in rows] == [{"text": "", "ok": "true"}, {"text": ""}]
 
 
-@pytest.mark.parametrize(
-    "line", [r'{"text": "so happy \ud83d"}', r'{"tags": [{"\udc00": 1}]}', r'{"\ud83d": 1}']
-)
-def test_a_line_with_half_a_surrogate_pair_is_an_error_and_the_others_go_on(
-    tmp_path: Path, line: str
-) -> None:
+@pytest.mark.parametrize("line", [r'{"text": "so happy \ud83d"}', r'{"tags": [{"\udc00": 1}]}', r'{"\ud83d": 1}'])
+def test_a_line_with_half_a_surrogate_pair_is_an_error_and_the_others_go_on(tmp_path: Path, line: str) -> None:
     rows = read_rows(write(tmp_path, "a.jsonl", f'{{"text": "a"}}\n{line}\n{{"text": "\\ud83d\\ude00"}}\n'))
     assert rows[1].error is not None and "a.jsonl line 2 has an unpaired surrogate" in rows[1].error
     assert rows[1].error.encode() and not rows[1].cells
@@ -95,9 +91,7 @@ def test_a_line_with_half_a_surrogate_pair_is_an_error_and_the_others_go_on(
 
 
 def test_every_other_file_is_one_row(tmp_path: Path) -> None:
-    table = read_table(
-        [write(tmp_path, "a.txt", "one\r\ntwo"), write(tmp_path, "b.pdf", make_pdf("Hello there"))]
-    )
+    table = read_table([write(tmp_path, "a.txt", "one\r\ntwo"), write(tmp_path, "b.pdf", make_pdf("Hello there"))])
     assert [row.cells["text"] for row in table.rows] == ["one\ntwo", "Hello there"]
     assert table.columns == ("file", "text") and table.pick_text_column() == "text"
 
@@ -150,12 +144,8 @@ def test_many_quotes_do_not_make_a_table_slow_to_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mark", "other"), [(";", ","), (",", ";"), ("\t", ",")])
-def test_of_two_delimiters_the_one_that_makes_even_rows_is_taken(
-    tmp_path: Path, mark: str, other: str
-) -> None:
-    lines = [
-        ["name", f"size{other} in m", "place"], ["a", "1", f"b{other} c{other} d"], ["e", f"2{other}5", "f"]
-    ]
+def test_of_two_delimiters_the_one_that_makes_even_rows_is_taken(tmp_path: Path, mark: str, other: str) -> None:
+    lines = [["name", f"size{other} in m", "place"], ["a", "1", f"b{other} c{other} d"], ["e", f"2{other}5", "f"]]
     rows = read_rows(write(tmp_path, "t.csv", "\n".join(mark.join(line) for line in lines)))
     assert [list(row.cells.values()) for row in rows] == lines[1:]
 

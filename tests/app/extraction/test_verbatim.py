@@ -25,11 +25,7 @@ SCHEMA: dict[str, Any] = {
 def test_free_strings_are_marked_wherever_they_stand_and_the_given_schema_stays() -> None:
     marked = mark_grounded(SCHEMA, "no date").schema
     fields = marked["properties"]
-    assert (
-        fields["name"][GROUNDED]
-        and fields["phone"]["anyOf"][0][GROUNDED]
-        and fields["tags"]["items"][GROUNDED]
-    )
+    assert fields["name"][GROUNDED] and fields["phone"]["anyOf"][0][GROUNDED] and fields["tags"]["items"][GROUNDED]
     assert not any(GROUNDED in fields[name] for name in ("mood", "day", "count"))
     assert GROUNDED not in SCHEMA["properties"]["name"]
 

@@ -29,9 +29,7 @@ def make_folder(path: Path, file_format: str = "jsonl") -> PartFolder:
 class FakeRay:
     """Runs calls at once. `ends` selects the calls of `work` at which the actor ends instead."""
 
-    exceptions = SimpleNamespace(
-        RayActorError=type("E", (Exception,), {}), RayTaskError=type("T", (Exception,), {})
-    )
+    exceptions = SimpleNamespace(RayActorError=type("E", (Exception,), {}), RayTaskError=type("T", (Exception,), {}))
 
     def __init__(self, folder: PartFolder, ends: Sequence[int]) -> None:
         self.folder = folder
@@ -65,9 +63,7 @@ class FakeRay:
         return 0
 
 
-def run(
-    folder: PartFolder, rows: list[Row], done: frozenset[int] = frozenset(), ends: Sequence[int] = ()
-) -> FakeRay:
+def run(folder: PartFolder, rows: list[Row], done: frozenset[int] = frozenset(), ends: Sequence[int] = ()) -> FakeRay:
     ray = FakeRay(folder, ends)
     pool = Pool(ray, EngineConfig(device="cpu"), ExecutorConfig(part_rows=10), BatchJob(), folder)
     parts = (part for part in split_rows(iter(rows), 10) if part[0] not in done)
@@ -138,9 +134,7 @@ async def test_jobs_answer_each_row_in_order() -> None:
         assert found[0]["valid"] and found[0]["row"] == {"id": "5"}
         assert "no column of texts among id, note" in found[1]["error"]
         body = {"model": "demo_model", "prompt": "Hi", "max_tokens": 2}
-        rows = [
-            {"custom_id": "a", "url": "/v1/completions", "body": json.dumps(body)}, {"url": "/v1/completions"}
-        ]
+        rows = [{"custom_id": "a", "url": "/v1/completions", "body": json.dumps(body)}, {"url": "/v1/completions"}]
         answers = await BatchJob().answer(engine, rows, first=1)
         assert [(each["custom_id"], each["response"]["status_code"]) for each in answers] == [
             ("a", 200), ("row 2", 400)

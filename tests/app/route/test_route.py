@@ -28,9 +28,7 @@ class FakeServer:
         self.model = model
         self.health = 200
         self.seen: list[web.Request] = []
-        self.answer: Answer = lambda request: web.json_response(
-            {"by": self.url if self.model == "m" else self.model}
-        )
+        self.answer: Answer = lambda request: web.json_response({"by": self.url if self.model == "m" else self.model})
         app = web.Application()
         app.router.add_get("/health", self._tell_health)
         app.router.add_get("/v1/models", self._list_models)
@@ -128,9 +126,7 @@ async def test_a_stream_is_passed_on_chunk_by_chunk() -> None:
 
     server = FakeServer()
     server.answer = stream
-    async with (
-        routed(server) as route, route.client.post("/v1/completions", json={"prompt": "a"}) as response
-    ):
+    async with (routed(server) as route, route.client.post("/v1/completions", json={"prompt": "a"}) as response):
         assert await response.content.readany() == b"data: 1\n\n"
         go_on.set()
         assert await response.content.read() == b"data: [DONE]\n\n"
@@ -138,9 +134,7 @@ async def test_a_stream_is_passed_on_chunk_by_chunk() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 503, None])
-async def test_a_server_that_fails_before_its_first_byte_is_left_out_for_the_request(
-    status: int | None,
-) -> None:
+async def test_a_server_that_fails_before_its_first_byte_is_left_out_for_the_request(status: int | None) -> None:
     async def fail(request: web.Request) -> web.Response:
         if status is None:
             assert request.transport is not None
@@ -224,9 +218,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
 
     server = FakeServer()
     server.answer = stream
-    async with (
-        routed(server) as route, route.client.post("/v1/completions", json={"prompt": "a"}) as response
-    ):
+    async with (routed(server) as route, route.client.post("/v1/completions", json={"prompt": "a"}) as response):
         text = (await response.read()).decode()
         assert text.startswith("data: 1\n\n") and '"code": "worker_lost"' in text
         assert 'router_streams_lost_total{worker="' in (await route.get("/metrics"))[1]

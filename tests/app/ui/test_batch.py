@@ -215,9 +215,7 @@ async def test_the_end_of_a_session_waits_for_all_that_it_runs() -> None:
     assert await ending is True
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(4.25, "4.2 s"), (80, "80 s"), (600, "10 min"), (9000, "2.5 h")]
-)
+@pytest.mark.parametrize(("seconds", "words"), [(4.25, "4.2 s"), (80, "80 s"), (600, "10 min"), (9000, "2.5 h")])
 def test_durations_have_a_fitting_unit(seconds: float, words: str) -> None:
     assert format_duration(seconds) == words
 
@@ -291,7 +289,7 @@ async def test_a_lost_engine_is_waited_for(make_tab: MakeTab) -> None:
 async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[None], list[Any]]:
     """A run that has ended one row and waits for three, and its updates; in a task, as Gradio drives it."""
     updates: list[Any] = []
-    rows = (*(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1])
+    rows = *(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1]
     tab.tables.put(REQUEST.session_hash, make_table(rows))
 
     async def drive() -> None:

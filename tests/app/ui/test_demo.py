@@ -50,9 +50,7 @@ def test_handlers_that_read_what_the_event_loop_changes_run_on_it(demo: gr.Block
 
 def test_every_event_reads_anew_what_the_browser_keeps(demo: gr.Blocks) -> None:
     """A tab's earlier copy may be outdated, because other tabs write to the storage too."""
-    readers = {
-        "kept-chat": ("readCurrent()",), "verified": ("readVerified()",), "kept-settings": ("readSettings()",)
-    }
+    readers = {"kept-chat": ("readCurrent()",), "verified": ("readVerified()",), "kept-settings": ("readSettings()",)}
     found = set()
     # An event without a handler does what its script does.
     for fn in (each for each in demo.fns.values() if each.fn is not None):
@@ -109,9 +107,7 @@ def test_snippets_carry_the_pages_address_and_a_key_where_one_is_needed() -> Non
         ({}, "https://example.com/troupe", "https://example.com/troupe"),
     ],
 )
-def test_the_pages_address_is_the_one_before_the_proxy(
-    headers: dict[str, str], root_path: str, page_url: str
-) -> None:
+def test_the_pages_address_is_the_one_before_the_proxy(headers: dict[str, str], root_path: str, page_url: str) -> None:
     raw = [(name.encode(), value.encode()) for name, value in ({"host": "inside:7860"} | headers).items()]
     scope = {"type": "http", "path": "/gradio_api/run/predict", "query_string": b"a=b", "headers": raw}
     request = gr.Request(fastapi.Request(scope | {"scheme": "http", "server": ("inside", 7860)}))

@@ -11,11 +11,7 @@ from grammar import InvalidGrammar, UnsupportedGrammar
 @pytest.mark.parametrize(
     ("error", "state", "parts"),
     [
-        (
-            EngineOverloaded("512 requests wait", 2.0),
-            "ready",
-            ["queue is full", "512 requests wait.", "in 2 s"],
-        ),
+        (EngineOverloaded("512 requests wait", 2.0), "ready", ["queue is full", "512 requests wait.", "in 2 s"]),
         (TextTooLong("3,000 tokens of 2,048"), "ready", ["too long", "3,000 tokens of 2,048.", "Shorten it"]),
         (UnsupportedGrammar("/a", "not", "no way"), "ready", ["“not” at /a", "No way.", "run again"]),
         (UnsupportedGrammar("", "not", "no way"), "ready", ["“not” at the root"]),

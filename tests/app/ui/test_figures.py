@@ -9,9 +9,7 @@ from engine import CompletionOutput, GrammarInfo, RequestMetrics, RequestOutput
 def test_the_figures_of_an_answer_fit_one_line() -> None:
     metrics = RequestMetrics(arrival_time=1.0, first_token_time=1.25, last_token_time=3.25)
     completion = CompletionOutput(0, "hi", list(range(101)), finish_reason="length")
-    output = RequestOutput(
-        "r", None, [0] * 200, [completion], True, 50, None, metrics, GrammarInfo("xgrammar", 0.1)
-    )
+    output = RequestOutput("r", None, [0] * 200, [completion], True, 50, None, metrics, GrammarInfo("xgrammar", 0.1))
     assert describe_output(output) == (
         "first token 250 ms · 50 tok/s · 101 tokens · prompt 200, 25% cached · grammar by xgrammar"
         " · cut off at the token limit"

@@ -23,9 +23,7 @@ async def test_files_follow_the_words_in_order(tmp_path: Path) -> None:
     assert await add_attachments("", []) == ""
 
 
-async def test_a_file_that_is_too_large_or_gone_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_that_is_too_large_or_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attachments, "MAX_BYTES", 1)
     (tmp_path / "a.txt").write_text("ab")
     for name, words in (("a.txt", "a.txt is larger"), ("b.txt", "b.txt")):

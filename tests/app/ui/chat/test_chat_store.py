@@ -68,9 +68,7 @@ def chat_of(message: str) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("no", "not JSON"),
-        ("[]", 'no list "chats"'),
-        ('{"chats": [{"messages": []}]}', "chat 1 has no messages"),
+        ("no", "not JSON"), ("[]", 'no list "chats"'), ('{"chats": [{"messages": []}]}', "chat 1 has no messages"),
         ('{"chats": [{"turns": []}]}', "chat 1 has no messages"),
         ('{"chats": [{"turns": [{"id": "a", "before": "b"}]}]}', "chat 1 has a turn"),
         ('{"chats": [{"messages": [{"role": "robot", "content": "x"}]}]}', "without role and content"),

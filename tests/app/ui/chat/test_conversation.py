@@ -18,9 +18,7 @@ FAILURE = error_message(Explanation("No.", "Because.", "Do."))
 
 def test_the_model_reads_no_figures_and_no_failed_turn_behind_the_system_prompt() -> None:
     failed = [user_message("a"), FAILURE]
-    history = [
-        *failed, user_message("b"), answer_message("c"), figures_message("12 tok/s"), user_message("d")
-    ]
+    history = [*failed, user_message("b"), answer_message("c"), figures_message("12 tok/s"), user_message("d")]
     read = [(message["role"], message["content"]) for message in to_model_messages(history, " be brief ")]
     assert read == [("system", "be brief"), ("user", "b"), ("assistant", "c"), ("user", "d")]
     assert to_model_messages([], "  ") == []
@@ -45,9 +43,7 @@ def test_an_answer_that_is_json_is_laid_out_as_a_code_block() -> None:
 
 def test_text_is_read_from_all_forms_that_gradio_uses() -> None:
     blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert [read_text("ab"), read_text(blocks), read_text(blocks[0]), read_text(None)] == [
-        "ab", "ab", "a", ""
-    ]
+    assert [read_text("ab"), read_text(blocks), read_text(blocks[0]), read_text(None)] == ["ab", "ab", "a", ""]
 
 
 def test_reasoning_is_a_folded_message_and_not_read_back_to_the_model() -> None:

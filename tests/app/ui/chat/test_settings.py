@@ -34,9 +34,7 @@ async def test_components_come_in_the_order_of_the_fields() -> None:
 
 
 def test_values_reach_the_sampler() -> None:
-    settings = Settings(
-        temperature=0, top_p=0.5, top_k=7.0, min_p=0.1, max_tokens=9.0, seed=" 42 ", stop="a\n\nb"
-    )
+    settings = Settings(temperature=0, top_p=0.5, top_k=7.0, min_p=0.1, max_tokens=9.0, seed=" 42 ", stop="a\n\nb")
     params = make_sampling_params(settings, 10, 100)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0, 0.5, 7, 0.1)
     assert (params.max_tokens, params.seed, params.stop, params.grammar) == (9, 42, ("a", "b"), None)
@@ -101,14 +99,10 @@ def test_kept_settings_come_back_and_the_others_stay() -> None:
 
 
 async def test_the_preset_on_the_page_is_the_one_of_the_default_prompt() -> None:
-    for prompt, preset in (
-        (Settings().system_prompt, "Helpful assistant"), ("", "None"), ("Be a cat.", None)
-    ):
+    for prompt, preset in ((Settings().system_prompt, "Helpful assistant"), ("", "None"), ("Be a cat.", None)):
         with gr.Blocks() as page:
             build_settings(Settings(system_prompt=prompt))
-        presets = [
-            block for block in page.blocks.values() if getattr(block, "label", "") == "System prompt preset"
-        ]
+        presets = [block for block in page.blocks.values() if getattr(block, "label", "") == "System prompt preset"]
         assert [block.value for block in presets] == [preset]
 
 

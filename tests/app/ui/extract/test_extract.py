@@ -70,10 +70,7 @@ async def run(
     verbatim: bool = False, problem: Any = None,
 ) -> list[Any]:
     updates = [
-        update
-        async for update in tab.run(
-            text, schema, problem, limits, verbatim, "", None, None, verified, REQUEST
-        )
+        update async for update in tab.run(text, schema, problem, limits, verbatim, "", None, None, verified, REQUEST)
     ]
     return [read(tab, update) for update in updates]
 
@@ -82,9 +79,7 @@ async def test_instructions_and_examples_reach_the_engine() -> None:
     tab, engine = make_tab()
     _ = [
         each
-        async for each in tab.run(
-            "Ada, 36", SCHEMA, None, True, False, "Ages in years.", EXAMPLE, None, None, REQUEST
-        )
+        async for each in tab.run("Ada, 36", SCHEMA, None, True, False, "Ages in years.", EXAMPLE, None, None, REQUEST)
     ]
     assert "Ages in years." in engine.requests[0].prompt and "Bob, 5" in engine.requests[0].prompt
 

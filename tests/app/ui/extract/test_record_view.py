@@ -23,9 +23,7 @@ from app.ui.extract.shown import Shown
 from tests.fakes import PERSON, FakeEngine
 
 
-async def extract(
-    text: str, record: str = '{"name": "Ada <b>", "age": 36}', **options: Any
-) -> ExtractionResult:
+async def extract(text: str, record: str = '{"name": "Ada <b>", "age": 36}', **options: Any) -> ExtractionResult:
     return await Extractor(FakeEngine(record=record), **options).extract(PERSON, text)
 
 
@@ -38,9 +36,7 @@ async def test_values_and_source_are_escaped_and_linked() -> None:
     result = await extract(text)
     page, source = show(result, text), render_source(result.leaves, result.evidence, text)
     assert "<i>" not in source and "&lt;i&gt;" in source and "Ada &lt;b&gt;</textarea>" in page
-    assert re.findall(r'<mark data-field="(\d)"[^>]*>([^<]*)<', source) == [
-        ("0", "Ada &lt;b&gt;"), ("1", "36")
-    ]
+    assert re.findall(r'<mark data-field="(\d)"[^>]*>([^<]*)<', source) == [("0", "Ada &lt;b&gt;"), ("1", "36")]
     assert page.count('<tr data-field="0"') == 1
 
 
@@ -102,10 +98,7 @@ def test_text_that_shows_two_fields_is_marked_for_both() -> None:
     leaves = scan('{"a": "New York", "b": "York"} ').leaves
     text = "in New York"
     source = render_source(leaves, find_evidence(leaves, text), text)
-    assert (
-        'data-field="0" title="a">New </mark>' in source
-        and 'data-field="0 1" title="a, b">York</mark>' in source
-    )
+    assert 'data-field="0" title="a">New </mark>' in source and 'data-field="0 1" title="a, b">York</mark>' in source
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,7 @@ def make_recorder(snapshot: EngineSnapshot | None = None) -> tuple[Recorder, Any
         return now
 
     replicas = [
-        ReplicaStats(0, "ready", 3, 2, 0.5, num_queried_tokens=10, num_hit_tokens=4),
-        ReplicaStats(1, "starting", 0),
+        ReplicaStats(0, "ready", 3, 2, 0.5, num_queried_tokens=10, num_hit_tokens=4), ReplicaStats(1, "starting", 0)
     ]
     engine: Any = SimpleNamespace(
         snapshot=take_snapshot, now=snapshot, stats=lambda: stats, state="ready",
@@ -60,9 +59,7 @@ def test_looks_of_the_same_phase_are_one_segment() -> None:
 
 def test_decoding_under_a_grammar_and_preemption_have_phases_of_their_own() -> None:
     recorder, _ = make_recorder()
-    recorder.sample(
-        make_snapshot(make_view("g", has_grammar=True), make_view("p", "preempted", num_preemptions=2))
-    )
+    recorder.sample(make_snapshot(make_view("g", has_grammar=True), make_view("p", "preempted", num_preemptions=2)))
     assert recorder.lanes["g"].segments[0][0] == "grammar" and "preempted 2×" in recorder.lanes["p"].tip
 
 
@@ -78,9 +75,7 @@ def test_a_lane_closes_when_its_request_ends_and_is_forgotten_later() -> None:
 
 
 async def test_a_poll_is_small_json_with_all_that_is_drawn() -> None:
-    views = [
-        make_view(str(index), block_ids=tuple(range(1 + index * 4, 5 + index * 4))) for index in range(64)
-    ]
+    views = [make_view(str(index), block_ids=tuple(range(1 + index * 4, 5 + index * 4))) for index in range(64)]
     recorder, _ = make_recorder(make_snapshot(*views, num_blocks=25_000))
     data = await recorder.poll()
     assert len(json.dumps(data)) < 12_000 and len(data["lanes"]) == module.MAX_LANES
@@ -123,9 +118,7 @@ def test_device_weights_and_kernels_that_failed_the_self_check_are_named() -> No
 
 def test_the_map_distinguishes_owned_shared_and_cached_blocks() -> None:
     recorder, _ = make_recorder()
-    snapshot = make_snapshot(
-        make_view("a", block_ids=(1, 2)), make_view("b", block_ids=(2, 5)), cached=(2, 6)
-    )
+    snapshot = make_snapshot(make_view("a", block_ids=(1, 2)), make_view("b", block_ids=(2, 5)), cached=(2, 6))
     recorder.sample(snapshot)
     blocks = recorder._map_blocks(snapshot)
     kinds = [kind for kind, count in blocks["runs"] for _ in range(count)]

@@ -77,12 +77,7 @@ def test_a_new_group_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    "a",
-    [
-        {"type": "array", "items": {"type": ["string", "null"]}},
-        {"enum": 5},
-        {"maximum": 2**53, "type": "integer"},
-    ],
+    "a", [{"type": "array", "items": {"type": ["string", "null"]}}, {"enum": 5}, {"maximum": 2**53, "type": "integer"}]
 )
 def test_a_keyword_that_is_not_well_formed_or_just_exact_survives_the_form(a: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"} | a}}

@@ -18,6 +18,4 @@ async def test_the_model_proposes_fields_under_a_grammar() -> None:
             "who": {"type": "string"}, "days": {"type": "array", "items": {"type": "string", "format": "date"}}
         },
     }
-    assert (
-        "snake_case" not in engine.requests[0].prompt and engine.requests[0].options["cache_salt"] == "salt"
-    )
+    assert "snake_case" not in engine.requests[0].prompt and engine.requests[0].options["cache_salt"] == "salt"
