@@ -47,8 +47,7 @@ class Failure(Exception):
 class AppConfig:
     """Settings of the web server; the engine has its own.
 
-    Raises:
-        UsageError: a value outside its range.
+    Raises UsageError: a value outside its range.
     """
 
     host: Annotated[str, "address to listen on; 0.0.0.0: every interface"] = "127.0.0.1"
@@ -121,8 +120,7 @@ RoutePolicy = Literal["prefix_aware", "round_robin"]
 class RouteConfig:
     """The servers that get the requests, and the choice among them.
 
-    Raises:
-        UsageError: a value outside its range.
+    Raises UsageError: a value outside its range.
     """
 
     worker_urls: Annotated[tuple[str, ...], "+", "addresses of OpenAI-compatible servers, with or without /v1"] = ()
@@ -144,8 +142,7 @@ class RouteConfig:
 class ExecutorConfig:
     """Location and number of the engines of an offline job.
 
-    Raises:
-        UsageError: a value outside its range.
+    Raises UsageError: a value outside its range.
     """
 
     executor: Annotated[Literal["local", "ray"],

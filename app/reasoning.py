@@ -113,8 +113,7 @@ async def prepare_prompt(
         knows: whether the template supports reasoning.
         options: the template's; by default a new answer begins.
 
-    Raises:
-        InvalidRequest: the conversation does not fit the template or the model.
+    Raises InvalidRequest: the conversation does not fit the template or the model.
     """
     options = {"add_generation_prompt": True} | options
     ids = await engine.render_chat(messages, **options)

@@ -17,8 +17,7 @@ class BodyDecoder:
     Args:
         encoding: the value of Content-Encoding.
 
-    Raises:
-        ApiError: 415, the encoding is not supported.
+    Raises ApiError: 415, the encoding is not supported.
     """
 
     def __init__(self, encoding: str) -> None:

@@ -271,8 +271,7 @@ class ChatInput:
 def read_chat(body: ChatRequest) -> ChatInput:
     """Return the input of a chat completion.
 
-    Raises:
-        ApiError: 400 for messages or tools that are malformed or not supported.
+    Raises ApiError: 400 for messages or tools that are malformed or not supported.
     """
     is_older = body.functions is not None or body.function_call is not None
     body = read_functions(body) if is_older else body
@@ -286,8 +285,7 @@ def read_chat(body: ChatRequest) -> ChatInput:
 async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_prefix: str = "chatcmpl-") -> Call:
     """Check everything that costs nothing, then render and tokenise off the loop.
 
-    Raises:
-        ApiError, InvalidRequest: the request cannot be served as asked.
+    Raises ApiError, InvalidRequest: the request cannot be served as asked.
     """
     body, names, engine = given.fields, given.names, context.engine
     model = info.model = context.check_model(body.model)

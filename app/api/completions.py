@@ -42,8 +42,7 @@ async def prepare(body: CompletionRequest, info: RequestInfo, context: ApiContex
     Args:
         names: the fields that have another name on the route.
 
-    Raises:
-        ApiError, InvalidRequest: the request cannot be served as asked.
+    Raises ApiError, InvalidRequest: the request cannot be served as asked.
     """
     model = info.model = context.check_model(body.model)
     context.require_ready()

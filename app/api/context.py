@@ -138,8 +138,7 @@ class JsonRequest(Request):
     async def json(self) -> Any:
         """Return the value of the body.
 
-        Raises:
-            RefusedJson: as `parse_json`.
+        Raises RefusedJson: as `parse_json`.
         """
         if not hasattr(self, "_json"):
             body = await self.body()

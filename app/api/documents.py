@@ -29,8 +29,7 @@ class DocumentReader:
     async def read(self, message: Json, sees_images: bool) -> Json:
         """Return a message, which `read_message` has read, with the content of its files.
 
-        Raises:
-            ApiError: 400 for a file that is not base64.
+        Raises ApiError: 400 for a file that is not base64.
         """
         parts: list[Json] = []
         for part in message["content"]:

@@ -22,8 +22,7 @@ router = APIRouter(route_class=JsonRoute)
 async def add_job(context: ApiContext, owner: str, kind: str, body: Json, rows: Iterable[str]) -> Item:
     """Add a job, and let the work on it begin.
 
-    Raises:
-        StoreFull: there is no room.
+    Raises StoreFull: there is no room.
     """
     job_id = f"{'batch' if kind == 'batch' else 'job'}_{secrets.token_hex(16)}"
     job = await context.store.run(jobs.add_job, owner, job_id, {"kind": kind, **body}, rows)
@@ -101,8 +100,7 @@ async def cancel(context: ApiContext, owner: str, job_id: str) -> Json:
 def find_job(db: Connection, owner: str, job_id: str) -> Item:
     """Return a job.
 
-    Raises:
-        ApiError: 404, there is no such job.
+    Raises ApiError: 404, there is no such job.
     """
     return find_object(db, owner, "job", job_id)
 

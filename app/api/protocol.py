@@ -101,8 +101,7 @@ class Fields(BaseModel):
         Args:
             names: the fields that have another name on that route.
 
-        Raises:
-            ApiError: 400 that names the field.
+        Raises ApiError: 400 that names the field.
         """
         try:
             return cls.model_validate(given)

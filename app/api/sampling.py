@@ -81,8 +81,7 @@ def completion_sampling(
 ) -> SamplingParams:
     """Return the sampling of a text completion; the default limit is OpenAI's 16 tokens.
 
-    Raises:
-        InvalidRequest: a value outside its range.
+    Raises InvalidRequest: a value outside its range.
     """
     limit = 16 if body.max_tokens is None else body.max_tokens
     if limit == 0 and body.echo:

@@ -55,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, start: float) -> int:
     """Measure and print; 1 when a request failed.
 
-    Raises:
-        UsageError: a flag cannot be used, or there is no server.
+    Raises UsageError: a flag cannot be used, or there is no server.
     """
     if arguments.api_key:
         check_key("--api-key", arguments.api_key)

@@ -34,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, start: float) -> int:
     """Measure and print.
 
-    Raises:
-        UsageError: the server did not come up.
+    Raises UsageError: the server did not come up.
     """
     flags = arguments.server_flags.split()
     times = [asyncio.run(start_once(flags)) for _ in range(arguments.num_iters)]

@@ -48,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, start: float) -> int:
     """Measure, print, and propose settings.
 
-    Raises:
-        UsageError: a flag outside its range, or a server that does not come up.
+    Raises UsageError: a flag outside its range, or a server that does not come up.
     """
     concurrency = read_counts("--concurrency", arguments.concurrency)
     tokens = read_counts("--batched-tokens", arguments.batched_tokens)

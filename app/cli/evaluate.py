@@ -47,8 +47,7 @@ async def evaluate(
 ) -> int:
     """Print the figures of each set; 1 when a case gave no record.
 
-    Raises:
-        UsageError: the file of the calibration cannot be written.
+    Raises UsageError: the file of the calibration cannot be written.
     """
     if config.calibration is not None:
         check_writable("--calibration", Path(config.calibration))

@@ -135,8 +135,7 @@ def extract_on_ray(arguments: argparse.Namespace, options: dict[str, Any]) -> in
 def make_options(config: ExtractConfig) -> dict[str, Any]:
     """Return the fields of the Extractor from the flags.
 
-    Raises:
-        UsageError: the examples cannot be read.
+    Raises UsageError: the examples cannot be read.
     """
     return {
         "limits": Limits() if config.limits else None, "ground": config.ground, "instructions": config.instructions,

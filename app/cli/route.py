@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, start: float) -> int:
     """Run the router until a signal arrives.
 
-    Raises:
-        UsageError: the configuration cannot work.
+    Raises UsageError: the configuration cannot work.
     """
     config = make_config(RouteConfig, vars(arguments))
     app_config = make_config(AppConfig, vars(arguments))

@@ -86,8 +86,7 @@ class Talker:
 async def open_talker(given: Mapping[str, Any]) -> AsyncIterator[Talker]:
     """Start an engine and talk to it.
 
-    Raises:
-        UsageError, Failure: the flags or the model cannot be used; the message says why.
+    Raises UsageError, Failure: the flags or the model cannot be used; the message says why.
     """
     talk = make_config(TalkConfig, given)
     with plain_errors():

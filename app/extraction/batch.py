@@ -52,8 +52,7 @@ async def extract_source(
     Args:
         raises: whether a source that fails raises its error.
 
-    Raises:
-        EngineDead: the engine is gone.
+    Raises EngineDead: the engine is gone.
     """
     result, name, text = None, source.name, source.text
     try:

@@ -41,8 +41,7 @@ class Calibration(msgspec.Struct, frozen=True):
 def write_calibration(path: Path, calibration: Calibration) -> None:
     """Write the file.
 
-    Raises:
-        OSError: it cannot be written.
+    Raises OSError: it cannot be written.
     """
     path.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
 

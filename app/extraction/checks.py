@@ -59,8 +59,7 @@ def run_checks(schema: Schema, record: Any) -> tuple[Check, ...]:
 
     A check that misses a value is left out.
 
-    Raises:
-        InvalidGrammar: `x-checks` is malformed.
+    Raises InvalidGrammar: `x-checks` is malformed.
     """
     asked = read_checks(schema)
     found = asked if asked is not None else list(_suggest(record, ""))

@@ -48,8 +48,7 @@ async def stream_whole(
 ) -> AsyncGenerator[PartialExtraction | PartsDone | ExtractionResult, None]:
     """Yield a record as it is written where text and record fit the model, else the progress in parts; then the result.
 
-    Raises:
-        TextTooLong, GrammarError, EngineError: as extract_long.
+    Raises TextTooLong, GrammarError, EngineError: as extract_long.
     """
     # Images belong to no part of the text.
     room = MIN_OUTPUT_TOKENS if extractor.images else keep_room(extractor)
@@ -142,8 +141,7 @@ async def extract_whole(
 ) -> ExtractionResult:
     """The finished record alone, of a text of any length; a full queue is waited for.
 
-    Raises:
-        TextTooLong, GrammarError, EngineError: as extract_long.
+    Raises TextTooLong, GrammarError, EngineError: as extract_long.
     """
 
     result = await retry_while_full(

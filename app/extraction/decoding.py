@@ -51,8 +51,7 @@ def decode(data: bytes, name: str) -> str:
 def decode_text(data: bytes, name: str) -> tuple[str, str]:
     """Return a file's text with plain line ends, and its encoding if that was guessed, else "".
 
-    Raises:
-        UnreadableSource: it is binary, damaged, or in an encoding that cannot be recognised.
+    Raises UnreadableSource: it is binary, damaged, or in an encoding that cannot be recognised.
     """
     text, guessed = _decode(data, name)
     return text.replace("\r\n", "\n").replace("\r", "\n"), guessed

@@ -82,8 +82,7 @@ class Figures:
 async def score_cases(extractor: Extractor, cases: Sequence[Case]) -> list[Scored]:
     """Extract every case and score it; as many run at once as the engine's batch takes.
 
-    Raises:
-        EngineDead: the engine is gone.
+    Raises EngineDead: the engine is gone.
     """
 
     async def score(case: Case) -> Scored:

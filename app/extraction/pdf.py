@@ -57,8 +57,7 @@ def _name_ranges(numbers: Sequence[int]) -> Iterator[str]:
 def render_page(data: bytes, name: str, number: int, start: int = 0, end: int = 0) -> bytes:
     """Return a page, counted from 0, as JPEG, with a part of its text highlighted.
 
-    Raises:
-        UnreadableSource: as read_pdf.
+    Raises UnreadableSource: as read_pdf.
     """
     (image,) = _run(data, name, {"number": number, "start": start, "end": end})["images"]
     return base64.b64decode(image)

@@ -191,8 +191,7 @@ def _is_prose(lines: list[list[Run]]) -> bool:
 def read_runs(page: Any, form: Any, max_chars: int) -> list[Run]:
     """Return the characters of a page in runs, and its fields and annotations.
 
-    Raises:
-        ValueError: it has more characters.
+    Raises ValueError: it has more characters.
     """
     text_page = page.get_textpage()
     raw, turn = text_page.raw, _make_turn(page)

@@ -79,8 +79,7 @@ def change_items(
 def put_value(record: Any, pointer: str, value: Any) -> Any:
     """Return a copy of the record with another value at a JSON pointer.
 
-    Raises:
-        EditError: the record has no such value.
+    Raises EditError: the record has no such value.
     """
     changed = {"": copy.deepcopy(record)}
     owner, key = _find_owner(changed, f"/{pointer}")

@@ -32,8 +32,7 @@ class SchemaChecker:
     def check(self, text: str) -> CheckedSchema:
         """Parse and check what stands in the schema editor.
 
-        Raises:
-            GrammarError: what is wrong, with line and column or with pointer and keyword.
+        Raises GrammarError: what is wrong, with line and column or with pointer and keyword.
         """
         spec = GrammarSpec.json_schema(text)
         schema = json.loads(text)

@@ -205,8 +205,7 @@ def parse_rows(data: bytes, name: str, limits: TableLimits = UNLIMITED, with_ima
 def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
     """The text of one file, also of a PDF, which has a limit of its own.
 
-    Raises:
-        UnreadableSource: it is too large or no text.
+    Raises UnreadableSource: it is too large or no text.
     """
     if path.suffix.lower() == ".pdf":
         return PAGE_BREAK.join(read_pdf(read_bytes(path, path.name, MAX_FILE_BYTES), path.name).pages)
@@ -270,8 +269,7 @@ def _iterate_lines(text: str) -> Iterator[tuple[int, str]]:
 def _read_json_line(line: str) -> dict[str, str]:
     """The cells of a line.
 
-    Raises:
-        ValueError, RecursionError: it is not JSON that can be kept; the message continues the name of the row.
+    Raises ValueError, RecursionError: it is not JSON that can be kept; the message continues the name of the row.
     """
     if has_too_many_values(line.encode()):
         raise ValueError(TOO_MANY_VALUES)

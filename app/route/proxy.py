@@ -153,8 +153,7 @@ class Proxy:
     async def _route(self, scope: Scope, body: bytes, send: Send) -> None:
         """Try workers until one answers.
 
-        Raises:
-            ApiError: none did.
+        Raises ApiError: none did.
         """
         prompt, model, salt, session, stored_id = read_prompt(body)
         if (named := STORED_PATH.match(scope["path"])) is not None:

@@ -29,8 +29,7 @@ BACKLOG = 2048
 async def serve_route(config: RouteConfig, app_config: AppConfig) -> None:
     """Route requests until SIGINT or SIGTERM.
 
-    Raises:
-        UsageError: the address cannot be bound.
+    Raises UsageError: the address cannot be bound.
     """
     with bind(app_config) as listener, stop_on_signals(lambda: None) as stop:
         async with run_router(config, app_config, listener, stop) as proxy:

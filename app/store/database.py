@@ -76,8 +76,7 @@ class Store:
     ) -> None:
         """Open the database of a folder, or an empty one in memory.
 
-        Raises:
-            StoreError: the folder cannot be used, or another process uses it.
+        Raises StoreError: the folder cannot be used, or another process uses it.
         """
         self.is_kept = folder is not None
         self.limits = limits
@@ -90,8 +89,7 @@ class Store:
     async def run(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **options: P.kwargs) -> T:
         """Return the result of a function of the connection; its changes are kept unless it raises.
 
-        Raises:
-            StoreError: the database cannot be read or written.
+        Raises StoreError: the database cannot be read or written.
         """
         return await asyncio.wrap_future(self.start(work, *args, **options))
 
@@ -138,8 +136,7 @@ class Store:
 def open_store(folder: str | None, limits: Limits) -> Store:
     """Open the store of a folder; `none` keeps everything in memory, None means the user's data folder.
 
-    Raises:
-        StoreError: the folder cannot be used. Of the user's data folder this is only logged.
+    Raises StoreError: the folder cannot be used. Of the user's data folder this is only logged.
     """
     if folder == "none":
         return Store(None, limits)

@@ -35,8 +35,7 @@ class JobRow:
 def add_job(db: Connection, owner: str, job_id: str, body: Json, rows: Iterable[str]) -> Item:
     """Add a job with its rows.
 
-    Raises:
-        StoreFull: there is no room.
+    Raises StoreFull: there is no room.
     """
     put(db, owner, "job", job_id, body | {"status": "queued"})
     job = get(db, owner, "job", job_id)
@@ -101,8 +100,7 @@ def claim(db: Connection, job: int) -> tuple[int, str] | None:
 def end_row(db: Connection, job: int, number: int, result: str, is_failed: bool) -> None:
     """Write the result of a row that was claimed. A job that was deleted or cancelled meanwhile gets none.
 
-    Raises:
-        StoreFull: there is no room.
+    Raises StoreFull: there is no room.
     """
     changed = db.execute(
         "UPDATE rows SET state = :state, result = :result, ended = 1 + (SELECT coalesce(max(ended), 0) FROM rows "

@@ -42,8 +42,7 @@ def put(
 ) -> bool:
     """Add an object, or change its body; a change keeps its data. Returns False if the parent does not exist.
 
-    Raises:
-        StoreFull: there is no room.
+    Raises StoreFull: there is no room.
     """
     text, now = json.dumps(body, ensure_ascii=False, separators=(",", ":")), db.clock()
     text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")  # half a character cannot be stored

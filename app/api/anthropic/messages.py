@@ -22,8 +22,7 @@ BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 def read_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> list[Json]:
     """Return the conversation as chat messages, with the system's field in front.
 
-    Raises:
-        ApiError: 400 for what is not supported.
+    Raises ApiError: 400 for what is not supported.
     """
     read: list[Json] = []
     if parts := _read_system(system or []):

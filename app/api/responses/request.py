@@ -110,8 +110,7 @@ def read_request(body: ResponsesRequest, tools: Tools, before: Sequence[Json] = 
     Args:
         before: the items of the conversation that the input continues.
 
-    Raises:
-        ApiError: 400 for a field that cannot be honoured.
+    Raises ApiError: 400 for a field that cannot be honoured.
     """
     _check_unsupported(body)
     fields: Json = {n: v for n, v in (body.model_extra or {}).items() if n in PASSED}

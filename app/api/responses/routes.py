@@ -116,8 +116,7 @@ async def make_writer(
         before: the items of the conversation that the input continues.
         keep: stores the response.
 
-    Raises:
-        ApiError, InvalidRequest: the request is not supported; the error has this route's field names.
+    Raises ApiError, InvalidRequest: the request is not supported; the error has this route's field names.
     """
     tools = read_tools(body.tools or ())
     asked = read_request(body, tools, before)

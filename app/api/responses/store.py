@@ -73,8 +73,7 @@ class ResponseStore:
     async def make_room(self, owner: str) -> None:
         """Drop old responses, and check that there is room for another one.
 
-        Raises:
-            StoreFull: other objects take the room.
+        Raises StoreFull: other objects take the room.
         """
         await self._store.run(_make_room, owner)
 
@@ -88,16 +87,14 @@ class ResponseStore:
     async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response by id.
 
-        Raises:
-            ApiError: 404, the response is not stored.
+        Raises ApiError: 404, the response is not stored.
         """
         return (await self._read_chain(response_id, owner, 1))[0]
 
     async def read_items(self, response_id: str, owner: str) -> list[Json]:
         """Return the whole conversation that ends with a response, as input items.
 
-        Raises:
-            ApiError: 400, it, or one that it continues, is not stored.
+        Raises ApiError: 400, it, or one that it continues, is not stored.
         """
         chain = await self._read_chain(response_id, owner, MAX_RESPONSES, "previous_response_id")
         return [item for response in reversed(chain) for item in response.items]

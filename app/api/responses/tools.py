@@ -68,8 +68,7 @@ def join_name(namespace: object, name: object) -> Any:
 def read_choice(choice: str | Mapping[str, Any] | None, has_tools: bool) -> ToolChoice:
     """Return the tool choice.
 
-    Raises:
-        ApiError: 400 for a malformed one.
+    Raises ApiError: 400 for a malformed one.
     """
     if choice is None or isinstance(choice, str):
         return read_mode(choice, has_tools)

@@ -136,8 +136,7 @@ class ToolUse:
     def is_valid_call(self, call: Piece) -> bool:
         """Return whether a call is one of a tool, with arguments that fit.
 
-        Raises:
-            GrammarError: the validator cannot read the tool's schema.
+        Raises GrammarError: the validator cannot read the tool's schema.
         """
         schema = next((tool.parameters for tool in self.tools if tool.name == call.name), None)
         try:
@@ -159,8 +158,7 @@ def use_tools(
     Args:
         answer: the constraint of an answer without calls; None where text may stand beside calls.
 
-    Raises:
-        ApiError: 400 for a schema that is malformed or not supported, or a choice that is not among the tools.
+    Raises ApiError: 400 for a schema that is malformed or not supported, or a choice that is not among the tools.
     """
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
@@ -198,8 +196,7 @@ def use_tools(
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
     """Return the tools of a chat completion.
 
-    Raises:
-        ApiError: 400 for a malformed one.
+    Raises ApiError: 400 for a malformed one.
     """
     return [each for i, tool in enumerate(tools or ()) if (each := _read_tool(("tools", i), tool)) is not None]
 
@@ -207,8 +204,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
 def read_functions(body: ChatRequest) -> ChatRequest:
     """Return a request with OpenAI's older `functions` and `function_call` as one with tools, called one at a time.
 
-    Raises:
-        ApiError: 400 for functions beside tools.
+    Raises ApiError: 400 for functions beside tools.
     """
     if body.tools is not None or body.tool_choice is not None:
         raise BadRequest("functions is the older name of tools: give one of them", "functions")
@@ -299,8 +295,7 @@ def read_function(where: Path, function: Mapping[str, Any], tool: Mapping[str, A
 def read_choice(choice: str | Mapping[str, Any] | None, has_tools: bool) -> ToolChoice:
     """Return the tool choice of a chat completion.
 
-    Raises:
-        ApiError: 400 for a malformed one.
+    Raises ApiError: 400 for a malformed one.
     """
     if choice is None or isinstance(choice, str):
         return read_mode(choice, has_tools)
@@ -366,8 +361,7 @@ def _make_spec(
 ) -> tuple[GrammarSpec, tuple[str, ...]]:
     """Return the grammar of an answer with tools, and what the client should be told about it.
 
-    Raises:
-        ApiError: 400 for a strict tool whose schema cannot be enforced, and for tools that are too large.
+    Raises ApiError: 400 for a strict tool whose schema cannot be enforced, and for tools that are too large.
     """
     enforced: list[tuple[str, Json]] = []
     told = []

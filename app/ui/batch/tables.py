@@ -17,8 +17,7 @@ NO_TABLE = Table((), ())
 async def open_table(paths: Sequence[str | Path], limits: TableLimits = LIMITS) -> Table:
     """All rows of these files, in the order of their names: uploads lie in folders with random names.
 
-    Raises:
-        UnreadableSource: together they are larger than the limits.
+    Raises UnreadableSource: together they are larger than the limits.
     """
     rows: list[Row] = []
     num_cells = num_chars = 0

@@ -20,8 +20,7 @@ MAX_BYTES = 4 * 2**20
 async def add_attachments(text: str, paths: Iterable[str | Path]) -> str:
     """The message with the files' texts behind it.
 
-    Raises:
-        InvalidRequest: a file cannot be read as text; the message names it.
+    Raises InvalidRequest: a file cannot be read as text; the message names it.
     """
     parts = [text.strip()] if text.strip() else []
     for path in map(Path, paths):
@@ -44,8 +43,7 @@ def is_image(path: str | Path) -> bool:
 def load_images(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the model's messages with the content of image files in the place of their paths.
 
-    Raises:
-        InvalidRequest: a file is gone or too large.
+    Raises InvalidRequest: a file is gone or too large.
     """
     return [
         message

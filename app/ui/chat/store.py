@@ -68,8 +68,7 @@ def read_chat(db: Connection, owner: str, chat_id: str | None) -> tuple[Json, Tr
 def begin_turn(db: Connection, owner: str, chat_id: str, settings: Json, nodes: Sequence[Node]) -> None:
     """Add a question, if it is new, and the answer that begins; a chat begins with its first question.
 
-    Raises:
-        StoreFull: there is no room.
+    Raises StoreFull: there is no room.
     """
     chat = objects.get(db, owner, "chat", chat_id)
     body = {"title": make_title(nodes[0].messages), "named": False} if chat is None else chat.body
@@ -82,8 +81,7 @@ def begin_turn(db: Connection, owner: str, chat_id: str, settings: Json, nodes: 
 def put_node(db: Connection, owner: str, chat_id: str, node: Node) -> None:
     """Add a node, or change its messages; nothing if its chat was removed.
 
-    Raises:
-        StoreFull: there is no room.
+    Raises StoreFull: there is no room.
     """
     objects.put(db, owner, "turn", node.id, {"before": node.before, "messages": node.messages}, parent=chat_id)
 

@@ -42,8 +42,7 @@ class Opened:
 def open_path(path: Path, sees_images: bool) -> Opened:
     """Read a file.
 
-    Raises:
-        UnreadableSource: it cannot be read, or the model does not see what it shows.
+    Raises UnreadableSource: it cannot be read, or the model does not see what it shows.
     """
     suffix = path.suffix.lower()
     if suffix == ".pdf" or suffix in IMAGE_TYPES:

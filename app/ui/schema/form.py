@@ -47,8 +47,7 @@ def schema_to_form(schema: Schema) -> Form:
 def form_to_schema(form: Mapping[str, Any]) -> Schema:
     """The schema of a form.
 
-    Raises:
-        ValueError: a field without a name, or two of the same name; the message names it.
+    Raises ValueError: a field without a name, or two of the same name; the message names it.
     """
     more = dict(form.get("more") or {})
     schema: Schema = {name: more.pop(name) for name in ("$schema", "$id") if name in more}

@@ -79,8 +79,7 @@ def _make_schema(title: str, properties: dict[str, Schema]) -> Schema | None:
 async def propose_schema(extractor: Extractor, text: str, salt: str) -> Schema | None:
     """Return the model's proposal; None if it has no field.
 
-    Raises:
-        EngineError: the engine refused or lost the request.
+    Raises EngineError: the engine refused or lost the request.
     """
     result = await extractor.extract(PROPOSAL, text[:MAX_TEXT_CHARS], cache_salt=salt)
     record: Any = result.record if isinstance(result.record, dict) else {}
