@@ -104,7 +104,7 @@ def end_row(db: Connection, job: int, number: int, result: str, is_failed: bool)
     """
     changed = db.execute(
         "UPDATE rows SET state = :state, result = :result, ended = 1 + (SELECT coalesce(max(ended), 0) FROM rows "
-        "WHERE job = :job) WHERE job = :job AND number = :number AND state = 'running'",
+        "WHERE job = :job AND ended IS NOT NULL) WHERE job = :job AND number = :number AND state = 'running'",
         {"state": "failed" if is_failed else "done", "result": result, "job": job, "number": number},
     ).rowcount
     if changed:

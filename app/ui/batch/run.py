@@ -39,7 +39,9 @@ class BatchRun:
         def read(db: Connection) -> tuple[Item | None, dict[str, int], list[tuple[int, int, Record]]]:
             rows = jobs.read_ended(db, self.job.number, self._num_read)
             found = [(row.ended, row.number, _read_result(row)) for row in rows]
-            return objects.get(db, self.owner, "job", self.job.id), jobs.count(db, self.job.number), found
+            job = objects.get(db, self.owner, "job", self.job.id)
+            is_same = not found and job is not None and self.counts and job.changed == self.job.changed
+            return job, self.counts if is_same else jobs.count(db, self.job.number), found
 
         job, counts, found = await store.run(read)
         job = job or replace(self.job, body=self.job.body | {"status": "cancelled"})  # it was deleted

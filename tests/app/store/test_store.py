@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.store import Limits, Store, StoreError, StoreFull, jobs, objects, open_store
+from app.store import Connection, Limits, Store, StoreError, StoreFull, jobs, objects, open_store
 from app.store.database import FILE_NAME
 
 
@@ -160,6 +160,21 @@ def write_until_killed(folder: Path, pipe: Any) -> None:
             pipe.send(number)
 
     asyncio.run(write())
+
+
+async def test_the_end_of_a_row_costs_the_same_in_a_long_job() -> None:
+    steps: list[int] = []
+
+    def work(db: Connection) -> None:
+        job = jobs.add_job(db, "me", "j", {"kind": "extract"}, ["{}"] * 5000)
+        db.set_progress_handler(lambda: steps.append(1), 1000)  # after a thousand steps of SQLite's machine
+        number, _ = jobs.claim(db, job.number) or (-1, "")
+        jobs.end_row(db, job.number, number, "{}", False)
+        assert len(jobs.read_ended(db, job.number)) == 1
+        db.set_progress_handler(None, 1000)
+
+    await Store().run(work)
+    assert len(steps) < 3
 
 
 async def test_a_killed_process_loses_nothing_that_was_written(tmp_path: Path) -> None:
