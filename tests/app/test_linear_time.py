@@ -190,7 +190,7 @@ READERS: Mapping[str, tuple[Callable[[str], Any], list[str], int]] = {
     "page of a PDF": (lay_out_page, ["ab", "abcdefg"], SIZE), "reasoning": (split_thoughts, MARKS, SIZE),
     "calls": (read_calls, MARKS, SIZE // 2), "stops": (find_stops, MARKS, SIZE),
     "prompt": (render, MARKS, SIZE), "offsets": (find_offsets, [], SIZE),
-    "amounts": (ground, NUMBERS, SIZE // 2), "evidence": (show, NUMBERS, SIZE // 2),
+    "amounts": (ground, NUMBERS, SIZE // 3), "evidence": (show, NUMBERS, SIZE // 3),
     "parts": (lambda text: cut(text, 300), NUMBERS, SIZE), "record": (scan, JSON_PARTS, SIZE),
     "fence": (fence, ["`", "``` "], LONG), "schema": (read_schema, [*JSON_PARTS, *PATTERNS], SIZE),
     "grammar": (read_grammar, [*PATTERNS, *RULES], SIZE),

@@ -22,7 +22,7 @@ def test_the_smallest_number_of_replicas_that_keeps_the_limits_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = tmp_path / "figures.json"
-    flags = "--num-prompts 300 --request-rate 60 --replicas 1,2,4 --input-len 600 --output-len 16 --ttft-ms 400"
+    flags = "--num-prompts 150 --request-rate 60 --replicas 1,4 --input-len 600 --output-len 16 --ttft-ms 400"
     code = run(tmp_path, *flags.split(), "--output-json", str(figures))
     points = json.loads(figures.read_text(encoding="utf-8"))["points"]
     enough = [point["num_replicas"] for point in points if point["ttft"][2] <= 400 and point["itl"][2] <= 200]
@@ -33,7 +33,7 @@ def test_the_smallest_number_of_replicas_that_keeps_the_limits_is_named(
 def test_prefill_replicas_are_compared_with_as_many_mixed_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = "--num-prompts 200 --request-rate 12 --input-len 900 --prefill-replicas 1 --decode-replicas 2"
+    flags = "--num-prompts 100 --request-rate 12 --input-len 900 --prefill-replicas 1 --decode-replicas 2"
     assert run(tmp_path, *flags.split(), "--itl-ms", "30") == 0
     printed = capsys.readouterr().out
     assert "1+2*" in printed and "1+2 replicas keep" in printed
