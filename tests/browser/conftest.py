@@ -15,13 +15,9 @@ from tests.browser.site import PATIENCE_S, Site
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = "chromium", "chromium-browser", "google-chrome"
 FLAGS = [
-    "--no-sandbox",
-    "--disable-dev-shm-usage",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--no-first-run",
+    "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking", "--no-first-run"
 ]
 READY = "Troupe is ready at "
 
@@ -75,16 +71,12 @@ def start_server(module: str = "app", *arguments: str) -> Iterator[str]:
 
 
 @contextmanager
-def run_server(
-    module: str = "app", *arguments: str, port: int = 0
-) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+def run_server(module: str = "app", *arguments: str, port: int = 0) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """Run a server with the demo model; yields its process and its address."""
     if not (ROOT / "assets" / "demo_model" / "model.safetensors").exists():
         pytest.skip("assets/demo_model has no weights")
     command = [sys.executable, "-m", module, *arguments, "--port", str(port)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         try:
             line = next((line for line in server.stdout if line.startswith(READY)), None)

@@ -45,9 +45,7 @@ class Site:
     @property
     def answer(self) -> str:
         """The last answer's text, without its figures."""
-        return str(
-            self.page.locator("#messages .bot-row .message:not(.thought) .message-content").last.inner_text()
-        )
+        return str(self.page.locator("#messages .bot-row .message:not(.thought) .message-content").last.inner_text())
 
     @property
     def figures(self) -> Any:

@@ -33,9 +33,7 @@ def tab_to(site: Site, condition: str) -> None:
     """Press Tab until the focused element fulfils a condition in JavaScript over `node`."""
     for _ in range(MAX_TABS):
         site.page.keyboard.press("Tab")
-        if site.page.evaluate(
-            f"(() => {{ const node = document.activeElement; return Boolean({condition}); }})()"
-        ):
+        if site.page.evaluate(f"(() => {{ const node = document.activeElement; return Boolean({condition}); }})()"):
             return
     raise AssertionError(f"the Tab key never reaches {condition}")
 

@@ -14,8 +14,7 @@ from tests.browser.site import ENDLESS_SCHEMA, Site
 def orders(tmp_path: Path) -> Path:
     path = tmp_path / "orders.csv"
     lines = [
-        f'{n},"Invoice INV-{n}\nNorthwind Paper Ltd\nDate: 2026-03-0{n}\nTotal: {n}9.50 EUR"'
-        for n in range(1, 8)
+        f'{n},"Invoice INV-{n}\nNorthwind Paper Ltd\nDate: 2026-03-0{n}\nTotal: {n}9.50 EUR"' for n in range(1, 8)
     ]
     path.write_text("\n".join(["id,note", *lines, "8,"]))
     return path
@@ -69,9 +68,7 @@ def start_endless_run(site: Site, path: Path) -> None:
     site.page.get_by_text("1 failed").wait_for()
 
 
-def test_a_run_outlives_its_page_and_stopping_keeps_its_records(
-    site: Site, orders: Path
-) -> None:
+def test_a_run_outlives_its_page_and_stopping_keeps_its_records(site: Site, orders: Path) -> None:
     start_endless_run(site, orders)
     site.page.get_by_label("Column with the text").click()
     site.page.get_by_role("option", name="id").click()
@@ -91,7 +88,7 @@ def test_answer_and_batch_survive_a_killed_server(desk: Any, tmp_path: Path) -> 
     rows = [f'{n},"Invoice INV-{n}, Northwind Paper Ltd, total {n}.50 EUR"' for n in range(150)]
     path.write_text("\n".join(["id,note", *rows]))
     records = "#batch-records tbody tr"
-    kept = ("app", "--core", "local", "--data-dir", str(tmp_path / "data"))
+    kept = "app", "--core", "local", "--data-dir", str(tmp_path / "data")
     with run_server(*kept) as (server, url):
         site = Site(desk.new_page(), url)
         site.open()

@@ -128,9 +128,7 @@ def test_a_chat_that_is_left_goes_on_and_one_that_is_removed_stays_away(lasting:
     lasting.page.locator("#chatbot .user-row", has_text="Count, please.").wait_for()
 
 
-def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(
-    site: Site, tmp_path: Path
-) -> None:
+def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(site: Site, tmp_path: Path) -> None:
     ask_and_wait(site, "What can you do?")
     site.toggle("Chats")
     chats, questions = site.page.locator(".chats"), site.page.locator("#chatbot .user-row")
@@ -198,9 +196,7 @@ def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     assert other.complaints == []
 
 
-def test_the_tokens_of_every_answer_can_be_looked_into_also_after_a_reload(
-    site: Site, tmp_path: Path
-) -> None:
+def test_the_tokens_of_every_answer_can_be_looked_into_also_after_a_reload(site: Site, tmp_path: Path) -> None:
     path = tmp_path / "note.txt"
     path.write_text("The meeting is at noon.")
     site.page.locator("#composer input[type=file]").set_input_files(path)
@@ -261,9 +257,7 @@ def test_a_grammar_that_cannot_be_used_is_explained_and_reasoning_is_folded(site
 
 def test_images_of_other_hosts_are_links_that_nothing_has_loaded(site: Site) -> None:
     loaded: list[str] = []
-    site.page.route(
-        "http://other.example/**", lambda route: (loaded.append(route.request.url), route.abort())
-    )
+    site.page.route("http://other.example/**", lambda route: (loaded.append(route.request.url), route.abort()))
     text = 'See ![a cat](http://other.example/cat.png)\n\n<img src="http://other.example/dog.png">'
     site.import_chat([{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": text}])
     links = site.page.locator("#talk").get_by_role("link")

@@ -15,9 +15,7 @@ from tests.measure import ui_load
 NUM_MESSAGES = 200
 FIRST, LAST = 5, 25
 NUM_PAGES, SECONDS, NUM_UPDATES = 8, 4.0, 10
-ANSWER = (
-    "Keys and values lie in **blocks** of 16.\n\n- a list item with `code`\n- another\n\n```\nprint(1)\n```\n"
-)
+ANSWER = "Keys and values lie in **blocks** of 16.\n\n- a list item with `code`\n- another\n\n```\nprint(1)\n```\n"
 # Counts the frames in which the growing text is another one than before, and what changes in the history meanwhile.
 WATCH = """() => {
   window.updates = window.changes = 0;
@@ -36,9 +34,7 @@ WATCH = """() => {
 
 def test_under_200_messages_only_the_answer_is_sent_and_drawn(lasting: Site) -> None:
     """The messages are drawn but, like failed turns, not read by the model."""
-    questions = [
-        {"role": "user", "content": f"Question {turn}: how does paging work?"} for turn in range(100)
-    ]
+    questions = [{"role": "user", "content": f"Question {turn}: how does paging work?"} for turn in range(100)]
     answer = {"role": "assistant", "content": ANSWER, "metadata": {"id": "error"}}
     lasting.import_chat([message for question in questions for message in (question, answer)])
     lasting.limit_answers(2000)

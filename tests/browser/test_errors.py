@@ -22,9 +22,7 @@ def flag(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def small_url(flag: Path) -> Iterator[str]:
     """A server that runs one request, lets one wait, and can be broken."""
-    yield from start_server(
-        "tests.browser.fragile_app", str(flag), "--max-num-seqs", "1", "--max-num-waiting", "1"
-    )
+    yield from start_server("tests.browser.fragile_app", str(flag), "--max-num-seqs", "1", "--max-num-waiting", "1")
 
 
 @pytest.fixture

@@ -50,9 +50,7 @@ def test_the_chat_fills_the_window_and_the_strip_is_live(site: Site) -> None:
     assert site.page.evaluate("document.documentElement.scrollHeight") <= 800
     assert "demo_model" in strip.inner_text() and "ready" in strip.inner_text()
     site.ask("Hello!")
-    site.wait_for(
-        lambda: not strip.inner_text().endswith("\n0 tok/s") and " 0 tok/s" not in strip.inner_text()
-    )
+    site.wait_for(lambda: not strip.inner_text().endswith("\n0 tok/s") and " 0 tok/s" not in strip.inner_text())
 
 
 @pytest.fixture
@@ -79,7 +77,7 @@ def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
     site.go_to("Engine")
     site.page.get_by_role("img", name="blocks owned").wait_for()
     is_over = threading.Event()
-    lengths = (150, 300, 500, 700, 900, 1200)
+    lengths = 150, 300, 500, 700, 900, 1200
     crowd = [threading.Thread(target=occupy, args=(site.base_url, is_over, length)) for length in lengths]
     try:
         for each in crowd:
