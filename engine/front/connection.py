@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -201,7 +202,8 @@ class LinkConnection:
             try:
                 await asyncio.wait_for(self.process.wait(), 0.0 if self._silence else 0.1)
             except TimeoutError:
-                self.process.kill()
+                with suppress(ProcessLookupError):  # it ended at the last moment
+                    self.process.kill()
         return await self.process.wait()
 
 

@@ -83,3 +83,25 @@ async def test_a_pause_of_the_machine_does_not_end_a_core() -> None:
         link.messages.put_nowait(Asleep())
         await asyncio.sleep(TIMEOUT_S / 2)
         assert not running.done() and received == [Asleep()]
+
+
+class EndingProcess(OwnProcess):
+    """Ends just when it is killed."""
+
+    returncode = None  # type: ignore[assignment]
+    is_over = False
+
+    async def wait(self) -> int:
+        if not self.is_over:
+            await asyncio.Event().wait()
+        return -signal.SIGKILL
+
+    def kill(self) -> None:
+        self.is_over = True
+        raise ProcessLookupError
+
+
+async def test_a_process_that_ends_just_before_it_is_killed_has_ended() -> None:
+    async with connect(EndingProcess()) as (link, running, _):
+        link.abort()
+        assert (await running).crash is None
