@@ -41,7 +41,7 @@ class BlockServer:
         self._secret = secret.encode()
         self._num_free = num_bytes
         # Checksum, value; last used last
-        self._units: OrderedDict[bytes, tuple[int, bytearray]] = (OrderedDict())
+        self._units: OrderedDict[bytes, tuple[int, bytearray]] = OrderedDict()
         self._lock = Lock()  # guards units, free bytes and connections
         self._connections: set[socket.socket] = set()
         try:

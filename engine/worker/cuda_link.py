@@ -62,7 +62,7 @@ class CudaGraphRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         # A private stream, so that two engines can record at the same time
-        self._stream = (torch.cuda.Stream())
+        self._stream = torch.cuda.Stream()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run once without recording, so that first-call compilation and set-up are not recorded; then record."""
