@@ -14,6 +14,7 @@ from app.api.parts import make_text, make_unseen
 from app.extraction.decoding import UnreadableSource, decode
 from app.extraction.pdf import read_pdf
 from app.extraction.reading import read_apart
+from app.extraction.sources import OFFICE_TYPES, read_office
 
 Json = dict[str, Any]
 MAX_KEPT_CHARS = 32 * 2**20
@@ -42,9 +43,9 @@ class DocumentReader:
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        is_pdf = "application/pdf" in url[:40] or name.lower().endswith(".pdf")
         try:
-            parts = await read_apart(".pdf" if is_pdf else "", _read_file, name, url, sees_images)
+            kind = ".pdf" if "application/pdf" in url[:40] else name
+            parts = await read_apart(kind, _read_file, name, url, sees_images)
         except binascii.Error as error:
             raise refuse(part["where"], f" is not base64: {error}") from error
         self._num_chars += _count(parts) - _count(self._kept.get(key, ()))
@@ -65,6 +66,9 @@ def _read_file(name: str, url: str, sees_images: bool) -> list[Json]:
         return [{"type": "image_url", "image_url": {"url": url}}]
     content = base64.b64decode(data, validate=True)
     try:
+        if name.lower().endswith(OFFICE_TYPES):
+            written, left_out = read_office(content, name)
+            return [make_text(f"[{name}]\n" + "".join(f"[{note}]\n" for note in left_out) + written)]
         if not content.startswith(b"%PDF"):
             return [make_text(f"[{name}]\n{decode(content, name)}")]
         found = read_pdf(content, name, sees_images)

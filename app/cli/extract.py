@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schema", metavar="FILE", help="file with the JSON Schema of a record")
     parser.add_argument(
         "files", nargs="*", metavar="FILE",
-        help="texts, PDFs, images, or tables (CSV, JSONL: a record a row); - reads stdin",
+        help="PDF, DOCX, XLSX, PPTX, HTML, EML, MSG, texts, images, tables (CSV, JSONL: a record a row); - is stdin",
     )
     parser.add_argument(
         "--column",

@@ -1,19 +1,14 @@
-"""Reads a PDF from stdin, in a process of its own: the text of its pages by their layout, and pages as images.
+"""Reads a PDF in a process of its own (child_main.py): the text of its pages by their layout, and pages as images.
 
-A damaged file may crash or block the reader, so this process limits its own time and memory. It imports nothing of the
-project, so that it starts fast. The first line of stdin is JSON, the rest the file. The answer is JSON:
-{"pages": [text], "images": [base64]} or {"refused": reason}. Boxes are (left, top, right, bottom) in points as shown.
+The answer is {"pages": [text], "images": [base64]} or {"refused": reason}.
+Boxes are (left, top, right, bottom) in points as shown.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import math
-import os
-import resource
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_ubyte
@@ -376,18 +371,3 @@ def _write_jpeg(image: Any) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=QUALITY)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def limit(max_seconds: int, max_bytes: int) -> None:
-    """Limit this process: its processor time and memory, and its time in all if the server was killed."""
-    os.nice(10)
-    resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-    signal.alarm(10 * max_seconds)
-
-
-if __name__ == "__main__":
-    asked = json.loads(sys.stdin.buffer.readline())
-    limit(*asked.pop("limits"))
-    read = render_page if "number" in asked else read_pages
-    json.dump(read(sys.stdin.buffer.read(), **asked), sys.stdout)

@@ -1,7 +1,7 @@
 """Files are read in threads of their own, for the API and the page alike.
 
-asyncio's default threads also write prompts: they must not wait for a slow file. A PDF is read by a process that its
-thread waits for; other files are read in the thread itself, so fewer of them run at a time.
+asyncio's default threads also write prompts: they must not wait for a slow file. PDF and office files are read by a
+process that its thread waits for; other files are read in the thread itself, so fewer of them run at a time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from functools import partial
 from pathlib import PurePath
 from typing import TypeVar
 
+from app.extraction.sources import OFFICE_TYPES
+
 T = TypeVar("T")
 
-PDF_THREADS = ThreadPoolExecutor(4, thread_name_prefix="pdfs")
+CHILD_THREADS = ThreadPoolExecutor(4, thread_name_prefix="children")
 FILE_THREADS = ThreadPoolExecutor(2, thread_name_prefix="files")
 
 
 async def read_apart(name: str | PurePath, read: Callable[..., T], *args: object) -> T:
     """Return `read(*args)` for a file of that name; others' files of its kind may be read before it."""
-    threads = PDF_THREADS if PurePath(name).suffix.lower() == ".pdf" else FILE_THREADS
+    is_child = PurePath(name).suffix.lower() in (".pdf", *OFFICE_TYPES)
+    threads = CHILD_THREADS if is_child else FILE_THREADS
     work = partial(copy_context().run, read, *args)
     return await asyncio.get_running_loop().run_in_executor(threads, work)

@@ -16,6 +16,7 @@ from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any
 
+from app.extraction.child import run_child
 from app.extraction.csv_table import TEXT_NAMES, read_csv
 from app.extraction.decoding import UnreadableSource, decode, decode_text
 from app.extraction.pdf import read_pdf
@@ -27,7 +28,11 @@ PAGE_BREAK = "\n\n"
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
 IMAGE_TYPES = ".png", ".jpg", ".jpeg", ".webp"
 MAX_IMAGE_BYTES = 24 * 2**20
-TABLE_TYPES = ".csv", ".tsv", ".jsonl", ".ndjson"
+# Read in a process of their own, as PDFs are.
+OFFICE_TYPES = (".docx", ".xlsx", ".pptx", ".html", ".htm", ".eml", ".msg")
+OLD_TYPES = {".doc": ".docx", ".xls": ".xlsx", ".ppt": ".pptx", ".odt": ".docx", ".ods": ".xlsx", ".rtf": ".docx"}
+MAX_CHARS = 10_000_000  # of the text of such a file
+TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
 BLANKS = re.compile(r"\s*")
 
 
@@ -191,6 +196,9 @@ def parse_rows(data: bytes, name: str, limits: TableLimits = UNLIMITED, with_ima
         if not with_images:
             raise UnreadableSource(f"{name} is an image, which this model does not see")
         return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: ""}, images=(data,))]
+    if suffix in (*OFFICE_TYPES, *OLD_TYPES):
+        text, notes = read_office(data, name)
+        return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: text}, notes=notes)]
     text, guessed = decode_text(data, name)
     if suffix in TABLE_TYPES:
         rows = (_read_csv if suffix in (".csv", ".tsv") else _read_jsonl)(text, name, limits)
@@ -202,13 +210,32 @@ def parse_rows(data: bytes, name: str, limits: TableLimits = UNLIMITED, with_ima
     return rows
 
 
+def read_office(data: bytes, name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a Word, Excel, PowerPoint, HTML or mail file, and what was left out.
+
+    Raises:
+        UnreadableSource: it is damaged, locked, too large, or of an older format.
+    """
+    suffix = PurePath(name).suffix.lower()
+    if suffix in OLD_TYPES:
+        raise UnreadableSource(f"{name} is of a format that is not read here; save it as {OLD_TYPES[suffix]}")
+    if suffix in (".html", ".htm"):
+        data = decode(data, name).encode()
+    found = run_child("office_child.read", data, name, kind=suffix[1:], max_chars=MAX_CHARS)
+    if not found["text"]:
+        raise UnreadableSource(f"{name} has no text in it")
+    return found["text"], tuple(f"{name}: {note}" for note in found["notes"])
+
+
 def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of one file, also of a PDF, which has a limit of its own.
+    """The text of one file; files that are read in a process of their own have a limit of their own.
 
     Raises UnreadableSource: it is too large or no text.
     """
     if path.suffix.lower() == ".pdf":
         return PAGE_BREAK.join(read_pdf(read_bytes(path, path.name, MAX_FILE_BYTES), path.name).pages)
+    if path.suffix.lower() in (*OFFICE_TYPES, *OLD_TYPES):
+        return read_office(read_bytes(path, path.name, MAX_FILE_BYTES), path.name)[0]
     return decode(read_bytes(path, path.name, max_bytes), path.name)
 
 

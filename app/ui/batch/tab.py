@@ -24,7 +24,7 @@ from app.extraction import Extractor, Schema
 from app.extraction.export import FORMATS, ExportError, export
 from app.extraction.review import EditError
 from app.extraction.schema_check import SchemaChecker
-from app.extraction.sources import UnreadableSource, dump_source
+from app.extraction.sources import OFFICE_TYPES, UnreadableSource, dump_source
 from app.store import Item, StoreError, jobs, objects
 from app.ui.batch.run import BatchRun
 from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
@@ -46,7 +46,7 @@ from app.ui.scripts import read_kept, read_script
 from app.ui.stops import Stops
 from grammar import GrammarError
 
-FILE_TYPES = [".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".eml", ".log", ".html", ".xml", ".json", ".pdf"]
+FILE_TYPES = [".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".log", ".xml", ".json", ".pdf", *OFFICE_TYPES]
 FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 UPDATE_INTERVAL_S = 0.25

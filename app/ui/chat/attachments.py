@@ -9,11 +9,19 @@ from typing import Any
 
 from gradio.processing_utils import get_upload_folder
 
+from app.extraction.decoding import decode
 from app.extraction.reading import read_apart
-from app.extraction.sources import IMAGE_TYPES, MAX_IMAGE_BYTES, UnreadableSource, read_text
+from app.extraction.sources import (
+    IMAGE_TYPES,
+    MAX_IMAGE_BYTES,
+    OFFICE_TYPES,
+    UnreadableSource,
+    read_bytes,
+    read_text,
+)
 from engine import InvalidRequest
 
-FILE_TYPES = ["text", ".md", ".csv", ".json", ".jsonl", ".log", ".html", ".xml", ".eml", ".py", ".pdf"]
+FILE_TYPES = ["text", ".md", ".csv", ".json", ".jsonl", ".log", ".xml", ".py", ".pdf", *OFFICE_TYPES]
 MAX_BYTES = 4 * 2**20
 
 
@@ -31,6 +39,8 @@ async def add_attachments(text: str, paths: Iterable[str | Path]) -> str:
 def read_attachment(path: Path) -> str:
     """The text of one file."""
     try:
+        if path.suffix.lower() in (".html", ".htm"):  # its source, about which people ask
+            return decode(read_bytes(path, path.name, MAX_BYTES), path.name)
         return read_text(path, MAX_BYTES)
     except UnreadableSource as error:
         raise InvalidRequest(str(error), "attachment") from error

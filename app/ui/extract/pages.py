@@ -12,7 +12,15 @@ from app.extraction import Evidence, Source
 from app.extraction.decoding import UnreadableSource
 from app.extraction.pdf import render_page
 from app.extraction.reading import read_apart
-from app.extraction.sources import IMAGE_TYPES, MAX_FILE_BYTES, TEXT_COLUMN, read_bytes, read_rows, read_text
+from app.extraction.sources import (
+    IMAGE_TYPES,
+    MAX_FILE_BYTES,
+    OFFICE_TYPES,
+    TEXT_COLUMN,
+    read_bytes,
+    read_rows,
+    read_text,
+)
 
 MAX_TEXT_BYTES = 2**20
 
@@ -45,7 +53,7 @@ def open_path(path: Path, sees_images: bool) -> Opened:
     Raises UnreadableSource: it cannot be read, or the model does not see what it shows.
     """
     suffix = path.suffix.lower()
-    if suffix == ".pdf" or suffix in IMAGE_TYPES:
+    if suffix in (".pdf", *OFFICE_TYPES, *IMAGE_TYPES):
         return Opened(path, read_rows(path, with_images=sees_images)[0].pick(TEXT_COLUMN))
     # A table is one text here.
     return Opened(path, Source(path.name, read_text(path, MAX_TEXT_BYTES)))

@@ -16,7 +16,7 @@ import gradio as gr
 from app.extraction import Extractor, Limits
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
 from app.extraction.reading import read_apart
-from app.extraction.sources import IMAGE_TYPES, UnreadableSource, read_text
+from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, UnreadableSource, read_text
 from app.store import Connection, Store, StoreError, objects
 from app.ui.examples import Examples, is_demo_model
 from app.ui.explain import EXPLAINED, Explanation, explain
@@ -31,7 +31,7 @@ from app.ui.schema.suggest import TASK, propose_schema, read_names
 from app.ui.scripts import read_kept, read_script
 from engine import Engine
 
-FILE_TYPES = ["text", ".md", ".eml", ".csv", ".log", ".html", ".xml", ".pdf"]
+FILE_TYPES = ["text", ".md", ".csv", ".log", ".xml", ".pdf", *OFFICE_TYPES]
 # The text that the page opens with.
 PROOF = "invoice 2"
 LEAD = (
@@ -283,7 +283,7 @@ class ExtractTab(ExtractRun):
         try:
             opened = await read_apart(path, open_path, Path(path), self.engine.sees_images)
         except UnreadableSource as error:
-            advice = "Open a text file or a PDF with text in it."
+            advice = "Open a PDF with text in it, a Word, Excel, PowerPoint, HTML, mail or text file."
             return self._put("", "", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())
         page = await show_page(opened, 1) if opened.is_pdf else ""
         return {**self._put(opened.path.name, opened.source.text, opened), self.page: page}

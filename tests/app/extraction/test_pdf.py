@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.extraction import pdf
+from app.extraction import child, pdf
 from app.extraction.decoding import UnreadableSource
 from app.extraction.pdf import read_pdf, render_page
 from tests.app.extraction.pdf_files import draw, make_pdf, picture
@@ -127,11 +127,11 @@ def test_the_limits_of_a_pdf_name_what_it_has_too_much_of(monkeypatch: pytest.Mo
         ("MAX_PDF_CHARS", 4, make_pdf("Hello"), "has more than 4 characters of text"),
         ("MAX_PDF_CHARS", 6, make_pdf("Helo", "Helo"), "has more than 2 characters"),
         ("MAX_IMAGES", 1, make_pdf(picture(), picture()), "has more than 1 pages without text: split it"),
-        ("MAX_PDF_SECONDS", 1, LARGE, r"a\.pdf takes longer than 1 s to read"),
-        ("MAX_PDF_MEMORY", 2**28, LARGE, "needs more than 256 MiB of memory"),
+        ("MAX_SECONDS", 1, LARGE, r"a\.pdf takes longer than 1 s to read"),
+        ("MAX_MEMORY", 2**28, LARGE, "needs more than 256 MiB of memory"),
     ):
         with monkeypatch.context() as patch, pytest.raises(UnreadableSource, match=reason):
-            patch.setattr(pdf, name, limit)
+            patch.setattr(pdf if hasattr(pdf, name) else child, name, limit)
             read_pdf(data, "a.pdf", with_images=True)
     assert read_pdf(make_pdf("Hello"), "b.pdf").pages == ["Hello"]
 

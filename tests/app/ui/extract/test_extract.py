@@ -282,7 +282,7 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     # The run before writes nothing beside the new text; only its buttons change back.
     assert set((await running)[-1]) == {tab.run_button, tab.stop_button}
     update = read(tab, await tab.open_file(str(bad), REQUEST))
-    assert "not UTF-8" in update.badge and "Open a text file" in update.badge
+    assert "not UTF-8" in update.badge and "Open a PDF" in update.badge
     # What was open before is neither shown nor extracted.
     assert (update.text, update.fields, update.shown, update.opened) == ("", EMPTY, None, None)
     assert "good.txt" not in update.name

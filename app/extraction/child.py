@@ -1,0 +1,52 @@
+"""Files that a damaged or hostile one could crash or block are read in a process of their own, by child_main.py."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from app.extraction.decoding import UnreadableSource
+
+MAX_SECONDS = 30  # of processor time; other work may make it wait for four times as long
+MAX_MEMORY = 2**30  # bytes of address space
+FOLDER = Path(__file__).parent
+
+
+def run_child(function: str, data: bytes, name: str, **asked: Any) -> dict[str, Any]:
+    """Return what a function answers for a file.
+
+    Args:
+        function: as pdf_child.read_pages; it takes the file's content and `asked`, and returns JSON with an object, in
+            which `refused` says why it does not read the file.
+
+    Raises:
+        UnreadableSource: it refuses the file, or has crashed, or takes too much time or memory.
+    """
+    module, _, called = function.partition(".")
+    path, limits = str(FOLDER / f"{module}.py"), [MAX_SECONDS, MAX_MEMORY]
+    head = {"path": path, "function": called, "limits": limits, "asked": asked}
+    too_slow = f"{name} takes longer than {MAX_SECONDS} s to read; split it or save it as text"
+    try:
+        # -P: the other files in the reader's folder must not hide modules of the standard library.
+        child = subprocess.run(
+            [sys.executable, "-P", FOLDER / "child_main.py"], input=json.dumps(head).encode() + b"\n" + data,
+            capture_output=True, timeout=4 * MAX_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnreadableSource(too_slow) from error
+    if child.returncode == -signal.SIGXCPU:
+        raise UnreadableSource(too_slow)
+    if child.returncode:
+        lines = child.stderr.decode(errors="replace").splitlines() or [""]
+        reason = lines[-1].partition(": ")[2] or lines[-1]
+        if child.returncode < 0 or "MemoryError" in lines[-1]:
+            reason = f"it is damaged, or needs more than {MAX_MEMORY >> 20} MiB of memory"
+        raise UnreadableSource(f"{name} cannot be read as {Path(name).suffix[1:].upper() or 'PDF'}: {reason}")
+    found: dict[str, Any] = json.loads(child.stdout)
+    if "refused" in found:
+        raise UnreadableSource(f"{name} {found['refused']}")
+    return found

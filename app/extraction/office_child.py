@@ -1,0 +1,281 @@
+"""Reads the text of Word, Excel, PowerPoint, HTML and mail files, in a process of its own; see child_main.py.
+
+Rows of tables are lines with " | " between the cells. Values stand as they are stored: nothing is rounded or guessed.
+"""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import importlib
+import io
+import posixpath
+import re
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import olefile
+
+Lines = Iterator[str]
+CELL_GAP = " | "
+# Parts of a paragraph that are not shown: deleted text, codes of fields, and the copy of a drawing for old programs.
+UNSEEN = {"del", "moveFrom", "instrText", "delText", "Fallback", "pPr", "rPr"}
+BREAKS = {"tab": " ", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
+UNCOMPUTED = re.compile(rb"(?:</f>|<f[^>]*/>)\s*(?:<v\s*/>|<v></v>)?\s*</c>")  # a formula without its value
+RELATIONS = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".emf", ".wmf", ".bmp", ".tiff")
+# Fields of an Outlook file, by their numbers.
+SUBJECT, SENDER, ADDRESS, TO, CC = "0037", "0C1A", "5D01", "0E04", "0E03"
+BODY, FILE_NAME, SENT = "1000", "3707", 0x00390040
+# HTML elements that begin a line, and those whose content is not shown.
+BLOCKS = {
+    "address", "article", "aside", "blockquote", "br", "caption", "dd", "div", "dl", "dt", "fieldset", "figure",
+    "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav", "ol", "option", "p",
+    "pre", "section", "table", "tbody", "tfoot", "thead", "title", "tr", "ul",
+}
+HIDDEN = {"script", "style", "template", "noscript"}
+
+
+def read(data: bytes, kind: str, max_chars: int) -> dict[str, Any]:
+    """Return the text and the notes of a file of that kind, as docx, or why it is refused."""
+    notes: list[str] = []
+    try:
+        text = "\n".join(READERS[kind](data, notes))
+    except zipfile.BadZipFile:
+        return {"refused": "is damaged, or locked with a password; save it anew without one"}
+    if len(text) > max_chars:
+        return {"refused": f"has more than {max_chars:,} characters of text: split it"}
+    return {"text": re.sub(r"\n{3,}", "\n\n", text).strip(), "notes": notes}
+
+
+def read_docx(data: bytes, notes: list[str]) -> Lines:
+    """Yield headers, text with tables and text boxes, footnotes and footers."""
+    with zipfile.ZipFile(io.BytesIO(data)) as package:
+        _note_pictures(package, "word/media/", notes)
+        names = sorted(package.namelist())
+        heads = [name for name in names if re.fullmatch(r"word/header\d*\.xml", name)]
+        feet = [name for name in names if re.fullmatch(r"word/(?:footnotes|endnotes|footer\d*)\.xml", name)]
+        seen: set[str] = set()
+        for name in (*heads, "word/document.xml", *feet):
+            lines = list(_read_blocks(_parse(package, name)))
+            if name == "word/document.xml":
+                yield from lines
+            elif (text := "\n".join(filter(str.strip, lines))) and text not in seen:
+                seen.add(text)
+                yield text
+
+
+def read_pptx(data: bytes, notes: list[str]) -> Lines:
+    """Yield the slides in their order, each with its notes."""
+    with zipfile.ZipFile(io.BytesIO(data)) as package:
+        _note_pictures(package, "ppt/media/", notes)
+        slides = _read_relations(package, "ppt/presentation.xml")
+        listed = _parse(package, "ppt/presentation.xml").iter()
+        order = [slides[each.attrib[f"{RELATIONS}id"]] for each in listed if _name(each) == "sldId"]
+        for number, name in enumerate(order, 1):
+            yield f"\nSlide {number}"
+            yield from _read_blocks(_parse(package, name))
+            for path in _read_relations(package, name).values():
+                if "notesSlide" in path:
+                    yield from _read_blocks(_parse(package, path))
+
+
+def _note_pictures(package: zipfile.ZipFile, folder: str, notes: list[str]) -> None:
+    names = package.namelist()
+    if num_pictures := sum(name.startswith(folder) and name.lower().endswith(PICTURES) for name in names):
+        notes.append(f"{num_pictures} picture{'s were' if num_pictures > 1 else ' was'} left out")
+
+
+def _parse(package: zipfile.ZipFile, name: str) -> ElementTree.Element:
+    return ElementTree.fromstring(package.read(name))
+
+
+def _read_relations(package: zipfile.ZipFile, name: str) -> dict[str, str]:
+    """Return the paths of the parts that a part refers to."""
+    folder, file = posixpath.split(name)
+    relations = f"{folder}/_rels/{file}.rels"
+    if relations not in package.namelist():
+        return {}
+    found = ((each.attrib["Id"], each.attrib["Target"]) for each in _parse(package, relations))
+    return {key: posixpath.normpath(posixpath.join("/", folder, target))[1:] for key, target in found}
+
+
+def _name(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _read_blocks(element: ElementTree.Element) -> Lines:
+    """Yield paragraphs and rows of tables, as they stand in elements of any kind."""
+    for child in element:
+        name = _name(child)
+        if name == "p":
+            boxes: list[str] = []
+            yield "".join(_read_inline(child, boxes))
+            yield from boxes
+        elif name == "tr":
+            cells = [" ".join(" ".join(_read_blocks(cell)).split()) for cell in _find_cells(child)]
+            yield CELL_GAP.join(cells)
+        elif name not in UNSEEN:
+            yield from _read_blocks(child)
+
+
+def _find_cells(row: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    for child in row:
+        if _name(child) == "tc":
+            yield child
+        elif _name(child) in ("sdt", "sdtContent", "ins", "customXml"):
+            yield from _find_cells(child)
+
+
+def _read_inline(element: ElementTree.Element, boxes: list[str]) -> Iterator[str]:
+    """Yield the text of a paragraph; text boxes that are fixed to it are put into `boxes`."""
+    for child in element:
+        name = _name(child)
+        if name == "t":
+            yield child.text or ""
+        elif name in BREAKS:
+            yield BREAKS[name]
+        elif name == "txbxContent":
+            boxes.extend(_read_blocks(child))
+        elif name not in UNSEEN:
+            yield from _read_inline(child, boxes)
+
+
+def read_xlsx(data: bytes, notes: list[str]) -> Lines:
+    """Yield the rows of all sheets, each sheet behind its name."""
+    with zipfile.ZipFile(io.BytesIO(data)) as package:
+        sheets = [package.read(name) for name in package.namelist() if name.startswith("xl/worksheets/sheet")]
+    if num_formulas := sum(len(UNCOMPUTED.findall(sheet)) for sheet in sheets):
+        plural = "s have" if num_formulas > 1 else " has"
+        notes.append(f"{num_formulas} formula{plural} no stored value; save the file in a spreadsheet program once")
+    # By name, because it is slow to import, and only needed here.
+    book = importlib.import_module("openpyxl").load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+    for sheet in book.worksheets:
+        rows = [[_spell(cell) for cell in row] for row in sheet.iter_rows()]
+        lines = [CELL_GAP.join(row).rstrip(" |") for row in rows if any(row)]
+        if lines:
+            yield f"\n{sheet.title}"
+            yield from lines
+    if num_charts := len(book.chartsheets):
+        notes.append(f"{num_charts} sheet{'s' * (num_charts > 1)} with only a chart left out")
+
+
+def _spell(cell: Any) -> str:
+    value = cell.value
+    if value is None:
+        return ""
+    if isinstance(value, float) and "%" in cell.number_format:
+        return f"{value * 100:.10g}%"
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    if isinstance(value, datetime) and not any(sign in cell.number_format.lower() for sign in ("h", "s")):
+        value = value.date()
+    return " ".join(str(value).split())  # a date is written as 2026-05-03
+
+
+class HtmlText(HTMLParser):
+    """The text of a page as lines: blocks, and rows of tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines, self.rows, self.num_hidden = [""], [], 0  # type: ignore[var-annotated]
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.num_hidden += tag in HIDDEN
+        if tag == "tr":
+            self.rows.append(False)
+        elif tag in ("td", "th"):
+            if self.rows and self.rows[-1]:
+                self.lines[-1] += CELL_GAP
+            self.rows[-1:] = [True]
+        elif tag in BLOCKS and not self._is_in_cell:
+            self.lines.append("")
+        elif tag in BLOCKS:
+            self.lines[-1] += " "
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in HIDDEN:
+            self.num_hidden = max(0, self.num_hidden - 1)
+        if tag == "tr" and self.rows:
+            self.rows.pop()
+        if tag in BLOCKS:
+            if self._is_in_cell:
+                self.lines[-1] += " "
+            else:
+                self.lines.append("")
+
+    def handle_data(self, text: str) -> None:
+        if not self.num_hidden:
+            self.lines[-1] += re.sub(r"\s+", " ", text)
+
+    @property
+    def _is_in_cell(self) -> bool:
+        return bool(self.rows) and self.rows[-1]
+
+
+def read_html(data: bytes, notes: list[str]) -> Lines:
+    """Yield the lines of a page in UTF-8."""
+    parser = HtmlText()
+    parser.feed(data.decode("utf-8", "replace"))
+    parser.close()
+    yield from (re.sub(r" +", " ", line).strip() for line in parser.lines if line.strip())
+
+
+def read_eml(data: bytes, notes: list[str]) -> Lines:
+    """Yield the headers that people read, and the body."""
+    message = email.message_from_bytes(data, policy=email.policy.default)
+    for name in ("From", "To", "Cc", "Date", "Subject"):
+        if message[name]:
+            yield f"{name}: {message[name]}"
+    yield ""
+    body = message.get_body(("plain", "html"))  # type: ignore[attr-defined]
+    if body is not None:
+        text = body.get_content()
+        yield from read_html(text.encode(), notes) if body.get_content_subtype() == "html" else text.splitlines()
+    names = [each.get_filename() or each.get_content_type() for each in message.iter_attachments()]  # type: ignore[attr-defined]
+    _note_attachments(names, notes)
+
+
+def read_msg(data: bytes, notes: list[str]) -> Lines:
+    """Yield the headers that people read, and the body, of a mail that Outlook has saved."""
+    with olefile.OleFileIO(io.BytesIO(data)) as file:
+        streams = {path[-1].rpartition("_")[2]: path for path in file.listdir() if len(path) == 1}
+
+        def find(number: str) -> str:
+            for kind, encoding in (("001F", "utf-16-le"), ("001E", "cp1252")):
+                if path := streams.get(number + kind):
+                    return str(file.openstream(path).read().decode(encoding, "replace").rstrip("\0"))
+            return ""
+
+        sender = f"{find(SENDER)} <{find(ADDRESS)}>" if find(ADDRESS) else find(SENDER)
+        heads = {"From": sender, "To": find(TO), "Cc": find(CC), "Date": _find_date(file), "Subject": find(SUBJECT)}
+        yield from (f"{name}: {value}" for name, value in heads.items() if value)
+        yield ""
+        yield from find(BODY).splitlines()
+        names = [path for path in file.listdir() if len(path) == 2 and path[1].endswith(f"{FILE_NAME}001F")]
+        _note_attachments([file.openstream(path).read().decode("utf-16-le").rstrip("\0") for path in names], notes)
+
+
+def _find_date(file: Any) -> str:
+    properties = file.openstream("__properties_version1.0").read()[32:]
+    for tag, _, value in struct.iter_unpack("<IIQ", properties[: len(properties) // 16 * 16]):
+        if tag == SENT:
+            sent = datetime(1601, 1, 1, tzinfo=UTC) + timedelta(microseconds=value // 10)
+            return sent.isoformat(" ", "seconds")
+    return ""
+
+
+def _note_attachments(names: list[str], notes: list[str]) -> None:
+    if names:
+        notes.append(f"attachments left out: {', '.join(names)}")
+
+
+READERS: dict[str, Callable[[bytes, list[str]], Lines]] = {
+    "docx": read_docx, "pptx": read_pptx, "xlsx": read_xlsx, "html": read_html, "htm": read_html, "eml": read_eml,
+    "msg": read_msg,
+}

@@ -1,0 +1,188 @@
+"""Word, Excel, PowerPoint, HTML and mail files become lines; what was left out is named."""
+
+import io
+import struct
+import zipfile
+from datetime import date, datetime
+from itertools import pairwise
+
+import openpyxl
+import pytest
+
+from app.extraction.decoding import UnreadableSource
+from app.extraction.sources import read_office
+
+WORD = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+DRAWING = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
+RELATION = 'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+CELLS = "<w:tc><w:p><w:r><w:t>{}</w:t></w:r></w:p></w:tc>"
+
+
+def zip_up(**parts: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as package:
+        for name, text in parts.items():
+            package.writestr(name.replace("__", "/"), text)
+    return buffer.getvalue()
+
+
+def make_docx() -> bytes:
+    rows = "".join(
+        f"<w:tr>{CELLS.format(one)}<w:sdt><w:sdtContent>{CELLS.format(two)}</w:sdtContent></w:sdt></w:tr>"
+        for one, two in (("Item", "Price"), ("Desk lamp", "49.50"))
+    )
+    box = "<w:txbxContent><w:p><w:r><w:t>In a box</w:t></w:r></w:p></w:txbxContent>"
+    body = f"""<w:p><w:r><w:t>Order</w:t></w:r><w:del><w:r><w:delText>9</w:delText></w:r></w:del><w:ins><w:r>
+    <w:t xml:space="preserve"> 1042</w:t></w:r></w:ins><w:r><w:tab/><w:t>May</w:t></w:r></w:p>
+    <w:sdt><w:sdtContent><w:p><w:r><w:t>Northwind Ltd</w:t></w:r></w:p></w:sdtContent></w:sdt><w:tbl>{rows}</w:tbl>
+    <w:p><w:r><mc:AlternateContent xmlns:mc="x"><mc:Choice>{box}</mc:Choice><mc:Fallback>{box}</mc:Fallback>
+    </mc:AlternateContent></w:r></w:p>"""
+    document = f"<w:document {WORD}><w:body>{body}</w:body></w:document>"
+    parts = {"word__document.xml": document, "word__media__1.png": "x"}
+    for name, text in (("header1", "ACME"), ("header2", "ACME"), ("footer1", "VAT 123"), ("footnotes", "See terms")):
+        parts[f"word__{name}.xml"] = f"<w:x {WORD}><w:p><w:r><w:t>{text}</w:t></w:r></w:p></w:x>"
+    return zip_up(**parts)
+
+
+def make_pptx() -> bytes:
+    def make_slide(text: str) -> str:
+        row = "".join(f"<a:tc><a:txBody><a:p><a:r><a:t>{each}</a:t></a:r></a:p></a:txBody></a:tc>" for each in "AB")
+        shape = f"<p:txBody><a:p><a:r><a:t>{text}</a:t></a:r></a:p></p:txBody><a:tbl><a:tr>{row}</a:tr></a:tbl>"
+        return f'<p:sld xmlns:p="p" {DRAWING}>{shape}</p:sld>'
+
+    def make_relations(*targets: str) -> str:
+        listed = "".join(f'<Relationship Id="r{n}" Target="{each}"/>' for n, each in enumerate(targets))
+        return f'<Relationships xmlns="x">{listed}</Relationships>'
+
+    order = '<p:sldIdLst><p:sldId r:id="r1"/><p:sldId r:id="r0"/></p:sldIdLst>'
+    return zip_up(
+        ppt__presentation_xml="", **{
+            "ppt__presentation.xml": f'<p:presentation xmlns:p="p" {RELATION}>{order}</p:presentation>',
+            "ppt___rels__presentation.xml.rels": make_relations("slides/slide1.xml", "slides/slide2.xml"),
+            "ppt__slides__slide1.xml": make_slide("Last"), "ppt__slides__slide2.xml": make_slide("First"),
+            "ppt__slides___rels__slide1.xml.rels": make_relations("../notesSlides/notesSlide1.xml"),
+            "ppt__notesSlides__notesSlide1.xml": f"<p:n xmlns:p='p' {DRAWING}><a:p><a:t>A note</a:t></a:p></p:n>",
+        }
+    )  # fmt: skip
+
+
+def make_xlsx() -> bytes:
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.title = "Sales"
+    sheet.append(["Date", "Amount", "Count", "VAT", ""])
+    sheet.append([date(2026, 5, 3), 1234.5, 2, 0.19, None])
+    sheet["D2"].number_format = "0%"
+    sheet.append([datetime(2026, 5, 3, 14, 30), None, "two\nlines", None, "=B2*2"])
+    book.create_sheet("Empty")
+    buffer = io.BytesIO()
+    book.save(buffer)
+    return buffer.getvalue()
+
+
+def make_msg(streams: dict[tuple[str, ...], bytes]) -> bytes:
+    """A compound file whose streams fill whole sectors; its directory is a chain of siblings, which readers accept."""
+    names: list[tuple[str, ...]] = sorted({path[:n] for path in streams for n in range(1, len(path) + 1)})
+    padded = {path: data.ljust(4096, b"\0") for path, data in streams.items()}
+    fat, body, starts = [0xFFFFFFFD], b"", {}
+    num_entries = len(names) + 1
+    num_sectors = -(-num_entries // 4)
+    fat += [*range(2, num_sectors + 1), 0xFFFFFFFE]
+    for path, data in padded.items():
+        starts[path], count = len(fat), -(-len(data) // 512)
+        fat += [*range(len(fat) + 1, len(fat) + count), 0xFFFFFFFE]
+        body += data.ljust(512 * count, b"\0")
+    following = {}
+    for parent in {path[:-1] for path in names}:
+        children = [path for path in names if path[:-1] == parent]
+        following |= {one: names.index(two) + 1 for one, two in pairwise(children)}
+
+    def make_entry(path: tuple[str, ...], kind: int) -> bytes:
+        name = (path[-1] if path else "Root Entry").encode("utf-16-le") + b"\0\0"
+        child = next((names.index(each) + 1 for each in names if each[:-1] == path), 0xFFFFFFFF)
+        head = name.ljust(64, b"\0") + struct.pack("<HBB", len(name), kind, 1)
+        links = struct.pack("<III", 0xFFFFFFFF, following.get(path, 0xFFFFFFFF), child if kind != 2 else 0xFFFFFFFF)
+        end = struct.pack("<IQ", starts.get(path, 0xFFFFFFFE), len(padded.get(path, b"")))
+        return head + links + bytes(36) + end
+
+    entries = [make_entry((), 5), *(make_entry(path, 2 if path in streams else 1) for path in names)]
+    directory = b"".join(entries).ljust(512 * num_sectors, b"\0")
+    table = struct.pack(f"<{len(fat)}I", *fat).ljust(512, b"\xff")
+    assert len(fat) <= 128
+    head = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(16) + struct.pack("<HHHHH", 62, 3, 0xFFFE, 9, 6) + bytes(6)
+    head += struct.pack("<9I", 0, 1, 1, 0, 4096, 0xFFFFFFFE, 0, 0xFFFFFFFE, 0)
+    return head + struct.pack("<I", 0).ljust(4 * 109, b"\xff") + table + directory + body
+
+
+def make_mail() -> bytes:
+    text = {"0037": "Order", "0C1A": "Ada", "5D01": "ada@example.com", "0E04": "Bob", "1000": "Two lamps.\r\nThanks"}
+    streams = {(f"__substg1.0_{number}001F",): each.encode("utf-16-le") for number, each in text.items()}
+    sent = struct.pack("<IIQ", 0x00390040, 6, 134_222_574_000_000_000)
+    streams[("__properties_version1.0",)] = bytes(32) + sent
+    streams[("__attach_version1.0_#00000000", "__substg1.0_3707001F")] = "a.pdf".encode("utf-16-le")
+    return make_msg(streams)
+
+
+EML = b"""From: Ada <ada@example.com>
+To: Bob <bob@example.com>
+Subject: =?utf-8?q?B=C3=BCro?=
+Content-Type: multipart/mixed; boundary=b
+
+--b
+Content-Type: text/html; charset=utf-8
+Content-Transfer-Encoding: quoted-printable
+
+<p>Two <b>lamps</b></p><table><tr><td>Lamp<td>49,50 =E2=82=AC</table>
+--b
+Content-Type: application/pdf
+Content-Disposition: attachment; filename="a.pdf"
+
+x
+--b--
+"""
+HTML = """<!doctype html><title>Shop</title><style>p {}</style><script>var a = "<p>no</p>";</script>
+<h1>Order  1042</h1><p>Two<br>lines &amp; more</p><table><tr><th>Item</th><th>Price</th></tr>
+<tr><td><p>Desk</p> lamp</td><td></td></tr></table><ul><li>one<li>two</ul>"""
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text", "notes"),
+    [
+        (
+            "a.docx", make_docx(), "ACME\nOrder 1042 May\nNorthwind Ltd\nItem | Price\nDesk lamp | 49.50\n\nIn a box\n"
+            "VAT 123\nSee terms", ("a.docx: 1 picture was left out",),
+        ),
+        ("a.pptx", make_pptx(), "Slide 1\nFirst\nA | B\n\nSlide 2\nLast\nA | B\nA note", ()),
+        (
+            "a.xlsx", make_xlsx(), "Sales\nDate | Amount | Count | VAT\n2026-05-03 | 1234.5 | 2 | 19%\n"
+            "2026-05-03 14:30:00 |  | two lines",
+            ("a.xlsx: 1 formula has no stored value; save the file in a spreadsheet program once",),
+        ),
+        ("a.html", HTML.encode(), "Shop\nOrder 1042\nTwo\nlines & more\nItem | Price\nDesk lamp |\none\ntwo", ()),
+        (
+            "a.eml", EML, "From: Ada <ada@example.com>\nTo: Bob <bob@example.com>\nSubject: Büro\n\nTwo lamps\n"
+            "Lamp | 49,50 €", ("a.eml: attachments left out: a.pdf",),
+        ),
+        (
+            "a.msg", make_mail(), "From: Ada <ada@example.com>\nTo: Bob\nDate: 2026-05-03 04:50:00+00:00\n"
+            "Subject: Order\n\nTwo lamps.\nThanks", ("a.msg: attachments left out: a.pdf",),
+        ),
+    ],
+)  # fmt: skip
+def test_the_text_of_each_kind(name: str, data: bytes, text: str, notes: tuple[str, ...]) -> None:
+    assert read_office(data, name) == (text, notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.docx", b"no zip", "is damaged, or locked with a password"),
+        ("a.xlsx", zip_up(x="y"), "cannot be read as XLSX"),
+        ("a.xls", b"", "save it as .xlsx"),
+        ("a.html", b"<p> </p>", "has no text in it"),
+        ("a.docx", zip_up(**{"word__document.xml": "x" * 2**27}), "cannot be read as DOCX"),
+    ],
+)
+def test_what_cannot_be_read_says_why(name: str, data: bytes, words: str) -> None:
+    with pytest.raises(UnreadableSource, match=words):
+        read_office(data, name)
