@@ -4,7 +4,7 @@
                          Scheduler of replica 1 ...
 
 Nothing is computed, so hours of a large cluster take seconds. A step takes what a table of measured steps says.
-A crash moves the replica's requests with their tokens to the others, as the Dispatcher does.
+A crash moves the replica's requests with their tokens to the others, as the Client does.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Crashes:
 
 @dataclass(frozen=True, slots=True)
 class PrefillReplicas:
-    """Replicas that compute long prompts for the others, see `engine.cluster.prefills`.
+    """Replicas that compute long prompts for the others, see `kv_transfer_config`.
 
     Attributes:
         count: how many of the replicas.
