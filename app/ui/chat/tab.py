@@ -49,27 +49,6 @@ Opened = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """The tab's components that events read or write."""
-
-    chatbot: gr.Chatbot
-    growing: gr.Chatbot
-    textbox: gr.MultimodalTextbox
-    tokens: gr.HTML
-    branches: gr.HTML
-    chats: gr.HTML
-    thread: gr.State
-    turn: gr.State
-    settings: list[gr.components.Component]
-
-    @property
-    def opened(self) -> list[gr.components.Component]:
-        """Return the components that opening a chat fills."""
-        shown = [self.chatbot, self.thread, self.branches, self.tokens, self.chats]
-        return [*shown, self.growing, self.textbox, self.turn, *self.settings]
-
-
-@dataclass(frozen=True, slots=True)
 class _Found:
     """What the store has: a chat, all its turns, those that the page shows, and the list of chats."""
 
@@ -97,24 +76,24 @@ class ChatTab(ChatRun):
 
     def build(self, demo: gr.Blocks) -> None:
         """Put the tab's components on the page and connect them."""
-        chats = build_list()
+        self.chats = build_list()
         with gr.Column(elem_id="chat", elem_classes="fill"):
             with gr.Column(elem_id="talk"), gr.Column(elem_id="messages"):
-                chatbot, growing = self._build_messages()
-            branches = build_branches()
-            tokens = self._build_inside()
+                self.chatbot, self.growing = self._build_messages()
+            self.branches = build_branches()
+            self.tokens = self._build_inside()
             # Above the text box, because a grammar shapes every answer until it is switched off.
             chip = gr.HTML(
                 "", elem_id="grammar-chip", apply_default_css=False,
                 js_on_load='element.onclick = (event) => { if (event.target.closest("button")) trigger("off"); };',
             )
-            textbox = gr.MultimodalTextbox(
+            self.textbox = gr.MultimodalTextbox(
                 label="Message", show_label=False, container=False, placeholder=PLACEHOLDER, lines=1, max_lines=8,
                 autofocus=True, elem_id="composer", submit_btn=True, stop_btn=False, sources=["upload"],
                 file_count="multiple", file_types=[*FILE_TYPES, *IMAGE_TYPES],
             )
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
-            settings = build_settings(self.defaults, self.list_models())
+            self.settings = settings = build_settings(self.defaults, self.list_models())
             # Never displayed; they carry the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
@@ -122,18 +101,20 @@ class ChatTab(ChatRun):
         kind.change(show_chip, kind, chip, **AT_ONCE)
         free = "none", gr.update(**show_grammar("none"))
         chip.off(lambda: free, None, [kind, settings[GRAMMAR_KIND + 1]], **AT_ONCE)
-        thread, turn = gr.State(None), gr.State(None)
-        parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn, settings)
-        self._connect_turns(parts)
-        self._connect_history(parts)
+        self.thread, self.turn = gr.State(None), gr.State(None)
+        # What opening a chat fills.
+        shown = [self.chatbot, self.thread, self.branches, self.tokens, self.chats]
+        opened = [*shown, self.growing, self.textbox, self.turn, *settings]
+        self._connect_turns()
+        self._connect_history(opened)
         # One event, so that the settings of the chat and those of the browser cannot overtake each other.
         opening = demo.load(
-            self.restore, [thread, turn, kept, current], [*parts.opened[:8], kept],
+            self.restore, [self.thread, self.turn, kept, current], [*opened[:8], kept],
             js=read_kept("readSettings", "readCurrent"), **AT_ONCE,
         )
         untouched = keep_touched(list(asdict(self.defaults).values()))
         opening.then(None, [kept, *settings], settings, js=untouched, **AT_ONCE)
-        self._go_on(opening, parts)
+        self._go_on(opening)
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
         """Two chatbots, history and growing turn, so that a new token does not redraw the history."""
@@ -324,43 +305,42 @@ class ChatTab(ChatRun):
         shown = [history, thread, found.tree.describe(path), tokens, listed, growing, composer, turn]
         return *shown, found.body.get("settings")
 
-    def _connect_turns(self, parts: _Parts) -> None:
-        chatbot, textbox, turn = parts.chatbot, parts.textbox, parts.turn
-        begun = [chatbot, textbox, parts.growing, parts.thread, turn, parts.chats]
-        asked = [parts.thread, turn, *parts.settings]
+    def _connect_turns(self) -> None:
+        chatbot, textbox, turn = self.chatbot, self.textbox, self.turn
+        begun = [chatbot, textbox, self.growing, self.thread, turn, self.chats]
+        asked = [self.thread, turn, *self.settings]
         for begin in (
             textbox.submit(self.send, [textbox, *asked], begun, **AT_ONCE),
             chatbot.example_select(self.send_example, asked, begun, **AT_ONCE),
             chatbot.retry(self.retry, asked, begun, **AT_ONCE),
             chatbot.edit(self.edit, [chatbot, *asked], begun, **AT_ONCE),
-            parts.branches.go_on(self.go_on, asked, begun, **AT_ONCE),
+            self.branches.go_on(self.go_on, asked, begun, **AT_ONCE),
         ):
-            self._finish(begin.then(self.watch, turn, parts.growing, **QUIET), parts)
+            self._finish(begin.then(self.watch, turn, self.growing, **QUIET))
         textbox.stop(self.stop, turn, None, **AT_ONCE)
 
-    def _connect_history(self, parts: _Parts) -> None:
-        chatbot, thread, turn, chats = parts.chatbot, parts.thread, parts.turn, parts.chats
-        opened = parts.opened
-        taken_back = [chatbot, parts.textbox, thread, parts.branches, parts.tokens, chats]
-        chatbot.undo(self.undo, [thread, turn], taken_back, **AT_ONCE)
-        self._go_on(chats.pick(self.pick, turn, opened, **AT_ONCE), parts)
+    def _connect_history(self, opened: list[gr.components.Component]) -> None:
+        thread, turn, chats = self.thread, self.turn, self.chats
+        taken_back = [self.chatbot, self.textbox, thread, self.branches, self.tokens, chats]
+        self.chatbot.undo(self.undo, [thread, turn], taken_back, **AT_ONCE)
+        self._go_on(chats.pick(self.pick, turn, opened, **AT_ONCE))
         chats.fresh(self.fresh, turn, opened, **AT_ONCE)
         chats.drop(self.drop, [thread, turn], opened, **AT_ONCE)
-        self._go_on(chats.bring(self.bring, [thread, turn], opened, **AT_ONCE), parts)
+        self._go_on(chats.bring(self.bring, [thread, turn], opened, **AT_ONCE))
         chats.rename(self.rename, thread, opened, **AT_ONCE)
         chats.search(self.search, thread, opened, **AT_ONCE)
         chats.export(self.export, None, opened, **AT_ONCE)
-        parts.branches.turn(self.switch, [thread, turn], opened[:5], **AT_ONCE)
+        self.branches.turn(self.switch, [thread, turn], opened[:5], **AT_ONCE)
 
-    def _go_on(self, opening: Any, parts: _Parts) -> None:
+    def _go_on(self, opening: Any) -> None:
         """Watch the answer of a chat that was opened while it is generated."""
-        self._finish(opening.then(self.watch_again, parts.turn, parts.growing, **QUIET), parts)
+        self._finish(opening.then(self.watch_again, self.turn, self.growing, **QUIET))
 
-    def _finish(self, watching: Any, parts: _Parts) -> None:
+    def _finish(self, watching: Any) -> None:
         # Not the turn, because another one may have begun meanwhile.
-        shown = [parts.chatbot, parts.textbox, parts.growing, parts.tokens]
-        ended = [*shown, parts.thread, parts.branches, parts.chats]
-        watching.then(self.end, parts.turn, ended, **AT_ONCE)
+        shown = [self.chatbot, self.textbox, self.growing, self.tokens]
+        ended = [*shown, self.thread, self.branches, self.chats]
+        watching.then(self.end, self.turn, ended, **AT_ONCE)
 
 
 def show_chip(kind: str) -> str:
