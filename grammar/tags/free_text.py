@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .regular import Piece, quote
+from .regular import quote
 
 ANY = "/(?s:.*)/"
 
@@ -86,12 +86,6 @@ def make_tail(patterns: Sequence[str]) -> str:
     if not patterns:
         return ANY
     return f"{ANY} & ~({ANY} ({' | '.join(map(quote, patterns))}) {ANY})"
-
-
-def make_regular(patterns: Sequence[str]) -> tuple[tuple[Piece, ...], Piece]:
-    """Return free text as regular languages: up to each pattern, and without any."""
-    hits = [Piece(f"({make_hit(patterns, pattern)})", None) for pattern in patterns]
-    return tuple(hits), Piece(f"({make_tail(patterns)})", None)
 
 
 def make_class(chars: set[str] | Sequence[str]) -> str:

@@ -4,16 +4,15 @@ The text must determine where each part begins, because the lexer takes the long
 if a lexeme could continue with the first character of the value after it.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llguidance import regex_to_lark
 
-from .free_text import ANY, make_lexemes, make_regular
+from .free_text import ANY, make_hit, make_lexemes, make_tail
 from .graph import ACCEPT, Fork, FreeText, Step, TagGraph
-from .regular import EMPTY, Piece, find_texts, make_literal, quote, unite
+from .regular import Edges, find_texts, quote, unite
 
 ANY_CHARACTER = "(?s:.)"
 
@@ -75,11 +74,8 @@ class TagWriter:
             if name not in self._rules:
                 self._rules[name] = ""  # A rule may refer to itself while it is written.
                 self._rules[name] = self._write_free(node) if self._is_fast(node) else self._write_state(node)
-        lines = [f"{name}: {body}" for name, body in (*self._rules.items(), *self._names())]
-        return "\n".join(lines)
-
-    def _names(self) -> list[tuple[str, str]]:
-        return [(name, text) for text, name in self._terminals.items()]
+        lines = [f"{name}: {body}" for name, body in self._rules.items()]
+        return "\n".join([*lines, *(f"{name}: {text}" for text, name in self._terminals.items())])
 
     def _name(self, text: str) -> str:
         return self._terminals.setdefault(text, f"T{len(self._terminals)}")
@@ -118,31 +114,30 @@ class TagWriter:
             seen.add(each)
         return found
 
-    def _list_edges(self, index: int) -> dict[int, Piece] | None:
+    def _list_edges(self, index: int) -> Edges | None:
         """Return the successors of a node of regular text; None for a border."""
         node = self.graph.nodes[index]
         if index == ACCEPT or self._is_fast(index):
             return None
         match node:
             case Step(kind="literal", value=text, next=target):
-                return {target: make_literal(text)}
+                return {target: quote(text)}
             case Step(kind="regex", value=pattern, next=target):
-                return {target: Piece(f"/{regex_to_lark(pattern)}/", None)}
+                return {target: f"/{regex_to_lark(pattern)}/"}
             case Fork(targets=targets):
-                return dict.fromkeys(targets, EMPTY)
+                return dict.fromkeys(targets, "")
             case FreeText():
                 return self._list_text_edges(node)
         return None
 
-    def _list_text_edges(self, node: FreeText) -> dict[int, Piece]:
-        hits, tail = make_regular([pattern for pattern, _ in node.patterns])
-        found: dict[int, Piece] = {}
-        ways = [(target, hit) for (_, target), hit in zip(node.patterns, hits, strict=True)]
-        ways += [(target, tail) for target in (*node.tokens, node.next)]
-        for target, piece in ways:
+    def _list_text_edges(self, node: FreeText) -> Edges:
+        patterns = [pattern for pattern, _ in node.patterns]
+        ways = [(target, make_hit(patterns, pattern)) for pattern, target in node.patterns]
+        ways += [(target, make_tail(patterns)) for target in (*node.tokens, node.next)]
+        found: Edges = {}
+        for target, text in ways:
             if target is not None:
-                known = found.get(target)
-                found[target] = piece if known is None else unite(known, piece)
+                found[target] = unite(found[target], f"({text})") if target in found else f"({text})"
         return found
 
     def _write_free(self, index: int) -> str:
@@ -164,11 +159,10 @@ class TagWriter:
         """Return the rule for all that may follow at a node."""
         ways = find_texts(index, self._list_edges)
         self._check_begins(ways)
-        return " | ".join(self._write_way(target, piece) for target, piece in ways.items())
+        return " | ".join(self._write_way(target, text) for target, text in ways.items())
 
-    def _write_way(self, target: int, piece: Piece) -> str:
-        lexeme = self._name(piece.text) if piece.text else ""
-        return f"{lexeme} {self._write_border(target)}".strip() or '""'
+    def _write_way(self, target: int, text: str) -> str:
+        return f"{self._name(text) if text else ''} {self._write_border(target)}".strip() or '""'
 
     def _write_border(self, target: int) -> str:
         node = self.graph.nodes[target]
@@ -176,21 +170,27 @@ class TagWriter:
             case Step(kind="json_schema" | "grammar", next=following):
                 self._check_ends(target, node)
                 if node.kind == "grammar":
-                    return f"{self.values[target].text} ({self._write_letters(target, following)})"
+                    return f"{self.values[target].text} {self._write_letters(target, following)}"
                 return f"{self.values[target].text} {self._refer(following)}"
             case Step(kind="token", value=token_id, next=following):
                 return f"<[{token_id}]> {self._refer(following)}"
         return self._refer(target)
 
-    def _write_letters(self, leaf: int, following: int) -> str:
-        """Return what follows a GBNF grammar, letter by letter as that is read, so that no lexeme is the longer one."""
-        ways = []
-        for target, piece in find_texts(following, self._list_edges).items():
-            is_clear = self._is_end_or_token(target)
-            if piece.words is None or not is_clear:
-                raise Conflict(leaf, GBNF_END)
-            ways += [[*map(quote, word), self._write_border(target)] for word in sorted(piece.words)]
-        return " | ".join(" ".join(way).strip() or '""' for way in ways)
+    def _write_letters(self, leaf: int, index: int) -> str:
+        """Return the rule of what follows a GBNF grammar, letter by letter as that is read: no lexeme is the longer one."""
+        name, node = f"l{index}", self.graph.nodes[index]
+        if name not in self._rules:
+            self._rules[name] = ""
+            match node:
+                case Fork(targets=targets):
+                    self._rules[name] = " | ".join(self._write_letters(leaf, target) for target in targets)
+                case Step(kind="literal", value=text, next=target):
+                    self._rules[name] = " ".join([*map(quote, text), self._write_letters(leaf, target)])
+                case _ if self._is_end_or_token(index):
+                    self._rules[name] = self._write_border(index) or '""'
+                case _:
+                    raise Conflict(leaf, GBNF_END)
+        return name
 
     def _find_first(self, target: int) -> str:
         """Return the class of the first characters of a border, "" if it has no text."""
@@ -198,26 +198,19 @@ class TagWriter:
             return self.values[target].first
         return ANY_CHARACTER if self._is_fast(target) else ""
 
-    def _check_begins(self, ways: Mapping[int, Piece]) -> None:
-        """Raise Conflict if a text that reaches a border could also continue."""
-        is_listed = all(piece.words is not None for piece in ways.values())
-        wrong = self._compare_words(ways) if is_listed else self._compare_languages(ways)
-        if wrong is not None:
-            raise Conflict(wrong, NO_BEGIN)
-
-    def _compare_words(self, ways: Mapping[int, Piece]) -> int | None:
-        words = sorted((word, target) for target, piece in ways.items() for word in piece.words or ())
-        for at, (word, target) in enumerate(words):
-            first = self._find_first(target)
-            # In sorted order, words with this prefix follow it.
-            for other, rival in words[at + 1 :] if first else ():
-                if not other.startswith(word):
-                    break
-                if other != word and re.match(first, other[len(word)]):
-                    return target
-                if other == word and self._are_confused(target, rival):
-                    return target
-        return None
+    def _check_begins(self, ways: Edges) -> None:
+        """Raise Conflict if a text that reaches a border could also continue, or reach another border."""
+        texts = {target: f"({text})" if text else '""' for target, text in ways.items()}
+        wrong = {}
+        for target, text in texts.items():
+            if first := self._find_first(target):
+                rivals = [rest for each, rest in texts.items() if each != target and self._are_confused(target, each)]
+                longer = f"{text} /{first}/ {ANY} & ({' | '.join(texts.values())})"
+                wrong[target] = [longer, *([f"{text} & ({' | '.join(rivals)})"] if rivals else [])]
+        every = " | ".join(f"({each})" for parts in wrong.values() for each in parts)
+        if every and not self.is_empty(every):
+            faulty = (t for t, parts in wrong.items() if not all(map(self.is_empty, parts)))
+            raise Conflict(next(faulty), NO_BEGIN)
 
     def _are_confused(self, target: int, rival: int) -> bool:
         """Return whether two alternatives at one position could be confused."""
@@ -232,33 +225,16 @@ class TagWriter:
         is_checked = any(value is not None and value.is_checked for value in pair)
         return is_checked and not self._is_apart(*(self._find_first(each) for each in (target, rival)))
 
-    def _compare_languages(self, ways: Mapping[int, Piece]) -> int | None:
-        texts = {target: f"({piece.text})" if piece.text else '""' for target, piece in ways.items()}
-        whole = " | ".join(texts.values())
-        for target, text in texts.items():
-            first = self._find_first(target)
-            if not first:
-                continue
-            if not self.is_empty(f"({text} /{first}/ {ANY}) & ({whole})"):
-                return target
-            rivals = [
-                other for each, other in texts.items() if each != target and self._are_confused(target, each)
-            ]
-            if rivals and not self.is_empty(f"{text} & ({' | '.join(rivals)})"):
-                return target
-        return None
-
     def _check_ends(self, index: int, leaf: Step) -> None:
         """Raise Conflict if a complete value could continue with the text after it."""
         value = self.values[index]
         if leaf.kind == "grammar" or not (value.more or value.is_spaced):
             return
-        for target, piece in find_texts(leaf.next, self._list_edges).items():
-            text = f"({piece.text})" if piece.text else '""'
-            rest = f"{text} /{self._find_first(target)}/ {ANY}" if self._find_first(target) else text
-            if value.is_spaced and not piece.text and target in self.values:
-                raise Conflict(index, NO_END)
-            if value.more and not self.is_empty(f"({rest}) & (/{value.more}/ {ANY})"):
+        for target, text in find_texts(leaf.next, self._list_edges).items():
+            first = self._find_first(target)
+            rest = " ".join(filter(None, (f"({text})" if text else "", f"/{first}/ {ANY}" if first else ""))) or '""'
+            is_joined = value.is_spaced and not text and target in self.values
+            if is_joined or (value.more and not self.is_empty(f"({rest}) & (/{value.more}/ {ANY})")):
                 raise Conflict(index, NO_END)
 
     def _is_apart(self, first: str, second: str) -> bool:
