@@ -7,7 +7,7 @@ bitmask = allocate_bitmask(1, vocabulary.size)
 matcher.fill_next_token_bitmask(bitmask)
 """
 
-from .backend import CompiledGrammar, Filler, Matcher, Program, Usage, fill_bitmask, fill_draft_bitmask
+from .backend import CompiledGrammar, Matcher, OuterMatcher, Program, Usage, fill_bitmask, fill_draft_bitmask
 from .bitmask import allocate_bitmask, is_set
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
@@ -28,13 +28,13 @@ from .xml.validator import XmlValidator
 __all__ = [
     "ArgumentReader",
     "CompiledGrammar",
-    "Filler",
     "GrammarCompiler",
     "GrammarError",
     "GrammarLimits",
     "GrammarSpec",
     "InvalidGrammar",
     "Matcher",
+    "OuterMatcher",
     "OutputCheck",
     "PlanEntry",
     "Program",

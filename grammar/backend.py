@@ -1,11 +1,10 @@
 """The interface of grammar engines, and what all matchers share: the end of the text, and rollback.
 
-GrammarSpec --compile--> Program --new_matcher--> Matcher --Filler.fill--> bitmask rows
+GrammarSpec --compile--> Program --new_matcher--> Matcher --fill_bitmask--> bitmask rows
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,66 +44,20 @@ class Usage:
         self.longest_s = max(self.longest_s, time_s)
 
 
-class Filler:
-    """Fills the rows of many matchers of one kind; here, one row after the other.
-
-    A subclass makes one native call for all of them.
-    """
-
-    # Any: a filler takes the matchers of its own kind, which its callers have grouped.
-    def fill(self, matchers: Sequence[Any], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]; none of the matchers is terminated."""
-        pairs = [(matcher, row) for matcher, row in zip(matchers, rows, strict=True) if matcher.reads_inner]
-        fill_bitmask([matcher.inner for matcher, _ in pairs], [row for _, row in pairs], bitmask)
-        start = time.thread_time()
-        for matcher, row in zip(matchers, rows, strict=True):
-            check_bitmask(bitmask, matcher.vocabulary.num_words, [row])
-            matcher.write_row(bitmask[row])
-            end = time.thread_time()
-            matcher.usage.note_mask(end - start)
-            start = end
-
-    def fill_drafts(
-        self,
-        matchers: Sequence[Any],
-        drafts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        bitmask: np.ndarray,
-    ) -> list[int]:
-        """Write matcher i's mask after its first p tokens into row rows[i] + p; return how many are allowed."""
-        num_accepted = [0] * len(matchers)
-        live, position = list(range(len(matchers))), 0
-        try:
-            while live:
-                fill_bitmask([matchers[i] for i in live], [rows[i] + position for i in live], bitmask)
-                for i in live:
-                    has_next = position < len(drafts[i]) and not matchers[i].is_terminated()
-                    if has_next and matchers[i].accept_token(drafts[i][position]):
-                        num_accepted[i] = position + 1
-                position += 1
-                live = [i for i in live if num_accepted[i] == position]
-        finally:  # Roll back even if a matcher fails.
-            for matcher, number in zip(matchers, num_accepted, strict=True):
-                if number:
-                    matcher.rollback(number)
-        return num_accepted
-
-
 class Matcher(ABC):
     """Grammar state of one request, used by one thread at a time. The end token is kept here and reaches no engine.
 
     Attributes:
-        filler: the batch fill, shared by all matchers of one kind; by default one row after the other.
-        inner: the matcher around which this one stands, None for an engine's.
         num_text_tokens: accepted tokens, EOS not counted.
         has_ended: EOS was accepted.
         error: why the engine gave up (a resource limit), or None. From then on the mask is all zeros.
         usage: shared by the matchers of one program.
     """
 
-    filler: Filler = Filler()
-    inner: "Matcher | None" = None
     error: str | None = None
+    # Whether `write_row` edits the row of an inner matcher, and whether `renew` may help where a limit was met.
+    reads_inner = False
+    is_renewable = False
 
     def __init__(self, vocabulary: Vocabulary, usage: Usage | None = None) -> None:
         self.vocabulary = vocabulary
@@ -124,14 +77,32 @@ class Matcher(ABC):
     def is_completed(self) -> bool:
         """Return whether the text so far is a complete sentence, so that EOS is allowed."""
 
-    @property
-    def reads_inner(self) -> bool:
-        """Whether `write_row` edits the row of the inner matcher."""
-        return self.inner is not None
+    def fill_row(self, words: np.ndarray, address: int) -> None:
+        """Write the allowed tokens into a row, int32 [words], which is at an address in memory."""
+        if len(words) != self.vocabulary.num_words:
+            raise ValueError(f"a bitmask row has {self.vocabulary.num_words} words, got {len(words)}")
+        if self.has_ended:
+            words[:] = self.vocabulary.eos_mask
+        else:
+            self._fill(words, address)
 
-    def write_row(self, words: np.ndarray) -> None:
-        """Write the allowed tokens of a text that has not ended into a row, int32 [words]."""
-        raise NotImplementedError("engines with a filler of their own have no such method")
+    @abstractmethod
+    def _fill(self, words: np.ndarray, address: int) -> None:
+        """Write the allowed tokens of a text that has not ended."""
+
+    def fill_draft(self, draft: Sequence[int], bitmask: np.ndarray, row: int) -> int:
+        """Write the mask after each p tokens of a draft into row + p; return how many tokens are allowed."""
+        num_accepted = 0
+        try:
+            while True:
+                fill_bitmask([self], [row + num_accepted], bitmask)
+                is_over = num_accepted == len(draft) or self.is_terminated()
+                if is_over or not self.accept_token(draft[num_accepted]):
+                    return num_accepted
+                num_accepted += 1
+        finally:  # even if the matcher fails
+            if num_accepted:
+                self.rollback(num_accepted)
 
     def accept_token(self, token_id: int) -> bool:
         """Advance by one token; False, with nothing changed, when it is not allowed here."""
@@ -150,11 +121,7 @@ class Matcher(ABC):
 
     def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
         """Write the allowed tokens into one row of an int32 [rows, ceil(V/32)] bitmask."""
-        if self.has_ended:
-            check_bitmask(bitmask, self.vocabulary.num_words, [row])
-            bitmask[row] = self.vocabulary.eos_mask
-        else:
-            self.filler.fill([self], [row], bitmask)
+        fill_bitmask([self], [row], bitmask)
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens, EOS included."""
@@ -167,17 +134,12 @@ class Matcher(ABC):
             self.num_text_tokens -= num_text
         self.has_ended = self.has_ended and num_tokens == 0
 
-    @property
-    def is_renewable(self) -> bool:
-        """Whether `renew` may help where the matcher met a limit."""
-        return self.inner is not None and self.inner.is_renewable
-
     def renew(self) -> bool:
         """Go on with a new lexer or higher limits after a limit was met, at the same place; False if nothing helps.
 
         It takes some milliseconds: the grammar is compiled again, and the accepted tokens are taken again.
         """
-        return self.inner is not None and self.inner.renew()
+        return False
 
     def is_terminated(self) -> bool:
         """Return whether EOS was accepted."""
@@ -188,26 +150,67 @@ class Matcher(ABC):
         return b"" if self.has_ended or self.error is not None else self._find_forced()
 
     def _find_forced(self) -> bytes:
-        return b"" if self.inner is None else self.inner.forced_text()
+        return b""
+
+
+class OuterMatcher(Matcher):
+    """A matcher around another one; by itself it changes nothing.
+
+    Attributes:
+        inner: the matcher around which this one stands.
+    """
+
+    def __init__(self, inner: Matcher) -> None:
+        super().__init__(inner.vocabulary, inner.usage)
+        self.inner = inner
+
+    @property
+    def error(self) -> str | None:  # type: ignore[override]
+        return self.inner.error
+
+    @property
+    def reads_inner(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def is_renewable(self) -> bool:  # type: ignore[override]
+        return self.inner.is_renewable
+
+    def _fill(self, words: np.ndarray, address: int) -> None:
+        if self.reads_inner:
+            self.inner.fill_row(words, address)
+        self.write_row(words)
+
+    def write_row(self, words: np.ndarray) -> None:
+        """Change the row of the inner matcher, or write another one."""
+
+    def _take(self, token_id: int) -> bool:
+        return self.inner.accept_token(token_id)
+
+    def _take_back(self, num_tokens: int) -> None:
+        self.inner.rollback(num_tokens)
+
+    def is_completed(self) -> bool:
+        return self.inner.is_completed()
+
+    def renew(self) -> bool:
+        return self.inner.renew()
+
+    def _find_forced(self) -> bytes:
+        return self.inner.forced_text()
 
 
 def fill_bitmask(matchers: Sequence[Matcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-    """Write the mask of each matcher into its row; matchers of different backends may mix.
-
-    One call per backend, made without the GIL where the engine can. A matcher must not stand twice in it.
-    """
+    """Write the mask of each matcher into its row, one after the other; matchers of different backends may mix."""
     if len(matchers) != len(rows):
         raise ValueError(f"{len(matchers)} matchers need as many rows, got {len(rows)}")
-    groups: defaultdict[Filler, tuple[list[Matcher], list[int]]] = defaultdict(lambda: ([], []))
+    check_bitmask(bitmask, rows)
+    address, row_bytes, start = bitmask.ctypes.data, bitmask.strides[0], time.thread_time()
     for matcher, row in zip(matchers, rows, strict=True):
-        if matcher.has_ended:
-            matcher.fill_next_token_bitmask(bitmask, row)
-            continue
-        group = groups[matcher.filler]
-        group[0].append(matcher)
-        group[1].append(row)
-    for filler, group in groups.items():
-        filler.fill(*group, bitmask)
+        matcher.fill_row(bitmask[row], address + row * row_bytes)
+        end = time.thread_time()
+        matcher.usage.note_mask(end - start)
+        start = end
 
 
 def fill_draft_bitmask(
@@ -228,18 +231,11 @@ def fill_draft_bitmask(
     if not len(matchers) == len(drafts) == len(rows):
         counts = f"{len(matchers)} matchers, {len(drafts)} drafts and {len(rows)} rows"
         raise ValueError(f"{counts} do not belong together")
-    num_accepted = [0] * len(matchers)
     if not any(drafts):
         fill_bitmask(matchers, rows, bitmask)
-        return num_accepted
-    groups: defaultdict[Filler, list[int]] = defaultdict(list)
-    for index, matcher in enumerate(matchers):
-        groups[matcher.filler].append(index)
-    for filler, members in groups.items():
-        own = [matchers[i] for i in members], [drafts[i] for i in members], [rows[i] for i in members]
-        for i, count in zip(members, filler.fill_drafts(*own, bitmask), strict=True):
-            num_accepted[i] = count
-    return num_accepted
+        return [0] * len(matchers)
+    triples = zip(matchers, drafts, rows, strict=True)
+    return [matcher.fill_draft(draft, bitmask, row) for matcher, draft, row in triples]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,10 @@ def list_tokens(words: np.ndarray) -> list[int]:
     return found
 
 
-def check_bitmask(bitmask: np.ndarray, num_words: int, rows: Sequence[int]) -> None:
+def check_bitmask(bitmask: np.ndarray, rows: Sequence[int]) -> None:
     """Raise ValueError unless an engine may write into these rows: they are written through raw pointers."""
-    if bitmask.dtype != np.int32 or bitmask.ndim != 2 or bitmask.shape[1] != num_words:
-        raise ValueError(f"a bitmask is int32 [rows, {num_words}], got {bitmask.dtype} {list(bitmask.shape)}")
+    if bitmask.dtype != np.int32 or bitmask.ndim != 2:
+        raise ValueError(f"a bitmask is int32 [rows, words], got {bitmask.dtype} {list(bitmask.shape)}")
     if not bitmask.flags.c_contiguous or not bitmask.flags.writeable:
         raise ValueError("a bitmask must be contiguous and writeable")
     if rows and not (min(rows) >= 0 and max(rows) < bitmask.shape[0]):

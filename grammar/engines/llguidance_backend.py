@@ -6,23 +6,20 @@ a millisecond, and its limits bound a hostile grammar from the inside.
 
 import json
 import re
-from concurrent.futures import Executor
 
 from llguidance import LLMatcher, regex_to_lark
 
 from ..backend import Program
 from ..csv_table import make_csv_pattern
 from ..errors import GrammarError, InvalidGrammar, UnsupportedGrammar
-from ..limits import GrammarLimits
 from ..regex.text import choices_to_regex, explain_pattern
 from ..spec import GrammarSpec
 from ..tags.gbnf_rules import write_gbnf
-from ..vocabulary import Vocabulary
 from ..xml.lark import make_xml_lark
 from .lark import explain_complaint
 from .llguidance_engines import Complaint, Engines
 from .llguidance_json import HEADER
-from .llguidance_matcher import LLGuidanceFiller, LLGuidanceMatcher, Template
+from .llguidance_matcher import LLGuidanceMatcher, Template
 
 MAX_SHOWN = 80  # characters of a pattern in a message
 # Masks of these kinds walk through the vocabulary character by character, so that a program begins apart from others.
@@ -34,12 +31,6 @@ class LLGuidanceBackend(Engines):
     """Compiles grammars with llguidance for one vocabulary."""
 
     name = "llguidance"
-
-    def __init__(
-        self, vocabulary: Vocabulary, limits: GrammarLimits, native_pool: Executor | None = None
-    ) -> None:
-        super().__init__(vocabulary, limits, native_pool)
-        self._filler = LLGuidanceFiller(vocabulary)
 
     def compile(self, spec: GrammarSpec) -> Program:
         """Compile a Lark grammar, an XML tree or a regular language."""
@@ -62,7 +53,7 @@ class LLGuidanceBackend(Engines):
             Complaint: llguidance does not take it.
             InvalidGrammar: it allows no first token, or the first mask takes too long.
         """
-        template = Template(self, self._filler, grammar, num_quotable, is_slow, self.number_bound if is_json else None)
+        template = Template(self, grammar, num_quotable, is_slow, self.number_bound if is_json else None)
         template.start()
         template.usage.num_apart = NUM_APART if is_slow else 0
         # llguidance reports no size; its lexer and productions take a small multiple of the text.

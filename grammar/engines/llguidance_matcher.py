@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLMatcher
 
-from ..backend import MAX_FORCED_BYTES, Filler, Matcher, Usage
+from ..backend import MAX_FORCED_BYTES, Matcher, Usage
 from ..bitmask import check_bitmask
 from ..errors import InvalidGrammar
 from ..match.number_bound import NumberBound
-from ..vocabulary import Vocabulary
 from .llguidance_engines import Complaint, Engines
 
 TOO_MANY_ITEMS = "Too many items"  # llguidance's message
@@ -28,7 +27,6 @@ class Template:
     """
 
     engines: Engines
-    filler: Filler
     grammar: str
     num_quotable: int
     is_slow: bool
@@ -96,7 +94,6 @@ class LLGuidanceMatcher(Matcher):
         super().__init__(template.engines.vocabulary, template.usage)
         self.engine = template.engine.deep_copy()
         self.scout = template.scout and template.scout.deep_copy()
-        self.filler = template.filler
         self._template = template
         self._token_ids: list[int] = []
         # The number of tokens at the last renewal, and whether it gave more items.
@@ -108,7 +105,13 @@ class LLGuidanceMatcher(Matcher):
         """Why the engine gave up (a resource limit), or None."""
         return self._failure or (tidy(self.engine.get_error()) if self.engine.is_error() else None)
 
-    def compute_mask(self, address: int, num_bytes: int) -> bool:
+    def _fill(self, words: np.ndarray, address: int) -> None:
+        # In its error state the engine allows EOS, which would end the text.
+        if not self._compute_mask(address, words.nbytes):
+            words[:] = 0
+        self._bound_number(words)
+
+    def _compute_mask(self, address: int, num_bytes: int) -> bool:
         """Write the next mask to an address; False if a limit was met.
 
         With many items, an ambiguous part of the grammar could take minutes. So a scout with few goes first, and its
@@ -125,7 +128,25 @@ class LLGuidanceMatcher(Matcher):
         self.engine.unsafe_compute_mask_ptr(address, num_bytes)
         return not self.engine.is_error()
 
-    def bound_number(self, words: np.ndarray, draft: Sequence[int] = ()) -> None:
+    def fill_draft(self, draft: Sequence[int], bitmask: np.ndarray, row: int) -> int:
+        if not draft or self.scout is not None or not self.is_plain_text(draft):
+            return super().fill_draft(draft, bitmask, row)
+        start = time.thread_time()
+        num_valid: int = self.engine.validate_tokens(list(draft))
+        span = range(row, row + num_valid + 1)
+        check_bitmask(bitmask, [row, span[-1]])
+        address, row_bytes = bitmask.ctypes.data + row * bitmask.strides[0], 4 * self.vocabulary.num_words
+        # The stubs of llguidance lack it.
+        fill = self.engine.unsafe_compute_mask_ptr_with_draft_token  # type: ignore[attr-defined]
+        fill(address, row_bytes, list(draft[: max(num_valid, 1)]))
+        if self.engine.is_error():
+            bitmask[span] = 0
+        for place, each in enumerate(span):
+            self._bound_number(bitmask[each], draft[:place])
+        self.usage.note_mask((time.thread_time() - start) / len(span))
+        return num_valid
+
+    def _bound_number(self, words: np.ndarray, draft: Sequence[int] = ()) -> None:
         """End a long number in the mask of the text and a draft."""
         if self._template.number_bound is not None:
             self._template.number_bound.apply([*self._token_ids, *draft] if draft else self._token_ids, words)
@@ -161,7 +182,7 @@ class LLGuidanceMatcher(Matcher):
             raise ValueError("llguidance cannot roll back")
 
     @property
-    def is_renewable(self) -> bool:
+    def is_renewable(self) -> bool:  # type: ignore[override]
         return not self._failure
 
     def renew(self) -> bool:
@@ -209,58 +230,3 @@ class LLGuidanceMatcher(Matcher):
     def _find_forced(self) -> bytes:
         # Ask a copy, because the engine treats forced tokens as written.
         return self.engine.deep_copy().compute_ff_bytes()[:MAX_FORCED_BYTES]
-
-
-class LLGuidanceFiller(Filler):
-    """Fills rows one after the other, with the GIL released."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
-        start = time.thread_time()
-        for matcher, row in zip(matchers, rows, strict=True):
-            # In its error state the engine allows EOS, which would end the text.
-            if not matcher.compute_mask(address + row * row_bytes, row_bytes):
-                bitmask[row] = 0
-            matcher.bound_number(bitmask[row])
-            end = time.thread_time()
-            matcher.usage.note_mask(end - start)
-            start = end
-
-    def fill_drafts(
-        self,
-        matchers: Sequence[LLGuidanceMatcher],
-        drafts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        bitmask: np.ndarray,
-    ) -> list[int]:
-        own = [
-            i
-            for i, draft in enumerate(drafts)
-            if draft and matchers[i].scout is None and matchers[i].is_plain_text(draft)
-        ]
-        rest = [i for i in range(len(matchers)) if i not in own]
-        others = [matchers[i] for i in rest], [drafts[i] for i in rest], [rows[i] for i in rest]
-        counts = dict(zip(rest, super().fill_drafts(*others, bitmask), strict=True))
-        row_bytes = 4 * self._vocabulary.num_words
-        for i in own:
-            engine, start = matchers[i].engine, time.thread_time()
-            counts[i] = engine.validate_tokens(list(drafts[i]))
-            span = range(rows[i], rows[i] + counts[i] + 1)
-            address = self._locate(bitmask, (span[0], span[-1])) + rows[i] * row_bytes
-            draft = list(drafts[i][: max(counts[i], 1)])
-            # The stubs of llguidance lack it.
-            engine.unsafe_compute_mask_ptr_with_draft_token(address, row_bytes, draft)  # type: ignore[attr-defined]
-            if engine.is_error():
-                bitmask[span] = 0
-            for place, row in enumerate(span):
-                matchers[i].bound_number(bitmask[row], drafts[i][:place])
-            matchers[i].usage.note_mask((time.thread_time() - start) / len(span))
-        return [counts[i] for i in range(len(matchers))]
-
-    def _locate(self, bitmask: np.ndarray, rows: Sequence[int]) -> int:
-        """Return the address of a bitmask, checked for these rows."""
-        check_bitmask(bitmask, self._vocabulary.num_words, rows)
-        return bitmask.ctypes.data

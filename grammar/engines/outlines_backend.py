@@ -88,7 +88,7 @@ class OutlinesMatcher(Matcher):
     def is_completed(self) -> bool:
         return bool(self._guide.accepts_tokens([self._end_id]))
 
-    def write_row(self, words: np.ndarray) -> None:
+    def _fill(self, words: np.ndarray, address: int) -> None:
         # The end marker is one token more than the vocabulary has.
         found = np.zeros(self._end_id // 32 + 1, np.int32)
         self._guide.write_mask_into(found.ctypes.data, len(found), 4)

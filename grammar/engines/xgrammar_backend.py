@@ -118,6 +118,6 @@ class XGrammarMatcher(Matcher):
     def _find_forced(self) -> bytes:
         return str(self.engine.find_jump_forward_string()).encode()[:MAX_FORCED_BYTES]
 
-    def write_row(self, words: np.ndarray) -> None:
+    def _fill(self, words: np.ndarray, address: int) -> None:
         self.engine.fill_next_token_bitmask(words.reshape(1, -1), 0)
         clear_beyond(words, self.vocabulary.size)  # The engine sets them.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backend import Matcher
+from ..backend import Matcher, OuterMatcher
 from ..bitmask import clear_bits
 from ..spec import Reasoning
 from ..vocabulary import Vocabulary, make_mask
@@ -87,24 +87,16 @@ class ReasoningTables:
         return [index for index, data in self._feeds if num_breaks + len(data) <= MAX_NUM_BREAKS]
 
 
-class GatedMatcher(Matcher):
+class GatedMatcher(OuterMatcher):
     """Grammar state of one request that reasons first."""
 
-    inner: Matcher
-
     def __init__(self, inner: Matcher, tables: ReasoningTables) -> None:
-        super().__init__(tables.vocabulary, inner.usage)
-        self.inner = inner
+        super().__init__(inner)
         self._tables = tables
         self.state = State(Phase.START if tables.start else Phase.REASONING)
         # Before each token up to the first one of the value, behind which so many follow.
         self._history: list[State] = []
         self._num_more = 0
-
-    @property
-    def error(self) -> str | None:  # type: ignore[override]
-        """Why the grammar gave up, or None."""
-        return self.inner.error
 
     def _take(self, token_id: int) -> bool:
         if self.state.phase is Phase.VALUE:
@@ -159,7 +151,7 @@ class GatedMatcher(Matcher):
         return State(Phase.REASONING) if written == tables.start else State(Phase.MARK, written)
 
     @property
-    def reads_inner(self) -> bool:
+    def reads_inner(self) -> bool:  # type: ignore[override]
         """Whether a value may begin or has begun, at a place other than the middle of a mark."""
         return self.state.phase in (Phase.START, Phase.BREAK, Phase.VALUE)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Matcher
+from ..backend import Matcher, OuterMatcher
 from ..bitmask import clear_bits, is_set, list_tokens, set_bits
 from ..errors import InvalidGrammar
 from ..schema.node import Node
@@ -53,18 +53,11 @@ class OpenString:
     violation: Check | None = None
 
 
-class ResidualMatcher(Matcher):
-    """Grammar state of one request whose values are checked as they are completed.
-
-    Attributes:
-        inner: the matcher of the grammar without the checks.
-    """
-
-    inner: Matcher
+class ResidualMatcher(OuterMatcher):
+    """Grammar state of one request whose values are checked as they are completed."""
 
     def __init__(self, inner: Matcher, checks: ResidualChecks) -> None:
-        super().__init__(checks.tokens.vocabulary, inner.usage)
-        self.inner = inner
+        super().__init__(inner)
         self._text = bytearray()
         self._state = begin(checks.places.root)
         # Before each accepted text token: its length and the state it led to.

@@ -4,40 +4,23 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..backend import Matcher
+from ..backend import Matcher, OuterMatcher
 from ..vocabulary import make_mask
 
 
-class StoppableMatcher(Matcher):
+class StoppableMatcher(OuterMatcher):
     """Grammar state of one request with stop tokens. Elsewhere one would cut the text off in the middle."""
 
-    inner: Matcher
-
     def __init__(self, inner: Matcher, stop_token_ids: Iterable[int]) -> None:
-        super().__init__(inner.vocabulary, inner.usage)
-        self.inner = inner
+        super().__init__(inner)
         self._stop_ids = frozenset(stop_token_ids) - self.vocabulary.eos_set
         self._mask = make_mask(self._stop_ids, self.vocabulary.size)
-
-    @property
-    def error(self) -> str | None:  # type: ignore[override]
-        """Why the grammar gave up, or None."""
-        return self.inner.error
 
     def accept_token(self, token_id: int) -> bool:
         if token_id not in self._stop_ids or self.has_ended:
             return super().accept_token(token_id)
         self.has_ended = self.error is None and self.is_completed()
         return self.has_ended
-
-    def _take(self, token_id: int) -> bool:
-        return self.inner.accept_token(token_id)
-
-    def _take_back(self, num_tokens: int) -> None:
-        self.inner.rollback(num_tokens)
-
-    def is_completed(self) -> bool:
-        return self.inner.is_completed()
 
     def write_row(self, words: np.ndarray) -> None:
         if self.error is None and self.is_completed():

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..backend import Matcher, Program
+from ..backend import Matcher, OuterMatcher, Program
 from ..bitmask import clear_bits, is_set
 from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
 from ..match.checks import ResidualChecks
@@ -162,7 +162,7 @@ class CheckedProgram:
         return None
 
 
-class CheckedMatcher(Matcher):
+class CheckedMatcher(OuterMatcher):
     """Grammar state of one request.
 
     Args:
@@ -172,9 +172,8 @@ class CheckedMatcher(Matcher):
     inner: LLGuidanceMatcher
 
     def __init__(self, inner: Matcher, program: CheckedProgram) -> None:
-        super().__init__(inner.vocabulary, inner.usage)
+        super().__init__(inner)
         assert isinstance(inner, LLGuidanceMatcher), "such grammars go to llguidance"
-        self.inner = inner
         self._program = program
         # The matcher of the value that is being written, and the last bytes of the text.
         self._checker: ValueMatcher | None = None
@@ -221,9 +220,6 @@ class CheckedMatcher(Matcher):
         for _ in range(num_tokens):
             self._checker, self._tail = self._history.pop()
             (self.inner if self._checker is None else self._checker).rollback(1)
-
-    def is_completed(self) -> bool:
-        return self.inner.is_completed()
 
     def write_row(self, words: np.ndarray) -> None:
         program = self._program

@@ -177,7 +177,7 @@ class TagWriter:
         return self._refer(target)
 
     def _write_letters(self, leaf: int, index: int) -> str:
-        """Return the rule of what follows a GBNF grammar, letter by letter as that is read: no lexeme is the longer one."""
+        """Return the rule of what follows a GBNF grammar, letter by letter, so that no lexeme is the longer one."""
         name, node = f"l{index}", self.graph.nodes[index]
         if name not in self._rules:
             self._rules[name] = ""

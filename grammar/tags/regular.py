@@ -1,8 +1,8 @@
 """The text between two values of a structural tag as one regular expression, in llguidance's Lark.
 
 llguidance's lexer takes the longest lexeme and never goes back. So texts that follow each other without a value between
-them are joined into one lexeme: state elimination (Brzozowski and McCluskey, 1963) over the nodes in between. A language
-is the text of a Lark terminal, "" for the empty text alone.
+them are joined into one lexeme: state elimination (Brzozowski and McCluskey, 1963) over the nodes in between.
+A language is the text of a Lark terminal, "" for the empty text alone.
 """
 
 import json

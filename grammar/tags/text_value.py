@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Matcher
+from ..backend import Matcher, OuterMatcher
 from ..bitmask import clear_bits
 from ..match.closing_tokens import TokenClass
 from ..validator import SchemaValidator
@@ -100,14 +100,11 @@ class TextCheck:
         return self.validator.is_valid(meant)
 
 
-class TextMatcher(Matcher):
+class TextMatcher(OuterMatcher):
     """Follows a text value to its end; a token that ends an invalid one is refused."""
 
-    inner: Matcher
-
     def __init__(self, inner: Matcher, check: TextCheck) -> None:
-        super().__init__(inner.vocabulary, inner.usage)
-        self.inner = inner
+        super().__init__(inner)
         self._check = check
         self._text = b""
         self._history: list[bytes] = []
@@ -123,10 +120,6 @@ class TextMatcher(Matcher):
     @property
     def is_value_complete(self) -> bool:
         return self._check.find_end(self._text) >= 0
-
-    @property
-    def error(self) -> str | None:  # type: ignore[override]
-        return self.inner.error
 
     def _is_fine(self, text: bytes) -> bool:
         at = self._check.find_end(text)
@@ -149,9 +142,6 @@ class TextMatcher(Matcher):
         self.inner.rollback(num_tokens)
         self._text = self._history[-num_tokens]
         del self._history[-num_tokens:]
-
-    def is_completed(self) -> bool:
-        return self.inner.is_completed()
 
     def write_row(self, words: np.ndarray) -> None:
         """Clear the tokens that would end an invalid text; those beyond a number of different texts are cleared too."""

@@ -8,7 +8,6 @@ import pytest
 from engine.core.actor_messages import FillMasks, MaskTarget
 from engine.core.grammar_manager import MAX_MASK_S, NUM_APART, SLOW_MASK_S, GrammarManager
 from grammar import (
-    Filler,
     GrammarCompiler,
     GrammarLimits,
     GrammarSpec,
@@ -60,17 +59,9 @@ class PanicException(BaseException):
 FAULT = ValueError("the engine has a fault")
 
 
-class FaultyFiller(Filler):
-    """The batch fill of an engine with a fault."""
-
-    def fill(self, matchers: object, rows: object, bitmask: np.ndarray) -> None:
-        raise FAULT
-
-
 class FaultyMatcher:
     """A matcher that raises its fault, or names it as the limit it met."""
 
-    filler = FaultyFiller()
     error: str | None = None
     has_ended = False
     is_renewable = False
@@ -84,6 +75,11 @@ class FaultyMatcher:
 
     def is_terminated(self) -> bool:
         return False
+
+    def fill_row(self, *row: object) -> None:
+        raise FAULT
+
+    fill_draft = fill_row
 
     def accept_token(self, token_id: int) -> bool:
         if isinstance(self._fault, str):
@@ -190,22 +186,9 @@ def test_a_matcher_that_hits_a_limit_loses_its_row_and_says_why(
     ]
 
 
-class SlowFiller(Filler):
-    """Fills what its matchers say, and uses processor time."""
-
-    def fill(self, matchers: list["SlowMatcher"], rows: list[int], bitmask: np.ndarray) -> None:
-        for matcher, row in zip(matchers, rows, strict=True):
-            end = time.thread_time() + matcher.delay_s
-            while time.thread_time() < end:
-                pass
-            matcher.usage.note_mask(matcher.delay_s)
-            bitmask[row] = len(matcher.accepted)
-
-
 class SlowMatcher:
     """A matcher whose masks take time; they hold how many tokens it has accepted."""
 
-    filler = SlowFiller()
     error: str | None = None
     has_ended = is_renewable = False
 
@@ -213,6 +196,12 @@ class SlowMatcher:
         self.usage = usage or Usage()
         self.delay_s = 2 * SLOW_MASK_S
         self.accepted: list[int] = []
+
+    def fill_row(self, words: np.ndarray, address: int) -> None:
+        end = time.thread_time() + self.delay_s
+        while time.thread_time() < end:
+            pass
+        words[:] = len(self.accepted)
 
     def is_terminated(self) -> bool:
         return False

@@ -22,10 +22,10 @@ from engine.input.tokenizer import Tokenizer
 from engine.spec.forced import ForcedDrafts
 from grammar import (
     CompiledGrammar,
-    Filler,
     GrammarCompiler,
     GrammarSpec,
     Matcher,
+    OuterMatcher,
     Vocabulary,
     fill_draft_bitmask,
 )
@@ -99,24 +99,15 @@ def test_other_drafts_are_cut_where_the_grammar_forbids_them(
     walk(matcher, good)  # the matcher is where it was
 
 
-class FragileFiller(Filler):
-    """Fills the rows of such matchers."""
-
-    def fill(self, matchers: list["Fragile"], rows: list[int], bitmask: np.ndarray) -> None:
-        for matcher, row in zip(matchers, rows, strict=True):
-            matcher.fill_next_token_bitmask(bitmask, row)
-
-
-class Fragile:
+class Fragile(OuterMatcher):
     """A matcher that breaks at some token, as one does that meets its limits, until it is renewed."""
 
     is_renewable = True
+    error: str | None = None
 
     def __init__(self, compiled: CompiledGrammar, poison: int) -> None:
-        self._compiled, self._inner, self._poison = compiled, compiled.matcher(), poison
-        self.usage = self._inner.usage
-        self.filler = FragileFiller()
-        self.error: str | None = None
+        super().__init__(compiled.matcher())
+        self._compiled, self._poison = compiled, poison
         self._taken: list[int] = []
         self._num_renewed_at = -1
 
@@ -124,37 +115,23 @@ class Fragile:
         if self._num_renewed_at == len(self._taken):
             return False
         self._num_renewed_at = len(self._taken)
-        self._inner, self.error = self._compiled.matcher(), None
-        return all(self._inner.accept_token(token_id) for token_id in self._taken)
+        self.inner, self.error = self._compiled.matcher(), None
+        return all(self.inner.accept_token(token_id) for token_id in self._taken)
 
-    def accept_token(self, token_id: int) -> bool:
+    def _take(self, token_id: int) -> bool:
         if token_id == self._poison:
             self.error = "the limit was met"
-            return False
-        is_taken = self.error is None and self._inner.accept_token(token_id)
+        is_taken = self.error is None and self.inner.accept_token(token_id)
         self._taken += [token_id] * is_taken
         return is_taken
 
-    accept_allowed = accept_token
+    def write_row(self, words: np.ndarray) -> None:
+        if self.error is not None:
+            words[:] = 0
 
-    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
-        bitmask[row] = 0
-        if self.error is None:
-            self._inner.fill_next_token_bitmask(bitmask, row)
-
-    def rollback(self, num_tokens: int) -> None:
+    def _take_back(self, num_tokens: int) -> None:
         del self._taken[len(self._taken) - num_tokens :]
-        self._inner.rollback(num_tokens)
-
-    def is_completed(self) -> bool:
-        return self._inner.is_completed()
-
-    def is_terminated(self) -> bool:
-        return self._inner.is_terminated()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._inner.has_ended
+        self.inner.rollback(num_tokens)
 
 
 def test_a_limit_that_a_draft_meets_ends_no_request(
