@@ -116,27 +116,13 @@ class ArgumentWriter:
             if child is False and name not in required:
                 continue
             with naming(join_pointer("/properties", name)):
-                members.append((*self._join_ways(self._write_argument(name, child, schema, place)), name in required))
-        more = None
-        if other is not False:
-            more = self._join_ways(self._write_other_argument(other, schema, place))
+                members.append((*self._write_argument(name, child, schema, place), name in required))
+        more = None if other is False else self._write_argument(None, other, schema, place)
         return self._write_members(members, "", more)
 
     def _find_lead(self) -> str:
         """Return the text right before the arguments, "" where it may be another."""
         return "" if len(self.style.heads) > 1 else self.style.heads[0].rpartition("}")[2]
-
-    def _join_ways(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
-        """Return the expressions of the first argument and of a later one, whose separator is a part of its literal.
-
-        Args:
-            ways: the text before the value, and the expression of the rest.
-        """
-        starts = ("", self.style.parameter_separator)
-        first, later = (
-            " | ".join(f"{self.text.literal(start + way)} {rest}" for way, rest in ways) for start in starts
-        )
-        return (first, later) if len(ways) == 1 else (f"({first})", f"({later})")
 
     def _write_checked_object(self, schema: Json, place: str, keyword: str) -> str:
         """Return the expression of arguments with keywords about all of them, which are checked at their end."""
@@ -282,51 +268,46 @@ class ArgumentWriter:
             # Where it writes arguments one by one, a model may use Python's names; the parser knows both.
             if self.style.parameter is not None:
                 every = (*every, *(_OTHER_WORDS[word] for word in every))
-            return f"({' | '.join(self.text.name(quote(word)) for word in every)})"
+            return self.text.share(f"{kind}_", lambda: " | ".join(self.text.name(quote(word)) for word in every))
         return self.text.name(NUMBERS[kind]) if kind in NUMBERS and self.style.parameter is not None else None
 
-    def _write_argument(self, name: str, child: Any, root: Json, place: str) -> list[tuple[str, str]]:
-        """Return the ways to write one argument: the text before its value, and the expression of the rest."""
-        style = self.style
-        if not re.fullmatch(_XML_NAME, name):
-            raise UnsupportedGrammar("", "properties", f"this model writes no argument named {name!r}")
-        kind = find_kind(child, root)
-        if kind == "other" or not style.writes_text:
-            before, _, after = style.find_parameter(is_text=False).replace("{key}", name).partition("{value}")
-            lead = before
-            value = self._write_literal(child, root, name, place, lead)
-            return [(before, f"{value} {self.text.literal(after)}")]
-        before, _, after = style.find_parameter(is_text=True).replace("{key}", name).partition("{value}")
-        end = after.rstrip("\n")
-        found, document = resolve(child, root), extract(child, root, name)
-        rest = None
-        if kind == "either" and style.other_parameter is not None:
-            found, rest = split_types(found), split_types(found, False)
-            document = {"type": "string", "allOf": [document]}
-        text = self._write_text(found, document, end, before, kind == "text" or rest is not None)
-        ways = [(before, f"{text} {self.text.literal(after[len(end) :])}")]
-        if rest is None:
-            return ways
-        before, _, after = style.find_parameter(is_text=False).replace("{key}", name).partition("{value}")
-        other = self._write_literal(extract(rest, root, name), root, name, place, before)
-        return [*ways, (before, f"{other} {self.text.literal(after)}")]
+    def _write_argument(self, name: str | None, child: Any, root: Json, place: str) -> tuple[str, str]:
+        """Return the expressions of an argument as the first one and as a later one.
 
-    def _write_other_argument(self, child: Any, root: Json, place: str) -> list[tuple[str, str]]:
-        """Return the way to write an argument that the schema does not list, as `_write_argument` does."""
-        kind = find_kind(child, root) if self.style.writes_text else "other"
-        before, _, after = self.style.find_parameter(is_text=kind != "other").partition("{value}")
-        start, _, middle = before.partition("{key}")
-        known = "|".join(map(escape, root.get("properties", {})))
-        cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
-        key = self.text.name(f"/{regex_to_lark(_XML_NAME)}/{cut}")
-        lead = middle
-        if kind == "other":
-            value = self._write_literal(child, root, None, place, lead) + " " + self.text.literal(after)
-        else:
-            end = after.rstrip("\n")
-            value = self._write_text(resolve(child, root), extract(child, root, None), end, lead, kind == "text")
-            value += " " + self.text.literal(after[len(end) :])
-        return [(start, f"{key} {self.text.literal(middle)} {value}")]
+        Args:
+            name: None for any that the schema does not list.
+        """
+        style, key = self.style, ""
+        if name is None:
+            known = "|".join(map(escape, root.get("properties", {})))
+            cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
+            key = self.text.name(f"/{regex_to_lark(_XML_NAME)}/{cut}")
+        elif not re.fullmatch(_XML_NAME, name):
+            raise UnsupportedGrammar("", "properties", f"this model writes no argument named {name!r}")
+        kind = find_kind(child, root) if style.writes_text else "other"
+        found, document = resolve(child, root), extract(child, root, name)
+        # Whether the value is written as text, its schema, and that as a document.
+        ways = [(kind != "other", found if kind != "other" else child, document)]
+        if kind == "either" and style.other_parameter is not None:
+            ways = [(True, split_types(found), {"type": "string", "allOf": [document]})]
+            ways.append((False, extract(split_types(found, False), root, name), None))
+        found_ways = []
+        for is_text, schema, document in ways:
+            before, _, after = style.find_parameter(is_text).partition("{value}")
+            lead = before.partition("{key}")[2] if name is None else before.replace("{key}", name)
+            if is_text:
+                end = after.rstrip("\n")
+                value = self._write_text(schema, document, end, lead, kind == "text" or len(ways) > 1)
+                after = after[len(end) :]
+            else:
+                value = self._write_literal(schema, root, name, place, lead)
+            found_ways.append((before, f"{value} {self.text.literal(after)}"))
+        # The separator of a later argument is a part of its literal.
+        first, later = (
+            " | ".join(f"{self.text.fill(start + before, name or '', key)} {rest}" for before, rest in found_ways)
+            for start in ("", style.parameter_separator)
+        )
+        return (first, later) if len(ways) == 1 else (f"({first})", f"({later})")
 
     def _write_text(self, schema: Any, document: Any, end: str, lead: str, is_string: bool) -> str:
         """Return the expression of a text up to the end behind it.

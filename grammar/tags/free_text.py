@@ -15,6 +15,7 @@ from typing import NamedTuple
 from .regular import quote
 
 ANY = "/(?s:.*)/"
+MAX_NESTED = 100  # groups inside each other; the engine has a limit
 
 
 class Lexemes(NamedTuple):
@@ -39,7 +40,8 @@ def make_lexemes(patterns: Sequence[str]) -> Lexemes:
     if not any(char in lasts for pattern in patterns for char in pattern[:-1]):
         return split_by_ends(patterns)
     firsts = {pattern[0] for pattern in patterns}
-    if not any(char in firsts for pattern in patterns for char in pattern[1:]):
+    is_short = max(map(len, patterns)) <= MAX_NESTED
+    if is_short and not any(char in firsts for pattern in patterns for char in pattern[1:]):
         return split_by_starts(patterns)
     hits = [make_hit(patterns, pattern) for pattern in patterns]
     return Lexemes(None, tuple(hits), f"/(?s:.+)/ & {make_tail(patterns)}")
@@ -61,19 +63,37 @@ def split_by_ends(patterns: Sequence[str]) -> Lexemes:
 def split_by_starts(patterns: Sequence[str]) -> Lexemes:
     """Return lexemes in which what begins a pattern and does not go on so is written out."""
     firsts = {pattern[0] for pattern in patterns}
-    begun: dict[str, set[str]] = {}
-    for pattern in patterns:
-        for length in range(1, len(pattern)):
-            begun.setdefault(pattern[:length], set()).add(pattern[length])
-    prefixes = f"({' | '.join(map(quote, begun))})" if begun else ""
-    wrong = [f"{quote(prefix)} /{make_class(firsts | nexts)}/" for prefix, nexts in begun.items()]
-    plain = f"/{make_class(firsts)}/"
+    begun, wrong = write_beginnings(patterns), write_wrong(patterns, firsts)
     # Any number of beginnings may be broken off by the next one.
-    ways = " | ".join([plain, *([f"{prefixes}* ({' | '.join(wrong)})"] if wrong else [])])
-    again = f"{prefixes}*" if prefixes else ""
-    hits = tuple(f"({ways})* {again} {quote(pattern)}" for pattern in patterns)
-    tail = f"({ways})+ {again}" + (f" | {prefixes}+" if prefixes else "")
-    return Lexemes(None, hits, tail)
+    plain, again = make_class(firsts), f"(?:{begun})*" if begun else ""
+    ways = f"(?:{plain}|{again}(?:{wrong}))" if begun else plain
+    hits = tuple(f"/{ways}*{again}/ {quote(pattern)}" for pattern in patterns)
+    return Lexemes(None, hits, f"/{ways}+{again}{f'|(?:{begun})+' if begun else ''}/")
+
+
+def group_by_first(patterns: Sequence[str]) -> dict[str, list[str]]:
+    """Return first character -> what follows it in the patterns that have more."""
+    found: dict[str, list[str]] = {}
+    for pattern in patterns:
+        if pattern[1:]:
+            found.setdefault(pattern[0], []).append(pattern[1:])
+    return found
+
+
+def write_beginnings(patterns: Sequence[str]) -> str:
+    """Return the regular expression of the beginnings of patterns, neither empty nor whole; "" for none."""
+    ways = [(first, write_beginnings(rests)) for first, rests in group_by_first(patterns).items()]
+    return "|".join(escape(first) + (f"(?:{more})?" if more else "") for first, more in ways)
+
+
+def write_wrong(patterns: Sequence[str], firsts: set[str]) -> str:
+    """Return that of beginnings with a character behind that neither goes on nor begins a pattern."""
+    ways = []
+    for first, rests in group_by_first(patterns).items():
+        more = write_wrong(rests, firsts)
+        stop = make_class(firsts | {rest[0] for rest in rests})
+        ways.append(f"{escape(first)}(?:{stop}{more and f'|{more}'})")
+    return "|".join(ways)
 
 
 def make_hit(patterns: Sequence[str], pattern: str) -> str:

@@ -25,6 +25,7 @@ class LarkText:
     rules: dict[str, str] = field(default_factory=dict)
     _terminals: dict[str, str] = field(default_factory=dict)
     _keys: dict[str, int] = field(default_factory=dict)
+    _literals: dict[str, str] = field(default_factory=dict)
 
     def write(self, start: str) -> str:
         """Return the whole grammar."""
@@ -56,12 +57,25 @@ class LarkText:
 
     def literal(self, text: str) -> str:
         """Return the expression of a fixed text, "" for none; a special token may also be written as text."""
-        parts = []
-        while text:
-            before, name, text = self.split(text)
-            parts += [self.name(quote(before))] if before else []
-            parts += [f"(<[{self.specials[name]}]> | {self.name(quote(name))})"] if name is not None else []
-        return " ".join(parts)
+        if text not in self._literals:
+            parts, rest = [], text
+            while rest:
+                before, name, rest = self.split(rest)
+                parts += [self.name(quote(before))] if before else []
+                if name is not None:
+                    token = f"token_{self.specials[name]}"
+                    self.rules[token] = f"<[{self.specials[name]}]> | {self.name(quote(name))}"
+                    parts.append(token)
+            self._literals[text] = " ".join(parts) if len(parts) < 2 else self.rule(" ".join(parts))
+        return self._literals[text]
+
+    def fill(self, text: str, key: str, terminal: str = "") -> str:
+        """Return the expression of a fixed text with the place {key}, for a key or for a terminal of keys."""
+        before, _, after = text.partition("{key}")
+        if not terminal and not any(name in text for name in self.specials):
+            return self.literal(before + key + after)
+        # What stands around a special token is shared.
+        return " ".join(filter(None, (self.literal(before), terminal or self.name(quote(key)), self.literal(after))))
 
     def template(self, text: str, tool: str = "") -> str:
         """Return the expression of a text with places for a name, an id or a number."""
