@@ -6,7 +6,6 @@ From there on a matcher of its own follows the value to its end.
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,8 +20,8 @@ from ..match.closing_tokens import TokenClass
 from ..match.residual import ResidualMatcher
 from .text_value import TextCheck, TextMatcher
 
-# A token may complete a part of the value that begins in it.
-_CLOSING = re.compile(rb'[\[{"\-0-9tfn].*[}\],"\s<)]', re.DOTALL)
+# Where a value may begin in a token, and what may complete a part of it behind that.
+_BEGIN, _CLOSE = re.compile(rb'[\[{"\-0-9tfn]'), re.compile(rb'[}\],"\s<)]')
 ValueMatcher = ResidualMatcher | TextMatcher
 
 
@@ -84,38 +83,24 @@ class CheckedVocabulary:
         return sorted((data, token_id) for token_id, data in enumerate(tokens) if data and b"\xff" not in data)
 
     @cached_property
-    def _closing(self) -> list[tuple[int, bytes]]:
-        return [(token_id, data) for data, token_id in self._sorted if _CLOSING.match(data)]
+    def _splits(self) -> list[tuple[bytes, int, bytes]]:
+        """The tokens in which a value may begin and be completed in part, with what stands before and from there on."""
+        return [
+            (data[: found.start()], token_id, data[found.start() :])
+            for data, token_id in self._sorted
+            for found in _BEGIN.finditer(data)
+            if _CLOSE.search(data, found.end())
+        ]
 
     def list_openings(self, lead: bytes) -> list[Opening]:
         """Return, for each way to split a lead, the tokens in which a value begins and may be completed in part."""
-        if not lead:
-            return [*self._list_inside(b"")]
-        found = [(lead, b"", self._closing)]
-        for size in range(1, len(lead) + 1):
-            head = lead[-size:]
-            tokens = [
-                (token_id, data[size:]) for data, token_id in self._begin(head) if _CLOSING.match(data[size:])
-            ]
-            if tokens:
-                found.append((lead[:-size], head, tokens))
-        return [*found, *self._list_inside(lead)]
-
-    def _list_inside(self, lead: bytes) -> Iterator[Opening]:
-        """Yield the tokens with more text before the lead, or with any text where there is none."""
-        by_head: dict[bytes, list[tuple[int, bytes]]] = {}
-        for data, token_id in self._sorted:
-            for at in range(min(len(lead), 1), len(data)):
-                if data.startswith(lead, at) and _CLOSING.match(data[at + len(lead) :]):
-                    by_head.setdefault(data[: at + len(lead)], []).append((token_id, data[at + len(lead) :]))
-        for head, tokens in by_head.items():
-            yield b"", head, tokens
-
-    def _begin(self, head: bytes) -> Iterator[tuple[bytes, int]]:
-        for at in range(bisect_left(self._sorted, (head, 0)), len(self._sorted)):
-            if not self._sorted[at][0].startswith(head):
-                return
-            yield self._sorted[at]
+        found: dict[tuple[bytes, bytes], list[tuple[int, bytes]]] = {}
+        for head, token_id, rest in self._splits:
+            if head.endswith(lead):
+                found.setdefault((b"", head), []).append((token_id, rest))
+            elif lead.endswith(head):
+                found.setdefault((lead[: len(lead) - len(head)], head), []).append((token_id, rest))
+        return [(before, head, tokens) for (before, head), tokens in found.items()]
 
     def spell(self, data: bytes) -> list[int] | None:
         """Return tokens of these bytes, None if the vocabulary has none."""
@@ -233,7 +218,6 @@ class CheckedMatcher(OuterMatcher):
             value = program.find_value(self.inner, self._tail, head) if allowed else None
             if value is not None:
                 clear_bits(words, [token_id for token_id, text in allowed if value.begin(self.inner, text) is None])
-
 
 
 def add_values(program: Program, tables: CheckedVocabulary, values: Sequence[CheckedValue]) -> Program:

@@ -63,12 +63,10 @@ def split_by_ends(patterns: Sequence[str]) -> Lexemes:
 def split_by_starts(patterns: Sequence[str]) -> Lexemes:
     """Return lexemes in which what begins a pattern and does not go on so is written out."""
     firsts = {pattern[0] for pattern in patterns}
-    begun, wrong = write_beginnings(patterns), write_wrong(patterns, firsts)
     # Any number of beginnings may be broken off by the next one.
-    plain, again = make_class(firsts), f"(?:{begun})*" if begun else ""
-    ways = f"(?:{plain}|{again}(?:{wrong}))" if begun else plain
-    hits = tuple(f"/{ways}*{again}/ {quote(pattern)}" for pattern in patterns)
-    return Lexemes(None, hits, f"/{ways}+{again}{f'|(?:{begun})+' if begun else ''}/")
+    begun, wrong = write_beginnings(patterns), write_wrong(patterns, firsts)
+    part = f"/{make_class(firsts)}+|(?:{begun})*(?:{wrong})/"
+    return Lexemes(part, tuple(f"/(?:{begun})*/ {quote(pattern)}" for pattern in patterns), f"/(?:{begun})+/")
 
 
 def group_by_first(patterns: Sequence[str]) -> dict[str, list[str]]:
