@@ -1,7 +1,7 @@
-"""Finds schemas that need rules of their own, and reads keywords about parts of a value."""
+"""Finds schemas that need rules of their own, reads keywords about parts of a value, writes members in any order."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .emit import Json, Read
@@ -13,6 +13,8 @@ SCALARS = ("boolean", "null", "number", "string")
 CONTAINER_KEYWORDS = frozenset(k for k, types in TYPES_OF_KEYWORD.items() if {"object", "array"} & {*types})
 UNIONS = ("anyOf", "oneOf")
 APPLIED = frozenset(["$ref", "allOf", *UNIONS])
+# Bits of a rule's number, less one. Names beyond may be repeated, which changes no verdict.
+MAX_NUM_BITS = 63
 
 
 def find_ordered(root: Node, read: Read, needs_rules: Callable[[Node], bool]) -> set[Node]:
@@ -66,3 +68,25 @@ def join_scalars(parts: list[Json], types: list[str]) -> Node:
     skipped = APPLIED | CONTAINER_KEYWORDS
     kept = [{keyword: value for keyword, value in part.items() if keyword not in skipped} for part in parts]
     return Node("", {"type": types, "allOf": [Node("", part) for part in kept if part]})
+
+
+def write_members(
+    rest: str, members: Sequence[tuple[str, str]], num_required: int, close: str, other: tuple[str, str] | None
+) -> tuple[str, str]:
+    """Return the body of a rule `{rest}::_` of members in any order, each at most once, and what begins with one.
+
+    Args:
+        members: each as the first one and as a later one; those that have to be there come first.
+        close: what may follow then.
+        other: a member that is not listed, which may come several times.
+    """
+    end = f" %if is_ones([0:{num_required}])" if num_required else ""
+    lines, firsts = [f"{close}{end}"], [] if num_required else [close]
+    for bit, (first, later) in enumerate(members):
+        is_noted = bit < MAX_NUM_BITS
+        lines.append(f"{later} {rest}::" + (f"set_bit({bit}) %if bit_clear({bit})" if is_noted else "_"))
+        firsts.append(f"{first} {rest}::{1 << bit if is_noted else 0}")
+    if other is not None:
+        lines.append(f"{other[1]} {rest}::_")
+        firsts.append(f"{other[0]} {rest}::0")
+    return "\n| ".join(lines), " | ".join(firsts)

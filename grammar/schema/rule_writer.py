@@ -26,6 +26,7 @@ from .node import Node, Schema, find_element, find_member
 from .property_order import (
     APPLIED,
     CONTAINER_KEYWORDS,
+    MAX_NUM_BITS,
     SCALARS,
     UNIONS,
     find_ordered,
@@ -33,6 +34,7 @@ from .property_order import (
     is_ordered,
     join_scalars,
     read_types,
+    write_members,
 )
 from .quotations import Source, check_neighbours, check_ways, write_quotation
 from .reader import read_schema
@@ -40,8 +42,6 @@ from .refusal import Refusal
 from .rules import GROUNDED
 from .weaken import Weakening
 
-# Bits of a rule's number, less one. Names beyond may be repeated, which changes no verdict.
-MAX_NUM_BITS = 63
 MAX_NUM_RULES = 8_192
 MAX_NUM_ALTERNATIVES = 64
 # A string as llguidance writes it; names that are listed are cut out of it.
@@ -285,24 +285,13 @@ class RuleWriter:
             values: name -> rule of its value; the required ones first.
             other: a name that is not listed, and its value.
         """
-        branches = [f"{self._write_key(name)} {rule}{self._gap}" for name, rule in values.items()]
-        rest = self._new_rule(node)
+        rest, first = self._new_rule(node), self._new_rule(node)
+        ways = [f"{self._write_key(name)} {rule}{self._gap}" for name, rule in values.items()]
+        more = None if other is None else f"{other}{self._gap}"
         comma = f"{json.dumps(self._comma)}{self._gap} "
-        end = f" %if is_ones([0:{num_required}])" if num_required else ""
-        lines = [f'{rest}::_: "}}"{end}']
-        firsts = []
-        for bit, way in enumerate(branches):
-            once = f"{rest}::set_bit({bit}) %if bit_clear({bit})" if bit < MAX_NUM_BITS else f"{rest}::_"
-            lines.append(f"| {comma}{way} {once}")
-            firsts.append(f"{way} {rest}::{1 << bit if bit < MAX_NUM_BITS else 0}")
-        if other is not None:
-            lines.append(f"| {comma}{other}{self._gap} {rest}::_")
-            firsts.append(f"{other}{self._gap} {rest}::0")
-        if not num_required:
-            firsts.append('"}"')
-        self._lines.append("\n".join(lines))
-        first = self._new_rule(node)
-        self._lines.append(f"{first}: {' | '.join(firsts)}")
+        pairs = [(way, comma + way) for way in ways]
+        body, firsts = write_members(rest, pairs, num_required, '"}"', None if more is None else (more, comma + more))
+        self._lines += [f"{rest}::_: {body}", f"{first}: {firsts}"]
         return f'"{{"{self._gap} {first}'
 
     def _write_in_order(

@@ -16,6 +16,7 @@ from ..plan import PlanEntry
 from ..regex.text import escape
 from ..schema.keywords import join_pointer
 from ..schema.plain import check_plain
+from ..schema.property_order import MAX_NUM_BITS, write_members
 from ..spec import GrammarSpec
 from ..validator import SchemaValidator
 from .arguments import ArgumentReader, CallCheck, extract, find_kind, resolve, strip_notes
@@ -28,7 +29,6 @@ from .tool_styles import ToolStyle
 
 Json = dict[str, Any]
 MAX_LEAD = 24  # bytes
-MAX_BITS = 63  # of a rule's number
 _JSON_NAME = r'"(?:[^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"'
 _XML_NAME = r"[\w.$@-]{1,128}"
 _SPACE = "[ ]{1}"  # the whitespace of a loose style
@@ -97,7 +97,7 @@ class ArgumentWriter:
         """Return the expression of the arguments, which may come in any order."""
         keys = list_keys(schema)
         properties, required = schema.get("properties", {}), schema.get("required", [])
-        is_simple = keys <= _SIMPLE and set(required) <= properties.keys() and len(set(required)) <= MAX_BITS
+        is_simple = keys <= _SIMPLE and set(required) <= properties.keys() and len(set(required)) <= MAX_NUM_BITS
         if self.style.parameter is None:
             if is_simple and "$schema" not in schema:
                 return self._write_json_object(schema, place)
@@ -109,8 +109,8 @@ class ArgumentWriter:
             return self._write_checked_object(schema, place, keyword)
         other = schema.get("additionalProperties", True)
         properties = {**properties, **{name: other for name in required if name not in properties}}
-        if len(set(required)) > MAX_BITS:
-            raise UnsupportedGrammar("", "required", f"more than {MAX_BITS} arguments are required")
+        if len(set(required)) > MAX_NUM_BITS:
+            raise UnsupportedGrammar("", "required", f"more than {MAX_NUM_BITS} arguments are required")
         members = []
         for name, child in properties.items():
             if child is False and name not in required:
@@ -209,22 +209,11 @@ class ArgumentWriter:
         ways = sorted(members, key=lambda member: not member[2])
         if not ways and other is None:
             return close
-        num_required = sum(is_needed for _, _, is_needed in ways)
-        close = close or '""'
-        rest = f"r{len(self.text.rules)}"
-        self.text.rules[f"{rest}::_"] = ""
-        end = f" %if is_ones([0:{num_required}])" if num_required else ""
-        lines, firsts = [f"{close}{end}"], [] if num_required else [close]
-        for bit, (first, later, _) in enumerate(ways):
-            once = f"{rest}::set_bit({bit}) %if bit_clear({bit})" if bit < MAX_BITS else f"{rest}::_"
-            lines.append(f"{later} {once}")
-            firsts.append(f"{first} {rest}::{1 << bit if bit < MAX_BITS else 0}")
-        if other is not None:
-            lines.append(f"{other[1]} {rest}::_")
-            firsts.append(f"{other[0]} {rest}::0")
-        self.text.rules[f"{rest}::_"] = "\n| ".join(lines)
-        is_alike = all(first == later for first, later, _ in ways) and (other is None or other[0] == other[1])
-        return f"{rest}::0" if is_alike else self.text.rule(" | ".join(firsts))
+        rest, num_required = f"r{len(self.text.rules)}", sum(is_needed for _, _, is_needed in ways)
+        pairs = [(first, later) for first, later, _ in ways]
+        self.text.rules[f"{rest}::_"], firsts = write_members(rest, pairs, num_required, close or '""', other)
+        is_alike = all(first == later for first, later in [*pairs, *([other] if other is not None else [])])
+        return f"{rest}::0" if is_alike else self.text.rule(firsts)
 
     # Values
 
@@ -407,7 +396,7 @@ class ArgumentWriter:
     def _write_mapping(self, schema: Json, root: Json, depth: int) -> str | None:
         members, required = [], schema.get("required", [])
         comma = self.text.name(quote("," if self.style.quote else ", "))
-        if not set(required) <= schema.get("properties", {}).keys() or len(required) > MAX_BITS:
+        if not set(required) <= schema.get("properties", {}).keys() or len(required) > MAX_NUM_BITS:
             return None
         if self.style.quote and not all(re.fullmatch(_XML_NAME, name) for name in schema.get("properties", {})):
             return None
