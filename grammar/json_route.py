@@ -198,13 +198,8 @@ class SchemaCompiler:
     def _write_rules(self, impossible: frozenset[str]) -> tuple[str, list[Json]]:
         while True:
             writer = RuleWriter(
-                self.weakening,
-                self._make_emitter(),
-                self.spec.whitespace,
-                self.spec.property_order == "any",
-                self.source,
-                self.name,
-                impossible,
+                self.weakening, self._make_emitter(), self.spec.whitespace, self.spec.property_order == "any",
+                self.source, self.name, impossible,
             )
             try:
                 return writer.write(self.root), writer.values

@@ -47,10 +47,7 @@ class Vocabulary:
         mask = make_mask(eos, len(tokens))
         mask.flags.writeable = False
         for name, value in (
-            ("token_bytes", tokens),
-            ("eos_token_ids", eos),
-            ("eos_mask", mask),
-            ("eos_set", frozenset(eos)),
+            ("token_bytes", tokens), ("eos_token_ids", eos), ("eos_mask", mask), ("eos_set", frozenset(eos)),
         ):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "special_tokens", MappingProxyType(specials))

@@ -66,9 +66,7 @@ class Engines:
         adapter = _TokenizerAdapter(vocabulary)
         self._marker = adapter.marker
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(adapter),
-            n_vocab=len(adapter.tokens),
-            eos_token=list(vocabulary.eos_token_ids),
+            TokenizerWrapper(adapter), n_vocab=len(adapter.tokens), eos_token=list(vocabulary.eos_token_ids),
             slices=SLICES,
         )
         # The engine writes here and nothing reads it, so several threads may share it.
@@ -81,9 +79,7 @@ class Engines:
             raise UnsupportedGrammar("", "structural_tag", "the vocabulary has no token without text to mark values")
         return self._marker
 
-    def make_engine(
-        self, grammar: str, num_items: int | None = None, num_quotable: int = 0
-    ) -> LLMatcher:
+    def make_engine(self, grammar: str, num_items: int | None = None, num_quotable: int = 0) -> LLMatcher:
         """Return a matcher at the start of a grammar, in its error state if llguidance does not take it."""
         limits = self.limits
         bounds = LLParserLimits(

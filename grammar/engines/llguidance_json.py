@@ -8,11 +8,7 @@ from typing import Any
 # Forced tokens would allow one tokenisation of a forced text and forbid the others; llguidance has no tokenizer here.
 HEADER = '%llguidance {"no_forcing": true}\n'
 # Set every option, because a schema could set missing ones under "x-guidance".
-_OPTIONS: Any = {
-    "coerce_one_of": False,
-    "lenient": False,
-    "json_allow_general_unicode_escapes": False,
-}
+_OPTIONS: Any = {"coerce_one_of": False, "lenient": False, "json_allow_general_unicode_escapes": False}
 _BEGIN, _END = '{"grammars": [', "]}"
 _SHORT_ESCAPES = 'nrbtf\\"'
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}

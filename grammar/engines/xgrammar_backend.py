@@ -76,9 +76,7 @@ class XGrammarBackend:
     def _run_worker(self, text: str) -> dict[str, str]:
         limits = self.limits
         order = {
-            "tokenizer": self._tokenizer,
-            "text": text,
-            "max_seconds": limits.max_xgrammar_s,
+            "tokenizer": self._tokenizer, "text": text, "max_seconds": limits.max_xgrammar_s,
             "max_memory_bytes": limits.max_xgrammar_memory_bytes,
         }
         # -P keeps the script's folder, whose module names are ours, off the import path.

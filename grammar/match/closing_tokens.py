@@ -68,11 +68,8 @@ class ClosingTokens:
         self.token_bytes = vocabulary.token_bytes
         self.eos_mask = vocabulary.eos_mask
         classes: dict[str, Callable[[bytes], Any]] = {
-            "quote": _ENDING.match,
-            "delimiter": _DELIMITER.search,
-            "far quote": reaches_far,
-            "escaped quote": lambda token: b'"' in token,
-            "any": is_closing,
+            "quote": _ENDING.match, "delimiter": _DELIMITER.search, "far quote": reaches_far,
+            "escaped quote": lambda token: b'"' in token, "any": is_closing,
         }
         order = sorted(range(vocabulary.size), key=lambda index: len(self.token_bytes[index]))
         self._members = {

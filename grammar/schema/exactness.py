@@ -97,9 +97,7 @@ class Row(NamedTuple):
 NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 INEXACT = "that cannot be represented exactly as a double"
 PATTERN_REASON = "one of its character classes would match other characters than JSON Schema requires"
-LONG_ESCAPE_REASON = (
-    "it needs a \\uXXXX escape, which is disabled in schemas with open property names"
-)
+LONG_ESCAPE_REASON = ("it needs a \\uXXXX escape, which is disabled in schemas with open property names")
 
 
 def always(reason: str) -> Predicate:

@@ -24,9 +24,7 @@ MAX_NUM_GUIDES = 4
 MAX_NUM_BRANCHES = 3  # of a `oneOf` whose branches exclude each other
 # Bound -> the bound that holds for exactly the numbers that violate it.
 _OPPOSITES = {
-    "minimum": "exclusiveMaximum",
-    "maximum": "exclusiveMinimum",
-    "exclusiveMinimum": "maximum",
+    "minimum": "exclusiveMaximum", "maximum": "exclusiveMinimum", "exclusiveMinimum": "maximum",
     "exclusiveMaximum": "minimum",
 }
 Guide = Schema | None

@@ -7,13 +7,7 @@ from typing import Any
 SCHEMA_KEYWORDS = frozenset(
     [
         *(
-            "additionalItems",
-            "additionalProperties",
-            "contains",
-            "else",
-            "if",
-            "items",
-            "not",
+            "additionalItems", "additionalProperties", "contains", "else", "if", "items", "not",
             "propertyNames",
         ),
         *("then", "unevaluatedItems", "unevaluatedProperties"),

@@ -277,8 +277,7 @@ class TagGraph:
         forbidden = dict.fromkeys(each for each in excludes if not any(pattern in each for pattern in led))
         check_patterns([*led, *forbidden], where)
         text_node = FreeText(
-            (*led.items(), *((each, None) for each in forbidden)),
-            (*tokens, *self._find_tokens(led)),
+            (*led.items(), *((each, None) for each in forbidden)), (*tokens, *self._find_tokens(led)),
             None if exits else target,
         )
         index = self._append(text_node)

@@ -39,11 +39,8 @@ _EXCLUDES: tuple[Any, ...] = ("excludes", list[_Name], [])
 FORMATS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "const_string": (("value", str),),
     "json_schema": (
-        ("json_schema", Any),
-        ("style", Annotated[str, Meta(pattern="^json$")], "json"),
-        ("any_order", bool, False),
-        ("max_whitespace_cnt", None, None),
-        ("excludes", _Nothing, []),
+        ("json_schema", Any), ("style", Annotated[str, Meta(pattern="^json$")], "json"),
+        ("any_order", bool, False), ("max_whitespace_cnt", None, None), ("excludes", _Nothing, []),
     ),
     "any_text": (_EXCLUDES, ("max_tokens", None, None), ("max_chars", None, None)),
     "regex": (("pattern", str),),
@@ -65,8 +62,7 @@ FORMATS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "plus": (("content", "Format"),),
     "repeat": (
         ("min", Annotated[int, Meta(ge=0, le=MAX_REPEAT)]),
-        ("max", Annotated[int, Meta(ge=-1, le=MAX_REPEAT)]),
-        ("content", "Format"),
+        ("max", Annotated[int, Meta(ge=-1, le=MAX_REPEAT)]), ("content", "Format"),
     ),
     "dispatch": (
         ("rules", "Annotated[list[tuple[_Name, Format]], Meta(min_length=1)]"),

@@ -80,8 +80,7 @@ class ToolStyle:
 _XML = ("<function={name}>\n",)
 _DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
 _NAMES = (
-    '{"name": "{name}", "parameters": ',
-    '{"name":"{name}","parameters":',
+    '{"name": "{name}", "parameters": ', '{"name":"{name}","parameters":',
     '{"type": "function", "name": "{name}", "parameters": ',
 )
 _STYLES: Mapping[str, ToolStyle] = {
@@ -95,17 +94,11 @@ _STYLES: Mapping[str, ToolStyle] = {
     "mistral_v13": ToolStyle(("[TOOL_CALLS]",), ("{name}[ARGS]",), "", separator="[TOOL_CALLS]"),
     # DeepSeek R1 and V3, V3.1, then V3.2
     "deepseek_v3": ToolStyle(
-        (_DEEPSEEK[0],),
-        (f"{_DEEPSEEK[1]}function<｜tool▁sep｜>{{name}}\n```json\n",),
-        f"\n```{_DEEPSEEK[2]}",
-        separator="\n",
-        end=_DEEPSEEK[3],
+        (_DEEPSEEK[0],), (f"{_DEEPSEEK[1]}function<｜tool▁sep｜>{{name}}\n```json\n",), f"\n```{_DEEPSEEK[2]}",
+        separator="\n", end=_DEEPSEEK[3],
     ),
     "deepseek_v31": ToolStyle(
-        (_DEEPSEEK[0],),
-        (f"{_DEEPSEEK[1]}{{name}}<｜tool▁sep｜>",),
-        _DEEPSEEK[2],
-        separator="",
+        (_DEEPSEEK[0],), (f"{_DEEPSEEK[1]}{{name}}<｜tool▁sep｜>",), _DEEPSEEK[2], separator="",
         end=_DEEPSEEK[3],
     ),
     "deepseek_v32": ToolStyle(
@@ -127,22 +120,13 @@ _STYLES: Mapping[str, ToolStyle] = {
     ),
     # Qwen 3 Coder, Qwen 3.5, Nemotron 3
     "qwen3_coder": ToolStyle(
-        ("<tool_call>\n",),
-        _XML,
-        "</function>\n",
-        end="</tool_call>",
-        parameter="<parameter={key}>\n{value}\n</parameter>\n",
-        is_repeated=True,
+        ("<tool_call>\n",), _XML, "</function>\n", end="</tool_call>",
+        parameter="<parameter={key}>\n{value}\n</parameter>\n", is_repeated=True,
     ),
     # Seed-OSS
     "seed_oss": ToolStyle(
-        ("<seed:tool_call>\n",),
-        _XML,
-        "</function>\n",
-        end="</seed:tool_call>",
-        parameter="<parameter={key}>{value}</parameter>\n",
-        dialect="python",
-        is_repeated=True,
+        ("<seed:tool_call>\n",), _XML, "</function>\n", end="</seed:tool_call>",
+        parameter="<parameter={key}>{value}</parameter>\n", dialect="python", is_repeated=True,
     ),
     # GLM 4.5 and 4.6, then 4.7
     "glm45": ToolStyle(
@@ -164,44 +148,21 @@ _STYLES: Mapping[str, ToolStyle] = {
     # MiniMax M1, then M2
     "minimax": ToolStyle(("<tool_calls>\n",), tail="}\n", separator="", end="</tool_calls>"),
     "minimax_m2": ToolStyle(
-        ("<minimax:tool_call>\n",),
-        ('<invoke name="{name}">\n',),
-        "</invoke>\n",
-        separator="",
-        end="</minimax:tool_call>",
-        parameter='<parameter name="{key}">{value}</parameter>\n',
+        ("<minimax:tool_call>\n",), ('<invoke name="{name}">\n',), "</invoke>\n", separator="",
+        end="</minimax:tool_call>", parameter='<parameter name="{key}">{value}</parameter>\n',
     ),
     # Llama 3.2 and 4, ToolACE; LFM2; OLMo 3
     "pythonic": ToolStyle(
-        ("[",),
-        ("{name}(",),
-        ")",
-        separator=", ",
-        end="]",
-        parameter="{key}={value}",
-        parameter_separator=", ",
-        dialect="python",
-        is_whole=True,
+        ("[",), ("{name}(",), ")", separator=", ", end="]", parameter="{key}={value}",
+        parameter_separator=", ", dialect="python", is_whole=True,
     ),
     "lfm2": ToolStyle(
-        ("<|tool_call_start|>[",),
-        ("{name}(",),
-        ")",
-        separator=", ",
-        end="]<|tool_call_end|>",
-        parameter="{key}={value}",
-        parameter_separator=", ",
-        dialect="python",
+        ("<|tool_call_start|>[",), ("{name}(",), ")", separator=", ", end="]<|tool_call_end|>",
+        parameter="{key}={value}", parameter_separator=", ", dialect="python",
     ),
     "olmo3": ToolStyle(
-        ("<function_calls>\n",),
-        ("{name}(",),
-        ")",
-        separator="\n",
-        end="\n</function_calls>",
-        parameter="{key}={value}",
-        parameter_separator=", ",
-        dialect="python",
+        ("<function_calls>\n",), ("{name}(",), ")", separator="\n", end="\n</function_calls>",
+        parameter="{key}={value}", parameter_separator=", ", dialect="python",
     ),
     # Granite 3; Phi 4 mini, as its card and as vLLM have it
     "granite": ToolStyle(("<|tool_call|>[", "<|tool_call|> ["), separator=", ", end="]"),
@@ -209,26 +170,13 @@ _STYLES: Mapping[str, ToolStyle] = {
     "phi4_mini_json": ToolStyle(("functools[",), separator=", ", end="]"),
     # Gemma's function calling, then Gemma 4
     "functiongemma": ToolStyle(
-        ("<start_function_call>",),
-        ("call:{name}{",),
-        "}",
-        end="<end_function_call>",
-        parameter="{key}:{value}",
-        parameter_separator=",",
-        dialect="gemma",
-        quote="<escape>",
+        ("<start_function_call>",), ("call:{name}{",), "}", end="<end_function_call>",
+        parameter="{key}:{value}", parameter_separator=",", dialect="gemma", quote="<escape>",
         is_repeated=True,
     ),
     "gemma4": ToolStyle(
-        ("<|tool_call>",),
-        ("call:{name}{",),
-        "}",
-        end="<tool_call|>",
-        parameter="{key}:{value}",
-        parameter_separator=",",
-        dialect="gemma",
-        quote='<|"|>',
-        is_repeated=True,
+        ("<|tool_call>",), ("call:{name}{",), "}", end="<tool_call|>", parameter="{key}:{value}",
+        parameter_separator=",", dialect="gemma", quote='<|"|>', is_repeated=True,
     ),
     # gpt-oss: harmony
     "openai": ToolStyle(
@@ -247,15 +195,9 @@ _STYLES: Mapping[str, ToolStyle] = {
 # Aliases of these parsers in vLLM and SGLang.
 _ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("qwen", "qwen25", "granite4"), "hermes"),
-    **dict.fromkeys(("llama3", "llama4_json"), "llama3_json"),
-    "deepseekv3": "deepseek_v3",
-    "deepseekv31": "deepseek_v31",
-    "deepseekv32": "deepseek_v32",
-    "qwen3_xml": "qwen3_coder",
-    "glm": "glm45",
-    "minimax-m2": "minimax_m2",
-    "llama4_pythonic": "pythonic",
-    "gpt-oss": "openai",
+    **dict.fromkeys(("llama3", "llama4_json"), "llama3_json"), "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31", "deepseekv32": "deepseek_v32", "qwen3_xml": "qwen3_coder", "glm": "glm45",
+    "minimax-m2": "minimax_m2", "llama4_pythonic": "pythonic", "gpt-oss": "openai",
 }
 TOOL_STYLES = {**_STYLES, **{alias: _STYLES[name] for alias, name in _ALIASES.items()}}
 MESSAGES, ANSWER = ("analysis", "commentary"), "final"  # channels

@@ -79,9 +79,7 @@ def describe_document(root: Any, definitions: Any = None, declaration: str = "no
         declaration: whether the text begins with `<?xml version="1.0" encoding="UTF-8"?>`.
     """
     written = {
-        "root": root,
-        "definitions": {} if definitions is None else definitions,
-        "declaration": declaration,
+        "root": root, "definitions": {} if definitions is None else definitions, "declaration": declaration,
     }
     document = read_description(written, Document, "XML document")
     known = document["definitions"]

@@ -44,9 +44,7 @@ def make_demand(rng: Random) -> dict[str, Any]:
     """Return what a condition may demand of an object."""
     name = rng.choice(NAMES)
     demands = [
-        {"required": [name]},
-        {"properties": {name: rng.choice(SCALARS)}},
-        {"not": {"required": [name]}},
+        {"required": [name]}, {"properties": {name: rng.choice(SCALARS)}}, {"not": {"required": [name]}},
     ]
     return rng.choice(demands)
 

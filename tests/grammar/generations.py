@@ -69,9 +69,7 @@ def count_generations(
         samplings = [SAMPLINGS[min(number // len(specs), 1)] for _, _, number in batch]
         params = [
             SamplingParams(
-                max_tokens=max_tokens,
-                temperature=0.0 if sampling == "greedy" else 1.0,
-                seed=number,
+                max_tokens=max_tokens, temperature=0.0 if sampling == "greedy" else 1.0, seed=number,
                 grammar=spec,
             )
             for sampling, (_, spec, number) in zip(samplings, batch, strict=True)

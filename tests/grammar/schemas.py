@@ -29,10 +29,7 @@ def optional(**keywords: st.SearchStrategy) -> st.SearchStrategy:
 
 STRINGS = optional(minLength=COUNTS, maxLength=st.integers(2, 6), pattern=PATTERNS, format=FORMATS)
 NUMBERS = optional(
-    minimum=BOUNDS,
-    maximum=BOUNDS,
-    exclusiveMinimum=BOUNDS | st.booleans(),
-    exclusiveMaximum=BOUNDS,
+    minimum=BOUNDS, maximum=BOUNDS, exclusiveMinimum=BOUNDS | st.booleans(), exclusiveMaximum=BOUNDS,
     multipleOf=st.sampled_from([1, 2, 0.5, 3]),
 )
 
@@ -53,13 +50,8 @@ def objects(inner: st.SearchStrategy) -> st.SearchStrategy:
 def arrays(inner: st.SearchStrategy) -> st.SearchStrategy:
     return optional(
         items=inner | st.booleans() | st.lists(inner, max_size=2),
-        prefixItems=st.lists(inner, min_size=1, max_size=2),
-        additionalItems=inner | st.booleans(),
-        minItems=COUNTS,
-        maxItems=COUNTS,
-        uniqueItems=st.booleans(),
-        contains=inner,
-        minContains=COUNTS,
+        prefixItems=st.lists(inner, min_size=1, max_size=2), additionalItems=inner | st.booleans(),
+        minItems=COUNTS, maxItems=COUNTS, uniqueItems=st.booleans(), contains=inner, minContains=COUNTS,
         unevaluatedItems=st.booleans(),
     )
 

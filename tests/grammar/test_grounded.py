@@ -39,9 +39,7 @@ def is_quotation(part, source, least=0, most=10**6):
 def is_border(source, place):
     if place in (0, len(source)):
         return True
-    return not all(
-        re.fullmatch("[\\w\u0301]", c) and c not in "日本語" for c in source[place - 1 : place + 1]
-    )
+    return not all(re.fullmatch("[\\w\u0301]", c) and c not in "日本語" for c in source[place - 1 : place + 1])
 
 
 def spell(part):

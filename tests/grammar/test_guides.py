@@ -112,11 +112,8 @@ def feed(compiler, schema, text):
 @pytest.mark.parametrize(
     ("pattern", "text", "num_accepted"),
     [
-        (PASSWORD, "! no password", 0),
-        (PASSWORD, "Abcdefgh", 7),
-        (r"\bfo{2}\b|-", "foo", 3),
-        (r"^(['a])b{2}\1$", "abba", 4),
-        (r"^(?:(?=a)a|b)$", "c", 0),
+        (PASSWORD, "! no password", 0), (PASSWORD, "Abcdefgh", 7), (r"\bfo{2}\b|-", "foo", 3),
+        (r"^(['a])b{2}\1$", "abba", 4), (r"^(?:(?=a)a|b)$", "c", 0),
         (r"^\(?(?!\))[(?=!]{2}(?<=\?)$", "(??", 3),
     ],
 )
@@ -189,9 +186,7 @@ def test_a_format_that_names_must_not_have_excludes_only_such_names(byte_compile
 INTEGER, NULL = {"type": "integer"}, {"type": "null"}
 AGES = [{"type": ["integer", "null"]}, {"anyOf": [{"$ref": "#/$defs/age"}, NULL]}, INTEGER]
 CONDITIONS = [
-    {"exclusiveMaximum": 18},
-    {"minimum": 18, "maximum": 30},
-    {"type": ["number", "null"], "maximum": 18},
+    {"exclusiveMaximum": 18}, {"minimum": 18, "maximum": 30}, {"type": ["number", "null"], "maximum": 18},
     {"not": {"type": "number", "minimum": 18}},
 ]
 

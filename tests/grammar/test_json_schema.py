@@ -70,9 +70,7 @@ def test_whitespace_modes_separate_as_they_say(byte_compiler):
     compact = json.dumps(PERSON_VALUE, ensure_ascii=False, separators=(",", ":"))
     indented = json.dumps(PERSON_VALUE, ensure_ascii=False, indent=2)
     for whitespace, expected in (
-        ("spaced", [True, False, False]),
-        ("compact", [False, True, False]),
-        ("any", [True, True, True]),
+        ("spaced", [True, False, False]), ("compact", [False, True, False]), ("any", [True, True, True]),
     ):
         found = [
             is_accepted(byte_compiler, PERSON, text, whitespace=whitespace)
@@ -114,25 +112,11 @@ def test_formats_are_enforced_and_checked(byte_compiler, name, good, bad):
 
 PATTERNS = [
     *(
-        '^[^"]*$',
-        r"^[^\\]+$",
-        r'^[^"\n]$',
-        r'^(?:[^"\\]|x)*$',
-        r'^(\s|[^"\s])$',
-        r"^[^\W]$",
-        r"^[^\p{L}']+$",
-        r"^\S+$",
+        '^[^"]*$', r"^[^\\]+$", r'^[^"\n]$', r'^(?:[^"\\]|x)*$', r'^(\s|[^"\s])$', r"^[^\W]$",
+        r"^[^\p{L}']+$", r"^\S+$",
     ),
     *(
-        r"^\s$",
-        r"^\S$",
-        r"^[\s]$",
-        r"^[^\s]$",
-        r"^[\S ]$",
-        r"^[^\S\t]$",
-        r"^[\s-]$",
-        r"^[^-\Sx]$",
-        r"^\\s$",
+        r"^\s$", r"^\S$", r"^[\s]$", r"^[^\s]$", r"^[\S ]$", r"^[^\S\t]$", r"^[\s-]$", r"^[^-\Sx]$", r"^\\s$",
         r"^[]\S]$",
     ),
 ]
@@ -325,9 +309,7 @@ def test_a_draft_named_inside_does_not_undo_the_rewriting(byte_compiler, draft):
     pair = {"type": "array", "items": [{"type": "integer"}], "additionalItems": False, "minItems": 1}
     inner = {"$schema": draft, "type": "object", "properties": {"p": pair}, "required": ["p"]}
     schema = {
-        "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/a"}},
-        "required": ["a"],
+        "type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"],
         "$defs": {"a": inner},
     }
     with pytest.raises(InvalidGrammar, match="malformed"):
@@ -344,9 +326,7 @@ AROUND_BEYOND = [
     lambda part: {"type": "array", "contains": part, "maxItems": 3},
     lambda part: {"type": "array", "items": {"type": "integer", **part}, "uniqueItems": True},
     lambda part: {
-        "properties": {"a": {"type": ["integer", "null"]}},
-        "if": {"properties": {"a": part}},
-        "then": False,
+        "properties": {"a": {"type": ["integer", "null"]}}, "if": {"properties": {"a": part}}, "then": False,
     },
     lambda part: {"properties": {"a": {}, "b": {}}, "dependentSchemas": {"b": {"properties": {"a": part}}}},
     lambda part: {"patternProperties": {"^a(?=b)": part}, "additionalProperties": False},

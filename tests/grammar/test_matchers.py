@@ -20,10 +20,7 @@ from tests.grammar.vocabularies import (
 
 OBJECT = {**CLOSED, "properties": {"é": {"type": "string"}}, "required": ["é"]}
 TAG = {
-    "type": "tag",
-    "begin": "<t>",
-    "content": {"type": "json_schema", "json_schema": OBJECT},
-    "end": "</t>",
+    "type": "tag", "begin": "<t>", "content": {"type": "json_schema", "json_schema": OBJECT}, "end": "</t>",
 }
 UNIQUE = TAG | {"content": {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}}
 CASES = {
@@ -145,8 +142,7 @@ def test_a_bitmask_of_another_shape_is_refused(case):
     vocabulary, compiled, _ = case
     matcher = compiled.matcher()
     for bad in (
-        np.zeros((1, vocabulary.num_words + 1), np.int32),
-        np.zeros((1, vocabulary.num_words), np.int64),
+        np.zeros((1, vocabulary.num_words + 1), np.int32), np.zeros((1, vocabulary.num_words), np.int64),
         np.zeros((2, 2 * vocabulary.num_words), np.int32)[:, ::2],
     ):
         with pytest.raises(ValueError, match="bitmask"):

@@ -244,9 +244,7 @@ def test_a_name_is_not_written_again_with_an_escape(byte_compiler, schema, text,
 
 
 @pytest.mark.parametrize("order", ["schema", "any"])
-@pytest.mark.parametrize(
-    "name", ["b", "", "é", "aa", "A", 'q"q', "b\\u0061", "\n\t\r\b\f", "a\n", "日本", "/"]
-)
+@pytest.mark.parametrize("name", ["b", "", "é", "aa", "A", 'q"q', "b\\u0061", "\n\t\r\b\f", "a\n", "日本", "/"])
 def test_other_names_are_written_with_their_short_escapes(byte_compiler, name, order):
     text = json.dumps({"a": 1, name: {"b": "\n"}}, ensure_ascii=False)
     check_texts(byte_compiler, GrammarSpec.json_schema(OPEN, property_order=order), [text])
@@ -261,9 +259,7 @@ def test_control_characters_are_written_where_no_name_is_open(byte_compiler):
 @pytest.mark.parametrize(
     ("keyword", "value"),
     [
-        ("const", "x\x1b"),
-        ("enum", ["a", {"b": ["\x7f"]}]),
-        ("pattern", r"^\x1b\["),
+        ("const", "x\x1b"), ("enum", ["a", {"b": ["\x7f"]}]), ("pattern", r"^\x1b\["),
         ("pattern", "^[\\u0000-\\u0007]$"),
     ],
 )
@@ -279,9 +275,7 @@ def test_a_pattern_that_can_do_without_control_characters_is_kept(byte_compiler,
 
 
 MEMBERS = {
-    "properties": {"b": {}},
-    "patternProperties": {"^a": {"type": "integer"}},
-    "additionalProperties": False,
+    "properties": {"b": {}}, "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False,
 }
 BRANCHING = [
     {"allOf": [{"properties": {"ab": {}}}]},

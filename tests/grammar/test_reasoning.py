@@ -12,17 +12,7 @@ OPEN, CLOSE = "<think>", "</think>"
 # Two end tokens, the marks as special tokens, and tokens that cross the marks.
 EOS, OPEN_ID, CLOSE_ID = 256, 257, 258
 CROSSING = [
-    "</",
-    "think",
-    ">\n",
-    ">\n\n",
-    ">{",
-    "x</think>",
-    "</think>\n\n",
-    "</think>{",
-    "\n\n",
-    "<t",
-    "hink>",
+    "</", "think", ">\n", ">\n\n", ">{", "x</think>", "</think>\n\n", "</think>{", "\n\n", "<t", "hink>",
     "{}",
 ]
 VOCABULARY = Vocabulary(
@@ -59,13 +49,9 @@ def test_the_grammar_begins_after_the_reasoning(compiler, kind, is_open):
     gate = Reasoning(None if is_open else OPEN, CLOSE, allows_breaks=True)
     start = "" if is_open else OPEN
     for text, is_right in [
-        (f"{start}so < it {{ is</thi {CLOSE}{right}", True),
-        (f"{start}{CLOSE}\n\n{right}", True),
-        (f"{start}{CLOSE}\n{right}", True),
-        (f"{start}{CLOSE}\n\n\n{right}", False),
-        (f"{start}so{CLOSE}{wrong}", False),
-        (f"{start}so {right}", False),
-        (right, not is_open),
+        (f"{start}so < it {{ is</thi {CLOSE}{right}", True), (f"{start}{CLOSE}\n\n{right}", True),
+        (f"{start}{CLOSE}\n{right}", True), (f"{start}{CLOSE}\n\n\n{right}", False),
+        (f"{start}so{CLOSE}{wrong}", False), (f"{start}so {right}", False), (right, not is_open),
     ]:
         assert accepts(make_matcher(compiler, kind, gate), VOCABULARY, text) == is_right, text
 

@@ -130,8 +130,7 @@ def test_references_that_lead_only_to_each_other_are_refused_where_they_stand(by
 @pytest.mark.parametrize(
     "first",
     [
-        {"allOf": [A, {"type": "null"}]},
-        {"type": "null", "anyOf": [A]},
+        {"allOf": [A, {"type": "null"}]}, {"type": "null", "anyOf": [A]},
         {"anyOf": [{"allOf": [A]}, {"type": "null"}]},
     ],
 )

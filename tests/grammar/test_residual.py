@@ -247,12 +247,8 @@ def test_parts_of_a_schema_with_an_identifier_are_checked(byte_compiler, schema,
 
 
 ITEMS = [
-    {"enum": [1, 2, 3]},
-    {"enum": [10, 20, 105]},
-    {"enum": ["red", "blue", "re"]},
-    {"enum": [None, True, 1, "a"]},
-    {"type": "integer", "minimum": 0, "maximum": 12},
-    {"type": "boolean"},
+    {"enum": [1, 2, 3]}, {"enum": [10, 20, 105]}, {"enum": ["red", "blue", "re"]},
+    {"enum": [None, True, 1, "a"]}, {"type": "integer", "minimum": 0, "maximum": 12}, {"type": "boolean"},
 ]
 PARTS = [
     {"anyOf": [{"const": 1}, {"const": 12}, {"const": "red"}]},

@@ -346,9 +346,7 @@ def test_hostile_tags_are_refused_within_limits(compiler):
 def test_values_that_take_too_long_together_are_refused():
     limits = GrammarLimits(max_tags_s=0.0)
     with pytest.raises(InvalidGrammar, match="more than 0 s to compile"):
-        compile_format(
-            GrammarCompiler(VOCABULARY, limits), sequence(NUMBER, const("!"), NUMBER)
-        )
+        compile_format(GrammarCompiler(VOCABULARY, limits), sequence(NUMBER, const("!"), NUMBER))
 
 
 def test_a_text_that_can_be_read_in_many_ways_is_followed(compiler):
@@ -386,10 +384,7 @@ def test_tokens_that_begin_and_complete_a_checked_value_are_checked_too():
     tag = T | {"content": {"type": "json_schema", "json_schema": schema}}
     compiled = compile_format(GrammarCompiler(vocabulary), {"type": "plus", "content": tag})
     for text, wrong, right in [
-        (b"", 257, 258),
-        (b"<t", 259, None),
-        (b"<t>", 257, 260),
-        (b"<t>[1,", 261, None),
+        (b"", 257, 258), (b"<t", 259, None), (b"<t>", 257, 260), (b"<t>[1,", 261, None),
     ]:
         matcher = compiled.matcher()
         assert all(map(matcher.accept_token, text))

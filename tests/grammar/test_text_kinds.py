@@ -16,12 +16,9 @@ HEADER = ",".join(COLUMNS)
 @pytest.mark.parametrize(
     ("text", "sign"),
     [
-        ('%llguidance {}\nstart: "a"', "%llguidance"),
-        ("start: <[256]>", "<"),
-        ("start: @other", "@"),
+        ('%llguidance {}\nstart: "a"', "%llguidance"), ("start: <[256]>", "<"), ("start: @other", "@"),
         ("start: gen\ngen[max_tokens=2]: /[a-z]+/", "max_tokens"),
-        ('start: gen\n?gen [ stop="x"]: /.*/', "stop"),
-        ("start: GEN\nGEN.2[lazy]: /a+/", "lazy"),
+        ('start: gen\n?gen [ stop="x"]: /.*/', "stop"), ("start: GEN\nGEN.2[lazy]: /a+/", "lazy"),
         ("start[capture]: /a+/", "capture"),
     ],
 )
@@ -48,10 +45,8 @@ def test_schemas_in_lark_are_enforced_or_refused(byte_compiler):
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ('start: NAME " ::= " NAME\nNAME: /[a-z]+/', "lark"),
-        ("// a ::= b\nstart: /::=/", "lark"),
-        ('root ::= "start: x"', "ebnf"),
-        ('# start: a\nroot ::= [/"] "::="', "ebnf"),
+        ('start: NAME " ::= " NAME\nNAME: /[a-z]+/', "lark"), ("// a ::= b\nstart: /::=/", "lark"),
+        ('root ::= "start: x"', "ebnf"), ('# start: a\nroot ::= [/"] "::="', "ebnf"),
     ],
 )
 def test_a_grammar_is_ebnf_where_a_rule_says_so(byte_compiler, text, kind):
@@ -84,9 +79,7 @@ def test_malformed_lark_is_invalid(byte_compiler, text):
 @pytest.mark.parametrize("has_header", [True, False])
 def test_csv_fields_keep_to_their_types(byte_compiler, has_header):
     good = [
-        'Zoë,1,-2.5,true,2024-02-29,"a,b"',
-        '"a ""b"", c",0,0,false,2023-12-31,c',
-        ",1,1,true,2024-01-01,c",
+        'Zoë,1,-2.5,true,2024-02-29,"a,b"', '"a ""b"", c",0,0,false,2023-12-31,c', ",1,1,true,2024-01-01,c",
     ]
     bad = [
         *("a,1.5,1,true,2024-01-01,c", "a,1,1,yes,2024-01-01,c", "a,1,1,true,2023-02-29,c"),
@@ -117,11 +110,8 @@ def test_random_csv_reads_back_with_as_many_fields(merged_compiler, seed):
 @pytest.mark.parametrize(
     "options",
     [
-        {"columns": {}},
-        {"columns": {"a": "text"}},
-        {"columns": {"a": []}},
-        {"columns": {"a": "string"}, "delimiter": "ab"},
-        {"columns": {"a,b": "string"}, "is_quoting": False},
+        {"columns": {}}, {"columns": {"a": "text"}}, {"columns": {"a": []}},
+        {"columns": {"a": "string"}, "delimiter": "ab"}, {"columns": {"a,b": "string"}, "is_quoting": False},
         {"columns": {"a\nb": "string"}},
     ],
 )

@@ -14,9 +14,7 @@ from tests.grammar.vocabularies import SETTINGS, accepts, walk
 ORDER = {
     "name": "order",
     "attributes": {
-        "id": {"type": "integer", "required": True},
-        "état": {"enum": ["open", 'a"b<&']},
-        "note": "string",
+        "id": {"type": "integer", "required": True}, "état": {"enum": ["open", 'a"b<&']}, "note": "string",
     },
     "children": [
         {"name": "customer", "text": {"type": "string", "min_length": 1, "max_length": 5}},
