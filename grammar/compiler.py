@@ -2,7 +2,7 @@
 
 json_schema, json_object -> llguidance, with residual checks for what it does not enforce (json_route.py)
 choice -> outlines_core where its automaton is small, else llguidance
-regex, lark, csv, xml -> llguidance; for a regex outlines_core if it is asked for
+regex, lark, csv, xml -> llguidance
 ebnf -> llguidance; xgrammar if it is asked for
 structural_tag -> llguidance, as one grammar (tags/compile.py)
 """
@@ -39,8 +39,8 @@ from .vocabulary import Vocabulary
 REFUSED_S = 30.0
 MAX_NUM_REFUSALS = 64
 MAX_NUM_GATES = 16
-# Kinds of grammar that these engines accept; the others accept all kinds.
-TAKEN_KINDS = {"outlines_core": ("choice", "regex"), "xgrammar": ("ebnf",)}
+# The kind of grammar that these engines accept; the others accept all kinds.
+TAKEN_KINDS = {"outlines_core": "choice", "xgrammar": "ebnf"}
 
 
 class GrammarCompiler:
@@ -126,14 +126,13 @@ class GrammarCompiler:
         if spec.kind == "tool_calls":
             tags = self._tags
             return compile_tool_calls(spec, self._llguidance, self._compile_leaf, tags.checked, tags.max_seconds)
-        if spec.backend in TAKEN_KINDS and spec.kind not in TAKEN_KINDS[spec.backend]:
-            kinds = " and ".join(TAKEN_KINDS[spec.backend])
-            raise UnsupportedGrammar("", spec.kind, f"{spec.backend} takes only {kinds}")
+        if spec.backend in TAKEN_KINDS and spec.kind != TAKEN_KINDS[spec.backend]:
+            raise UnsupportedGrammar("", spec.kind, f"{spec.backend} takes only {TAKEN_KINDS[spec.backend]}")
         if spec.kind in ("json_schema", "json_object"):
             return compile_json_schema(spec, self._llguidance, lambda: self._closing)
         if spec.backend == "xgrammar":
             return compile_with(self._xgrammar, spec)
-        if spec.backend == "outlines_core" or (spec.backend is None and spec.kind == "choice"):
+        if spec.kind == "choice" and spec.backend != "llguidance":
             try:
                 return compile_with(self._outlines, spec)
             except UnsupportedGrammar:

@@ -221,8 +221,8 @@ def _structured_outputs(asked: StructuredOutputs | None, prefix: str = "structur
         return []
     name = prefix.rstrip(".") if prefix.endswith(".") else "guided_decoding_backend"
     backend = _backend(asked.backend, name)
-    is_json = asked.json_ is not None or asked.json_object
-    if asked.grammar is None and (backend == "xgrammar" or (backend == "outlines_core" and is_json)):
+    takes_none = asked.json_ is not None or asked.json_object or asked.regex is not None
+    if asked.grammar is None and (backend == "xgrammar" or (backend == "outlines_core" and takes_none)):
         # The name of an engine that does not take the kind is a hint.
         warn(f"the backend {backend} takes no constraint of this kind here; the default one enforces it")
         backend = None

@@ -1,4 +1,4 @@
-"""outlines-core: choices and short fixed patterns, as an automaton over the vocabulary whose masks are looked up.
+"""outlines-core: short choices, as an automaton over the vocabulary whose masks are looked up.
 
 outlines-core 0.2.14 loses, from an accepting state, every transition into a non-accepting one (`a(bc)?`
 cannot write `abc`). The cure: compile `(?:R)\\x03` with byte 0x03 as a token of its own. The only accepting
@@ -6,7 +6,6 @@ state then has no outgoing transition, nothing is lost, and EOS is allowed exact
 """
 
 import json
-import re
 
 import numpy as np
 from outlines_core import Guide, Index
@@ -20,15 +19,10 @@ from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 
 END = b"\x03"
-# One character of a fixed pattern: itself, an escape of a sign, or a class of ASCII; and how often it comes.
-_PIECE = re.compile(
-    r"""(?:[A-Za-z0-9 _,:;=<>@%"'/!~-]|\\[^\w\s]|\[(?:[A-Za-z0-9_]-[A-Za-z0-9_]|[A-Za-z0-9_ .,])+\])"""
-    r"(?:\{(\d{1,2})\})?"
-)
 
 
 class OutlinesBackend:
-    """Compiles choices and fixed patterns with outlines-core for one vocabulary."""
+    """Compiles choices with outlines-core for one vocabulary."""
 
     name = "outlines_core"
 
@@ -44,27 +38,17 @@ class OutlinesBackend:
         self._tokens = OutlinesVocabulary(vocabulary.size + 1, token_ids)
 
     def compile(self, spec: GrammarSpec) -> Program:
-        choices = json.loads(spec.text) if spec.kind == "choice" else []
-        num_states = len("".join(choices).encode()) or count_characters(spec.text)
-        max_states = self._max_index_work // max(self.vocabulary.size, 1)
-        if not num_states or num_states > max_states or "\x03" in "".join(choices):
-            reason = f"it takes choices and patterns of fixed length, up to {max_states} states"
-            raise UnsupportedGrammar("", spec.kind, reason)
-        pattern = choices_to_regex(choices) if choices else spec.text
+        choices = json.loads(spec.text)
+        num_states, max_states = len("".join(choices).encode()), self._max_index_work // max(self.vocabulary.size, 1)
+        if num_states > max_states or "\x03" in "".join(choices):
+            raise UnsupportedGrammar("", spec.kind, f"it takes choices of up to {max_states} states")
         try:
-            index = Index(f"(?:{pattern})\\x03", self._tokens)
+            index = Index(f"(?:{choices_to_regex(choices)})\\x03", self._tokens)
         except ValueError as error:
             raise UnsupportedGrammar("", spec.kind, f"outlines_core refuses it: {error}") from error
         # Estimate one mask per state for the transitions.
         size = 4 * num_states * self.vocabulary.num_words + 64 * 1024
         return Program(lambda: OutlinesMatcher(self, index, num_states), size)
-
-
-def count_characters(pattern: str) -> int:
-    """Return how long the texts of a fixed pattern are, 0 for other patterns."""
-    counts = [int(piece[1] or 1) for piece in _PIECE.finditer(pattern)]
-    is_fixed = sum(len(piece[0]) for piece in _PIECE.finditer(pattern)) == len(pattern)
-    return sum(counts) if is_fixed else 0
 
 
 class OutlinesMatcher(Matcher):

@@ -27,7 +27,6 @@ CASES = {
     "llguidance": (GrammarSpec.json_schema(OBJECT), '{"é": "日本 {"}'),
     "llguidance regex": (GrammarSpec.regex("a(bc)?|日本+", backend="llguidance"), "日本本"),
     "llguidance choice": (GrammarSpec.choice(["a", "abc", "日"], backend="llguidance"), "abc"),
-    "outlines_core": (GrammarSpec.regex(r"[0-9]{2}-[a-c]{2}", "outlines_core"), "12-ab"),
     "outlines_core choice": (GrammarSpec.choice(["a", "abc", "日"]), "abc"),
     "llguidance ebnf": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"'), "ab,日本,c"),
     "xgrammar": (

@@ -41,27 +41,6 @@ def test_engines_and_pythons_re_agree(byte_compiler, pattern):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "good", "bad"),
-    [
-        ("[0-9]{4}-[0-9]{2}", ["2024-07"], ["2024-7", "2024-071", ""]),
-        (r"a\.[b-d_]{3} x", ["a.bcd x", "a.___ x"], ["abbcd x", "a.bc x"]),
-    ],
-)
-def test_outlines_takes_fixed_patterns_where_it_is_asked_for(byte_compiler, pattern, good, bad):
-    for text in [*good, *bad]:
-        assert matches(byte_compiler, pattern, text, "outlines_core") == (text in good), text
-        assert matches(byte_compiler, pattern, text, None) == (text in good), text
-
-
-@pytest.mark.parametrize(
-    "pattern", ["a+", "^abc$", "(a|b)", r"\d", "[^a]", "a.b", "é", "[[:alpha:]]", "[a&&b]", "a{3,}"]
-)
-def test_outlines_takes_no_other_patterns(byte_compiler, pattern):
-    with pytest.raises(UnsupportedGrammar, match="patterns of fixed length"):
-        byte_compiler.compile(GrammarSpec.regex(pattern, "outlines_core"))
-
-
-@pytest.mark.parametrize(
     ("spec", "backend"),
     [
         (GrammarSpec.regex("[0-9]{4}"), "llguidance"),
