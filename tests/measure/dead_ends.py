@@ -1,6 +1,6 @@
 """Random walks over generated schemas with residual keywords: dead ends, and texts that are not valid.
 
-    python -m tests.grammar.dead_ends [--num 4000]
+    python -m tests.measure.dead_ends [--num 4000]
 
 The schemas and the walks are the same each time. Printed are the counts; the exit status is 1 for an invalid text.
 """

@@ -1,6 +1,6 @@
 """Generations of a model over many schemas: each has to end valid or by its length.
 
-    python -m tests.grammar.generations --schemas maskbench.jsonl [--num 1000] [--max-tokens 48] [--limit-s 600]
+    python -m tests.measure.generations --schemas maskbench.jsonl [--num 1000] [--max-tokens 48] [--limit-s 600]
 
 The schemas go round, greedy first, then at temperature 1 with ever new seeds. Each finished text is read by an
 independent validator. Counts, and the texts of what went wrong; the exit status is 1 if anything did.
