@@ -7,7 +7,6 @@ ebnf -> llguidance; xgrammar if it is asked for
 structural_tag -> llguidance, as one grammar (tags/compile.py)
 """
 
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -20,7 +19,7 @@ from .backend import MAX_GROWTH_BYTES, CompiledGrammar, Program
 from .bitmask import allocate_bitmask
 from .engines.lark import take_schemas
 from .engines.llguidance_backend import Complaint, LLGuidanceBackend, explain_refusal
-from .engines.llguidance_json import HEADER, join_grammars, take_parts
+from .engines.llguidance_json import join_lark
 from .engines.outlines_backend import OutlinesBackend
 from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, naming
@@ -162,17 +161,17 @@ class GrammarCompiler:
     def _compile_with_schemas(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile a Lark grammar with schemas in it, which llguidance has to enforce alone."""
         lark, schemas = take_schemas(spec.text)
-        parts = [json.dumps({"lark_grammar": HEADER + lark})]
+        grammars = []
         for number, schema in enumerate(schemas):
             with naming(f"%json {number}"):
                 leaf = GrammarSpec.json_schema(schema, spec.whitespace)
                 program = self._compile_leaf(leaf, f"j{number}", True).program
             if program.checks is not None:
                 raise UnsupportedGrammar("", "%json", f"schema {number} has keywords that only a check enforces")
-            parts.append(take_parts(program.grammar))
+            grammars.append(program.grammar)
         entry = PlanEntry("", spec.kind, self._llguidance.name)
         try:
-            program = self._llguidance.compile_text(join_grammars(parts), is_slow=True)
+            program = self._llguidance.compile_text(join_lark(lark, grammars), is_slow=True)
         except Complaint as complaint:
             raise explain_refusal(spec, str(complaint)) from complaint
         return CompiledGrammar(self._llguidance.name, lambda: (entry,), program)

@@ -1,7 +1,7 @@
 """JSON schemas in llguidance's own format: a Lark grammar, and the schemas it calls with the options for each."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -68,6 +68,11 @@ def make_options(whitespace: str, has_open_names: bool) -> str:
 def join_grammars(parts: Sequence[str]) -> str:
     """Return one text of several grammars, of which the first is the start."""
     return f"{_BEGIN}{', '.join(parts)}{_END}"
+
+
+def join_lark(lark: str, grammars: Iterable[str]) -> str:
+    """Return the text of a Lark grammar, and of the grammars that it calls."""
+    return join_grammars([json.dumps({"lark_grammar": HEADER + lark}), *map(take_parts, grammars)])
 
 
 def take_parts(grammar: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..backend import CompiledGrammar
 from ..engines.llguidance_backend import Complaint, LLGuidanceBackend
-from ..engines.llguidance_json import HEADER, is_flexible, join_grammars, take_parts
+from ..engines.llguidance_json import is_flexible, join_lark
 from ..errors import InvalidGrammar, UnsupportedGrammar, naming
 from ..plan import PlanEntry
 from ..spec import GrammarSpec
@@ -166,7 +166,7 @@ class TagText:
             UnsupportedGrammar: the text does not determine where a part begins or ends.
         """
         values: dict[str, Value] = {}
-        parts: list[str] = []
+        grammars: list[str] = []
         rules: list[str] = []
         for pointer, index in self._index.items():
             part = self._parts[pointer]
@@ -177,10 +177,9 @@ class TagText:
             else:
                 program = self._compiled[pointer].program
                 values[pointer] = self._describe(index, part, program.checks is not None, marker)
-                parts.append(take_parts(program.grammar))
+                grammars.append(program.grammar)
         by_node = {index: values[pointer] for index, pointer in self._values.items()}
-        lark = "\n".join([HEADER + self._write_rules(backend, by_node), *rules])
-        return join_grammars([json.dumps({"lark_grammar": lark}), *parts])
+        return join_lark("\n".join([self._write_rules(backend, by_node), *rules]), grammars)
 
     def _describe(self, index: int, part: Json, is_checked: bool, marker: int | None) -> Value:
         types = find_types(part["json_schema"])

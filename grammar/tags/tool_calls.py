@@ -16,7 +16,7 @@ from llguidance import regex_to_lark
 
 from ..backend import CompiledGrammar
 from ..engines.llguidance_backend import Complaint, LLGuidanceBackend
-from ..engines.llguidance_json import HEADER, join_grammars, take_parts
+from ..engines.llguidance_json import join_lark
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..regex.text import escape
 from ..spec import GrammarSpec, dump_json
@@ -142,8 +142,8 @@ class ToolWriter:
             start = self._write_whole(described["answer"])
         else:
             start = self._write_among_text()
-        parts = [take_parts(leaf.compiled.program.grammar) for leaf in self.arguments.leaves.values()]
-        return join_grammars([json.dumps({"lark_grammar": HEADER + self._text.write(start)}), *parts])
+        grammars = (leaf.compiled.program.grammar for leaf in self.arguments.leaves.values())
+        return join_lark(self._text.write(start), grammars)
 
     def _write_sections(self, max_calls: int | None) -> str:
         """Return the expression of one section of calls, or of several in a row."""
