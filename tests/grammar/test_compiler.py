@@ -1,6 +1,5 @@
 """Specs and vocabularies validate and explain; the compiler caches, shares and limits."""
 
-import dataclasses
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ import pytest
 
 from grammar import (
     GrammarCompiler,
-    GrammarError,
     GrammarLimits,
     GrammarSpec,
     InvalidGrammar,
@@ -20,7 +18,7 @@ from grammar import (
 )
 from grammar import compiler as compiler_module
 from grammar.engines.llguidance_engines import LONG_GRAMMAR
-from tests.grammar.vocabularies import allowed_tokens, make_byte_vocabulary
+from tests.grammar.vocabularies import make_byte_vocabulary
 
 
 def make_compiler(**limits):
@@ -129,24 +127,6 @@ def test_a_spec_that_is_being_compiled_has_a_future_and_no_other(monkeypatch):
     assert compiler.find_pending(spec) is None
 
 
-def test_many_threads_may_compile_different_specs():
-    compiler, errors = make_compiler(), []
-
-    def compile_some(seed):
-        for number in range(20):
-            spec = GrammarSpec.json_schema({"const": f"{seed % 2} {number}"})
-            matcher = compiler.compile(spec).matcher()
-            if allowed_tokens(matcher, compiler.vocabulary) != [ord('"')]:
-                errors.append((seed, number))
-
-    threads = [threading.Thread(target=compile_some, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not errors
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -181,23 +161,6 @@ def test_a_pattern_no_engine_takes_is_unsupported(byte_compiler, pattern):
     with pytest.raises(UnsupportedGrammar) as refusal:
         byte_compiler.compile(GrammarSpec.regex(pattern))
     assert refusal.value.keyword == "regex"
-
-
-def test_a_matcher_that_hits_a_limit_allows_nothing_and_says_why():
-    compiler = make_compiler(step_lexer_fuel=60)
-    pattern = "|".join(f"[a-z]{{{number}}}{number}" for number in range(1, 40))
-    try:
-        matcher = compiler.compile(GrammarSpec.regex(pattern, backend="llguidance")).matcher()
-    except InvalidGrammar as error:
-        assert "limit" in str(error)
-        return
-    for byte in b"abcdefghijklmnop":
-        if matcher.error is not None:
-            break
-        allowed_tokens(matcher, compiler.vocabulary)
-        matcher.accept_token(byte)
-    assert matcher.error
-    assert allowed_tokens(matcher, compiler.vocabulary) == []
 
 
 ITSELF = {}
@@ -264,27 +227,12 @@ def test_what_a_spec_or_a_vocabulary_cannot_be_made_of_is_named(make, value, opt
         make(value, **options)
 
 
-def test_errors_are_value_errors_and_unsupported_ones_carry_their_place():
-    error = UnsupportedGrammar("/items", "not", "no")
-    assert isinstance(error, GrammarError) and isinstance(error, ValueError)
-    assert str(error) == "'not' at /items is not supported: no"
-    assert (error.pointer, error.keyword, error.reason) == ("/items", "not", "no")
-
-
 def test_the_tokens_of_a_vocabulary_give_its_size_and_hash_and_those_that_end_have_no_bytes():
     padded = Vocabulary([b"a"] * 33 + [b""], [33])
     assert (padded.size, padded.num_words) == (34, 2)
     assert Vocabulary([b"a", b"</s>"], [1]).token_bytes == (b"a", b"")
     assert Vocabulary([b"ab", b"c", b""], [2]) == Vocabulary((b"ab", b"c", b"x"), (2, 2))
     assert Vocabulary([b"ab", b"c", b""], [2]).hash != Vocabulary([b"a", b"bc", b""], [2]).hash
-
-
-def test_a_vocabulary_cannot_be_changed():
-    vocabulary = Vocabulary([b"a", b""], [1])
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        vocabulary.eos_token_ids = (0,)
-    with pytest.raises(ValueError, match="read-only"):
-        vocabulary.eos_mask[0] = 0
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 100])

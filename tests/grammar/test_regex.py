@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammar import GrammarSpec, InvalidGrammar, UnsupportedGrammar
-from tests.grammar.schemas import NAMES, OPEN_OBJECTS
+from grammar import GrammarSpec
 from tests.grammar.vocabularies import SETTINGS, accepts, allowed_tokens
 
 PATTERNS = [
@@ -55,9 +54,6 @@ def test_small_choices_go_to_outlines_and_all_else_to_llguidance(byte_compiler, 
 
 # The end marker of engines/outlines_backend.py, which it cannot write.
 MARKER = 3
-VALUES = ["1", '"x"', "null", "{}", "[]", "2.5"]
-
-
 def patterns() -> st.SearchStrategy[str]:
     atoms = [
         *("a", "the", "é", "日", "[a-z]", "[^a-y]", "[0-9]", r"\d", r"[\w.]", r"\.", ".", "[é-日]", "ab|abc"),
@@ -133,17 +129,3 @@ def test_a_choice_is_the_same_as_regex_lark_and_enum(merged_compiler, choices, s
     ]
     text, is_completed = walk_together(merged_compiler, specs, random.Random(seed))
     assert is_completed == (text.decode(errors="replace") in choices)
-
-
-@settings(SETTINGS, max_examples=40)
-@given(schema=OPEN_OBJECTS, names=st.lists(NAMES, min_size=1, max_size=3), data=st.data())
-def test_both_orders_of_properties_refuse_the_same_spellings_of_names(byte_compiler, schema, names, data):
-    """Names with escapes for what needs none: in the order of the schema as in any order."""
-    fields = [f'"\\u{ord(name[0]):04x}{name[1:]}": {data.draw(st.sampled_from(VALUES))}' for name in names]
-    text = f"{{{', '.join(fields)}}}"
-    for order in ("schema", "any"):
-        try:
-            compiled = byte_compiler.compile(GrammarSpec.json_schema(schema, property_order=order))
-        except (UnsupportedGrammar, InvalidGrammar):
-            continue
-        assert not accepts(compiled.matcher(), byte_compiler.vocabulary, text), order

@@ -11,7 +11,6 @@ from tests.grammar.vocabularies import (
     CLOSED,
     EOS,
     allowed_tokens,
-    check_mask,
     check_texts,
     check_verdicts,
     walk,
@@ -133,16 +132,6 @@ def test_a_number_at_the_end_of_the_text_is_checked_at_eos(byte_compiler):
     assert EOS not in allowed_tokens(matcher, byte_compiler.vocabulary)
     assert not matcher.accept_token(EOS) and not matcher.is_completed()
     assert matcher.accept_token(ord("3")) and matcher.accept_token(EOS) and matcher.is_terminated()
-
-
-@pytest.mark.parametrize("text", ['{"a": "x"', "[[1, 1]", "{"])
-def test_mask_and_matcher_agree_with_long_tokens(merged_compiler, text):
-    schema = {"properties": {"a": {"not": {"const": "x"}}}, "items": {"uniqueItems": True}}
-    schema |= {"minProperties": 1, "not": {"const": {"b": 1}}}
-    matcher = merged_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
-    for byte in text.encode()[:-1]:
-        assert matcher.accept_token(byte)
-    check_mask(matcher, merged_compiler.vocabulary)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from grammar import (
     GrammarSpec,
     InvalidGrammar,
     PlanEntry,
-    SchemaValidator,
     UnsupportedGrammar,
     Vocabulary,
 )
-from tests.grammar.vocabularies import BYTES, CLOSED, SETTINGS, accepts, allowed_tokens, check_texts, walk
+from tests.grammar.vocabularies import BYTES, CLOSED, SETTINGS, accepts, allowed_tokens, check_texts
 
 EOS, CALL, PYTHON, OTHER = 256, 257, 258, 259
 # Tokens that cross the borders of the tags below, in all the ways there are.
@@ -163,38 +162,6 @@ def test_random_formats_allow_exactly_the_tokens_whose_bytes_they_take(compiler,
         for token_id in rng.sample(range(260, VOCABULARY.size - 1), 15):
             assert (token_id in allowed) == takes(matcher, VOCABULARY.token_bytes[token_id])
         assert matcher.accept_token(rng.choice(allowed))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_texts_hold_only_valid_tags(compiler, seed):
-    schema = {"type": "object", "properties": {"u": {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}},
-              "required": ["u"], "not": {"required": ["v"]}}  # fmt: skip
-    tag = T | {"content": {"type": "json_schema", "json_schema": schema}}
-    compiled = compile_format(compiler, {"type": "tags_with_separator", "tags": [tag], "separator": "\n"})
-    assert {entry.enforced_by for entry in compiled.plan} == {"structural_tag", "llguidance", "residual"}
-    text = walk(compiled.matcher(), VOCABULARY, random.Random(seed), num_free=30)
-    rest = (text or b"").decode()
-    while rest:
-        # not by splitting: a property name may hold the end tag
-        record, end = json.JSONDecoder().raw_decode(rest.removeprefix("<t>"))
-        assert SchemaValidator(schema).is_valid(record)
-        before, _, rest = rest.removeprefix("<t>")[end:].partition("</t>")
-        assert before == ""
-        rest = rest.removeprefix("\n")
-
-
-def test_a_residual_check_refuses_the_token_that_ends_the_tag(compiler):
-    schema = {"type": "array", "uniqueItems": True}
-    tag = T | {"content": {"type": "json_schema", "json_schema": schema}}
-    compiled = compile_format(compiler, tag, whitespace="compact")
-    assert accepts(compiled.matcher(), VOCABULARY, "<t>[1,2]</t>")
-    matcher = compiled.matcher()
-    assert all(matcher.accept_token(byte) for byte in b"<t>[1,1")
-    crossing = VOCABULARY.token_bytes.index(b"]<")
-    assert not {ord("]"), crossing} & set(allowed_tokens(matcher, VOCABULARY))
-    assert not matcher.accept_token(crossing)
-    matcher.rollback(1)
-    assert matcher.accept_token(ord("2")) and matcher.accept_token(crossing)
 
 
 def test_free_text_is_utf8_and_ends_between_characters(compiler):
