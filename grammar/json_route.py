@@ -27,7 +27,7 @@ from .schema.exactness import Gap, Surroundings, find_gaps
 from .schema.keywords import join_pointer
 from .schema.node import Node, iterate_children, iterate_nodes
 from .schema.places import PlaceMap
-from .schema.plain import check_plain
+from .schema.plain import Plain, check_plain, write_formats
 from .schema.quotations import Source
 from .schema.reader import read_schema
 from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate
@@ -68,10 +68,10 @@ def compile_json_schema(
         is_built: build the grammar; without, it is only written.
     """
     if spec.property_order == "schema" and spec.source is None and isinstance(spec.document, dict):
-        is_open = check_plain(spec.document)
-        plain = None if is_open is None else compile_plain(spec, backend, is_open, name, is_built)
-        if plain is not None:
-            return CompiledGrammar(backend.name, lambda: plan_plain(spec, backend.name), plain)
+        plain = check_plain(spec.document)
+        program = None if plain is None else compile_plain(spec, backend, plain, name, is_built)
+        if program is not None:
+            return CompiledGrammar(backend.name, lambda: plan_plain(spec, backend.name), program)
     root = read_schema(spec.document, spec.text)
     if root is False:
         raise InvalidGrammar("no text satisfies the schema: it is false")
@@ -89,7 +89,7 @@ def compile_json_schema(
             raise UnsupportedGrammar(gap.node.pointer, gap.node.written_name(gap.keyword), gap.reason)
     weakening = Weakening(gaps, around)
     compiler = SchemaCompiler(spec, node, weakening, around, backend, source, name, is_built)
-    program: Program = compiler.compile()
+    program = compiler.compile()
     if source is not None:
         refuse_conditions(weakening.dropped)
     if weakening.dropped:
@@ -98,10 +98,11 @@ def compile_json_schema(
 
 
 def compile_plain(
-    spec: GrammarSpec, backend: LLGuidanceBackend, is_open: bool, name: str, is_built: bool
+    spec: GrammarSpec, backend: LLGuidanceBackend, plain: Plain, name: str, is_built: bool
 ) -> Program | None:
     """Return the program of a plain schema, None if llguidance does not take it."""
-    grammar = make_json_grammar(f"start: @{name}v0", [spec.document], spec.whitespace, is_open, name)
+    document = write_formats(spec.document) if plain.has_formats else spec.document
+    grammar = make_json_grammar(f"start: @{name}v0", [document], spec.whitespace, plain.is_open, name)
     if not is_built:
         return Program(refuse_matcher, len(grammar), grammar)
     try:

@@ -4,17 +4,17 @@ What is not known here is not plain; such a schema is read into nodes (`reader.p
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..errors import InvalidGrammar
 from ..regex.text import ends_in_escape
-from .exactness import LONG_ESCAPED, MAX_BOUND
-from .formats import ENGINE_FORMATS
-from .keywords import TYPES_OF_KEYWORD
+from .exactness import LONG_ESCAPED, MAX_BOUND, is_long_escaped
+from .formats import CHECKED_FORMATS, ENGINE_FORMATS, EXACT_PATTERNS
+from .identifiers import check_identifier
+from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, TYPES_OF_KEYWORD
 from .patterns import make_safe
 
-ANNOTATIONS = frozenset(
-    ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$comment"]
-)
+_MEANT = ASSERTIONS | STRUCTURE_KEYWORDS - {"$schema"} | {"x-grounded", "x-guidance"}
 _TYPES = frozenset(["object", "array", "string", "number", "integer", "boolean", "null"])
 _BOUNDS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 _COUNTS = frozenset(["minLength", "maxLength", "minItems", "maxItems"])
@@ -22,8 +22,20 @@ _DEFINITIONS = ("$defs", "definitions")
 _REFERENCE = {f"#/{place}/": place for place in _DEFINITIONS}
 
 
-def check_plain(root: Mapping[str, Any]) -> bool | None:
-    """Return None for a schema that is not plain, else whether an object in it lists names and allows others."""
+class Plain(NamedTuple):
+    """What is known of a plain schema.
+
+    Attributes:
+        is_open: an object in it lists names and allows others.
+        has_formats: a format in it is written as a pattern, or left out (`write_formats`).
+    """
+
+    is_open: bool
+    has_formats: bool
+
+
+def check_plain(root: Mapping[str, Any]) -> Plain | None:
+    """Return None for a schema that is not plain."""
     reading = _Reading(root)
     pending: list[Any] = [root]
     while pending:
@@ -34,7 +46,22 @@ def check_plain(root: Mapping[str, Any]) -> bool | None:
             return None
         pending += reading.list_children(schema)
     # Open names allow short escapes only, of which a pattern may need others.
-    return None if reading.has_pattern and reading.is_open else reading.is_open
+    return None if reading.has_long_escape and reading.is_open else Plain(reading.is_open, reading.has_formats)
+
+
+def write_formats(value: Any) -> Any:
+    """Return a plain schema without unknown formats, and with patterns for those that llguidance reads too loosely."""
+    if isinstance(value, list):
+        return [*map(write_formats, value)]
+    if not isinstance(value, dict):
+        return value
+    written = {key: write_formats(each) if isinstance(each, dict | list) else each for key, each in value.items()}
+    # A property may have the name of the keyword.
+    if isinstance(name := written.get("format"), str) and name not in ENGINE_FORMATS:
+        del written["format"]
+        if name in EXACT_PATTERNS:
+            written["pattern"] = EXACT_PATTERNS[name]
+    return written
 
 
 class _Reading:
@@ -42,34 +69,38 @@ class _Reading:
         self._root = root
         self._referred: set[str] = set()
         self.is_open = False
-        self.has_pattern = False
+        self.has_long_escape = False  # in a pattern
+        self.has_formats = False  # that are written as patterns, or mean nothing
 
     def takes(self, schema: dict[str, Any]) -> bool:
         """Return whether every keyword of a schema itself is plain."""
-        keys = {key for key in schema if key not in ANNOTATIONS and not is_note(key)}
+        keys = {key for key in schema if not is_note(key)}
         if schema is self._root:
             keys -= {*_DEFINITIONS}
+            if any(not is_identifier(schema[key]) for key in keys & {"$id", "id"}):
+                return False
+            keys -= {"$id", "id"}
         if "$ref" in keys or "anyOf" in keys:
             return len(keys) == 1 and ("$ref" not in keys or self._find(schema["$ref"]) is not None)
         kinds = schema.get("type", [])
         types = {kinds} if isinstance(kinds, str) else set(kinds)
         if not types <= _TYPES or ("type" in keys and not types):
             return False
-        if "object" in types and schema.get("additionalProperties") is not False:
+        if "object" in (types or _TYPES) and schema.get("additionalProperties") is not False:
             self.is_open |= bool(schema.get("properties"))
-        return all(_is_plain(key, schema, types) for key in keys - {"type"}) and self._note_pattern(keys)
-
-    def _note_pattern(self, keys: set[str]) -> bool:
-        self.has_pattern |= "pattern" in keys
+        if not all(_is_plain(key, schema, types) for key in keys - {"type"}):
+            return False
+        self.has_formats |= "format" in keys and schema["format"] not in ENGINE_FORMATS
+        self.has_long_escape |= "pattern" in keys and is_long_escaped(schema["pattern"])
         return True
 
     def _find(self, reference: Any) -> Any:
-        """Return what a reference leads to, None if that is not plain: a definition with a type."""
+        """Return what a reference leads to, None if that is not plain: a definition with a type or values."""
         place = next((place for start, place in _REFERENCE.items() if str(reference).startswith(start)), None)
         if place is None or not isinstance(self._root.get(place), dict):
             return None
         found = self._root[place].get(reference[len(place) + 3 :])
-        return found if isinstance(found, dict) and "type" in found else None
+        return found if isinstance(found, dict) and not found.keys().isdisjoint(("type", "enum", "const")) else None
 
     def list_children(self, schema: dict[str, Any]) -> Iterator[Any]:
         yield from (schema.get("properties") or {}).values()
@@ -82,15 +113,24 @@ class _Reading:
 
 
 def is_note(key: str) -> bool:
-    """Return whether a keyword is a vendor's annotation, which means nothing here."""
-    return key.startswith("x-") and key not in ("x-grounded", "x-guidance")
+    """Return whether a keyword is an annotation, by its name or since nobody knows it."""
+    return key not in _MEANT
+
+
+def is_identifier(value: Any) -> bool:
+    """Return whether a value may be the identifier of a document."""
+    try:
+        check_identifier(value, "")
+    except InvalidGrammar:
+        return False
+    return isinstance(value, str)
 
 
 def _is_plain(key: str, schema: dict[str, Any], types: set[str]) -> bool:
     value = schema[key]
     if key in ("enum", "const"):
         return all(_is_plain_value(each, types) for each in (value if key == "enum" else [value]))
-    if types.isdisjoint(TYPES_OF_KEYWORD.get(key, ())):
+    if (types or _TYPES).isdisjoint(TYPES_OF_KEYWORD.get(key, ())):
         return False
     match key:
         case "properties" | "items":
@@ -100,7 +140,7 @@ def _is_plain(key: str, schema: dict[str, Any], types: set[str]) -> bool:
         case "required":
             return isinstance(value, list) and schema.get("properties", {}).keys() >= {*value}
         case "format":
-            return value in ENGINE_FORMATS
+            return value not in CHECKED_FORMATS and (value not in EXACT_PATTERNS or "pattern" not in schema)
         case "pattern":
             return isinstance(value, str) and make_safe(value) == value and not ends_in_escape(value)
         case "uniqueItems":

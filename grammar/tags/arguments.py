@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..errors import GrammarError
 from ..schema.keywords import join_pointer
-from ..schema.plain import ANNOTATIONS, is_note
+from ..schema.plain import is_note
 from ..schema.rules import TYPES, types_of
 from ..validator import SchemaValidator
 from .text_value import TextCheck, interpret, read_gemma, read_python, read_words
@@ -38,7 +38,7 @@ def find_types(schema: Any) -> set[str]:
 def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
     """Return what a schema that only refers to a definition means; any other schema as it is."""
     for _ in range(8):
-        if not isinstance(schema, Mapping) or any(key != "$ref" and key not in ANNOTATIONS for key in schema):
+        if not isinstance(schema, Mapping) or any(key != "$ref" and not is_note(key) for key in schema):
             break
         _, place, name = [*str(schema.get("$ref")).split("/", 2), "", ""][:3]
         found = root.get(place, {}).get(name) if place in ("$defs", "definitions") else None
@@ -79,7 +79,7 @@ def strip_notes(schema: Any) -> Any:
         return schema
     found = {}
     for key, value in schema.items():
-        if (key in ANNOTATIONS and key != "$schema") or is_note(key):
+        if is_note(key) and key != "$schema":
             continue
         if key in _MAPS and isinstance(value, dict):
             value = {name: strip_notes(child) for name, child in value.items()}

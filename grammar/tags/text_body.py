@@ -7,7 +7,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from ..schema.formats import ASSERTED_FORMATS, EXACT_PATTERNS
-from ..schema.plain import ANNOTATIONS, is_note
+from ..schema.plain import is_note
 from .arguments import find_types
 from .free_text import ANY
 from .regular import quote
@@ -32,7 +32,7 @@ _PLAIN_PATTERN = re.compile(
 
 def list_keys(schema: Mapping[str, Any]) -> set[str]:
     """Return the keywords of a schema that are no annotations."""
-    return {key for key in schema if key not in ANNOTATIONS and not is_note(key)}
+    return {key for key in schema if not is_note(key)}
 
 
 def asserts(key: str) -> bool:
@@ -60,7 +60,7 @@ def split_types(schema: Any, is_string: bool = True) -> Any:
 
 
 def _asserts_type(key: str) -> bool:
-    return key not in ("anyOf", "$defs", "definitions") and key not in ANNOTATIONS and not is_note(key)
+    return key not in ("anyOf", "$defs", "definitions") and not is_note(key)
 
 
 def write_body(schema: Any) -> str | None:
