@@ -7,12 +7,20 @@ bitmask = allocate_bitmask(1, vocabulary.size)
 matcher.fill_next_token_bitmask(bitmask)
 """
 
-from .backend import CompiledGrammar, Matcher, OuterMatcher, Program, Usage, fill_bitmask, fill_draft_bitmask
+from .backend import (
+    CompiledGrammar,
+    Matcher,
+    OuterMatcher,
+    Program,
+    StoppableMatcher,
+    Usage,
+    fill_bitmask,
+    fill_draft_bitmask,
+)
 from .bitmask import allocate_bitmask, is_set
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .limits import GrammarLimits
-from .match.stop_tokens import StoppableMatcher
 from .output_check import OutputCheck
 from .plan import PlanEntry
 from .spec import GrammarSpec, Reasoning, read_spaces

@@ -5,7 +5,7 @@ GrammarSpec --compile--> Program --new_matcher--> Matcher --fill_bitmask--> bitm
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from .bitmask import check_bitmask
 from .plan import PlanEntry
-from .vocabulary import Vocabulary
+from .vocabulary import Vocabulary, make_mask
 
 # Longest forced text that is searched for.
 MAX_FORCED_BYTES = 512
@@ -198,6 +198,27 @@ class OuterMatcher(Matcher):
 
     def _find_forced(self) -> bytes:
         return self.inner.forced_text()
+
+
+class StoppableMatcher(OuterMatcher):
+    """A matcher with other tokens that end a text. They are allowed exactly where it may end."""
+
+    def __init__(self, inner: Matcher, stop_token_ids: Iterable[int]) -> None:
+        super().__init__(inner)
+        self._stop_ids = frozenset(stop_token_ids) - self.vocabulary.eos_set
+        self._mask = make_mask(self._stop_ids, self.vocabulary.size)
+
+    def accept_token(self, token_id: int) -> bool:
+        if token_id not in self._stop_ids or self.has_ended:
+            return super().accept_token(token_id)
+        self.has_ended = self.error is None and self.is_completed()
+        return self.has_ended
+
+    def write_row(self, words: np.ndarray) -> None:
+        if self.error is None and self.is_completed():
+            words |= self._mask
+        else:
+            words &= ~self._mask
 
 
 def fill_bitmask(matchers: Sequence[Matcher], rows: Sequence[int], bitmask: np.ndarray) -> None:

@@ -17,11 +17,10 @@ from functools import cached_property
 
 from .backend import MAX_GROWTH_BYTES, CompiledGrammar, Program
 from .bitmask import allocate_bitmask
+from .engines.by_name import OutlinesBackend, XGrammarBackend
 from .engines.lark import take_schemas
 from .engines.llguidance_backend import Complaint, LLGuidanceBackend, explain_refusal
 from .engines.llguidance_json import join_lark
-from .engines.outlines_backend import OutlinesBackend
-from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, naming
 from .json_route import compile_json_schema
 from .limits import GrammarLimits

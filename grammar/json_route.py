@@ -21,7 +21,7 @@ from .match.checks import ResidualChecks
 from .match.closing_tokens import ClosingTokens
 from .match.residual import ResidualMatcher
 from .plan import GROUNDING, RESIDUAL, PlanEntry
-from .regex.linear_pattern import may_backtrack
+from .regex.text import may_backtrack
 from .schema.emit import Emitter, Json, adapt_for_llguidance
 from .schema.exactness import Gap, Surroundings, find_gaps
 from .schema.keywords import join_pointer

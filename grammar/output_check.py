@@ -8,7 +8,7 @@ import re
 from typing import Any, Literal
 
 from .csv_table import SCALAR_PATTERNS
-from .regex.linear_pattern import Matches, read_pattern
+from .regex.text import Matches, read_pattern
 from .spec import GrammarSpec
 from .validator import SchemaValidator
 from .xml.validator import XmlValidator

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema_rs
 
 from .errors import InvalidGrammar, is_panic
-from .regex.linear_pattern import may_backtrack
+from .regex.text import may_backtrack
 from .schema.dialect import Dialect, detect_dialect, find_named, with_dialect
 from .schema.formats import CHECKED_FORMATS
 from .schema.identifiers import encode_reference, write_reference

@@ -1,4 +1,4 @@
-"""The process that compiles one grammar for xgrammar_backend.py: started by path, killed when it takes too long.
+"""The process that compiles one grammar for by_name.py: started by path, killed when it takes too long.
 
 On stdin {"tokenizer": ..., "text": ..., "max_seconds": ..., "max_memory_bytes": ...}, on stdout {"compiled": ...} or
 {"error": ...}. Imports nothing of ours, so that it starts without a package around it.

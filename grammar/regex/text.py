@@ -1,7 +1,15 @@
-"""Helpers for the source text of regular expressions."""
+"""Regular expressions as text: escapes and complaints, sets of characters, and matching in linear time.
 
+Python's `re` goes back and tries again: `(a+)+b` against forty letters keeps it busy for hours, and nothing can stop
+it. jsonschema-rs brings an engine that never goes back. It reads the shorthands as JSON Schema does, over ASCII alone.
+"""
+
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import jsonschema_rs
 
 _ESCAPES = {ord(sign): f"\\{sign}" for sign in r"\.+*?()|[]{}^$#&~-"}
 
@@ -34,3 +42,90 @@ def explain_pattern(pattern: str, message: str) -> str:
     if carets is None or "\n" in pattern:
         return reason[1]
     return f"{reason[1]}, at character {len(carets[1]) + 1}"
+
+
+def quote(text: str) -> str:
+    """Return a fixed text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+Matches = Callable[[str], bool | None]
+# These mean more to the grammar engines than to this one, once a text leaves ASCII.
+_SHORTHAND = re.compile(r"\\[dDwWsSbBpP]|\(\?[A-Za-z]*i")
+# What Rust's regex crate may use for one pattern.
+_SIZE_LIMIT = 10 * 1024 * 1024
+# Word borders and possessive repetitions: read here, but the engine that goes back goes back for them.
+_BACKTRACKING = re.compile(r"\\[bB]|[*+?}]\+")
+
+
+def may_backtrack(pattern: str) -> bool:
+    """Return whether a JSON Schema validator needs more than linear time for a pattern."""
+    return _BACKTRACKING.search(pattern) is not None or read_pattern(pattern) is None
+
+
+@lru_cache(maxsize=256)
+def read_pattern(pattern: str) -> Matches | None:
+    """Return what tells whether a text matches a pattern from start to end.
+
+    It returns None where that depends on what a shorthand means. There is none for a pattern that the engine does not
+    take: look-around, back references, an automaton over the limit.
+    """
+    options = jsonschema_rs.RegexOptions(size_limit=_SIZE_LIMIT, dfa_size_limit=_SIZE_LIMIT)
+    try:
+        validator = jsonschema_rs.Draft202012Validator(
+            {"pattern": f"^(?:{pattern})$"}, pattern_options=options, offline=True
+        )
+    except (jsonschema_rs.ValidationError, ValueError):
+        return None
+    has_shorthand = _SHORTHAND.search(pattern) is not None
+    return lambda text: None if has_shorthand and not text.isascii() else validator.is_valid(text)
+
+
+_TOKEN = re.compile(
+    r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[xu]\{[0-9A-Fa-f]{1,6}\}|[pP](?:\{\^?[\w=:-]+\}|[A-Z])|.)"
+    r"|\[\^?\]?(?:[^\]\\]|\\.)*\]|.",
+    re.DOTALL,
+)
+_CODE = re.compile(r"\\[xu]\{?([0-9A-Fa-f]{2,6})")
+# Inside a class, some engines read these as nesting or subtraction.
+_AMBIGUOUS = re.compile(r"\[|&&|--|~~")
+_BEYOND_ASCII = "\x80ÿ\u2028\uffff\U0001f600"
+
+
+class UnknownSyntax(Exception):
+    """The pattern holds something this reader does not know."""
+
+
+def list_sets(pattern: str) -> list[tuple[int, frozenset[int]]]:
+    """Return (offset, code points) of each class, escape and character.
+
+    The code points are those of ASCII, and some beyond where there are any; shorthands take all of them.
+
+    Raises:
+        UnknownSyntax: a class is not understood.
+    """
+    return [(token.start(), find_members(token[0])) for token in _TOKEN.finditer(pattern)]
+
+
+@lru_cache(maxsize=4096)
+def find_members(token: str) -> frozenset[int]:
+    """Return the code points of one class, escape or character."""
+    if token[0] not in "[\\":
+        return frozenset([ord(token)])
+    is_class = token[0] == "["
+    if is_class and (len(token) == 1 or _AMBIGUOUS.search(re.sub(r"\\.", "", token[1:]))):
+        raise UnknownSyntax
+    known = None if token == "\\" else read_pattern(token)
+    if known is None and is_class:
+        raise UnknownSyntax
+    if known is None:  # A back reference is not a set of characters.
+        return frozenset()
+    written = {
+        *_BEYOND_ASCII,
+        *(chr(int(code, 16)) for code in _CODE.findall(token) if int(code, 16) < 0x110000),
+    }
+    probes = {
+        *map(chr, range(0x80)),
+        *(char for char in {*written, *token} if not "\ud800" <= char <= "\udfff"),
+    }
+    return frozenset(ord(char) for char in probes if known(char) is not False)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from ..regex.syntax import UnknownSyntax, list_sets
+from ..regex.text import UnknownSyntax, list_sets
 from .formats import CHECKED_FORMATS
 from .node import Node
 from .patterns import make_safe, spell_spaces

@@ -10,7 +10,7 @@ White space is another set to it than to ECMA-262, which has U+FEFF and not U+00
 import re
 from functools import lru_cache
 
-from ..regex.syntax import UnknownSyntax, list_sets
+from ..regex.text import UnknownSyntax, list_sets
 
 CONTROLS = frozenset(range(0x20)) - {0x0A}
 # As ranges alone, so that a hyphen after them stays one.

@@ -13,7 +13,7 @@ from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
 from ..errors import InvalidGrammar, UnsupportedGrammar, naming
 from ..match.checks import ResidualChecks
 from ..plan import PlanEntry
-from ..regex.text import escape
+from ..regex.text import escape, quote
 from ..schema.keywords import join_pointer
 from ..schema.plain import check_plain
 from ..schema.property_order import MAX_NUM_BITS, write_members
@@ -22,7 +22,6 @@ from ..validator import SchemaValidator
 from .arguments import ArgumentReader, CallCheck, extract, find_kind, resolve, strip_notes
 from .checked import CheckedValue, CheckedVocabulary
 from .lark_text import LarkText
-from .regular import quote
 from .text_body import NUMBERS, asserts, list_keys, split_types, write_body
 from .text_value import TextCheck
 from .tool_styles import ToolStyle

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .regular import quote
+from ..regex.text import quote
 
 ANY = "/(?s:.*)/"
 MAX_NESTED = 100  # groups inside each other; the engine has a limit

@@ -4,7 +4,7 @@ import re
 import string
 
 from ..errors import InvalidGrammar
-from .regular import quote
+from ..regex.text import quote
 
 _TOKENS = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)

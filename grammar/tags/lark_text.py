@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..regex.text import quote
 from .free_text import ANY, make_lexemes, make_tail
-from .regular import quote
 from .tool_styles import PLACE
 
 IDS = {"{index}": "/[0-9]{1,4}/", "{id}": "/[A-Za-z0-9_-]{1,64}/"}

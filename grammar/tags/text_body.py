@@ -6,11 +6,11 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
+from ..regex.text import quote
 from ..schema.formats import ASSERTED_FORMATS, EXACT_PATTERNS
 from ..schema.plain import is_note
 from .arguments import find_types
 from .free_text import ANY
-from .regular import quote
 
 Json = dict[str, Any]
 NUMBERS = {

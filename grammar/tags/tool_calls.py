@@ -18,13 +18,12 @@ from ..backend import CompiledGrammar
 from ..engines.llguidance_backend import Complaint, LLGuidanceBackend
 from ..engines.llguidance_json import join_lark
 from ..errors import InvalidGrammar, UnsupportedGrammar
-from ..regex.text import escape
+from ..regex.text import escape, quote
 from ..spec import GrammarSpec, dump_json
 from .argument_writer import ArgumentWriter
 from .checked import CheckedVocabulary, add_values
 from .free_text import ANY
 from .lark_text import IDS, LarkText
-from .regular import quote
 from .tool_styles import ANSWER, MESSAGES, ToolStyle
 
 Json = dict[str, Any]

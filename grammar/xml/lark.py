@@ -11,7 +11,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from ..csv_table import SCALAR_PATTERNS
-from ..regex.text import escape
+from ..regex.text import escape, quote
 from .tree import XML_DECLARATION, counts_of
 
 # Characters that stand for themselves. A raw carriage return would be read as a line feed, and in attributes all
@@ -130,7 +130,3 @@ def escape_text(text: str, is_attribute: bool) -> str:
     if is_attribute:
         text = text.replace('"', "&quot;").replace("\n", "&#10;").replace("\t", "&#9;")
     return text
-
-
-def quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

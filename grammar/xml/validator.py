@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ..csv_table import SCALAR_PATTERNS
-from ..regex.linear_pattern import read_pattern
+from ..regex.text import read_pattern
 from .tree import counts_of
 
 Json = dict[str, Any]

@@ -17,7 +17,7 @@ from grammar import (
     UnsupportedGrammar,
     Vocabulary,
 )
-from grammar.engines import xgrammar_backend
+from grammar.engines import by_name
 from grammar.schema.emit import Emitter
 from grammar.schema.reader import read_schema
 from grammar.schema.refusal import MAX_NUM_PROBED, locate
@@ -229,8 +229,8 @@ def test_a_grammar_that_compiles_too_long_is_refused():
 def test_a_process_that_never_reads_is_killed_at_the_deadline(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
     script.write_text("import time; time.sleep(600)")
-    monkeypatch.setattr(xgrammar_backend, "WORKER_SCRIPT", script)
-    monkeypatch.setattr(xgrammar_backend, "START_SECONDS", 0.1)
+    monkeypatch.setattr(by_name, "WORKER_SCRIPT", script)
+    monkeypatch.setattr(by_name, "START_SECONDS", 0.1)
     compiler = GrammarCompiler(make_byte_vocabulary(), GrammarLimits(max_xgrammar_s=0.1))
     with pytest.raises(UnsupportedGrammar, match="too large for xgrammar"):
         compiler.compile(GrammarSpec.ebnf('root ::= "a"', "xgrammar"))

@@ -52,7 +52,7 @@ def test_small_choices_go_to_outlines_and_all_else_to_llguidance(byte_compiler, 
     assert byte_compiler.compile(spec).backend == backend
 
 
-# The end marker of engines/outlines_backend.py, which it cannot write.
+# The end marker of engines/by_name.py, which it cannot write.
 MARKER = 3
 def patterns() -> st.SearchStrategy[str]:
     atoms = [
