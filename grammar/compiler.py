@@ -50,9 +50,7 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        limits: GrammarLimits | None = None,
+        self, vocabulary: Vocabulary, limits: GrammarLimits | None = None,
         native_pool: Executor | None = None,
     ) -> None:
         limits = limits or GrammarLimits()

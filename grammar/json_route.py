@@ -54,10 +54,7 @@ OFTEN_REFUSED = frozenset(["oneOf", "minProperties", "maxProperties"])
 
 
 def compile_json_schema(
-    spec: GrammarSpec,
-    backend: LLGuidanceBackend,
-    find_tokens: Callable[[], ClosingTokens],
-    name: str = "",
+    spec: GrammarSpec, backend: LLGuidanceBackend, find_tokens: Callable[[], ClosingTokens], name: str = "",
     is_built: bool = True,
 ) -> CompiledGrammar:
     """Compile a JSON Schema, or raise GrammarError.

@@ -89,12 +89,8 @@ class GrammarSpec:
 
     @classmethod
     def json_schema(
-        cls,
-        schema: dict[str, Any] | str | bool,
-        whitespace: Whitespace = "spaced",
-        backend: str | None = None,
-        source: str | None = None,
-        property_order: PropertyOrder = "schema",
+        cls, schema: dict[str, Any] | str | bool, whitespace: Whitespace = "spaced",
+        backend: str | None = None, source: str | None = None, property_order: PropertyOrder = "schema",
     ) -> "GrammarSpec":
         """Accept the JSON texts that are valid for a JSON Schema.
 
@@ -161,12 +157,8 @@ class GrammarSpec:
 
     @classmethod
     def csv(
-        cls,
-        columns: Mapping[str, str | Sequence[str]],
-        has_header: bool = True,
-        delimiter: str = ",",
-        is_quoting: bool = True,
-        backend: str | None = None,
+        cls, columns: Mapping[str, str | Sequence[str]], has_header: bool = True, delimiter: str = ",",
+        is_quoting: bool = True, backend: str | None = None,
     ) -> "GrammarSpec":
         """Accept CSV tables with these columns: name -> type, or a list of the values allowed."""
         table = describe_table(columns, has_header, delimiter, is_quoting)
@@ -174,12 +166,8 @@ class GrammarSpec:
 
     @classmethod
     def xml(
-        cls,
-        root: Mapping[str, Any],
-        definitions: Mapping[str, Any] | None = None,
-        declaration: str = "none",
-        whitespace: Whitespace = "spaced",
-        backend: str | None = None,
+        cls, root: Mapping[str, Any], definitions: Mapping[str, Any] | None = None, declaration: str = "none",
+        whitespace: Whitespace = "spaced", backend: str | None = None,
     ) -> "GrammarSpec":
         """Accept XML documents with this tree of elements, whose format xml/tree.py documents."""
         document = describe_document(root, definitions, declaration)

@@ -15,10 +15,7 @@ PARTS = {"csv": Table.__struct_fields__, "xml": Document.__struct_fields__}
 
 
 def read_spec(
-    kind: str,
-    value: Any,
-    whitespace: Whitespace = "spaced",
-    backend: str | None = None,
+    kind: str, value: Any, whitespace: Whitespace = "spaced", backend: str | None = None,
     property_order: PropertyOrder = "schema",
 ) -> GrammarSpec:
     """Return the spec of a kind from its value in a file or request, or raise GrammarError.

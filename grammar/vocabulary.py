@@ -30,9 +30,7 @@ class Vocabulary:
     eos_mask: np.ndarray = field(init=False, repr=False)
 
     def __init__(
-        self,
-        token_bytes: Sequence[bytes],
-        eos_token_ids: Sequence[int],
+        self, token_bytes: Sequence[bytes], eos_token_ids: Sequence[int],
         special_tokens: Mapping[str, int] | None = None,
     ) -> None:
         eos = tuple(sorted(set(eos_token_ids)))

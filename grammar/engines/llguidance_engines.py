@@ -86,10 +86,8 @@ class Engines:
             initial_lexer_fuel=limits.initial_lexer_fuel + 40 * num_quotable,
             step_lexer_fuel=limits.step_lexer_fuel + 20 * num_quotable,
             max_lexer_states=limits.max_lexer_states + num_quotable // 4,
-            max_grammar_size=limits.max_grammar_size,
-            max_items_in_row=limits.max_items_in_row,
-            step_max_items=num_items or limits.step_max_items,
-            verbose_errors=False,
+            max_grammar_size=limits.max_grammar_size, max_items_in_row=limits.max_items_in_row,
+            step_max_items=num_items or limits.step_max_items, verbose_errors=False,
         )
         make = partial(LLMatcher, self._tokenizer, grammar, log_level=0, limits=bounds)
         pool = self._native_pool if len(grammar) > LONG_GRAMMAR else None

@@ -21,9 +21,7 @@ _LABEL = r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,30}"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,31}"
 
 EXACT_PATTERNS = {
-    "date": f"^{_DATE}$",
-    "time": f"^{_TIME}$",
-    "date-time": f"^{_DATE}T{_TIME}$",
+    "date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$",
     "hostname": rf"^{_LABEL}(?:\.{_LABEL}){{0,3}}$",
     "email": rf"^{_ATOM}(?:\.{_ATOM})?@{_LABEL}(?:\.{_LABEL}){{0,2}}$",
 }

@@ -248,14 +248,8 @@ class TagGraph:
         return self._free_text(rests, part["excludes"], where, target, exits, after)
 
     def _free_text(
-        self,
-        triggers: Mapping[str, list[int]],
-        excludes: Sequence[str],
-        where: str,
-        target: int,
-        exits: Exits,
-        after: int,
-        tokens: Sequence[int] = (),
+        self, triggers: Mapping[str, list[int]], excludes: Sequence[str], where: str, target: int,
+        exits: Exits, after: int, tokens: Sequence[int] = (),
     ) -> int:
         """Return the node of free text: triggers and exits continue at other nodes, excluded patterns are forbidden.
 

@@ -51,9 +51,7 @@ FORMATS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "tag": (("begin", _Mark), ("content", "Format"), ("end", _Marks)),
     "triggered_tags": (("triggers", _Names), ("tags", _Tags), *_ONCE, _EXCLUDES),
     "token_triggered_tags": (
-        ("trigger_tokens", Annotated[list[int | _Name], Meta(min_length=1)]),
-        ("tags", _Tags),
-        *_ONCE,
+        ("trigger_tokens", Annotated[list[int | _Name], Meta(min_length=1)]), ("tags", _Tags), *_ONCE,
         ("exclude_tokens", _Nothing, []),
     ),
     "tags_with_separator": (("tags", _Tags), ("separator", str), *_ONCE),

@@ -35,11 +35,8 @@ _MISTRAL_ID = "/[A-Za-z0-9]{9}/"
 
 
 def make_tool_spec(
-    style: ToolStyle,
-    tools: Sequence[tuple[str, Mapping[str, Any]]],
-    is_forced: bool = False,
-    is_parallel: bool = True,
-    answer: GrammarSpec | None = None,
+    style: ToolStyle, tools: Sequence[tuple[str, Mapping[str, Any]]], is_forced: bool = False,
+    is_parallel: bool = True, answer: GrammarSpec | None = None,
 ) -> GrammarSpec:
     """Return the grammar of an answer that may call tools.
 
@@ -101,11 +98,8 @@ class ToolWriter:
     """
 
     def __init__(
-        self,
-        spec: GrammarSpec,
-        route: Callable[[GrammarSpec, str], CompiledGrammar],
-        tables: CheckedVocabulary,
-        deadline: float,
+        self, spec: GrammarSpec, route: Callable[[GrammarSpec, str], CompiledGrammar],
+        tables: CheckedVocabulary, deadline: float,
     ) -> None:
         self._described = described = spec.document
         self.style = style = read_style(described["style"])

@@ -138,12 +138,8 @@ _STYLES: Mapping[str, ToolStyle] = {
         is_repeated=True,
     ),
     "glm47": ToolStyle(
-        ("<tool_call>",),
-        ("{name}",),
-        "",
-        end="</tool_call>",
-        parameter="<arg_key>{key}</arg_key><arg_value>{value}</arg_value>",
-        is_repeated=True,
+        ("<tool_call>",), ("{name}",), "", end="</tool_call>",
+        parameter="<arg_key>{key}</arg_key><arg_value>{value}</arg_value>", is_repeated=True,
     ),
     # MiniMax M1, then M2
     "minimax": ToolStyle(("<tool_calls>\n",), tail="}\n", separator="", end="</tool_calls>"),

@@ -89,8 +89,7 @@ def make_layer(inner: st.SearchStrategy) -> st.SearchStrategy:
 LEAVES = st.just({}) | TYPES.map(lambda name: {"type": name})
 SCHEMAS = st.builds(
     lambda schema, definition: {**schema, "$defs": {"d": definition}},
-    st.recursive(LEAVES, make_layer, max_leaves=5),
-    LEAVES | STRINGS | NUMBERS,
+    st.recursive(LEAVES, make_layer, max_leaves=5), LEAVES | STRINGS | NUMBERS,
 )
 
 

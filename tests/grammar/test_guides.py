@@ -155,12 +155,10 @@ def test_a_property_of_which_no_type_is_left_stays_away(byte_compiler, value):
 @pytest.mark.parametrize(
     ("listed", "condition"),
     [
-        (["a", "bb"], {"enum": ["a", "bb"], "minLength": 2}),
-        (["a", "b"], {"const": "a", "pattern": "b"}),
+        (["a", "bb"], {"enum": ["a", "bb"], "minLength": 2}), (["a", "b"], {"const": "a", "pattern": "b"}),
         (["a", "b"], {"const": "a", "type": "integer"}),
         (["a", "b"], {"enum": ["a", "b"], "type": ["integer", "null"]}),
-        (["a", "b"], {"enum": ["a", 1], "type": "string"}),
-        (["a", "b"], {"const": "a", "enum": ["b"]}),
+        (["a", "b"], {"enum": ["a", 1], "type": "string"}), (["a", "b"], {"const": "a", "enum": ["b"]}),
     ],
 )
 def test_a_condition_on_a_listed_value_guides_by_all_its_keywords(byte_compiler, listed, condition):
@@ -273,8 +271,7 @@ def test_what_two_branches_take_is_never_begun(merged_compiler, byte_compiler, b
 def test_keywords_left_to_the_checks_still_distinguish_branches(byte_compiler):
     branches = [{"multipleOf": 2, "not": {"const": 4}}, {"multipleOf": 4}]
     check_verdicts(
-        byte_compiler,
-        {"type": "integer", "minimum": 0, "maximum": 10, "oneOf": branches},
+        byte_compiler, {"type": "integer", "minimum": 0, "maximum": 10, "oneOf": branches},
         map(str, range(11)),
     )
     branches = [{"enum": ["a", "b"]}, {"type": "string", "pattern": "^(?!a)"}]

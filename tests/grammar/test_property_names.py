@@ -27,8 +27,7 @@ POINTS = {"type": "array", "items": {"$ref": "#/$defs/p"}}
 NESTED = {
     **CLOSED,
     "properties": {
-        "a": {"type": "integer", "minimum": 0},
-        "b": {"type": ["string", "null"], "maxLength": 3},
+        "a": {"type": "integer", "minimum": 0}, "b": {"type": ["string", "null"], "maxLength": 3},
         "c": {**CLOSED, "properties": {"x": {"type": "null"}, "y": POINTS}},
     },
     "required": ["a", "c"],
@@ -166,9 +165,7 @@ def test_more_names_than_a_rule_has_bits_are_checked(byte_compiler):
     values = [(f"n{i}", 1) for i in range(79, -1, -1)]
     good, bad = write(values), [write(values[15:]), write(values[:-1])]
     check_texts(
-        byte_compiler,
-        any_order(MANY),
-        [good],
+        byte_compiler, any_order(MANY), [good],
         [text for text in bad if "n69" not in text or 'n0"' not in text],
     )
 
@@ -278,8 +275,7 @@ MEMBERS = {
     "properties": {"b": {}}, "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False,
 }
 BRANCHING = [
-    {"allOf": [{"properties": {"ab": {}}}]},
-    {"anyOf": [{"properties": {"ab": {}}}, {"required": ["b"]}]},
+    {"allOf": [{"properties": {"ab": {}}}]}, {"anyOf": [{"properties": {"ab": {}}}, {"required": ["b"]}]},
     {"$ref": "#/$defs/x"},
 ]
 

@@ -16,8 +16,7 @@ CROSSING = [
     "{}",
 ]
 VOCABULARY = Vocabulary(
-    [*BYTES, b"<eos>", b"", b"", *(text.encode() for text in CROSSING)],
-    [EOS],
+    [*BYTES, b"<eos>", b"", b"", *(text.encode() for text in CROSSING)], [EOS],
     {OPEN: OPEN_ID, CLOSE: CLOSE_ID},
 )
 SPECS = {

@@ -7,14 +7,7 @@ import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, UnsupportedGrammar
 from grammar.schema.keywords import join_pointer
-from tests.grammar.vocabularies import (
-    CLOSED,
-    EOS,
-    allowed_tokens,
-    check_texts,
-    check_verdicts,
-    walk,
-)
+from tests.grammar.vocabularies import CLOSED, EOS, allowed_tokens, check_texts, check_verdicts, walk
 
 VALUES = [
     *(None, True, 0, 1, 2, 2.5, 12, "", "a", "b", "ab", [], [1], [1, 1], [1, "a"], [1, 2, 3], [[1], [1]]),

@@ -115,11 +115,8 @@ def test_whatever_a_grammar_lets_through_passes(merged_compiler, name):
 @pytest.mark.parametrize(
     "spec",
     [
-        GrammarSpec.ebnf('root ::= "a"'),
-        GrammarSpec.lark('start: "a"'),
-        GrammarSpec.regex(r"\p{Lu}+"),
-        GrammarSpec.regex("[a&&b]"),
-        GrammarSpec.structural_tag({"format": {"type": "any_text"}}),
+        GrammarSpec.ebnf('root ::= "a"'), GrammarSpec.lark('start: "a"'), GrammarSpec.regex(r"\p{Lu}+"),
+        GrammarSpec.regex("[a&&b]"), GrammarSpec.structural_tag({"format": {"type": "any_text"}}),
     ],
     ids=lambda spec: spec.kind,
 )

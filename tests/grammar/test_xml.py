@@ -66,10 +66,8 @@ def test_grammar_and_parser_agree_on_what_is_valid(byte_compiler, text, expected
 @pytest.mark.parametrize(
     "text",
     [
-        f"<order note='x' id=\"1\">{CUSTOMER}</order>",
-        f'<order  id="1" >{CUSTOMER}</order >',
-        f'<order id="1"><!-- c -->{CUSTOMER}</order>',
-        '<order id="1"><customer>&#66;ob</customer></order>',
+        f"<order note='x' id=\"1\">{CUSTOMER}</order>", f'<order  id="1" >{CUSTOMER}</order >',
+        f'<order id="1"><!-- c -->{CUSTOMER}</order>', '<order id="1"><customer>&#66;ob</customer></order>',
         '<order id="1"><customer><![CDATA[Bob]]></customer></order>',
     ],
 )

@@ -111,10 +111,7 @@ def check_verdicts(compiler: GrammarCompiler, schema: Any, texts: Iterable[str],
 
 
 def walk(
-    matcher: Matcher,
-    vocabulary: Vocabulary,
-    rng: random.Random,
-    num_free: int = 40,
+    matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, num_free: int = 40,
     may_end_dead: bool = False,
 ) -> bytes | None:
     """Write a text by random allowed tokens, after `num_free` of them straight to the end.
@@ -141,10 +138,7 @@ def walk(
 
 
 def check_walks(
-    compiler: GrammarCompiler,
-    schema: dict[str, Any],
-    num_walks: int,
-    num_free: int,
+    compiler: GrammarCompiler, schema: dict[str, Any], num_walks: int, num_free: int,
     may_end_dead: bool = False,
 ) -> int:
     """Write random texts under a schema: none ends dead, some reach their end, and those are valid; how many do."""
