@@ -69,11 +69,6 @@ def test_a_quotation_ends_before_a_control_character_without_a_short_escape(byte
         assert "".join(map(chr, allowed_tokens(matcher, byte_compiler.vocabulary))) == ways
 
 
-def test_what_is_not_in_the_source_is_refused(byte_compiler):
-    bad = ['"house of"', '"The  old"', '"the"', '"old\\u0022"', '"C:"d']
-    check_texts(byte_compiler, GrammarSpec.json_schema(GROUNDED, source=SOURCE), bad=bad)
-
-
 @pytest.mark.parametrize("whitespace", ["spaced", "compact", "any"])
 def test_every_walk_ends_with_parts_of_the_source(merged_compiler, whitespace):
     compiled = merged_compiler.compile(GrammarSpec.json_schema(RECORD, whitespace, source=SOURCE))
@@ -96,14 +91,6 @@ def test_quotations_and_residual_checks_work_together(byte_compiler):
     assert not matcher.accept_token(ord('"'))
     assert all(map(matcher.accept_token, b' or", "not"]'))
     assert matcher.is_completed()
-
-
-def test_distinct_quotations_from_a_source_without_more_end_in_an_error(byte_compiler):
-    schema = {"type": "array", "items": {**GROUNDED, "minLength": 1}, "uniqueItems": True, "minItems": 2}
-    matcher = byte_compiler.compile(GrammarSpec.json_schema(schema, source="one")).matcher()
-    assert all(map(matcher.accept_token, b'["one", "one'))
-    assert allowed_tokens(matcher, byte_compiler.vocabulary) == []
-    assert matcher.error.startswith("dead end: ")
 
 
 def test_the_plan_says_who_enforces_it(byte_compiler):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
+from grammar import GrammarSpec, SchemaValidator
 from tests.grammar.vocabularies import CLOSED, allowed_tokens, check_texts, check_verdicts, check_walks
 
 PASSWORD = "^(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9]{4,8}$"
@@ -235,12 +235,6 @@ def test_keywords_of_an_impossible_property_guide(merged_compiler, byte_compiler
     check_walks(merged_compiler, schema, num_walks=30, num_free=15)
     texts = ["{}", '{"b": true}', '{"c": 1}', '{"b": false, "c": null}', '{"x": 1}', '{"b": true, "x": 1}']
     check_verdicts(byte_compiler, schema, texts)
-
-
-def test_what_nothing_satisfies_beside_a_property_that_cannot_be_there_is_refused(byte_compiler):
-    schema = {**CLOSED, "properties": PROPERTIES, "if": X_IS_1, "then": {"required": ["x"]}}
-    with pytest.raises(InvalidGrammar, match="together with 'if', 'then' at #"):
-        byte_compiler.compile(GrammarSpec.json_schema(schema))
 
 
 NULL, TEXT = {"type": "null"}, {"type": "string"}

@@ -270,12 +270,3 @@ def test_drafts_that_do_not_fit_the_matchers_are_refused(merged_compiler):
     matcher = merged_compiler.compile(SPECS["choice"]).matcher()
     with pytest.raises(ValueError, match="1 matchers, 2 drafts and 1 rows"):
         fill_draft_bitmask([matcher], [[1], [2]], [0], allocate_bitmask(4, merged_compiler.vocabulary.size))
-
-
-def test_masks_are_filled_where_only_a_matcher_of_another_engine_has_a_draft(merged_compiler):
-    size = merged_compiler.vocabulary.size
-    matchers = [merged_compiler.compile(SPECS[name]).matcher() for name in ("json", "choice")]
-    expected, found = allocate_bitmask(2, size), allocate_bitmask(3, size)
-    fill_bitmask(matchers, [0, 1], expected)
-    assert fill_draft_bitmask(matchers, [[], [ord("\t")]], [0, 1], found) == [0, 0]
-    assert np.array_equal(found[:2], expected)
