@@ -144,9 +144,7 @@ class GrammarCompiler:
             self._gates[gate] = ReasoningTables(self.vocabulary, gate)
         inner, tables = compiled.program, self._gates[gate]
         # The grammar itself is in the cache under its own spec.
-        gated = Program(
-            lambda: GatedMatcher(inner.new_matcher(), tables), tables.size_bytes, usage=inner.usage
-        )
+        gated = Program(lambda: GatedMatcher(inner.new_matcher(), tables), tables.size_bytes, usage=inner.usage)
         return replace(compiled, program=gated)
 
     def _compile_leaf(self, spec: GrammarSpec, name: str, is_built: bool) -> CompiledGrammar:
@@ -201,9 +199,7 @@ class GrammarCompiler:
             self._refusals.popitem(last=False)
 
 
-def compile_with(
-    backend: LLGuidanceBackend | OutlinesBackend | XGrammarBackend, spec: GrammarSpec
-) -> CompiledGrammar:
+def compile_with(backend: LLGuidanceBackend | OutlinesBackend | XGrammarBackend, spec: GrammarSpec) -> CompiledGrammar:
     entry = PlanEntry("", spec.kind, backend.name)
     return CompiledGrammar(backend.name, lambda: (entry,), backend.compile(spec))
 

@@ -39,9 +39,7 @@ from .validator import MAX_BACKTRACKS, find_slow_text
 
 # Each refusal costs a compile and up to 200 probes.
 MAX_NUM_REFUSALS = 16
-_CONDITION = (
-    "it would apply only under a condition; it can stand below properties, items, allOf, anyOf and $ref"
-)
+_CONDITION = ("it would apply only under a condition; it can stand below properties, items, allOf, anyOf and $ref")
 # Those of checks that may concern the value of a number.
 _NUMERIC = frozenset(
     [
@@ -259,9 +257,7 @@ def refuse_matcher() -> Matcher:
 def refuse_conditions(dropped: Mapping[Node, Iterable[str]]) -> None:
     """Refuse grounded strings below a keyword that is checked: the checks know nothing of the source."""
     for node, keywords in dropped.items():
-        children = [
-            child for path, child in iterate_children(node) if path[0] in keywords and path[0] != "oneOf"
-        ]
+        children = [child for path, child in iterate_children(node) if path[0] in keywords and path[0] != "oneOf"]
         for each in iterate_nodes([*children, node.get("$ref", True) if "$ref" in keywords else True]):
             if GROUNDED in each.keywords:
                 raise UnsupportedGrammar(each.pointer, GROUNDED, _CONDITION)
@@ -292,9 +288,7 @@ def make_plan(nodes: Iterable[Node], weakening: Weakening, engine: str) -> tuple
         node = pending.pop()
         dropped = weakening.dropped.get(node, ())
         # Below `oneOf` the branches are still the engine's.
-        kept = [
-            child for path, child in iterate_children(node) if path[0] == "oneOf" or path[0] not in dropped
-        ]
+        kept = [child for path, child in iterate_children(node) if path[0] == "oneOf" or path[0] not in dropped]
         found = {each for each in (*kept, node.get("$ref")) if isinstance(each, Node)} - known
         known |= found
         pending.extend(found)

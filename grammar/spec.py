@@ -47,9 +47,7 @@ class Reasoning:
 
     def __post_init__(self) -> None:
         if self.start == "" or not self.end:
-            raise InvalidGrammar(
-                f"the marks of reasoning are not empty: start={self.start!r}, end={self.end!r}"
-            )
+            raise InvalidGrammar(f"the marks of reasoning are not empty: start={self.start!r}, end={self.end!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +101,7 @@ class GrammarSpec:
         if not isinstance(parsed, dict | bool):
             raise InvalidGrammar(f"a JSON schema is an object or a boolean, not {type(parsed).__name__}")
         # The order of keys is significant (properties are generated in it), so keys are not sorted.
-        spec = cls(
-            "json_schema", dump_json(parsed, "json_schema"), whitespace, backend, source, property_order
-        )
+        spec = cls("json_schema", dump_json(parsed, "json_schema"), whitespace, backend, source, property_order)
         check_depth(spec.document)
         check_well_formed(spec.document)
         return spec
@@ -198,9 +194,7 @@ class GrammarSpec:
             if leaf["type"] == "grammar":
                 return GrammarSpec.ebnf(leaf["grammar"])
             order: PropertyOrder = "any" if leaf["any_order"] else "schema"
-            return GrammarSpec.json_schema(
-                leaf["json_schema"], self.whitespace, self.backend, property_order=order
-            )
+            return GrammarSpec.json_schema(leaf["json_schema"], self.whitespace, self.backend, property_order=order)
 
 
 _SPACES = re.compile(r"(?:\[((?: |\\[trn]|\s)+)\]|( |\\[trn])|(\\s))(\*|\?|\{0,([1-9][0-9]{0,2})\})")

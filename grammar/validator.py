@@ -37,9 +37,7 @@ class SchemaValidator:
         InvalidGrammar: the library cannot use the schema.
     """
 
-    def __init__(
-        self, schema: dict[str, Any] | bool, pointer: str = "", dialect: Dialect | None = None
-    ) -> None:
+    def __init__(self, schema: dict[str, Any] | bool, pointer: str = "", dialect: Dialect | None = None) -> None:
         draft = dialect or detect_dialect(schema)
         is_annotating = dialect is None and find_named(schema) is not None and draft.annotates_formats
         try:
@@ -54,9 +52,7 @@ class SchemaValidator:
                 "offline": True,
             }
             if pointer:
-                self._validator = jsonschema_rs.validator_map_for(written, **options)[
-                    write_reference(pointer)
-                ]
+                self._validator = jsonschema_rs.validator_map_for(written, **options)[write_reference(pointer)]
             else:
                 self._validator = draft.validator_class(written, **options)
         except RecursionError as error:

@@ -72,9 +72,7 @@ def check_special_tokens(special_tokens: Mapping[str, int], tokens: Sequence[byt
     """Refuse a special token that is none, or is text at the same time."""
     for name, index in special_tokens.items():
         if not name or not 0 <= index < len(tokens):
-            raise ValueError(
-                f"special token {name!r} has id {index}; ids are 0..{len(tokens) - 1}, names not empty"
-            )
+            raise ValueError(f"special token {name!r} has id {index}; ids are 0..{len(tokens) - 1}, names not empty")
         if tokens[index]:
             raise ValueError(f"special token {name!r} also has the bytes {tokens[index]!r}; they must be b''")
 
@@ -87,9 +85,7 @@ def make_mask(token_ids: Collection[int], size: int) -> np.ndarray:
     return row
 
 
-def compute_hash(
-    tokens: tuple[bytes, ...], eos_token_ids: tuple[int, ...], special_tokens: Mapping[str, int]
-) -> str:
+def compute_hash(tokens: tuple[bytes, ...], eos_token_ids: tuple[int, ...], special_tokens: Mapping[str, int]) -> str:
     """Hash the tokens with their lengths, so that no two vocabularies share a byte stream."""
     digest = hashlib.sha256(repr((len(tokens), eos_token_ids, sorted(special_tokens.items()))).encode())
     for token in tokens:

@@ -129,18 +129,14 @@ class XGrammarBackend:
     def compile(self, spec: GrammarSpec) -> Program:
         num_bytes = len(spec.text.encode())
         if num_bytes > self.limits.max_xgrammar_bytes:
-            reason = (
-                f"{num_bytes} bytes are more than the {self.limits.max_xgrammar_bytes} that xgrammar is given"
-            )
+            reason = (f"{num_bytes} bytes are more than the {self.limits.max_xgrammar_bytes} that xgrammar is given")
             raise UnsupportedGrammar("", spec.kind, reason)
         answer = self._run_worker(write_ebnf(spec.text))
         if "error" in answer:
             raise InvalidGrammar(f"{spec.kind} cannot be compiled: {tidy(answer['error'])}")
         compiled = self.xgrammar.CompiledGrammar.deserialize_json(answer["compiled"], self._info)
         make_engine = self.xgrammar.GrammarMatcher
-        return Program(
-            lambda: XGrammarMatcher(make_engine(compiled), self.vocabulary), compiled.memory_size_bytes
-        )
+        return Program(lambda: XGrammarMatcher(make_engine(compiled), self.vocabulary), compiled.memory_size_bytes)
 
     def _run_worker(self, text: str) -> dict[str, str]:
         limits = self.limits

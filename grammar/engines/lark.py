@@ -8,9 +8,7 @@ from ..errors import InvalidGrammar, UnsupportedGrammar
 
 # Strings, patterns and comments; the checks below ignore their content. One that is not closed on its line is read
 # once, to where it breaks off, and stays: otherwise each quote in it would be tried again.
-_QUOTED = re.compile(
-    r'"(?:[^"\\\n]|\\.)*+(?P<string>"i?)?|//[^\n]*|/(?:[^/\\\n]|\\.)++(?P<pattern>/[a-z]*)?|#[^\n]*'
-)
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+(?P<string>"i?)?|//[^\n]*|/(?:[^/\\\n]|\\.)++(?P<pattern>/[a-z]*)?|#[^\n]*')
 # Syntax that would set options, name tokens instead of text, or include a schema without normalisation.
 _FORBIDDEN = (
     ("%llguidance", "options of the engine are not the grammar's to set"),

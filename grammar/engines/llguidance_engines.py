@@ -55,9 +55,7 @@ class _TokenizerAdapter:
 class Engines:
     """Makes engines for one vocabulary."""
 
-    def __init__(
-        self, vocabulary: Vocabulary, limits: GrammarLimits, native_pool: Executor | None = None
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, native_pool: Executor | None = None) -> None:
         self.vocabulary = vocabulary
         self.limits = limits
         self._native_pool = native_pool

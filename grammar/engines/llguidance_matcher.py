@@ -211,11 +211,7 @@ class LLGuidanceMatcher(Matcher):
 
     def is_plain_text(self, token_ids: Sequence[int]) -> bool:
         known, ends = range(self.vocabulary.size), self.vocabulary.eos_set
-        return (
-            not self.has_ended
-            and ends.isdisjoint(token_ids)
-            and all(token_id in known for token_id in token_ids)
-        )
+        return (not self.has_ended and ends.isdisjoint(token_ids) and all(token_id in known for token_id in token_ids))
 
     def count_valid(self, token_ids: list[int]) -> int:
         """Return how many of some tokens, one after the other, are allowed; EOS is where a text may end.

@@ -123,9 +123,7 @@ class _Walk(NamedTuple):
     def is_fine(self, place: Place | None, start: int, end: int, frame: Frame | None) -> bool:
         if place is None or not place.checks:
             return True
-        return self.check(
-            place, self.read(start, end), partial(self.read, frame.start if frame else start, start)
-        )
+        return self.check(place, self.read(start, end), partial(self.read, frame.start if frame else start, start))
 
     def step(self, state: State, byte: int, offset: int) -> State | None:
         """Take one byte; in a string, and not escaped, it is a quote or a backslash."""

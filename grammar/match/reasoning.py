@@ -51,9 +51,7 @@ class ReasoningTables:
     def __init__(self, vocabulary: Vocabulary, gate: Reasoning) -> None:
         self.vocabulary = vocabulary
         self.start, self.end = (gate.start or "").encode(), gate.end.encode()
-        self.start_id, self.end_id = (
-            vocabulary.special_tokens.get(name or "") for name in (gate.start, gate.end)
-        )
+        self.start_id, self.end_id = (vocabulary.special_tokens.get(name or "") for name in (gate.start, gate.end))
         self.breaks = (b"", b"\n", b"\n\n") if gate.allows_breaks else (b"",)
         texts = [(index, data) for index, data in enumerate(vocabulary.token_bytes) if data]
         # For each length of a beginning of the end mark, the tokens that complete it and go on wrongly.
@@ -136,9 +134,7 @@ class GatedMatcher(OuterMatcher):
             case Phase.REASONING:
                 found = 0 if token_id == tables.end_id else tables.find_end(tail + data) if data else WRONG
                 if found is None:
-                    return State(
-                        Phase.REASONING, (tail + data)[1 - len(tables.end) :] if tables.end[1:] else b""
-                    )
+                    return State(Phase.REASONING, (tail + data)[1 - len(tables.end) :] if tables.end[1:] else b"")
                 return None if found == WRONG else State(Phase.BREAK, b"", found)
             case Phase.BREAK:
                 is_break = data in tables.breaks[1:] and num_breaks + len(data) <= MAX_NUM_BREAKS

@@ -121,9 +121,7 @@ class ResidualMatcher(OuterMatcher):
         if not self.inner.is_completed():
             return False
         # Only a number is complete without a byte that ends it.
-        return self._state.mode is not Mode.NUMBER or self._is_fine(
-            self._checks.places.root, bytes(self._text), bytes
-        )
+        return self._state.mode is not Mode.NUMBER or self._is_fine(self._checks.places.root, bytes(self._text), bytes)
 
     def write_row(self, words: np.ndarray) -> None:
         self._violation = self._dead_end = None
@@ -241,9 +239,7 @@ class ResidualMatcher(OuterMatcher):
         before = bytes(self._text[frame.start : self._state.start])
         return [spell(value) for value in read_elements(before) if isinstance(value, str)]
 
-    def _clear_far(
-        self, words: np.ndarray, far: TokenClass, known: OpenString, special: frozenset[bytes]
-    ) -> None:
+    def _clear_far(self, words: np.ndarray, far: TokenClass, known: OpenString, special: frozenset[bytes]) -> None:
         """Clear the tokens that complete a value around the open string: one verdict for each that ends it alike."""
         tokens, wrong = self._checks.tokens, []
         if known.unknown is None:

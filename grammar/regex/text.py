@@ -120,12 +120,6 @@ def find_members(token: str) -> frozenset[int]:
         raise UnknownSyntax
     if known is None:  # A back reference is not a set of characters.
         return frozenset()
-    written = {
-        *_BEYOND_ASCII,
-        *(chr(int(code, 16)) for code in _CODE.findall(token) if int(code, 16) < 0x110000),
-    }
-    probes = {
-        *map(chr, range(0x80)),
-        *(char for char in {*written, *token} if not "\ud800" <= char <= "\udfff"),
-    }
+    written = {*_BEYOND_ASCII, *(chr(int(code, 16)) for code in _CODE.findall(token) if int(code, 16) < 0x110000)}
+    probes = {*map(chr, range(0x80)), *(char for char in {*written, *token} if not "\ud800" <= char <= "\udfff")}
     return frozenset(ord(char) for char in probes if known(char) is not False)

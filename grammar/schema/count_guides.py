@@ -113,9 +113,7 @@ def guide_integers(node: Node) -> Guide:
     first = low if low is not None else (0 if high is None else high) - MAX_NUM_VALUES + 1
     last = high if high is not None else first + 2 * MAX_NUM_VALUES
     validator = make_validator(node) if last - first < MAX_NUM_TRIED else None
-    values = [
-        value for value in range(first, last + 1) if validator is not None and validator.is_valid(value)
-    ]
+    values = [value for value in range(first, last + 1) if validator is not None and validator.is_valid(value)]
     if validator is None or len(values) > 2 * MAX_NUM_VALUES:
         return None
     parts = [make(enum=values)] if values else []

@@ -88,9 +88,7 @@ def check_well_formed(schema: dict[str, Any] | bool, place: str = "") -> None:
     written = dict(schema) if isinstance(schema, dict) else {}
     for keyword in {"$defs", "definitions"} & written.keys():
         definitions = written[keyword] if isinstance(written[keyword], dict) else {}
-        bundled = {
-            name: each for name, each in definitions.items() if find_named(each) not in (None, dialect)
-        }
+        bundled = {name: each for name, each in definitions.items() if find_named(each) not in (None, dialect)}
         others = {name: each for name, each in bundled.items() if "$id" in each or "id" in each}
         for name, each in others.items():
             check_well_formed(each, join_pointer(place, keyword, name))

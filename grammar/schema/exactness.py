@@ -60,9 +60,7 @@ class Surroundings:
     @cached_property
     def num_remainders(self) -> int:
         """The number of states that all steps of `multipleOf` take together, alone or where schemas meet."""
-        steps = {
-            Fraction(str(step)) for node in self.nodes if 0 < (step := node.get("multipleOf", 0)) < math.inf
-        }
+        steps = {Fraction(str(step)) for node in self.nodes if 0 < (step := node.get("multipleOf", 0)) < math.inf}
         common = Fraction(1)
         for step in steps:
             numerator = math.lcm(common.numerator, step.numerator)
@@ -114,11 +112,7 @@ def lets_bound_through(node: Node, value: Any, around: Surroundings) -> Reason:
     """With a whole excluded bound and an opposite one less than 1 away, the excluded number itself is accepted."""
     is_near = any(abs(value - bound) < 1 for bound in around.fractions)
     is_meant = not value % 1 and is_near and node.get("type") != "integer"
-    return (
-        "next to a bound less than 1 away, the excluded number itself would be let through"
-        if is_meant
-        else None
-    )
+    return ("next to a bound less than 1 away, the excluded number itself would be let through" if is_meant else None)
 
 
 def is_step_large(node: Node, value: Any, around: Surroundings) -> Reason:
@@ -168,9 +162,7 @@ def is_format_checked(node: Node, value: Any, around: Surroundings) -> Reason:
     return f"the format {value} is checked where the string ends" if value in CHECKED_FORMATS else None
 
 
-_NEVER_ENFORCED = (
-    *("not", "if", "contains", "uniqueItems", "dependencies", "dependentRequired", "dependentSchemas"),
-)
+_NEVER_ENFORCED = (*("not", "if", "contains", "uniqueItems", "dependencies", "dependentRequired", "dependentSchemas"),)
 _UNEVALUATED = "only enforced without $ref, allOf, anyOf and the like in the same schema"
 ROWS = (
     *(Row(keyword, always("not enforced token by token")) for keyword in _NEVER_ENFORCED),
@@ -270,8 +262,6 @@ def has_long_escape(value: Any) -> bool:
 def is_long_escaped(pattern: str) -> bool:
     """Return whether a part of a pattern matches only characters with long escapes."""
     try:
-        return any(
-            members and LONG_ESCAPED.issuperset(map(chr, members)) for _, members in list_sets(pattern)
-        )
+        return any(members and LONG_ESCAPED.issuperset(map(chr, members)) for _, members in list_sets(pattern))
     except UnknownSyntax:
         return False

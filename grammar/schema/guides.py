@@ -62,11 +62,7 @@ def find_guides(node: Node, keyword: str) -> list[Node]:
 
 def guide_condition(node: Node, condition: Schema, then: Schema, other: Schema) -> Guide:
     """Return that either a condition and its consequence hold, or neither the condition nor its exception."""
-    names = (
-        {*condition.get("required", ()), *list_properties(condition)}
-        if isinstance(condition, Node)
-        else set()
-    )
+    names = ({*condition.get("required", ()), *list_properties(condition)} if isinstance(condition, Node) else set())
     opposite = negate(condition, node)
     if opposite is True or not is_listed(node, names):
         return None

@@ -97,9 +97,7 @@ def check_identifier(identifier: str, pointer: str) -> None:
         if identifier:
             jsonschema_rs.Draft7Validator({"$id": identifier}, offline=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
-        raise InvalidGrammar(
-            f"$id at {pointer or '#'}: {identifier!r} is no URI reference", pointer
-        ) from error
+        raise InvalidGrammar(f"$id at {pointer or '#'}: {identifier!r} is no URI reference", pointer) from error
 
 
 def join_uri(base: str, ref: str) -> str:

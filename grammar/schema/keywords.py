@@ -6,10 +6,7 @@ from typing import Any
 # Keywords whose value is a schema, a list of schemas, or a map from names to schemas.
 SCHEMA_KEYWORDS = frozenset(
     [
-        *(
-            "additionalItems", "additionalProperties", "contains", "else", "if", "items", "not",
-            "propertyNames",
-        ),
+        *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames"),
         *("then", "unevaluatedItems", "unevaluatedProperties"),
     ]
 )
@@ -52,10 +49,7 @@ ASSERTIONS = frozenset(TYPES_OF_KEYWORD) | IN_PLACE_APPLICATORS | {"type", "enum
 
 # Keywords that define names and references for other schemas; they assert nothing about an instance.
 STRUCTURE_KEYWORDS = frozenset(
-    [
-        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs"),
-        "definitions",
-    ]
+    [*("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs"), "definitions"]
 )
 
 

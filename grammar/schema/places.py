@@ -74,9 +74,7 @@ class Place:
         known = name if any(name in list_properties(node) for node in self.nodes) else None
         if known not in self._names:
             assert self.map is not None, "names have no members"
-            self._names[known] = self.map.find(
-                [find_member(node.keywords, name) for node in self.nodes], self
-            )
+            self._names[known] = self.map.find([find_member(node.keywords, name) for node in self.nodes], self)
         return self._names[known]
 
     def element(self, index: int) -> "Place | None":
@@ -108,9 +106,7 @@ class PlaceMap:
         others = (each for each in found.checks if each.node is not root)
         self.root = replace(found, checks=(self.root_check, *others))
 
-    def find(
-        self, starts: Iterable[Schema | None], around: Place, extra: tuple[Check, ...] = ()
-    ) -> Place | None:
+    def find(self, starts: Iterable[Schema | None], around: Place, extra: tuple[Check, ...] = ()) -> Place | None:
         """Return the place to which all these schemas apply, None when nothing is checked there or below.
 
         Args:
@@ -195,9 +191,7 @@ def make_names(named: list[Node]) -> Place | None:
     if not named:
         return None
     strings = join(*(list_strings(node, keyword) for node in named for keyword in node.keywords))
-    return Place(
-        None, frozenset(named), tuple(Check(node, ("propertyNames",)) for node in named), False, strings
-    )
+    return Place(None, frozenset(named), tuple(Check(node, ("propertyNames",)) for node in named), False, strings)
 
 
 def join(*found: Strings) -> Strings:

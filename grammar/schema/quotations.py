@@ -107,9 +107,7 @@ def check_ways(ways: list[Nodes]) -> None:
         fitting = [way for way in ways if all(takes(node, kind) for node in way)]
         for node in iterate_nodes(chain.from_iterable(fitting)) if len(fitting) > 1 else ():
             if GROUNDED in node.keywords:
-                raise UnsupportedGrammar(
-                    node.pointer, GROUNDED, "an alternative takes the same value without it"
-                )
+                raise UnsupportedGrammar(node.pointer, GROUNDED, "an alternative takes the same value without it")
 
 
 def takes(node: Node, kind: str) -> bool:

@@ -53,9 +53,7 @@ class Refusal(Exception):
     is_contradiction: bool = False
 
 
-def locate(
-    root: Schema, make_emitter: Callable[[], Emitter], probe: Callable[[Json], str], message: str
-) -> Refusal:
+def locate(root: Schema, make_emitter: Callable[[], Emitter], probe: Callable[[Json], str], message: str) -> Refusal:
     """Return the node and keyword that an error about a whole document concerns.
 
     It is the innermost node that alone draws the same complaint. Without one, unless the message is that nothing

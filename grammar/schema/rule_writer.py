@@ -215,9 +215,7 @@ class RuleWriter:
         """Write the terminal of a grounded string and return its name."""
         assert self.source is not None, "without a source the annotation is refused"
         least = max(int(keywords.get("minLength", 0)) for _, keywords in parts)
-        most = min(
-            (int(keywords["maxLength"]) for _, keywords in parts if "maxLength" in keywords), default=None
-        )
+        most = min((int(keywords["maxLength"]) for _, keywords in parts if "maxLength" in keywords), default=None)
         if not self.source.has_quotation(least, most):
             at_most = "" if most is None else f" and at most {most}"
             pointer = next(node.pointer for node, _ in parts if GROUNDED in node.keywords)
@@ -256,9 +254,7 @@ class RuleWriter:
         listed = dict.fromkeys(
             [*(name for _, keywords in parts for name in keywords.get("properties", ())), *required]
         )
-        values = {
-            name: self._write_all(find_member(keywords, name) for _, keywords in parts) for name in listed
-        }
+        values = {name: self._write_all(find_member(keywords, name) for _, keywords in parts) for name in listed}
         names = [name for name in listed if values[name] is not None]
         if any(values[name] is None for name in required):
             return
@@ -272,13 +268,9 @@ class RuleWriter:
         if len(required) > MAX_NUM_BITS:
             node = max(parts, key=lambda part: len(part[1].get("required", ())))[0]
             raise Refusal(node, "required", f"more than {MAX_NUM_BITS} names are required")
-        yield self._write_members(
-            {name: str(values[name]) for name in names}, len(required), other, parts[0][0]
-        )
+        yield self._write_members({name: str(values[name]) for name in names}, len(required), other, parts[0][0])
 
-    def _write_members(
-        self, values: Mapping[str, str], num_required: int, other: str | None, node: Node
-    ) -> str:
+    def _write_members(self, values: Mapping[str, str], num_required: int, other: str | None, node: Node) -> str:
         """Write the rules of an object and return how it begins.
 
         Args:
@@ -294,17 +286,12 @@ class RuleWriter:
         self._lines += [f"{rest}::_: {body}", f"{first}: {firsts}"]
         return f'"{{"{self._gap} {first}'
 
-    def _write_in_order(
-        self, values: dict[str, str], required: Collection[str], other: str | None, node: Node
-    ) -> str:
+    def _write_in_order(self, values: dict[str, str], required: Collection[str], other: str | None, node: Node) -> str:
         """Write the rules of an object whose properties come in this order, and return how it begins."""
         comma = f"{json.dumps(self._comma)}{self._gap} "
         first, rest = self._new_rule(node), self._new_rule(node)
         more = "" if other is None else f"{other}{self._gap} {rest}"
-        self._lines += [
-            f'{first}: "}}"{more and f" | {more}"}',
-            f'{rest}: "}}"{more and f" | {comma}{more}"}',
-        ]
+        self._lines += [f'{first}: "}}"{more and f" | {more}"}', f'{rest}: "}}"{more and f" | {comma}{more}"}']
         for name, value in reversed(values.items()):
             way = f"{self._write_key(name)} {value}{self._gap} {rest}"
             skips = ("", "") if name in required else (f" | {first}", f" | {rest}")

@@ -88,9 +88,7 @@ class Weakening:
     def _weaken(self, node: Node) -> dict[str, Any]:
         is_own = node in self._nodes
         # A guide may itself exceed what an engine enforces.
-        dropped = (
-            self.dropped.get(node, []) if is_own else [gap.keyword for gap in find_gaps(node, self._around)]
-        )
+        dropped = (self.dropped.get(node, []) if is_own else [gap.keyword for gap in find_gaps(node, self._around)])
         if not dropped:
             return node.keywords
         kept = {

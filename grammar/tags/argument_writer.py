@@ -34,9 +34,7 @@ _SPACE = "[ ]{1}"  # the whitespace of a loose style
 _WORDS = ("true", "false", "null")
 _OTHER_WORDS = {"true": "True", "false": "False", "null": "None"}
 # Without what only one of JSON's and Python's readers takes.
-_PYTHON_STRING = " | ".join(
-    rf"/{sign}(?:[^{sign}\\\x00-\x1F]|\\[\\{sign}nrtbf])*{sign}/" for sign in ("'", '"')
-)
+_PYTHON_STRING = " | ".join(rf"/{sign}(?:[^{sign}\\\x00-\x1F]|\\[\\{sign}nrtbf])*{sign}/" for sign in ("'", '"'))
 _SIMPLE = frozenset(["type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"])
 
 

@@ -88,9 +88,7 @@ class TagText:
         self._parts = dict(list_leaves(self._format, "/format"))
         # A value that occurs several times is compiled at its first occurrence.
         firsts: dict[str, str] = {}
-        self._first = {
-            pointer: firsts.setdefault(json.dumps(part), pointer) for pointer, part in self._parts.items()
-        }
+        self._first = {pointer: firsts.setdefault(json.dumps(part), pointer) for pointer, part in self._parts.items()}
         graph = TagGraph(self._format, vocabulary)
         self._graph = graph
         # Node of a value -> pointer of the value that is compiled for it.

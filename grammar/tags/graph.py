@@ -131,9 +131,7 @@ class TagGraph:
             case "sequence":
                 last = len(part["elements"]) - 1
                 for index, element in reversed(list(enumerate(part["elements"]))):
-                    target = self._build(
-                        element, f"{where}/elements/{index}", target, exits if index == last else ()
-                    )
+                    target = self._build(element, f"{where}/elements/{index}", target, exits if index == last else ())
                 return target
             case "or":
                 parts = enumerate(part["elements"])
@@ -165,9 +163,7 @@ class TagGraph:
                 raise InvalidGrammar(f"{where}: the vocabulary has {len(ids)} tokens {token[:80]!r}, not one")
             token = ids[0]
         if not 0 <= token < vocabulary.size or token in vocabulary.eos_token_ids:
-            raise InvalidGrammar(
-                f"{where}: token {token} is not a text token (0..{vocabulary.size - 1}, no EOS)"
-            )
+            raise InvalidGrammar(f"{where}: token {token} is not a text token (0..{vocabulary.size - 1}, no EOS)")
         return token
 
     def _mark(self, mark: str | Json, where: str, target: int) -> int:
@@ -216,9 +212,7 @@ class TagGraph:
         for index, tag in enumerate(part["tags"]):
             place, begin = f"{where}/tags/{index}", tag["begin"]
             if isinstance(begin, str) != bool(triggers):
-                raise UnsupportedGrammar(
-                    place, "begin", f"it begins with a {'text' if triggers else 'token'}"
-                )
+                raise UnsupportedGrammar(place, "begin", f"it begins with a {'text' if triggers else 'token'}")
             content = self._tag_content(tag, place, after)
             firsts.append(self._mark(begin, place, content))
             if not triggers:

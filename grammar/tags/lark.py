@@ -94,9 +94,7 @@ class TagWriter:
         node = self.graph.nodes[index]
         if not self.has_fast_text or not isinstance(node, FreeText):
             return False
-        return node.next is None or all(
-            self._is_end_or_token(target) for target in self._list_next(node.next)
-        )
+        return node.next is None or all(self._is_end_or_token(target) for target in self._list_next(node.next))
 
     def _is_end_or_token(self, index: int) -> bool:
         node = self.graph.nodes[index]

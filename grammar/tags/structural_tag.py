@@ -73,9 +73,7 @@ _CLASSES = {kind: defstruct(kind, fields, tag=kind, **_STRICT) for kind, fields 
 Format = reduce(or_, _CLASSES.values())  # type: ignore[arg-type]
 Tag, Token = _CLASSES["tag"], _CLASSES["token"]
 _Request = defstruct("_Request", [("format", Format)], tag="structural_tag", **_STRICT)
-_Structure = defstruct(
-    "_Structure", [("begin", str), ("schema", Any), ("end", str)], **_STRICT | {"tag_field": None}
-)
+_Structure = defstruct("_Structure", [("begin", str), ("schema", Any), ("end", str)], **_STRICT | {"tag_field": None})
 _Legacy = defstruct(
     "_Legacy",
     [("structures", Annotated[list[_Structure], Meta(min_length=1)]), ("triggers", _Names)],  # type: ignore[valid-type]
@@ -128,9 +126,7 @@ def _check(part: Json, where: str) -> None:
                 raise InvalidGrammar(f"{place}: min={each['min']} and max={each['max']} allow nothing")
         level = [child for place, each in level for child in list_children(each, place)]
     if level or num_formats > MAX_NUM_FORMATS:
-        raise InvalidGrammar(
-            f"a structural tag has at most {MAX_NUM_FORMATS} formats, {MAX_DEPTH} levels deep"
-        )
+        raise InvalidGrammar(f"a structural tag has at most {MAX_NUM_FORMATS} formats, {MAX_DEPTH} levels deep")
 
 
 def make_tag(begin: str, content: Json, end: str) -> Json:

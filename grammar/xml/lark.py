@@ -80,9 +80,7 @@ class _Writer:
         text = element["text"]
         body = write_value(text, _TEXT_CHARACTER, _PLAIN_TEXT, is_attribute=False)
         terminal = self._rule(f'">" {body} {quote(f"</{name}>")}', "T")
-        is_empty_fine = (text.get("type") == "string" and not text.get("min_length")) or "" in text.get(
-            "enum", ()
-        )
+        is_empty_fine = (text.get("type") == "string" and not text.get("min_length")) or "" in text.get("enum", ())
         return terminal + (' | "/>"' if is_empty_fine else "")
 
     def _particle(self, particle: Json) -> str:

@@ -78,9 +78,7 @@ def describe_document(root: Any, definitions: Any = None, declaration: str = "no
         definitions: name -> element, for {"ref": name}; they may contain themselves.
         declaration: whether the text begins with `<?xml version="1.0" encoding="UTF-8"?>`.
     """
-    written = {
-        "root": root, "definitions": {} if definitions is None else definitions, "declaration": declaration,
-    }
+    written = {"root": root, "definitions": {} if definitions is None else definitions, "declaration": declaration}
     document = read_description(written, Document, "XML document")
     known = document["definitions"]
     places = {"/root": document["root"]} | {join_pointer("/definitions", name): known[name] for name in known}

@@ -50,9 +50,7 @@ class XmlValidator:
             return False
         return len(children) in self._ends(element.get("children", ()), children, {0})
 
-    def _ends(
-        self, particles: Sequence[Json], nodes: Sequence[ElementTree.Element], starts: set[int]
-    ) -> set[int]:
+    def _ends(self, particles: Sequence[Json], nodes: Sequence[ElementTree.Element], starts: set[int]) -> set[int]:
         """Return where a sequence of particles may end among the nodes, beginning anywhere in `starts`."""
         for particle in particles:
             starts = self._repeat(particle, nodes, starts)

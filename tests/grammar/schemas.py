@@ -10,9 +10,7 @@ PATTERNS = st.sampled_from([*_PLAIN, '^[^"]+$', r'^([^"\\]|x)*$', r"^\S+$", r"^[
 FORMATS = st.sampled_from(
     ["date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "uri", "hostname", "my-format"]
 )
-SCALARS = (
-    st.none() | st.booleans() | st.integers(-5, 20) | st.sampled_from([0.5, -1.25, 3.0, "", "a", "é", "abc"])
-)
+SCALARS = (st.none() | st.booleans() | st.integers(-5, 20) | st.sampled_from([0.5, -1.25, 3.0, "", "a", "é", "abc"]))
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
@@ -60,9 +58,7 @@ def applicators(inner: st.SearchStrategy) -> st.SearchStrategy:
     branches = st.lists(inner, min_size=1, max_size=3)
     kind = st.sampled_from(["anyOf", "oneOf", "allOf"])
     lists = st.builds(lambda name, subs: {name: subs}, kind, branches)
-    rest = st.sampled_from(
-        [{"$ref": "#/$defs/d"}, {"not": False}, {"if": {}}, {"if": {"type": "null"}, "then": {}}]
-    )
+    rest = st.sampled_from([{"$ref": "#/$defs/d"}, {"not": False}, {"if": {}}, {"if": {"type": "null"}, "then": {}}])
     return lists | rest
 
 
@@ -79,9 +75,7 @@ def make_layer(inner: st.SearchStrategy) -> st.SearchStrategy:
         | st.builds(merge, st.sampled_from([{"type": "integer"}, {"type": "number"}]), NUMBERS)
     )
     types = st.just({}) | TYPES.map(lambda name: {"type": name}) | st.just({"type": ["string", "null"]})
-    mixed = st.builds(
-        merge, types, applicators(inner), st.just({}) | objects(inner) | STRINGS | arrays(inner)
-    )
+    mixed = st.builds(merge, types, applicators(inner), st.just({}) | objects(inner) | STRINGS | arrays(inner))
     values = st.lists(VALUES, min_size=1, max_size=4).map(lambda found: {"enum": found})
     return typed | mixed | st.builds(merge, types, values) | VALUES.map(lambda value: {"const": value})
 

@@ -97,9 +97,7 @@ def replace_table(text: str, table: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.grammar.suite_table", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.grammar.suite_table", description=__doc__.split("\n")[0])
     parser.add_argument("suite", type=Path, metavar="FOLDER", help="the suite's files, .../draft2020-12")
     options = parser.parse_args(arguments)
     if not any(options.suite.glob("*.json")):

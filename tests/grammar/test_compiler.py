@@ -85,9 +85,7 @@ def test_threads_that_want_the_same_spec_share_one_compile(monkeypatch):
 def test_a_refusal_is_repeated_without_another_compile_until_it_is_forgotten(monkeypatch):
     compiler, calls = make_compiler(), []
     real = compiler_module.compile_json_schema
-    monkeypatch.setattr(
-        compiler_module, "compile_json_schema", lambda *rest: calls.append(rest) or real(*rest)
-    )
+    monkeypatch.setattr(compiler_module, "compile_json_schema", lambda *rest: calls.append(rest) or real(*rest))
     monkeypatch.setattr(compiler_module, "MAX_NUM_REFUSALS", 2)
     specs = [GrammarSpec.json_schema({"$dynamicRef": f"#{name}"}) for name in "abc"]
     for spec in [specs[0], specs[0], *specs]:
@@ -171,9 +169,7 @@ def test_specs_of_the_same_schema_and_order_are_equal_and_hashable():
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     assert GrammarSpec.json_schema(schema) == GrammarSpec.json_schema(json.dumps(schema, indent=2))
     assert len({GrammarSpec.json_schema(schema), GrammarSpec.json_schema(schema, whitespace="any")}) == 2
-    assert GrammarSpec.json_schema(schema) != GrammarSpec.json_schema(
-        {**schema, "properties": {"a": {}, "b": {}}}
-    )
+    assert GrammarSpec.json_schema(schema) != GrammarSpec.json_schema({**schema, "properties": {"a": {}, "b": {}}})
 
 
 @pytest.mark.parametrize(

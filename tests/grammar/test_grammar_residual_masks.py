@@ -81,9 +81,7 @@ NAMES = ["a", "ab", "abc", "an", "the", "name", "in", "on", "é"]
 PIECES = {b"a", b"b", b"c", b"in", b"on", b"the", b"name", b'"', b", ", b'", "', b": "}
 CHECKED = {
     "excluded values": {"items": {"not": {"enum": NAMES}}},
-    "excluded beside a pattern": {
-        "items": {"type": "string", "pattern": "^[a-n]{1,4}$", "not": {"enum": NAMES}}
-    },
+    "excluded beside a pattern": {"items": {"type": "string", "pattern": "^[a-n]{1,4}$", "not": {"enum": NAMES}}},
     "an excluded object": {
         "properties": {"a": TEXT, "b": TEXT},
         "required": ["a", "b"],
@@ -123,10 +121,7 @@ CHECKED = {
         "$ref": "#/$defs/node",
         "$defs": {"node": {"items": {"$ref": "#/$defs/node"}, "not": {"enum": ["a", ["a"], [["in"]]]}}},
     },
-    "through an anchor": {
-        "items": {"$ref": "#word"},
-        "$defs": {"word": {"$anchor": "word", "not": {"enum": NAMES}}},
-    },
+    "through an anchor": {"items": {"$ref": "#word"}, "$defs": {"word": {"$anchor": "word", "not": {"enum": NAMES}}}},
 }
 # A walk may end dead here: the check comes when nothing can be added.
 DEAD_ENDS = {"excluded beside a pattern", "a length under a condition", "Handwritten---notnames9"}
@@ -198,9 +193,7 @@ def test_a_walk_through_residual_checks_ends_in_a_valid_text(merged_compiler, na
     assert check_walks(merged_compiler, CHECKED[name], 25, 30, may_end_dead=name in DEAD_ENDS) > 5
 
 
-@pytest.mark.skipif(
-    not DATA.exists(), reason="the development part of MaskBench is not beside the repository"
-)
+@pytest.mark.skipif(not DATA.exists(), reason="the development part of MaskBench is not beside the repository")
 @settings(SETTINGS, max_examples=250)
 @given(number=st.integers(0, 396), seed=st.integers(0, 2**32))
 def test_a_walk_over_a_schema_of_maskbench_meets_no_dead_end_and_ends_valid(merged_compiler, number, seed):

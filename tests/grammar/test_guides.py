@@ -117,9 +117,7 @@ def feed(compiler, schema, text):
         (r"^\(?(?!\))[(?=!]{2}(?<=\?)$", "(??", 3),
     ],
 )
-def test_the_classes_and_lengths_of_a_pattern_hold_beside_look_around(
-    byte_compiler, pattern, text, num_accepted
-):
+def test_the_classes_and_lengths_of_a_pattern_hold_beside_look_around(byte_compiler, pattern, text, num_accepted):
     assert feed(byte_compiler, {"type": "string", "pattern": pattern}, f'"{text}')[1] == num_accepted + 1
 
 
@@ -191,13 +189,8 @@ CONDITIONS = [
 
 def make_condition(age, condition):
     people = {"age": age, "guardian": {"type": ["string", "null"]}}
-    branches = {
-        "then": {"properties": {"guardian": {"type": "string"}}},
-        "else": {"properties": {"guardian": NULL}},
-    }
-    schema = make_object(
-        people, ["age", "guardian"], **branches, **{"if": {"properties": {"age": condition}}}
-    )
+    branches = {"then": {"properties": {"guardian": {"type": "string"}}}, "else": {"properties": {"guardian": NULL}}}
+    schema = make_object(people, ["age", "guardian"], **branches, **{"if": {"properties": {"age": condition}}})
     return {**schema, "$defs": {"age": {"type": "integer", "minimum": 0}}}
 
 

@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grammar import (
-    GrammarCompiler,
-    GrammarError,
-    GrammarLimits,
-    GrammarSpec,
-    UnsupportedGrammar,
-    Vocabulary,
-)
+from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec, UnsupportedGrammar, Vocabulary
 from grammar.engines import by_name
 from grammar.schema.emit import Emitter
 from grammar.schema.reader import read_schema
@@ -91,13 +84,9 @@ BOUNDED = {
     "2 ** 25 paths of allOf": lambda: json_schema(fan_out(25, "allOf")),
     "2 ** 25 paths of anyOf": lambda: json_schema(fan_out(25, "anyOf")),
     "2 ** 25 places": lambda: json_schema(fan_out(25, "properties", **{"not": {"required": ["z"]}})),
-    "2 ** 25 sources": lambda: json_schema(
-        fan_out(25, "properties", additionalProperties=QUOTED), source="a b"
-    ),
+    "2 ** 25 sources": lambda: json_schema(fan_out(25, "properties", additionalProperties=QUOTED), source="a b"),
     "an enumeration of 200 kB": lambda: json_schema({"enum": number_texts(9_000)}),
-    "a distinct enumeration": lambda: json_schema(
-        {"items": {"enum": number_texts(9_000)}, "uniqueItems": True}
-    ),
+    "a distinct enumeration": lambda: json_schema({"items": {"enum": number_texts(9_000)}, "uniqueItems": True}),
     "(.*a){30}": lambda: GrammarSpec.regex("(.*a){30}"),
     "(.*a){30} in a schema": lambda: string(pattern="(.*a){30}"),
     ".*a.{20}": lambda: GrammarSpec.regex(".*a.{20}"),

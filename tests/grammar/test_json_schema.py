@@ -191,9 +191,7 @@ def test_a_refusal_names_pointer_and_keyword_as_the_user_wrote_them(byte_compile
         ({"type": "integer", "minimum": 5, "maximum": 4}, "", "no text satisfies"),
     ],
 )
-def test_a_malformed_or_contradictory_schema_has_the_pointer_to_the_fault(
-    byte_compiler, schema, pointer, message
-):
+def test_a_malformed_or_contradictory_schema_has_the_pointer_to_the_fault(byte_compiler, schema, pointer, message):
     with pytest.raises(InvalidGrammar, match=message) as refusal:
         byte_compiler.compile(GrammarSpec.json_schema(schema))
     assert refusal.value.pointer == pointer
@@ -271,9 +269,7 @@ def test_no_number_beyond_a_double_is_taken_for_another(byte_compiler, schema):
     numbers += [2**63 + 2**12, 2**63 + 2**12 + 1]
     texts = [json.dumps(value) for number in numbers for value in (number, {"id": number}, {"id": [number]})]
     validator = SchemaValidator(schema)
-    check_texts(
-        byte_compiler, schema, bad=[text for text in texts if not validator.is_valid(json.loads(text))]
-    )
+    check_texts(byte_compiler, schema, bad=[text for text in texts if not validator.is_valid(json.loads(text))])
 
 
 DIGITS = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")

@@ -19,9 +19,7 @@ from tests.grammar.vocabularies import (
 )
 
 OBJECT = {**CLOSED, "properties": {"é": {"type": "string"}}, "required": ["é"]}
-TAG = {
-    "type": "tag", "begin": "<t>", "content": {"type": "json_schema", "json_schema": OBJECT}, "end": "</t>",
-}
+TAG = {"type": "tag", "begin": "<t>", "content": {"type": "json_schema", "json_schema": OBJECT}, "end": "</t>"}
 UNIQUE = TAG | {"content": {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}}
 CASES = {
     "llguidance": (GrammarSpec.json_schema(OBJECT), '{"é": "日本 {"}'),
@@ -29,10 +27,7 @@ CASES = {
     "llguidance choice": (GrammarSpec.choice(["a", "abc", "日"], backend="llguidance"), "abc"),
     "outlines_core choice": (GrammarSpec.choice(["a", "abc", "日"]), "abc"),
     "llguidance ebnf": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"'), "ab,日本,c"),
-    "xgrammar": (
-        GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"', "xgrammar"),
-        "ab,日本,c",
-    ),
+    "xgrammar": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"', "xgrammar"), "ab,日本,c"),
     "llguidance any order": (GrammarSpec.json_schema(OBJECT, property_order="any"), '{"é": "日本 {"}'),
     "llguidance residual": (GrammarSpec.json_schema({"type": "array", "uniqueItems": True}), '["日", 1]'),
     "llguidance grounded": (

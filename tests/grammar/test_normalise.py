@@ -85,10 +85,7 @@ def test_a_format_pattern_matches_only_valid_strings(name, data):
 
 
 def test_the_users_schema_is_not_changed(byte_compiler):
-    schema = {
-        "properties": {"a": {"items": [{"format": "x"}]}},
-        "anyOf": [{"minimum": 1, "exclusiveMinimum": True}],
-    }
+    schema = {"properties": {"a": {"items": [{"format": "x"}]}}, "anyOf": [{"minimum": 1, "exclusiveMinimum": True}]}
     before = copy.deepcopy(schema)
     spec = GrammarSpec.json_schema(schema)
     byte_compiler.compile(spec)

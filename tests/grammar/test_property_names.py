@@ -132,10 +132,7 @@ def test_all_names_that_are_left_may_come_next(merged_compiler):
     assert set(allowed_tokens(matcher, vocabulary)) & {*b"abcd}"} == {*b"ac"}
 
 
-MANY = {
-    "properties": {f"n{i}": {"type": "integer"} for i in range(80)},
-    "required": [f"n{i}" for i in range(70)],
-}
+MANY = {"properties": {f"n{i}": {"type": "integer"} for i in range(80)}, "required": [f"n{i}" for i in range(70)]}
 # What is beside properties: a valid text in another order than the schema's, and an invalid one.
 EITHER = [{"required": ["a"]}, {"required": ["b"]}]
 BESIDE = [
@@ -271,9 +268,7 @@ def test_a_pattern_that_can_do_without_control_characters_is_kept(byte_compiler,
     check_texts(byte_compiler, schema, [json.dumps({"a": 1, "b": "\t" if pattern == r"^\t$" else "a"})])
 
 
-MEMBERS = {
-    "properties": {"b": {}}, "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False,
-}
+MEMBERS = {"properties": {"b": {}}, "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False}
 BRANCHING = [
     {"allOf": [{"properties": {"ab": {}}}]}, {"anyOf": [{"properties": {"ab": {}}}, {"required": ["b"]}]},
     {"$ref": "#/$defs/x"},

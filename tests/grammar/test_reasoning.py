@@ -11,10 +11,7 @@ from tests.grammar.vocabularies import BYTES, accepts, allowed_tokens, check_mas
 OPEN, CLOSE = "<think>", "</think>"
 # Two end tokens, the marks as special tokens, and tokens that cross the marks.
 EOS, OPEN_ID, CLOSE_ID = 256, 257, 258
-CROSSING = [
-    "</", "think", ">\n", ">\n\n", ">{", "x</think>", "</think>\n\n", "</think>{", "\n\n", "<t", "hink>",
-    "{}",
-]
+CROSSING = ["</", "think", ">\n", ">\n\n", ">{", "x</think>", "</think>\n\n", "</think>{", "\n\n", "<t", "hink>", "{}"]
 VOCABULARY = Vocabulary(
     [*BYTES, b"<eos>", b"", b"", *(text.encode() for text in CROSSING)], [EOS],
     {OPEN: OPEN_ID, CLOSE: CLOSE_ID},
@@ -64,9 +61,7 @@ def test_without_breaks_the_value_follows_the_mark(compiler):
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize("allows_breaks", [True, False])
 def test_masks_tell_what_is_accepted_on_the_whole_way(compiler, is_open, allows_breaks):
-    matcher = make_matcher(
-        compiler, "json_schema", Reasoning(None if is_open else OPEN, CLOSE, allows_breaks)
-    )
+    matcher = make_matcher(compiler, "json_schema", Reasoning(None if is_open else OPEN, CLOSE, allows_breaks))
     for token_id in [*([] if is_open else b"<think>"), *b"a </thin", ord("k"), ord(">"), *b"{", ord("}")]:
         allowed = check_mask(matcher, VOCABULARY)
         assert token_id in allowed

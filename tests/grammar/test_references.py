@@ -78,9 +78,7 @@ def test_an_identifier_that_no_validator_reads_is_refused_with_its_place(byte_co
     assert refusal.value.pointer == "/properties/a"
 
 
-@pytest.mark.parametrize(
-    "malformed", [{"type": 5, "not": {}}, {"not": {"anyOf": 1}}, {"enum": 1}, {"pattern": 1}]
-)
+@pytest.mark.parametrize("malformed", [{"type": 5, "not": {}}, {"not": {"anyOf": 1}}, {"enum": 1}, {"pattern": 1}])
 def test_what_only_a_reference_reaches_is_well_formed_too(byte_compiler, malformed):
     schema = {"$ref": "#/components/x", "components": {"x": {"items": malformed}}}
     with pytest.raises(InvalidGrammar, match="malformed") as refusal:
@@ -129,10 +127,7 @@ def test_references_that_lead_only_to_each_other_are_refused_where_they_stand(by
 
 @pytest.mark.parametrize(
     "first",
-    [
-        {"allOf": [A, {"type": "null"}]}, {"type": "null", "anyOf": [A]},
-        {"anyOf": [{"allOf": [A]}, {"type": "null"}]},
-    ],
+    [{"allOf": [A, {"type": "null"}]}, {"type": "null", "anyOf": [A]}, {"anyOf": [{"allOf": [A]}, {"type": "null"}]}],
 )
 def test_a_loop_beside_something_that_is_asserted_is_read_as_that(byte_compiler, first):
     schema = {"type": "object", "properties": {"x": A}, "$defs": {"a": first}}

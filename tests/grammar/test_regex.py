@@ -14,10 +14,7 @@ from tests.grammar.vocabularies import SETTINGS, accepts, allowed_tokens
 
 PATTERNS = [
     *(r"\d+(\.\d+)?", "a(bc)?", "[a-z]+(, [a-z]+)*", ".*", "a.*é", "é+", "(ab)+", "(ab|abc)(c|d)?", "|a"),
-    *(
-        "[^a]{1,3}", r"[^\n\"]*", "(a|b)*abb", "a{2,4}b{0,2}", "a{3}", "a{2,}", "(a*)*b", "x?y?z?",
-        r"\x41\u00e9",
-    ),
+    *("[^a]{1,3}", r"[^\n\"]*", "(a|b)*abb", "a{2,4}b{0,2}", "a{3}", "a{2,}", "(a*)*b", "x?y?z?", r"\x41\u00e9"),
     *(r"\w+@\w+\.com", "日(本|記)?", r"\[\]\{\}\(\)\\\.", r"[\]\-a]+", "(?P<year>[0-9]{4})-(?:0[1-9]|1[0-2])"),
 ]
 TEXTS = [
@@ -95,9 +92,7 @@ def walk_together(compiler, specs, rng, num_steps=12):
     seed=st.integers(0, 999),
     texts=st.lists(st.text("abcé.0日", max_size=6), min_size=6, max_size=6),
 )
-def test_engines_allow_the_same_tokens_and_end_where_pythons_re_matches(
-    merged_compiler, pattern, seed, texts
-):
+def test_engines_allow_the_same_tokens_and_end_where_pythons_re_matches(merged_compiler, pattern, seed, texts):
     """The pattern alone in a structural tag is the pattern too."""
     for backend, written in itertools.product((None, "llguidance"), texts):
         expected = re.fullmatch(pattern, written) is not None

@@ -110,9 +110,7 @@ def test_what_is_accepted_is_what_is_valid(byte_compiler, schema, whitespace):
         ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, '{"c', "c"),
     ],
 )  # fmt: skip
-def test_the_token_that_violates_is_refused_as_soon_as_it_completes_a_value(
-    byte_compiler, schema, text, rest
-):
+def test_the_token_that_violates_is_refused_as_soon_as_it_completes_a_value(byte_compiler, schema, text, rest):
     matcher = byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
     assert feed(matcher, text) == rest
     assert not rest or rest.encode()[0] not in allowed_tokens(matcher, byte_compiler.vocabulary)
@@ -189,9 +187,7 @@ def test_a_dead_end_names_the_keyword(byte_compiler):
     assert matcher.error is None
 
 
-@pytest.mark.parametrize(
-    "value", [{"not": {"$ref": "#/$defs/s"}, "maxLength": 2}, {"not": {"$ref": "#/$defs/s"}}]
-)
+@pytest.mark.parametrize("value", [{"not": {"$ref": "#/$defs/s"}, "maxLength": 2}, {"not": {"$ref": "#/$defs/s"}}])
 def test_a_string_whose_ending_was_checked_before_still_ends_in_a_named_dead_end(byte_compiler, value):
     schema = {"type": "object", "properties": {"v": value}, "$defs": {"s": {"type": "string"}}}
     matcher = byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
@@ -232,9 +228,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("items", [*ITEMS, *PARTS], ids=json.dumps)
-@pytest.mark.parametrize(
-    "bounds", [{}, {"minItems": 2}, {"minItems": 2, "maxItems": 2}, "all"], ids=json.dumps
-)
+@pytest.mark.parametrize("bounds", [{}, {"minItems": 2}, {"minItems": 2, "maxItems": 2}, "all"], ids=json.dumps)
 def test_no_walk_through_few_distinct_values_ends_nowhere(merged_compiler, items, bounds):
     if bounds == "all":
         bounds = {"minItems": len(items.get("enum", [True, False]))}

@@ -168,18 +168,13 @@ def test_free_text_is_utf8_and_ends_between_characters(compiler):
     matcher = compile_format(compiler, TEXT).matcher()
     assert not matcher.accept_token(0x80) and not matcher.accept_token(0xFF)
     assert matcher.accept_token(0xC3) and not matcher.accept_token(EOS)
-    assert set(allowed_tokens(matcher, VOCABULARY)) == {
-        *range(0x80, 0xC0),
-        VOCABULARY.token_bytes.index(b"\xa9<"),
-    }
+    assert set(allowed_tokens(matcher, VOCABULARY)) == {*range(0x80, 0xC0), VOCABULARY.token_bytes.index(b"\xa9<")}
     assert matcher.accept_token(0xA9) and matcher.accept_token(EOS)
 
 
 def test_a_special_token_stands_for_its_name_in_a_tag_and_nowhere_else(compiler):
     tag = {"type": "tag", "begin": "[CALL]", "content": NUMBER, "end": "<|python|>"}
-    matcher = compile_format(
-        compiler, {"type": "triggered_tags", "triggers": ["[CALL]"], "tags": [tag]}
-    ).matcher()
+    matcher = compile_format(compiler, {"type": "triggered_tags", "triggers": ["[CALL]"], "tags": [tag]}).matcher()
     assert not {PYTHON, OTHER} & set(allowed_tokens(matcher, VOCABULARY))
     for token_id in (*b"so [CA", CALL, *b'{"n": 1}'):
         assert token_id in allowed_tokens(matcher, VOCABULARY)
@@ -213,9 +208,7 @@ def test_a_special_token_opens_a_tag_in_free_text(compiler):
         assert matcher.accept_token(token_id)
     once = compile_format(compiler, part | {"stop_after_first": True, "at_least_one": True}).matcher()
     assert allowed_tokens(once, VOCABULARY) == [CALL]
-    assert all(map(once.accept_token, [CALL, *b'{"n": 1}', PYTHON])) and allowed_tokens(once, VOCABULARY) == [
-        EOS
-    ]
+    assert all(map(once.accept_token, [CALL, *b'{"n": 1}', PYTHON])) and allowed_tokens(once, VOCABULARY) == [EOS]
     with pytest.raises(UnsupportedGrammar, match="only special tokens"):
         end = {"token": "END"}
         compile_format(compiler, part | {"trigger_tokens": ["END"], "tags": [tag | {"begin": end}]})
@@ -223,10 +216,7 @@ def test_a_special_token_opens_a_tag_in_free_text(compiler):
 
 def test_a_vocabulary_without_all_bytes_gets_by():
     """The vocabulary of the values is then another one, with the bytes behind its own."""
-    tokens = [
-        b"<eos>",
-        *(t.encode() for t in ("<t>", "</t>", '{"n"', ": ", "1", "2", "}", "}</", "t>", "hi ")),
-    ]
+    tokens = [b"<eos>", *(t.encode() for t in ("<t>", "</t>", '{"n"', ": ", "1", "2", "}", "}</", "t>", "hi "))]
     vocabulary = Vocabulary(tokens, [0])
     matcher = GrammarCompiler(vocabulary).compile(
         GrammarSpec.structural_tag({"type": "structural_tag", "format": TRIGGERED})
@@ -238,10 +228,7 @@ def test_a_vocabulary_without_all_bytes_gets_by():
 
 
 def test_the_older_form_is_the_same_grammar(compiler):
-    legacy = {
-        "structures": [{"begin": "<t>", "schema": NUMBER["json_schema"], "end": "</t>"}],
-        "triggers": ["<t"],
-    }
+    legacy = {"structures": [{"begin": "<t>", "schema": NUMBER["json_schema"], "end": "</t>"}], "triggers": ["<t"]}
     spec = GrammarSpec.structural_tag(json.dumps(legacy))
     compiled = check_texts(compiler, spec, ['< <t>{"n": 1}</t>'], ['<t>{"n": "1"}</t>'])
     assert compiled.plan[0] == PlanEntry("/triggers", "triggers", "structural_tag")
@@ -334,10 +321,7 @@ def test_a_border_that_the_text_does_not_show_is_refused(compiler):
         (sequence(number, const("1")), "/format/elements/0"),
         (sequence({"type": "regex", "pattern": "[{]*"}, NUMBER), "/format/elements/1"),
         (sequence({"type": "grammar", "grammar": 'root ::= "a"'}, NUMBER), "/format/elements/0"),
-        (
-            {"type": "or", "elements": [many, many | {"json_schema": {"type": "array", "maxItems": 1}}]},
-            "/format/",
-        ),
+        ({"type": "or", "elements": [many, many | {"json_schema": {"type": "array", "maxItems": 1}}]}, "/format/"),
     ]:
         with pytest.raises(UnsupportedGrammar) as refusal:
             compile_format(compiler, part)
@@ -350,9 +334,7 @@ def test_tokens_that_begin_and_complete_a_checked_value_are_checked_too():
     schema = {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}
     tag = T | {"content": {"type": "json_schema", "json_schema": schema}}
     compiled = compile_format(GrammarCompiler(vocabulary), {"type": "plus", "content": tag})
-    for text, wrong, right in [
-        (b"", 257, 258), (b"<t", 259, None), (b"<t>", 257, 260), (b"<t>[1,", 261, None),
-    ]:
+    for text, wrong, right in [(b"", 257, 258), (b"<t", 259, None), (b"<t>", 257, 260), (b"<t>[1,", 261, None)]:
         matcher = compiled.matcher()
         assert all(map(matcher.accept_token, text))
         allowed = allowed_tokens(matcher, vocabulary)

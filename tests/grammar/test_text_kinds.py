@@ -78,9 +78,7 @@ def test_malformed_lark_is_invalid(byte_compiler, text):
 
 @pytest.mark.parametrize("has_header", [True, False])
 def test_csv_fields_keep_to_their_types(byte_compiler, has_header):
-    good = [
-        'Zoë,1,-2.5,true,2024-02-29,"a,b"', '"a ""b"", c",0,0,false,2023-12-31,c', ",1,1,true,2024-01-01,c",
-    ]
+    good = ['Zoë,1,-2.5,true,2024-02-29,"a,b"', '"a ""b"", c",0,0,false,2023-12-31,c', ",1,1,true,2024-01-01,c"]
     bad = [
         *("a,1.5,1,true,2024-01-01,c", "a,1,1,yes,2024-01-01,c", "a,1,1,true,2023-02-29,c"),
         *("a,1,1,true,2024-01-01,d", "a,1,1,true,2024-01-01", "a,01,1,true,2024-01-01,c"),
@@ -102,9 +100,7 @@ def test_random_csv_reads_back_with_as_many_fields(merged_compiler, seed):
     text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=60)
     if text is not None:
         rows = list(csv.reader(io.StringIO(text.decode(), newline=""), strict=True))
-        assert rows[0] == ["s, t", "n", "u"] and all(
-            len(row) == 3 and int(row[1]) >= -(2**63) for row in rows[1:]
-        )
+        assert rows[0] == ["s, t", "n", "u"] and all(len(row) == 3 and int(row[1]) >= -(2**63) for row in rows[1:])
 
 
 @pytest.mark.parametrize(
@@ -163,9 +159,7 @@ def test_xgrammar_reads_gbnf_as_llguidance_does(byte_compiler):
     for backend in ("llguidance", "xgrammar"):
         spec = GrammarSpec.ebnf(grammar, backend)
         assert byte_compiler.compile(spec).backend == backend
-        check_texts(
-            byte_compiler, spec, ["a |).", 'a ||".', "a |)x]", "a |.日|"], ["a |", "a |)x", 'a |)"', "a |]"]
-        )
+        check_texts(byte_compiler, spec, ["a |).", 'a ||".', "a |)x]", "a |.日|"], ["a |", "a |)x", 'a |)"', "a |]"])
 
 
 @pytest.mark.parametrize("grammar", ["root ::=", 'root ::= # later\na ::= "x"'])

@@ -56,9 +56,7 @@ def test_a_pattern_that_takes_too_many_steps_is_an_error_and_no_verdict(schema):
     validator = SchemaValidator(schema)
     instance = {"a" * 40: 1} if "propertyNames" in schema else "a" * 40
     for check in (validator.is_valid, validator.first_error):
-        with pytest.raises(
-            InvalidGrammar, match="a pattern backtracks more than 50000 steps over the value at"
-        ):
+        with pytest.raises(InvalidGrammar, match="a pattern backtracks more than 50000 steps over the value at"):
             check(instance)
 
 
@@ -70,10 +68,7 @@ def test_ordinary_patterns_with_look_around_read_long_texts():
 
 @pytest.mark.parametrize("identifier", [None, "person.schema.json", "http://e.com/d/r.json", "urn:a:b"])
 def test_a_part_is_read_with_the_references_of_the_whole(identifier):
-    schema = {
-        "properties": {"a": {"$ref": f"{identifier or ''}#/$defs/ä b"}},
-        "$defs": {"ä b": {"type": "null"}},
-    }
+    schema = {"properties": {"a": {"$ref": f"{identifier or ''}#/$defs/ä b"}}, "$defs": {"ä b": {"type": "null"}}}
     if identifier is not None:
         schema["$id"] = identifier
     validator = SchemaValidator(schema, "/properties/a")

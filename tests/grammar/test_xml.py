@@ -13,9 +13,7 @@ from tests.grammar.vocabularies import SETTINGS, accepts, walk
 
 ORDER = {
     "name": "order",
-    "attributes": {
-        "id": {"type": "integer", "required": True}, "état": {"enum": ["open", 'a"b<&']}, "note": "string",
-    },
+    "attributes": {"id": {"type": "integer", "required": True}, "état": {"enum": ["open", 'a"b<&']}, "note": "string"},
     "children": [
         {"name": "customer", "text": {"type": "string", "min_length": 1, "max_length": 5}},
         {"name": "item", "min": 0, "max": None, "attributes": {"sku": {"pattern": "[A-Z]{2}[0-9]+", "required": True}},
@@ -97,9 +95,7 @@ def test_white_space_and_declaration_are_as_asked(byte_compiler):
          ["<a/>", "<a><b/><c/><b/></a>", "<a><c/><c/><c/></a>"], ["<a><d/></a>"]),
     ],
 )  # fmt: skip
-def test_elements_may_contain_themselves_and_what_may_be_nothing_may_be_repeated(
-    byte_compiler, spec, good, bad
-):
+def test_elements_may_contain_themselves_and_what_may_be_nothing_may_be_repeated(byte_compiler, spec, good, bad):
     for text in (*good, *bad):
         assert verdicts(byte_compiler, spec, text) == (text in good, text in good)
 

@@ -122,11 +122,7 @@ def walk(
     text = b""
     for step in range(num_free + 600):
         allowed = allowed_tokens(matcher, vocabulary)
-        if (
-            may_end_dead
-            and not allowed
-            and (matcher.error or "").startswith("dead end: no continuation satisfies")
-        ):
+        if (may_end_dead and not allowed and (matcher.error or "").startswith("dead end: no continuation satisfies")):
             return None
         assert allowed, f"dead end after {text!r}: {matcher.error}"
         token_id = choose(allowed, vocabulary, rng, is_free=step < num_free)

@@ -9,7 +9,7 @@ from engine import LLM
 from engine.outputs import CompletionOutput
 from grammar import GrammarSpec
 from tests.app.api.harness import needs_model
-from tests.grammar.generations import SAMPLINGS, Counts, count_generations, read_specs
+from tests.measure.generations import SAMPLINGS, Counts, count_generations, read_specs
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "maskbench_dev.jsonl"
 NUM_SCHEMAS = 6
