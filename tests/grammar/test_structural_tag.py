@@ -214,19 +214,6 @@ def test_a_special_token_opens_a_tag_in_free_text(compiler):
         compile_format(compiler, part | {"trigger_tokens": ["END"], "tags": [tag | {"begin": end}]})
 
 
-def test_a_vocabulary_without_all_bytes_gets_by():
-    """The vocabulary of the values is then another one, with the bytes behind its own."""
-    tokens = [b"<eos>", *(t.encode() for t in ("<t>", "</t>", '{"n"', ": ", "1", "2", "}", "}</", "t>", "hi "))]
-    vocabulary = Vocabulary(tokens, [0])
-    matcher = GrammarCompiler(vocabulary).compile(
-        GrammarSpec.structural_tag({"type": "structural_tag", "format": TRIGGERED})
-    ).matcher()  # fmt: skip
-    for token_id, expected in [(10, {0, 1, 10, 3, 4, 5, 6, 7, 9}), (1, {3}), (3, {4}), (4, {5, 6}), (5, {5, 6, 7, 8}),
-                               (8, {9}), (9, {0, 1, 10, 3, 4, 5, 6, 7, 9})]:  # fmt: skip
-        assert matcher.accept_token(token_id)
-        assert set(allowed_tokens(matcher, vocabulary)) == expected
-
-
 def test_the_older_form_is_the_same_grammar(compiler):
     legacy = {"structures": [{"begin": "<t>", "schema": NUMBER["json_schema"], "end": "</t>"}], "triggers": ["<t"]}
     spec = GrammarSpec.structural_tag(json.dumps(legacy))
