@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from .bitmask import BITS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """Token bytes in id order, and the ids that end a text.
 
@@ -21,35 +22,44 @@ class Vocabulary:
             left out. No other grammar allows them.
     """
 
-    token_bytes: tuple[bytes, ...]
-    eos_token_ids: tuple[int, ...]
-    special_tokens: Mapping[str, int] = field(repr=False)
-    hash: str = field(init=False)
-    eos_set: frozenset[int] = field(init=False, repr=False)
-    # [num_words] int32: the row that allows the EOS ids and nothing else.
-    eos_mask: np.ndarray = field(init=False, repr=False)
+    token_bytes: Sequence[bytes]
+    eos_token_ids: Sequence[int]
+    special_tokens: Mapping[str, int] = field(default_factory=dict, repr=False)
 
-    def __init__(
-        self, token_bytes: Sequence[bytes], eos_token_ids: Sequence[int],
-        special_tokens: Mapping[str, int] | None = None,
-    ) -> None:
-        eos = tuple(sorted(set(eos_token_ids)))
+    def __post_init__(self) -> None:
+        eos, size = tuple(sorted(set(self.eos_token_ids))), len(self.token_bytes)
         if not eos:
             raise ValueError("a vocabulary needs at least one EOS token id")
-        if eos[0] < 0 or eos[-1] >= len(token_bytes):
-            raise ValueError(f"EOS token ids {list(eos)} must lie in 0..{len(token_bytes) - 1}")
+        if eos[0] < 0 or eos[-1] >= size:
+            raise ValueError(f"EOS token ids {list(eos)} must lie in 0..{size - 1}")
         ends = set(eos)
-        tokens = tuple(b"" if index in ends else bytes(token) for index, token in enumerate(token_bytes))
-        specials = {name: index for name, index in (special_tokens or {}).items() if index not in ends}
+        tokens = tuple(b"" if index in ends else bytes(token) for index, token in enumerate(self.token_bytes))
+        specials = {name: index for name, index in self.special_tokens.items() if index not in ends}
         check_special_tokens(specials, tokens)
-        mask = make_mask(eos, len(tokens))
-        mask.flags.writeable = False
-        for name, value in (
-            ("token_bytes", tokens), ("eos_token_ids", eos), ("eos_mask", mask), ("eos_set", frozenset(eos)),
-        ):
+        known = {"token_bytes": tokens, "eos_token_ids": eos, "special_tokens": MappingProxyType(specials)}
+        for name, value in known.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "special_tokens", MappingProxyType(specials))
-        object.__setattr__(self, "hash", compute_hash(tokens, eos, specials))
+
+    @cached_property
+    def eos_set(self) -> frozenset[int]:
+        return frozenset(self.eos_token_ids)
+
+    @cached_property
+    def eos_mask(self) -> np.ndarray:
+        """The row, int32 [num_words], that allows the EOS ids and nothing else."""
+        mask = make_mask(self.eos_set, self.size)
+        mask.flags.writeable = False
+        return mask
+
+    @cached_property
+    def hash(self) -> str:
+        """A hash of the tokens with their lengths, so that no two vocabularies share a byte stream."""
+        known = len(self.token_bytes), self.eos_token_ids, sorted(self.special_tokens.items())
+        digest = hashlib.sha256(repr(known).encode())
+        for token in self.token_bytes:
+            digest.update(len(token).to_bytes(4, "little"))
+            digest.update(token)
+        return digest.hexdigest()
 
     @property
     def size(self) -> int:
@@ -83,12 +93,3 @@ def make_mask(token_ids: Collection[int], size: int) -> np.ndarray:
     ids = np.fromiter(token_ids, np.int64, len(token_ids))
     np.bitwise_or.at(row, ids >> 5, BITS[ids & 31])
     return row
-
-
-def compute_hash(tokens: tuple[bytes, ...], eos_token_ids: tuple[int, ...], special_tokens: Mapping[str, int]) -> str:
-    """Hash the tokens with their lengths, so that no two vocabularies share a byte stream."""
-    digest = hashlib.sha256(repr((len(tokens), eos_token_ids, sorted(special_tokens.items()))).encode())
-    for token in tokens:
-        digest.update(len(token).to_bytes(4, "little"))
-        digest.update(token)
-    return digest.hexdigest()
