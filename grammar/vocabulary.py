@@ -42,6 +42,7 @@ class Vocabulary:
 
     @cached_property
     def eos_set(self) -> frozenset[int]:
+        """The EOS ids as a set."""
         return frozenset(self.eos_token_ids)
 
     @cached_property
