@@ -22,9 +22,6 @@ def run_child(function: str, data: bytes, name: str, **asked: Any) -> dict[str, 
     Args:
         function: as pdf_child.read_pages; it takes the file's content and `asked`, and returns JSON with an object, in
             which `refused` says why it does not read the file.
-
-    Raises:
-        UnreadableSource: it refuses the file, or has crashed, or takes too much time or memory.
     """
     module, _, called = function.partition(".")
     path, limits = str(FOLDER / f"{module}.py"), [MAX_SECONDS, MAX_MEMORY]

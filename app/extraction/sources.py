@@ -29,10 +29,10 @@ FILE_COLUMN, TEXT_COLUMN = "file", "text"
 IMAGE_TYPES = ".png", ".jpg", ".jpeg", ".webp"
 MAX_IMAGE_BYTES = 24 * 2**20
 # Read in a process of their own, as PDFs are.
-OFFICE_TYPES = (".docx", ".xlsx", ".pptx", ".html", ".htm", ".eml", ".msg")
+OFFICE_TYPES = ".docx", ".xlsx", ".pptx", ".html", ".htm", ".eml", ".msg"
 OLD_TYPES = {".doc": ".docx", ".xls": ".xlsx", ".ppt": ".pptx", ".odt": ".docx", ".ods": ".xlsx", ".rtf": ".docx"}
 MAX_CHARS = 10_000_000  # of the text of such a file
-TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
+TABLE_TYPES = ".csv", ".tsv", ".jsonl", ".ndjson"
 BLANKS = re.compile(r"\s*")
 
 
@@ -211,11 +211,7 @@ def parse_rows(data: bytes, name: str, limits: TableLimits = UNLIMITED, with_ima
 
 
 def read_office(data: bytes, name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a Word, Excel, PowerPoint, HTML or mail file, and what was left out.
-
-    Raises:
-        UnreadableSource: it is damaged, locked, too large, or of an older format.
-    """
+    """Return the text of a Word, Excel, PowerPoint, HTML or mail file, and what was left out."""
     suffix = PurePath(name).suffix.lower()
     if suffix in OLD_TYPES:
         raise UnreadableSource(f"{name} is of a format that is not read here; save it as {OLD_TYPES[suffix]}")
