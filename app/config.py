@@ -25,8 +25,8 @@ from grammar import list_tool_styles
 Config = TypeVar("Config")
 
 ENV_PREFIX = "TROUPE_"
-TRUE_WORDS = "1", "true", "yes", "on"
-FALSE_WORDS = "0", "false", "no", "off"
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("0", "false", "no", "off")
 # Value that Kubernetes gives TROUPE_PORT in every container beside a service named "troupe".
 SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://")
 

@@ -21,7 +21,7 @@ from app.api.http_limits import BoundedHttp
 from app.concurrency import cancel_all
 from app.config import AppConfig, UsageError
 
-STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server(uvicorn.Server):

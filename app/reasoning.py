@@ -29,7 +29,7 @@ PROBE = "probe_of_troupe"
 # enough of a prompt's end to see whether it opens the reasoning
 TAIL_TOKENS = 24
 # the names under which chat templates have their switch
-SWITCHES = "enable_thinking", "thinking"
+SWITCHES = ("enable_thinking", "thinking")
 FINAL = "<|channel|>final<|message|>"
 ASSISTANT = "<|start|>assistant"
 CHANNEL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>(\w+)[^<]*(?:<\|constrain\|>\w+)?<\|message\|>")
@@ -242,7 +242,7 @@ class ChannelSplitter:
     def feed(self, text: str) -> tuple[str, str]:
         """Return further reasoning and further content."""
         self._held += text
-        found: tuple[list[str], list[str]] = [], []
+        found: tuple[list[str], list[str]] = ([], [])
         while self._held:
             if self._is_header and not self._take_header(found):
                 break

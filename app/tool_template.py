@@ -14,8 +14,8 @@ from grammar import ToolStyle, list_tool_styles
 
 Json = dict[str, Any]
 # The tools of the probes, the ids of their calls, and an answer without calls.
-NAMES = "probe_of_troupe", "second_probe"
-IDS = "Qa1Zb2Xc3", "Qd4Ze5Xf6"
+NAMES = ("probe_of_troupe", "second_probe")
+IDS = ("Qa1Zb2Xc3", "Qd4Ze5Xf6")
 ANSWER = "☃ said"
 VALUES = {"zqa": "some text", "zqb": "other words"}
 RICH = {"zqa": "some text", "zqb": 7041, "zqc": 2.5, "zqd": True, "zqe": None, "zqf": [1, "a"], "zqg": {"k": "v"}}

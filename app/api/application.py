@@ -37,7 +37,7 @@ def make_api(context: ApiContext) -> FastAPI:
     app = FastAPI(title="Troupe", version=__version__, docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
-    routers = admin, anthropic, chat, completions, embeddings, extract, files, jobs, models, ollama, responses, tokens
+    routers = (admin, anthropic, chat, completions, embeddings, extract, files, jobs, models, ollama, responses, tokens)
     for module in routers:
         app.include_router(module.router)
         known += [route for route in module.router.routes if isinstance(route, Route)]

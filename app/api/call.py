@@ -188,7 +188,7 @@ class Call:
                 for each in output.outputs:
                     if each.index not in found:
                         choice = Choice(number * self.sampling.n + each.index, number, output)
-                        found[each.index] = choice, AnswerParser(self.thinking, self.tools)
+                        found[each.index] = (choice, AnswerParser(self.thinking, self.tools))
                     choice, parser = found[each.index]
                     gained = self._without_hidden(each) if self.is_scoring else each
                     choice.take(output, gained)
@@ -208,7 +208,7 @@ class Call:
         request_id = self.reply_id if len(self.prompts) == 1 else _number(self.reply_id, number)
         prompt = self.prompts[number]
         if not isinstance(prompt, str):
-            self.info.prompts[request_id] = len(prompt), 0
+            self.info.prompts[request_id] = (len(prompt), 0)
         is_finished = False
         self.context.open_requests.add(request_id)
         outputs = self.context.engine.generate(
@@ -325,7 +325,7 @@ class Call:
             return {}
         described: Json = {"backend": info.backend, "compile_time_ms": round(info.compile_time_s * 1000, 3)}
         if self.body.return_grammar_plan:
-            names = "pointer", "keyword", "enforced_by"
+            names = ("pointer", "keyword", "enforced_by")
             described["plan"] = [dict(zip(names, entry, strict=True)) for entry in info.plan]
         found = [choice.is_valid for choice in choices]
         return {"structured": described | {"valid": False if False in found else None if None in found else True}}

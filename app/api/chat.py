@@ -174,7 +174,7 @@ class ReplyWriter(ABC):
         content = self.write_content([Piece("content", mark)])
         whole = frame({**self._header, "choices": [self._entry(index, content)]})
         head, tail = whole.split(encode_basestring_ascii(mark).encode("ascii"))
-        self._templates[index] = head, tail
+        self._templates[index] = (head, tail)
         return head, tail
 
     def _count(self, output: RequestOutput, num_tokens: int) -> Json:
@@ -187,7 +187,7 @@ class ReplyWriter(ABC):
 class ChatWriter(ReplyWriter):
     """Writes a chat completion."""
 
-    NAMES = "chat.completion", "chat.completion.chunk", "delta"
+    NAMES = ("chat.completion", "chat.completion.chunk", "delta")
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)

@@ -81,7 +81,7 @@ def _new_document(context: ApiContext) -> list[int]:
 class TextWriter(ReplyWriter):
     """Writes a text completion; choices are numbered through all prompts."""
 
-    NAMES = "text_completion", "text_completion", "text"
+    NAMES = ("text_completion", "text_completion", "text")
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)

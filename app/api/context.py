@@ -27,7 +27,7 @@ from app.store import Store
 from app.template_facts import TemplateFacts, read_template
 from engine import Embedder, Engine, LoRARequest, ModelReport, read_sampling_defaults
 
-ASLEEP = "falling_asleep", "sleeping", "waking_up"
+ASLEEP = ("falling_asleep", "sleeping", "waking_up")
 MAX_BYTES_ON_LOOP = 2**18  # larger bodies are parsed in a thread
 ADVICE = {
     "falling_asleep": "it finishes the requests it has and takes no new ones",
@@ -55,7 +55,7 @@ class ApiContext:
     def system_fingerprint(self) -> str:
         """Equal fingerprints and equal seeds give equal texts."""
         config = self.engine.config
-        parts = __version__, config.model, config.dtype, config.device, config.load_format, config.seed
+        parts = (__version__, config.model, config.dtype, config.device, config.load_format, config.seed)
         return "troupe-" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     @cached_property
@@ -105,7 +105,7 @@ class ApiContext:
 
     def warm_up(self) -> None:
         """Compute what requests need, once the engine has started."""
-        _ = self.template, self.sampling_defaults, self.report
+        _ = (self.template, self.sampling_defaults, self.report)
 
     def check_model(self, name: str | None) -> str:
         """Return the name of the requested model or adapter."""

@@ -39,7 +39,7 @@ class DocumentReader:
 
     async def _read_part(self, part: Json, sees_images: bool) -> list[Json]:
         name, url = part["file"]["filename"], part["file"]["file_data"]
-        key = await read_apart("", _digest, name, url), sees_images
+        key = (await read_apart("", _digest, name, url), sees_images)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]

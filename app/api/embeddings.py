@@ -54,7 +54,7 @@ class EmbeddingRequest(PoolingFields):
 class Document(Fields):
     """A document of a rerank request as Cohere's and Jina's clients send it."""
 
-    PLACE = "documents",
+    PLACE = ("documents",)
     CONSTRAINTS = VECTOR
 
     text: str

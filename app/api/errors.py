@@ -56,7 +56,7 @@ API_PREFIXES = (
     "/api/", "/replicas", "/tokenizer_info",
     "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
 )
-HEALTH_PATHS = "/health", "/ping", "/livez", "/readyz"
+HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
     404: "not_found_error", 405: "invalid_request_error", 413: "invalid_request_error",

@@ -67,13 +67,13 @@ MAX_NAME_CHARS = 200  # of a file
 MAX_EXAMPLES = 32
 PARTIAL_INTERVAL_S = 0.05
 # Parts of a form that hold JSON rather than text.
-JSON_PARTS = "examples", "images", "options", "rows", "stream"
+JSON_PARTS = ("examples", "images", "options", "rows", "stream")
 
 
 class ExampleFields(Fields):
     """A text with its correct record."""
 
-    PLACE = "examples",
+    PLACE = ("examples",)
 
     text: str
     record: Any
@@ -87,7 +87,7 @@ class ExtractOptions(Fields):
         bounds: open strings and lists get a length.
     """
 
-    PLACE = "options",
+    PLACE = ("options",)
 
     verbatim: bool = False
     bounds: bool = True

@@ -69,7 +69,7 @@ CONSTRAINING = re.compile(
     r"(_to_sample)?|n(um)?_predict"
 )
 # What the largest and smallest length request when they request nothing.
-NO_LIMIT = -1, 0
+NO_LIMIT = (-1, 0)
 # another server's or library's name -> the names here, of which a route has one
 OURS = {
     "n_probs": ("logprobs",), "random_seed": ("seed",), "repeat_penalty": ("repetition_penalty",),
@@ -78,8 +78,8 @@ OURS = {
     "instructions": ("system", "messages"), "query": ("queries",),
     "stop_sequences": ("stop",), "stop": ("stop_sequences",),
 }
-LENGTHS = "max_tokens", "max_output_tokens"
-FORMATS = "response_format", "text", "output_config"
+LENGTHS = ("max_tokens", "max_output_tokens")
+FORMATS = ("response_format", "text", "output_config")
 FORM = re.compile(r"guided_.*|.*(schema|grammar|regex|ebnf|json).*|(response_?)?(format|model|text)|choice")
 MAX_NAME_CHARS = 80
 MAX_WARNINGS = 32
@@ -120,7 +120,7 @@ def check_unknown(
         is_absent = value is None if any(each is True for each in neutral) else is_empty(value)
         if is_absent or value in neutral:
             continue
-        at = *where, name[:MAX_NAME_CHARS]
+        at = (*where, name[:MAX_NAME_CHARS])
         if is_pattern or constrains:
             raise refuse(at, f" is not a field of this route{_hint(plain, known)}", "unknown_field")
         if value not in (0, {}) and not (isinstance(value, dict) and all(map(is_empty, value.values()))):

@@ -85,7 +85,7 @@ class RequestInfo:
 
     def note(self, output: RequestOutput) -> None:
         """Take in an output of the engine: a delta, or a whole one."""
-        self.prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
+        self.prompts[output.request_id] = (len(output.prompt_token_ids), output.num_cached_tokens)
         if self.ttft_s is None:
             self.ttft_s = output.metrics.ttft
         for choice in output.outputs:
@@ -311,7 +311,7 @@ def find_key(given: bytes, keys: Iterable[bytes]) -> int:
 
 def read_keys(headers: Mapping[bytes, bytes], takes_basic: bool = False) -> list[bytes]:
     """Return the keys in a request's headers; one valid key suffices."""
-    found = headers.get(b"x-api-key", b""), _read_key(headers.get(b"authorization", b""), takes_basic)
+    found = (headers.get(b"x-api-key", b""), _read_key(headers.get(b"authorization", b""), takes_basic))
     return [key for key in (*found, read_cookie(headers) if takes_basic else b"") if key]
 
 

@@ -14,7 +14,7 @@ from app.api.wording import Path, say_place
 from app.extraction.json_spans import scan
 from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
 
-ROLES = "system", "developer", "user", "assistant", "tool"
+ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED_KWARGS = frozenset([
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
     "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
@@ -107,7 +107,7 @@ def read_message(where: Path, message: Mapping[str, Any], counter: ValueCounter)
             raise refuse((*where, "name"), f" must be a text of 1 to {MAX_NAME_CHARS} characters")
         read["name"] = name  # a template decides whether to write it
     if calls := message.get("tool_calls"):
-        place = *where, "tool_calls"
+        place = (*where, "tool_calls")
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
             raise refuse(place, f" must be a list of at most {MAX_TOOL_CALLS}, of an assistant")
         read["tool_calls"] = [_read_call((*place, i), call, counter) for i, call in enumerate(calls)]
@@ -135,7 +135,7 @@ def _read_call(where: Path, call: object, counter: ValueCounter) -> dict[str, An
     given = call.get(kind) if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(given, dict):
         raise refuse(where, ' must be {"id": ..., "type": "function", "function": {...}}')
-    inner = *where, kind
+    inner = (*where, kind)
     if kind == "custom":
         arguments = {"input": read_text((*inner, "input"), given.get("input"))}
     else:

@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 
 from engine import Engine, EngineStats, list_metrics
 
-LABELS = "model_name", "engine"
+LABELS = ("model_name", "engine")
 Values = Mapping[Any, float]  # by a tuple of the labels behind LABELS
-STATES = "starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed"
+STATES = ("starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by sleep level
 
 # name, ReplicaStats field, help; one value per replica
@@ -120,7 +120,7 @@ class EngineCollector(Collector):
         for name, histogram in stats.histograms.items():
             family = HistogramMetricFamily(self.prefix + name, histogram.help or name, labels=LABELS)
             # Prometheus counts every value in all buckets above it, too
-            bounds = *map(str, histogram.buckets), "+Inf"
+            bounds = (*map(str, histogram.buckets), "+Inf")
             buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
             family.add_metric((self.engine.model_name, "0"), buckets, histogram.sum)
             yield family

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from app.api.errors import ApiError
 
-SAFE_METHODS = "GET", "HEAD", "OPTIONS"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_SHOWN = 100
 EXPOSED = "x-request-id, request-id, x-troupe-warning, Retry-After"

@@ -24,10 +24,10 @@ TEXT_KEYS = {
     "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "summary_text": "text",
     "reasoning_text": "text", "tool_reference": "tool_name",
 }
-IMAGE_TYPES = "image/png", "image/jpeg", "image/webp"
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 IMAGE_DETAILS = ("auto", "low", "high", "original")  # accepted; the model's image processor chooses the size
 # what services of others have done for a message that comes back: the text that the model then had
-DONE = "server_tool_use", "mcp_tool_use", "mcp_tool_result"
+DONE = ("server_tool_use", "mcp_tool_use", "mcp_tool_result")
 
 
 def read_parts(where: Path, content: object, is_history: bool = False) -> list[Json]:
@@ -158,7 +158,7 @@ def make_unseen(what: str) -> Json:
 
 def describe_block(block: Mapping[str, Any]) -> str:
     """Return what a service did as JSON, without ids and what only the service can read."""
-    hidden = "id", "status", "tool_use_id", "encrypted_content", "encrypted_index", "cache_control", "type"
+    hidden = ("id", "status", "tool_use_id", "encrypted_content", "encrypted_index", "cache_control", "type")
 
     def strip(value: Any) -> Any:
         if isinstance(value, dict):

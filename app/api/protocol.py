@@ -138,7 +138,7 @@ class Fields(BaseModel):
 class StreamOptions(Fields):
     """Options of a stream. include_obfuscation is accepted and ignored."""
 
-    PLACE = "stream_options",
+    PLACE = ("stream_options",)
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -148,7 +148,7 @@ class StreamOptions(Fields):
 class JsonSchemaFormat(Fields):
     """The schema of a response_format; `strict` has no effect because a schema is always enforced."""
 
-    PLACE = "response_format", "json_schema"
+    PLACE = ("response_format", "json_schema")
 
     name: str | None = None
     description: str | None = None
@@ -159,7 +159,7 @@ class JsonSchemaFormat(Fields):
 class ResponseFormat(Fields):
     """OpenAI's response_format."""
 
-    PLACE = "response_format",
+    PLACE = ("response_format",)
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -172,7 +172,7 @@ class ResponseFormat(Fields):
 class StructuredOutputs(Fields):
     """vLLM's structured_outputs: one constraint and its options."""
 
-    PLACE = "structured_outputs",
+    PLACE = ("structured_outputs",)
     CONSTRAINTS = None
 
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
@@ -195,7 +195,7 @@ class StructuredOutputs(Fields):
 class PredictedText(Fields):
     """One text of a prediction."""
 
-    PLACE = "prediction", "content"
+    PLACE = ("prediction", "content")
 
     type: Literal["text"]
     text: str
@@ -204,7 +204,7 @@ class PredictedText(Fields):
 class Prediction(Fields):
     """OpenAI's prediction: text that the answer probably contains, used as drafts."""
 
-    PLACE = "prediction",
+    PLACE = ("prediction",)
 
     type: Literal["content"]
     content: str | Annotated[list[PredictedText], Field(max_length=MAX_IDS)]

@@ -28,8 +28,8 @@ Whitespace = str  # as in a GrammarSpec
 # names of other engines for the backends
 BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "auto": None}
 # constraints with optional whitespace
-SPACED = "json", "json_object", "xml", "structural_tag"
-TAG_PARTS = "format", "structures", "triggers"
+SPACED = ("json", "json_object", "xml", "structural_tag")
+TAG_PARTS = ("format", "structures", "triggers")
 MAX_LOGPROBS = 20
 COPIED = (
     "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -284,7 +284,7 @@ def _close_objects(schema: Any) -> Any:
         return [*map(_close_objects, schema)]
     if not isinstance(schema, dict):
         return schema
-    values = "enum", "const", "default", "examples"
+    values = ("enum", "const", "default", "examples")
     closed = {
         key: _close_objects(value) if isinstance(value, dict | list) and key not in values else value
         for key, value in schema.items()

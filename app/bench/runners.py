@@ -14,7 +14,7 @@ from app.bench.workload import Job, find_lengths
 from engine import LLM, EngineConfig, LoRARequest, SamplingParams
 from grammar import GrammarSpec
 
-PEERS = "transformers",
+PEERS = ("transformers",)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # "auto" on CPU: float32
 
 

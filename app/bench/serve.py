@@ -23,7 +23,7 @@ from app.bench.spread import percentiles
 from app.bench.workload import Job, add_number, add_random_flags, read_work
 from app.config import UsageError, check_key, read_url
 
-METRICS = "ttft", "tpot", "itl", "e2el"
+METRICS = ("ttft", "tpot", "itl", "e2el")
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 
 

@@ -35,7 +35,7 @@ from engine import (
     measure_steps,
 )
 
-POLICIES = *get_args(RoutePolicy), "random"
+POLICIES = (*get_args(RoutePolicy), "random")
 # flag, default, lowest and highest value, help
 NUMBERS: tuple[tuple[str, float, float, float, str], ...] = (
     ("--request-rate", 10.0, 0.001, 1e6, "requests a second; the gaps are exponential"),

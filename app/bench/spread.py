@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 NOISY_FROM = 0.15  # (highest - lowest) / median of the repeats
-PERCENTILES = 10, 25, 50, 75, 90, 99
+PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 @dataclass(frozen=True, slots=True)

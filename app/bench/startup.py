@@ -22,7 +22,7 @@ from app.bench.spread import Spread
 from app.bench.workload import Job, add_number
 from app.config import UsageError
 
-PHASES = "port answers", "ready", "first token"
+PHASES = ("port answers", "ready", "first token")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

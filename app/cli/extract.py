@@ -39,7 +39,7 @@ from grammar import GrammarSpec
 # These flags have no effect without it.
 EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate"}
 # These flags have no effect with --evaluate.
-FILE_ARGUMENTS = "column", "format", "output"
+FILE_ARGUMENTS = ("column", "format", "output")
 
 
 @dataclass(frozen=True, slots=True)

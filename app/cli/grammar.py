@@ -11,8 +11,8 @@ from app.config import UsageError
 from grammar import CompiledGrammar, GrammarCompiler, GrammarError, Vocabulary, read_spec
 
 EXIT_REFUSED = 1
-KINDS = "json_schema", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag"
-WHITESPACES = "spaced", "compact", "any"
+KINDS = ("json_schema", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag")
+WHITESPACES = ("spaced", "compact", "any")
 # Single bytes, so that a refusal has an exact place; the last token ends the text.
 VOCABULARY = Vocabulary([*(bytes([byte]) for byte in range(256)), b"<eos>"], [256])
 MAX_CONTEXT = 30

@@ -21,20 +21,20 @@ from app.extraction.pointers import escape_pointer, follow, list_references, rea
 from app.extraction.prompt import Schema
 
 # Keywords whose subschemas must all hold (or may be chosen): stricter parts make a stricter whole.
-SUBSCHEMA_KEYWORDS = "items", "additionalProperties", "additionalItems"
-SUBSCHEMA_LIST_KEYWORDS = "anyOf", "allOf", "prefixItems"
-SUBSCHEMA_MAP_KEYWORDS = "properties", "patternProperties", "$defs", "definitions"
+SUBSCHEMA_KEYWORDS = ("items", "additionalProperties", "additionalItems")
+SUBSCHEMA_LIST_KEYWORDS = ("anyOf", "allOf", "prefixItems")
+SUBSCHEMA_MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions")
 # A value under one of these is limited already, or a length beside it is a matter of its own.
-STRING_LIMITS = "maxLength", "enum", "const", "pattern", "format"
-ARRAY_LIMITS = "maxItems", "enum", "const"
-NUMBER_LIMITS = "enum", "const"
+STRING_LIMITS = ("maxLength", "enum", "const", "pattern", "format")
+ARRAY_LIMITS = ("maxItems", "enum", "const")
+NUMBER_LIMITS = ("enum", "const")
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 # Beside these a place is limited by what stands elsewhere.
-COMBINING = "$ref", "allOf", "anyOf", "oneOf", "not", "if", "$dynamicRef"
+COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "$dynamicRef")
 # A branch beside which others hold for the same value.
 IN_ALL_OF = re.compile(r"/allOf/\d+(/(any|all)Of/\d+)*\Z")
 # Keywords under which a stricter part may make the whole accept more.
-OPPOSING_KEYWORDS = "not", "oneOf", "if", "then", "else", "contains", "dependentSchemas", "propertyNames"
+OPPOSING_KEYWORDS = ("not", "oneOf", "if", "then", "else", "contains", "dependentSchemas", "propertyNames")
 
 
 @dataclass(frozen=True, slots=True)

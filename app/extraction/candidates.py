@@ -25,7 +25,7 @@ MAX_CANDIDATES = 64
 # For each of them the whole schema is read again.
 MAX_PLACES = 256
 # Keywords that leave nothing to choose or make a choice of their own.
-SETTLED = "enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
+SETTLED = ("enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 UNREAD_AMOUNT = re.compile(
     r"\b(?:hundred|thousand|lakh|crore|[mb]illion)s?\b"
     r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}teen|\w{3,4}ty)"

@@ -28,7 +28,7 @@ from app.extraction.prompt import Schema
 from grammar import InvalidGrammar
 
 KEYWORD = "x-checks"
-KINDS = "sum", "sum_of_products", "order"
+KINDS = ("sum", "sum_of_products", "order")
 # Amounts are rounded to cents line by line.
 CENT = 0.01
 MAX_TAX = 0.3
@@ -37,7 +37,7 @@ WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 ORDERED = (("start", "end"), ("from", "to"), ("from", "until"), ("min", "max"), ("low", "high"), ("begin", "end"),
            ("departure", "arrival"), ("issued", "due"), ("opens", "closes"))
 QUANTITIES, PRICES = ("quantity", "qty", "count"), ("price", "rate")
-TOTALS = "total", "subtotal", "sum"
+TOTALS = ("total", "subtotal", "sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _read_moment(value: Any) -> list[str]:
     return [value] if isinstance(value, str) and MOMENT.fullmatch(value) else []
 
 
-READERS: tuple[Callable[[Any], list[Any]], ...] = _read_number, _read_date, _read_moment
+READERS: tuple[Callable[[Any], list[Any]], ...] = (_read_number, _read_date, _read_moment)
 
 
 def _name(pointer: str) -> str:

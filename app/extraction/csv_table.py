@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from app.extraction.decoding import UnreadableSource
 
 # Names that a column of texts often has, best first.
-TEXT_NAMES = "text", "content", "body", "document", "message", "description"
+TEXT_NAMES = ("text", "content", "body", "document", "message", "description")
 DELIMITERS = ",;\t|"
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\n', re.IGNORECASE)  # Excel's, the first line of a file
 # 1,234.56 and -12,50 and 3 % and 2026-02-01 and 1.2.2026 10:15

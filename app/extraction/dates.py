@@ -36,7 +36,7 @@ NUMERIC_GAPS |= {("thang", "nam"), ("thg", "nam"), ("/", "nam")}
 NUMERIC_GAPS |= {(word, mark) for word in ("thang", "thg") for mark in ("", ",")}
 # A dot ends a day and a month, and a slash may stand free: `12. 3. 2026`, `12 / 3 / 2026`.
 SPACED = "./．／,年월년월"
-CENTURIES = 2000, 1900
+CENTURIES = (2000, 1900)
 # Years of other calendars look like these.
 USUAL_YEARS = range(1500, 2400)
 CJK_DATE = re.compile(r"[〇零一二三四五六七八九十]{1,4}[年月日]|\d[年月]|\d{4}-?W\d")
@@ -202,7 +202,7 @@ def _read_full(text: str, chain: list[_Part], at: int) -> Date | None:
     if len(chain) < at + 3:
         return None
     a, b, c = chain[at : at + 3]
-    marks = _squeeze(b.gap), _squeeze(c.gap)
+    marks = (_squeeze(b.gap), _squeeze(c.gap))
     if b.kind == "month" and a.is_short and c.is_year:
         orders = [(c, b, a)]
     elif b.kind == "month" and a.is_year and c.is_short:

@@ -13,7 +13,7 @@ MARKS = {
     codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32-le", codecs.BOM_UTF32_BE: "utf-32-be",
     codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be",
 }
-WIDE = "utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"
+WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 WESTERN = "cp1252"  # the older encoding that is written most
 # Its letters and signs in running text. A text of another encoding has others, or hardly a letter of ASCII.
 WESTERN_SIGNS = frozenset(

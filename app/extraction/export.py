@@ -18,7 +18,7 @@ Path = tuple[str, ...]  # keys of the path to a field
 
 FORMATS = ("jsonl", "csv", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
-ABOUT = "source", "valid", "finish_reason", "confidence", "to_check", "error"
+ABOUT = ("source", "valid", "finish_reason", "confidence", "to_check", "error")
 MAX_CELLS = 20_000_000  # records whose keys all differ would fill the memory
 # Text that a spreadsheet would run as a formula, after invisible characters; +44 20 7946 and -12.50 are data.
 FORMULA = re.compile(

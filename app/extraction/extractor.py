@@ -110,7 +110,7 @@ class Extractor:
             # Leaving the block aborts a record that repeats itself; it is written again with a shorter list.
             async with aclosing(steps):
                 async for plan, output in steps:
-                    notes = *plan.notes, *loops.notes
+                    notes = (*plan.notes, *loops.notes)
                     watch = await loops.look(output.outputs[0].text, output.finished)
                     if watch is not None:
                         break

@@ -103,7 +103,7 @@ def list_repeated(leaves: Sequence[Leaf], evidence: Mapping[str, Evidence]) -> s
         spans = used.setdefault(path[:-1], set())
         found = [evidence[leaf.pointer] for leaf in inside if leaf.pointer in evidence]
         own = {(each.start, each.end) for each in found if each.match != "none"} - spans
-        values = path[:-1], repr([(leaf.path[len(path) :], leaf.value) for leaf in inside])
+        values = (path[:-1], repr([(leaf.path[len(path) :], leaf.value) for leaf in inside]))
         if found and not own and values in seen:
             repeated |= {leaf.pointer for leaf in inside}
         spans |= own

@@ -85,7 +85,7 @@ def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
     for leaf in leaves:
         if isinstance(leaf.value, bool) or leaf.value is None or leaf.value == "":
             continue
-        key = type(leaf.value), leaf.value
+        key = (type(leaf.value), leaf.value)
         if key not in known:
             known[key] = finder.find(leaf.value)
         match, spans = known[key]
@@ -147,7 +147,7 @@ class _ListReader:
         for start, end in self.own:
             self.taken[start:end] = b"\1" * (end - start)
         if self.own:
-            self.before = min(start for start, _ in self.own), max(end for _, end in self.own)
+            self.before = (min(start for start, _ in self.own), max(end for _, end in self.own))
         self.own, self.near = set(), []
 
     def nearest(self, spans: list[Span]) -> Span:

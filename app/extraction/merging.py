@@ -152,7 +152,7 @@ class _Merger:
                 steps = leaf.pointer.split("/")
                 for depth in range(1, len(steps) + 1):
                     first, _ = places.setdefault("/".join(steps[:depth]), (number, number))
-                    places["/".join(steps[:depth])] = first, number + 1
+                    places["/".join(steps[:depth])] = (first, number + 1)
         begin, end = self.places[index].get(pointer, (0, 0))
         return list(self.results[index].leaves[begin:end])
 

@@ -28,7 +28,7 @@ UNSEEN = {"del", "moveFrom", "instrText", "delText", "Fallback", "pPr", "rPr"}
 BREAKS = {"tab": " ", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 UNCOMPUTED = re.compile(rb"(?:</f>|<f[^>]*/>)\s*(?:<v\s*/>|<v></v>)?\s*</c>")  # a formula without its value
 RELATIONS = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
-PICTURES = ".png", ".jpg", ".jpeg", ".gif", ".emf", ".wmf", ".bmp", ".tiff"
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".emf", ".wmf", ".bmp", ".tiff")
 # Fields of an Outlook file, by their numbers.
 SUBJECT, SENDER, ADDRESS, TO, CC = "0037", "0C1A", "5D01", "0E04", "0E03"
 BODY, FILE_NAME, SENT = "1000", "3707", 0x00390040

@@ -68,7 +68,7 @@ class Run:
         self.text += text
         self.boxes += [box] * len(text)
         left, top, right, bottom = self.box
-        self.box = min(left, box[0]), min(top, box[1]), max(right, box[2]), max(bottom, box[3])
+        self.box = (min(left, box[0]), min(top, box[1]), max(right, box[2]), max(bottom, box[3]))
 
     def follows(self, last: Box, box: Box) -> bool:
         """Return whether a character stands beside the last one."""

@@ -12,7 +12,7 @@ Schema = dict[str, Any]
 SYSTEM_PROMPT = "You extract structured data. Answer with one JSON object that matches the schema."
 
 # Keywords that identify the schema file; they say nothing about the record.
-FILE_KEYWORDS = "$schema", "$id", "$comment", "x-checks"
+FILE_KEYWORDS = ("$schema", "$id", "$comment", "x-checks")
 
 
 @dataclass(frozen=True, slots=True)

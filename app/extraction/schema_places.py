@@ -11,7 +11,7 @@ from app.extraction.pointers import follow, read_reference, split_pointer
 from app.extraction.prompt import Schema
 from grammar import InvalidGrammar, SchemaValidator
 
-ALTERNATIVES = "anyOf", "oneOf", "allOf"
+ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 KIND_NAMES: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object", list: "array"
 }

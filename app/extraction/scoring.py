@@ -84,7 +84,7 @@ def list_wrong(paths: Sequence[Path], found: Any, wanted: Any) -> Iterator[str]:
             head = path[:at]
             if head not in pairs:
                 pairs[head] = _pair_items(_value_at(found, head), _value_at(wanted, head))
-            target = *head, pairs[head].get(int(path[at]), -1), *path[at + 1 :]
+            target = (*head, pairs[head].get(int(path[at]), -1), *path[at + 1 :])
         expected = _value_at(wanted, target)
         is_scalar = expected is not ABSENT and not isinstance(expected, dict | list)
         if not (is_scalar and normalize(expected) == normalize(_value_at(found, path))):

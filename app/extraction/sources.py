@@ -26,13 +26,13 @@ from engine import is_unicode
 MAX_FILE_BYTES = 64 * 2**20
 PAGE_BREAK = "\n\n"
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
-IMAGE_TYPES = ".png", ".jpg", ".jpeg", ".webp"
+IMAGE_TYPES = (".png", ".jpg", ".jpeg", ".webp")
 MAX_IMAGE_BYTES = 24 * 2**20
 # Read in a process of their own, as PDFs are.
-OFFICE_TYPES = ".docx", ".xlsx", ".pptx", ".html", ".htm", ".eml", ".msg"
+OFFICE_TYPES = (".docx", ".xlsx", ".pptx", ".html", ".htm", ".eml", ".msg")
 OLD_TYPES = {".doc": ".docx", ".xls": ".xlsx", ".ppt": ".pptx", ".odt": ".docx", ".ods": ".xlsx", ".rtf": ".docx"}
 MAX_CHARS = 10_000_000  # of the text of such a file
-TABLE_TYPES = ".csv", ".tsv", ".jsonl", ".ndjson"
+TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
 BLANKS = re.compile(r"\s*")
 
 
@@ -99,7 +99,7 @@ class Row:
 
     def pick(self, column: str) -> Source:
         """Return the column's text. The file name is omitted because the source's name already has it."""
-        own = column, FILE_COLUMN if self.cells.get(FILE_COLUMN) == self.name else column
+        own = (column, FILE_COLUMN if self.cells.get(FILE_COLUMN) == self.name else column)
         others = {name: cell for name, cell in self.cells.items() if name not in own}
         text, error = self.cells.get(column, ""), self.error
         if others and error is None and not text.strip():
@@ -189,7 +189,7 @@ def parse_rows(data: bytes, name: str, limits: TableLimits = UNLIMITED, with_ima
     suffix = PurePath(name).suffix.lower()
     if suffix == ".pdf":
         found = read_pdf(data, name, with_images)
-        starts = 0, *accumulate(len(page) + len(PAGE_BREAK) for page in found.pages[:-1])
+        starts = (0, *accumulate(len(page) + len(PAGE_BREAK) for page in found.pages[:-1]))
         cells = {FILE_COLUMN: name, TEXT_COLUMN: PAGE_BREAK.join(found.pages)}
         return [Row(name, cells, page_starts=starts, images=found.images, notes=found.notes)]
     if suffix in IMAGE_TYPES:

@@ -20,7 +20,7 @@ from app.extraction.schema_places import list_places
 GROUNDED = "x-grounded"
 WITHOUT_LISTS = "nothing satisfies the schema with the dates and numbers of the text alone: read with any"
 # A string under one of these has a form of its own, which need not be that of the text.
-FORMED = "enum", "const", "format", "pattern"
+FORMED = ("enum", "const", "format", "pattern")
 
 
 @dataclass(frozen=True, slots=True)

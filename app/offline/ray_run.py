@@ -108,7 +108,7 @@ class Pool:
     def _give(self, number: int, rows: list[Row], tries: int) -> None:
         actor = self._idle.popleft()
         answer = actor.work.remote(number, rows, number * self._part_rows + 1)
-        self._running[answer] = actor, number, rows, tries + 1
+        self._running[answer] = (actor, number, rows, tries + 1)
 
     def _take(self, answer: Any, bar: tqdm) -> int:  # type: ignore[type-arg]
         """Take the answer of an actor. If it has ended, its part is given to another one."""

@@ -37,8 +37,8 @@ logger = logging.getLogger("troupe.route")
 MAX_TRIES = 3  # a request that crashes servers must not crash them all
 FAILURES = (500, 502, 503, 504)  # statuses for which another worker is tried
 # Parts of a request in the order in which they usually appear in the prompt.
-PROMPT_FIELDS = "tools", "schema", "system", "instructions", "messages", "prompt", "input", "query", "text"
-PASSED_PATHS = "/v1/", "/v2/", "/rerank", "/score", "/tokenize", "/detokenize", "/version"
+PROMPT_FIELDS = ("tools", "schema", "system", "instructions", "messages", "prompt", "input", "query", "text")
+PASSED_PATHS = ("/v1/", "/v2/", "/rerank", "/score", "/tokenize", "/detokenize", "/version")
 # Headers of a single connection, or set again.
 OWN_HEADERS = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade", "host",
@@ -46,7 +46,7 @@ OWN_HEADERS = frozenset((
 ))
 # what one worker stores: responses, files, batches, jobs
 STORED_PATH = re.compile(r"/v1/(?:responses|files|batches|jobs)/([^/]+)")
-CREATING = "/v1/responses", "/v1/files", "/v1/batches", "/v1/extract"
+CREATING = ("/v1/responses", "/v1/files", "/v1/batches", "/v1/extract")
 NOT_STORED = re.compile(rb'"(?:response|file)_not_found"')
 STORED_ID = re.compile(rb'"id": ?"((?:resp_|file-|batch_|job_)[^"]{1,300})"')
 MAX_HOLDERS = 100_000  # of a worker's latest responses; of an older one every worker is asked
@@ -283,7 +283,7 @@ def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None, str
         return body, None, None, None, None
     parts = [found[name] for name in PROMPT_FIELDS if found.get(name)]
     prompt = "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
-    names = "cache_salt", "prompt_cache_key", "previous_response_id", "input_file_id"
+    names = ("cache_salt", "prompt_cache_key", "previous_response_id", "input_file_id")
     salt, key, last, file = (found[name] if isinstance(found.get(name), str) else None for name in names)
     return prompt.encode("utf-8", "surrogatepass"), found.get("model"), salt, key or salt, last or file
 

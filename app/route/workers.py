@@ -13,7 +13,7 @@ import aiohttp
 logger = logging.getLogger("troupe.route")
 
 PROBE_TIMEOUT_S = 5.0
-NO_SUCH_ROUTE = 404, 405, 501
+NO_SUCH_ROUTE = (404, 405, 501)
 
 
 @dataclass(slots=True)

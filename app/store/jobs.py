@@ -17,8 +17,8 @@ from app.store.objects import COLUMNS, Item, check_room, get, make_item, put
 
 Json = dict[str, Any]
 
-UNFINISHED = "queued", "running"
-STATES = "waiting", "running", "done", "failed"
+UNFINISHED = ("queued", "running")
+STATES = ("waiting", "running", "done", "failed")
 FILE_NAMES = {"done": "output", "failed": "errors"}
 
 
@@ -167,7 +167,7 @@ def change_result(db: Connection, job: int, number: int, result: str) -> None:
 def count_result_bytes(db: Connection, job: int, state: str) -> int:
     """Return the size of the results in a state, as lines."""
     lengths = "length(CAST(result AS BLOB)) + 1"
-    values = job, state
+    values = (job, state)
     found = db.execute(f"SELECT total({lengths}) FROM rows WHERE job = ? AND state = ? AND result != ''", values)
     return int(found.fetchone()[0])
 

@@ -128,7 +128,7 @@ def touch(db: Connection, owner: str, item_ids: Sequence[str]) -> None:
 
 def delete(db: Connection, owner: str, kind: str, item_id: str) -> bool:
     """Delete an object and all that belongs to it. Returns whether it was there."""
-    values = owner, item_id, kind
+    values = (owner, item_id, kind)
     db.has_deleted = db.execute("DELETE FROM objects WHERE owner = ? AND id = ? AND kind = ?", values).rowcount > 0
     return db.has_deleted
 

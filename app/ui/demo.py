@@ -20,7 +20,7 @@ from app.ui.observatory.tab import build_observatory_tab
 from engine import ConfigError, Engine, read_sampling_defaults
 
 # Uploads and downloads: checked every hour, deleted after a day.
-KEEP_FILES_S = 3600, 86400
+KEEP_FILES_S = (3600, 86400)
 
 WELCOME = "## Troupe\n{about}\n\nAnswers stream from the engine in this process; nothing leaves this machine."
 ABOUT_DEMO = (

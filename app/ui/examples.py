@@ -8,7 +8,7 @@ from pathlib import Path
 from engine import Engine, EngineConfig
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
-SAMPLE_SUFFIXES = ".txt", ".md", ".eml", ".csv", ".log", ".html", ".xml"
+SAMPLE_SUFFIXES = (".txt", ".md", ".eml", ".csv", ".log", ".html", ".xml")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from engine import EngineDead, EngineError, EngineOverloaded, EngineSleeping, In
 from grammar import GrammarError, UnsupportedGrammar
 
 # Errors that the handlers explain; others are bugs and may appear as such.
-EXPLAINED = EngineError, GrammarError
+EXPLAINED = (EngineError, GrammarError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ MAX_EVENTS = 1024
 LOOK_S = 0.03
 # Seconds between polls of all events for progress; no handler here reports progress.
 PROGRESS_LOOK_S = 1.0
-DESCRIPTIONS = "api_info", "api_info_as_input", "api_info_as_output"
+DESCRIPTIONS = ("api_info", "api_info_as_input", "api_info_as_output")
 
 
 def make_lean(demo: gr.Blocks) -> None:

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 STYLE_SHEET = Path(__file__).resolve().parents[2] / "assets" / "style.css"
 
 # Not 600: Gradio's semi-bold files are subsets without most letters. Browsers take 700 for it.
-WEIGHTS = 400, 700
-SANS = gr.themes.LocalFont("IBM Plex Sans", weights=WEIGHTS), "ui-sans-serif", "system-ui", "sans-serif"
-MONO = gr.themes.LocalFont("IBM Plex Mono", weights=WEIGHTS), "ui-monospace", "monospace"
+WEIGHTS = (400, 700)
+SANS = (gr.themes.LocalFont("IBM Plex Sans", weights=WEIGHTS), "ui-sans-serif", "system-ui", "sans-serif")
+MONO = (gr.themes.LocalFont("IBM Plex Mono", weights=WEIGHTS), "ui-monospace", "monospace")
 
 # Slate surfaces, thin borders, no shadows; the accent is kept for what acts.
 SURFACES = {
@@ -58,7 +58,7 @@ class PagePolicy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
-                header = b"content-security-policy", self.policy
+                header = (b"content-security-policy", self.policy)
                 message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 

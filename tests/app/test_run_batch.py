@@ -138,7 +138,7 @@ def test_a_dead_engine_ends_the_run_and_leaves_its_rows_to_the_next(
     files: Files, fake_local: FakeEngine, capsys: Any
 ) -> None:
     files.write(row("a"), row("b"))
-    fake_local.fail_after = 3, EngineDead("the device is on fire")
+    fake_local.fail_after = (3, EngineDead("the device is on fire"))
     assert main(files.argv) == 1
     assert files.results == {}
     assert "troupe: the device is on fire" in capsys.readouterr().err

@@ -36,7 +36,7 @@ DSML = (
     "{{ 'true' if v is string else 'false' }}"
     '">{{ v if v is string else v|tojson }}</｜DSML｜parameter>\n{% endfor %}'
 )
-CHATML = "<|im_start|>assistant\n", "<|im_end|>\n"
+CHATML = ("<|im_start|>assistant\n", "<|im_end|>\n")
 ARGS = "{{ c.arguments|tojson }}"
 HERMES = '<tool_call>\n{"name": "{{ c.name }}", "arguments": ' + ARGS + "}\n</tool_call>"
 LISTED = '{"name": "{{ c.name }}", "arguments": ' + ARGS + "}"
@@ -110,7 +110,7 @@ SCHEMA: dict[str, Any] = {
     },
 }
 FULL = {"zqa": "some text", "zqb": 7041, "zqc": 2.5, "zqd": True, "zqe": None, "zqf": [1, "a"], "zqg": {"k": "v"}}
-ENDS = "<start_function_response>", "<|tool_response>"
+ENDS = ("<start_function_response>", "<|tool_response>")
 ENVIRONMENT = ImmutableSandboxedEnvironment()
 ENVIRONMENT.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
 ENVIRONMENT.filters["repr"] = repr

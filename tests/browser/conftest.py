@@ -15,7 +15,7 @@ from tests.browser.site import PATIENCE_S, Site
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
-BROWSERS = "chromium", "chromium-browser", "google-chrome"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking", "--no-first-run"
 ]

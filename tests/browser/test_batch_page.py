@@ -88,7 +88,7 @@ def test_answer_and_batch_survive_a_killed_server(desk: Any, tmp_path: Path) -> 
     rows = [f'{n},"Invoice INV-{n}, Northwind Paper Ltd, total {n}.50 EUR"' for n in range(150)]
     path.write_text("\n".join(["id,note", *rows]))
     records = "#batch-records tbody tr"
-    kept = "app", "--core", "local", "--data-dir", str(tmp_path / "data")
+    kept = ("app", "--core", "local", "--data-dir", str(tmp_path / "data"))
     with run_server(*kept) as (server, url):
         site = Site(desk.new_page(), url)
         site.open()

@@ -77,7 +77,7 @@ def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
     site.go_to("Engine")
     site.page.get_by_role("img", name="blocks owned").wait_for()
     is_over = threading.Event()
-    lengths = 150, 300, 500, 700, 900, 1200
+    lengths = (150, 300, 500, 700, 900, 1200)
     crowd = [threading.Thread(target=occupy, args=(site.base_url, is_over, length)) for length in lengths]
     try:
         for each in crowd:

@@ -14,7 +14,7 @@ from app.api.wording import Path, say_value
 
 Json = dict[str, Any]
 
-ROLES = "user", "assistant", "system"
+ROLES = ("user", "assistant", "system")
 # Claude Code's first system block changes with every request, which would end the cached prefix there.
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
@@ -58,7 +58,7 @@ def _read_user(where: Path, blocks: list[Any]) -> list[Json]:
     results: list[Json] = []
     parts: list[Json] = []
     for i, block in enumerate(blocks):
-        place = *where, i
+        place = (*where, i)
         if _kind_of(block) != "tool_result":
             parts += read_part(place, block)
             continue

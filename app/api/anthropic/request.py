@@ -32,15 +32,15 @@ Json = dict[str, Any]
 NAMES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "response_format": "output_config"}
 # Anthropic's client reads this in the error and then sends the whole conversation by itself
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-CHOICE_FIELDS = "type", "disable_parallel_tool_use"
+CHOICE_FIELDS = ("type", "disable_parallel_tool_use")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-OUTPUT_CONFIG = "format", "effort"
-EFFORTS = "low", "medium", "high", "xhigh", "max"
+OUTPUT_CONFIG = ("format", "effort")
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 # type of thinking -> what may stand beside it
 THINKING_FIELDS = {
     "enabled": ("type", "budget_tokens", "display"), "disabled": ("type",), "adaptive": ("type", "display")
 }
-DISPLAYS = "summarized", "omitted"
+DISPLAYS = ("summarized", "omitted")
 MIN_BUDGET_TOKENS = 1024  # the protocol's own
 
 

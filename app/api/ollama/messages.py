@@ -19,7 +19,7 @@ def read_messages(given: list[Json]) -> list[Json]:
     result: list[Json] = []
     waiting: list[tuple[str, Any]] = []  # calls without a result: id, name
     for number, message in enumerate(given):
-        where = "messages", number
+        where = ("messages", number)
         content = make_content(message.get("content") or "", message.get("images"))
         plain: Json = {"role": message.get("role"), "content": content}
         if message.get("thinking"):
@@ -31,7 +31,7 @@ def read_messages(given: list[Json]) -> list[Json]:
             waiting = [each for each in waiting if each is not fitting[0]]
         read = read_message(where, plain, counter)
         if calls := message.get("tool_calls"):
-            place = *where, "tool_calls"
+            place = (*where, "tool_calls")
             if not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
                 raise refuse(place, f" must be a list of at most {MAX_TOOL_CALLS}")
             read["tool_calls"] = [

@@ -16,7 +16,7 @@ from app.reasoning import SWITCHES
 
 Json = dict[str, Any]
 
-SAME = "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"
+SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 # field of a chat or text completion -> its name here
 NAMES = {
     "max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty", "response_format": "format",
@@ -27,7 +27,7 @@ NAMES = {
 class Options(Fields):
     """The sampling options; those of the runner, such as num_gpu, have no effect."""
 
-    PLACE = "options",
+    PLACE = ("options",)
 
     temperature: float | None = None
     top_k: Integer | None = None

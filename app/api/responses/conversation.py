@@ -21,7 +21,7 @@ Json = dict[str, Any]
 # the beginning of reasoning that only this server reads again
 SEAL = "troupe:"
 # fields of an item that are not the arguments of its call
-IDENTITIES = "type", "id", "call_id", "status", "execution"
+IDENTITIES = ("type", "id", "call_id", "status", "execution")
 
 
 class Conversation:

@@ -26,13 +26,13 @@ NAMES = {
 REASONING_VALUES = {"context": ("auto", "current_turn", "all_turns"), "mode": ("standard",)}
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-INCLUDES = LOGPROBS, ENCRYPTED
+INCLUDES = (LOGPROBS, ENCRYPTED)
 
 
 class TextFormat(Fields):
     """text.format: OpenAI's response_format, flat."""
 
-    PLACE = "text", "format"
+    PLACE = ("text", "format")
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -44,7 +44,7 @@ class TextFormat(Fields):
 class TextOptions(Fields):
     """Options of the text's format."""
 
-    PLACE = "text",
+    PLACE = ("text",)
 
     format: TextFormat = Field(default_factory=TextFormat)
     verbosity: str | None = None
@@ -53,7 +53,7 @@ class TextOptions(Fields):
 class StreamOptions(Fields):
     """Options of a stream. Usage is always included, obfuscation never, whatever include_obfuscation requests."""
 
-    PLACE = "stream_options",
+    PLACE = ("stream_options",)
 
     include_obfuscation: bool = False
 

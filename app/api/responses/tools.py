@@ -17,7 +17,7 @@ from app.api.tools.use import CHOICE, Tool, ToolChoice, read_allowed, read_custo
 from app.api.wording import Path, say_place
 
 Json = dict[str, Any]
-KNOWN = "function", "custom", "local_shell", "namespace"
+KNOWN = ("function", "custom", "local_shell", "namespace")
 LOCAL_SHELL: Json = {
     "name": "local_shell",
     "description": "Runs a command, given as a list of its words, on the user's machine.",

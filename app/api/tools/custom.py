@@ -19,7 +19,7 @@ from app.json_text import CHARACTERS
 
 Json = dict[str, Any]
 
-FIELDS = "type", "name", "description", "format", "defer_loading", "allowed_callers"
+FIELDS = ("type", "name", "description", "format", "defer_loading", "allowed_callers")
 INPUT_START = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 
 

@@ -305,7 +305,7 @@ class StyledCalls:
 
     def _is_tail_begun(self) -> bool:
         rest = self._text[self._at : self._at + MAX_HEAD_CHARS]
-        tails = self._patterns.separator, self._patterns.close
+        tails = (self._patterns.separator, self._patterns.close)
         return any(tail.startswith(rest) for tail in tails if tail)
 
     def _say(self, text: str) -> None:

@@ -42,8 +42,8 @@ from grammar import (
 
 Json = dict[str, Any]
 
-MODES = "none", "auto", "required"
-CHOICE = "tool_choice",
+MODES = ("none", "auto", "required")
+CHOICE = ("tool_choice",)
 TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the model was not shown them"
 NO_STYLE = (
     "the form in which the model {model!r} writes tool calls could not be read from its chat template; name it "
@@ -58,7 +58,7 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 IN_CALL = re.compile(r"/tools/(\d+)/parameters")
 IN_ANSWER = "/answer"
 # kinds of constraints that may be the answer beside calls
-PARTS = "json_schema", "json_object", "regex", "choice"
+PARTS = ("json_schema", "json_object", "regex", "choice")
 # second line: the Responses API of OpenAI
 FUNCTION_FIELDS = (
     *("name", "description", "parameters", "strict"), *("output_schema", "defer_loading", "allowed_callers", "async")
@@ -252,7 +252,7 @@ def _read_tool(where: Path, tool: Mapping[str, Any]) -> Tool | None:
     if kind not in ("function", "custom") or not isinstance(given, dict):
         fields = '"custom": {"name": ...}' if kind == "custom" else '"function": {"name": ..., "parameters": ...}'
         raise refuse(where, f' must be {{"type": "{"custom" if kind == "custom" else "function"}", {fields}}}')
-    place = *where, kind
+    place = (*where, kind)
     return read_custom(place, given) if kind == "custom" else read_function(place, given, tool)
 
 

@@ -17,7 +17,7 @@ from app.ui.extract.shown import Shown, restore
 
 Record = dict[str, Any]
 # What a row of the store has for this page, beside the record that the files have.
-INNER = "usage", "choices", "draft", "checked"
+INNER = ("usage", "choices", "draft", "checked")
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class BatchRun:
 
         job, counts, found = await store.run(read)
         job = job or replace(self.job, body=self.job.body | {"status": "cancelled"})  # it was deleted
-        before = self.job.body, self.counts
+        before = (self.job.body, self.counts)
         self.job, self.counts = job, counts
         for ended, index, record in found:
             self._num_read, self.records[index] = ended, record

@@ -44,7 +44,7 @@ class OpenTables:
         rows, cells, chars = len(table.rows), table.num_cells, table.num_chars
         limits = self.limits
         size = max(rows / limits.max_rows, cells / limits.max_cells, chars / limits.max_chars)
-        self._tables[session] = table, size
+        self._tables[session] = (table, size)
         while sum(size for _, size in self._tables.values()) > NUM_LARGE:
             self._tables.popitem(last=False)
 

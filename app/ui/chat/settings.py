@@ -29,7 +29,7 @@ PRESETS = {
     "None": "",
 }
 
-GRAMMARS = "none", "JSON schema", "regex", "choice", "EBNF"
+GRAMMARS = ("none", "JSON schema", "regex", "choice", "EBNF")
 GRAMMAR_HINTS = {
     "JSON schema": '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}',
     "regex": r"(yes|no), [a-z ]+\.",

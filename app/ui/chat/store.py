@@ -31,7 +31,7 @@ MAX_LISTED = 200
 MAX_TITLE_CHARS = 60
 # The latest date that a browser can represent.
 MAX_TIME_S = 8_640_000_000_000
-ROLES = "user", "assistant", "system"
+ROLES = ("user", "assistant", "system")
 
 
 class ChatsError(ValueError):

@@ -99,7 +99,7 @@ class ChatTab(ChatRun):
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
         kind: Any = settings[GRAMMAR_KIND]
         kind.change(show_chip, kind, chip, **AT_ONCE)
-        free = "none", gr.update(**show_grammar("none"))
+        free = ("none", gr.update(**show_grammar("none")))
         chip.off(lambda: free, None, [kind, settings[GRAMMAR_KIND + 1]], **AT_ONCE)
         self.thread, self.turn = gr.State(None), gr.State(None)
         # What opening a chat fills.

@@ -74,7 +74,7 @@ class Shown:
         for error in self.result.errors:
             pointer, _, why = error.partition(": ")
             if any(leaf.pointer == pointer for leaf in self.result.leaves):
-                found[pointer] = why, *found.get(pointer, ())
+                found[pointer] = (why, *found.get(pointer, ()))
         return {pointer: reasons for pointer, reasons in found.items() if reasons}
 
     @property

@@ -292,7 +292,7 @@ class ExtractTab(ExtractRun):
 logger = logging.getLogger("troupe.ui")
 
 # Lower bounds of the table's bands.
-BANDS = 0.0, 0.5, 0.8, 0.9, 0.95, 0.99
+BANDS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 WORDS = (
     "<p>Confidence is the mean probability of a value's own tokens <b>before</b> the grammar's mask; tokens that "
     "the schema forced are left out. It ranks the fields of a record and says where to look first. "

@@ -25,7 +25,7 @@ CHAT: dict[str, Any] = {"messages": QUESTION, "max_tokens": 8, "temperature": 0}
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     shutil.copytree(FOLDER, tmp_path / "roots" / "copy")
-    modules = f"loud={FOLDER}",
+    modules = (f"loud={FOLDER}",)
     config = EngineConfig(num_blocks=256, enable_lora=True, lora_modules=modules, lora_root=(str(tmp_path / "roots"),))
     engine = Engine(config)
     async with engine, run_server(engine, AppConfig(admin_key="boss")) as running:

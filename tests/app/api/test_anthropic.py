@@ -32,7 +32,7 @@ class OutspokenTokenizer(FakeTokenizer):
     """Its chat template writes its variables into the prompt."""
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
-        known = "tools", "add_generation_prompt", "continue_final_message"
+        known = ("tools", "add_generation_prompt", "continue_final_message")
         told = {name: value for name, value in kwargs.items() if name not in known}
         return str(told or "") + super().apply_chat_template(messages, **kwargs)
 

@@ -204,8 +204,8 @@ def test_the_bytes_in_chat_are_the_tokens_own(tokenizer: Tokenizer) -> None:
 
 
 def test_no_rival_hides_another(tokenizer: Tokenizer) -> None:
-    plain = Logprob(9, -2.0, 3, "a"), Logprob(10, -3.0, 4, "a")
-    rivals = part_of(7, b"\xf0\x9f"), part_of(8, b"\xf0"), *plain
+    plain = (Logprob(9, -2.0, 3, "a"), Logprob(10, -3.0, 4, "a"))
+    rivals = (part_of(7, b"\xf0\x9f"), part_of(8, b"\xf0"), *plain)
     call, position = make_call(tokenizer), TokenLogprobs(rivals[0], rivals)
     found = describe_positions(call, [None, position], [split(tokenizer, "🙂")[0], 7], [0, 0])
     assert found["tokens"] == ["bytes:\\xf0", "bytes:\\xf0\\x9f"]

@@ -21,7 +21,7 @@ from tests.hostile_images import list_hostile, make_part
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DOMAINS = "localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "allowed.invalid"
+DOMAINS = ("localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "allowed.invalid")
 PNG = to_bytes(make_picture((60, 40)))
 TEXT = {"type": "text", "text": "What is it?"}
 HOSTILE = dict(list_hostile())

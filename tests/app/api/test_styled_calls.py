@@ -123,7 +123,7 @@ def read(parser: StyledCalls, text: str, size: int = 1, is_cut: bool = False) ->
 @pytest.mark.parametrize("style", TEXTS)
 def test_content_and_calls_are_separated_whatever_the_pieces(style: str) -> None:
     for size in (1, 3, 1000):
-        expected = "So < it.\n", "", [("weather", ARGUMENTS), ("clock", "{}")]
+        expected = ("So < it.\n", "", [("weather", ARGUMENTS), ("clock", "{}")])
         assert read(make_parser(style), TEXTS[style], size) == expected
     parser = make_parser(style)
     parts = [piece for char in TEXTS[style] for piece in parser.feed(char) if piece.call >= 0]
@@ -169,7 +169,7 @@ def test_arguments_written_one_by_one_keep_to_the_whole_schema(compiler: Grammar
 
     text = WRITTEN[style]
     assert takes(text)
-    wrongs = ("3", "0"), ("3", '"3"'), ('["</x>", ', '["\\n", '), ("C", "K"), ("days", "city")
+    wrongs = (("3", "0"), ("3", '"3"'), ('["</x>", ', '["\\n", '), ("C", "K"), ("days", "city"))
     for right, wrong in wrongs:
         assert right in text and not takes(text.replace(right, wrong)), (right, wrong)
     for size in (1, 2, 1000):
@@ -288,7 +288,7 @@ async def test_auto_is_enforced_and_streams_arguments_as_they_come(start: Start,
     assert (params.grammar.kind, params.skip_special_tokens) == ("tool_calls", False)
     message = reply["choices"][0]["message"]
     assert (message["content"], reply["choices"][0]["finish_reason"]) == ("So < it.\n", "tool_calls")
-    made = {"name": "weather", "arguments": ARGUMENTS}, {"name": "clock", "arguments": "{}"}
+    made = ({"name": "weather", "arguments": ARGUMENTS}, {"name": "clock", "arguments": "{}"})
     assert [call["function"] for call in message["tool_calls"]] == [*made]
     chunks = await server.chat_chunks(tools=TOOLS, tool_choice="auto")
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -363,8 +363,8 @@ async def test_responses_and_messages_separate_content_and_calls_too(start: Star
 
 
 def test_pieces_of_one_call_are_joined_and_others_are_not() -> None:
-    more = Piece("function", '{"a"', 0), Piece("function", ": 1}", 0)
-    said = Piece("content", "x"), Piece("content", "y")
+    more = (Piece("function", '{"a"', 0), Piece("function", ": 1}", 0))
+    said = (Piece("content", "x"), Piece("content", "y"))
     pieces = [*said, Piece("function", "", 0, "id", "f"), *more, Piece("function", "", 1, "id", "g"), *said]
     assert join_pieces(pieces) == [
         Piece("content", "xy"), Piece("function", '{"a": 1}', 0, "id", "f"), Piece("function", "", 1, "id", "g"),
@@ -386,6 +386,6 @@ async def test_text_between_calls_is_in_its_place_whole_and_as_a_stream(start: S
     assert len(kinds) == 4 and kinds[0] == kinds[3] and kinds[1] == kinds[2]
     raw = (await server.stream(path, body)).decode()
     opened = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
-    names = "content_block_start", "response.output_item.added"
+    names = ("content_block_start", "response.output_item.added")
     started = [event.get("content_block") or event["item"] for event in opened if event["type"] in names]
     assert [block["type"] for block in started] == kinds

@@ -356,7 +356,7 @@ def test_a_lark_grammar_is_enforced_in_the_string_of_a_call() -> None:
     read = reader_of(GrammarSpec.json_schema(function["parameters"]))
     good = "*** Begin Patch\n*** Add File: a.txt\n+one\n\ttwo\n*** Delete File: b\n*** End Patch\n"
     assert read({"input": good}) and read({"input": good[:-1]})
-    wrongs = ("+one", "one"), ("+one", '+"one'), ("one", "o/ne"), ("a.txt", ""), ("Begin", "begin"), ("b\n", "b")
+    wrongs = (("+one", "one"), ("+one", '+"one'), ("one", "o/ne"), ("a.txt", ""), ("Begin", "begin"), ("b\n", "b"))
     for old, new in wrongs:
         assert not read({"input": good.replace(old, new)}), new
 

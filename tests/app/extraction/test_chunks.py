@@ -205,8 +205,8 @@ def make_sales(**prices: float | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("lamp", [None, 7.0])
 def test_an_item_that_its_part_cuts_off_is_made_whole_by_the_next(lamp: float | None) -> None:
-    first = "Chair…Lamp\n", make_sales(Chair=10.5, Table=99.25, Lamp=lamp)
-    second = "Table…45.00\n", make_sales(Table=99.25, Lamp=30.75, Rug=45.0)
+    first = ("Chair…Lamp\n", make_sales(Chair=10.5, Table=99.25, Lamp=lamp))
+    second = ("Table…45.00\n", make_sales(Table=99.25, Lamp=30.75, Rug=45.0))
     merged = read_parts(RECEIPT, first, second)
     assert merged.record == make_sales(Chair=10.5, Table=99.25, Lamp=30.75, Rug=45.0)
     assert merged.evidence["/items/2/price"].quote == "30.75" and len(merged.notes) == 1

@@ -289,7 +289,7 @@ async def test_a_lost_engine_is_waited_for(make_tab: MakeTab) -> None:
 async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[None], list[Any]]:
     """A run that has ended one row and waits for three, and its updates; in a task, as Gradio drives it."""
     updates: list[Any] = []
-    rows = *(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1]
+    rows = (*(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1])
     tab.tables.put(REQUEST.session_hash, make_table(rows))
 
     async def drive() -> None:

@@ -20,7 +20,7 @@ from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
 REQUEST: Any = SimpleNamespace(session_hash="abc", request=None)
-SETTINGS = Settings().system_prompt, 0.0, 1.0, 0, 0.0, 64, "", "", "none", "", 0, True
+SETTINGS = (Settings().system_prompt, 0.0, 1.0, 0, 0.0, 64, "", "", "none", "", 0, True)
 OWNER = f"{objects.GUEST}abc"
 TURN = [user_message("hello"), answer_message("hi"), figures_message("3 tokens")]
 
@@ -115,13 +115,13 @@ async def test_an_answer_that_was_cut_off_goes_on_as_another_version() -> None:
         ("hello", "fine, thanks"), ("hello", "fine, thanksfine, thanks")
     ]
     kind = SETTINGS.index("none")
-    bound = *SETTINGS[:kind], "JSON object", *SETTINGS[kind + 1 :]
+    bound = (*SETTINGS[:kind], "JSON object", *SETTINGS[kind + 1 :])
     assert "a grammar begins anew" in str(await tab.go_on(REQUEST, played.thread, None, *bound))
 
 
 async def test_history_settings_and_session_reach_the_engine() -> None:
     tab, engine = make_tab()
-    settings = "be kind", *SETTINGS[1:-2], -3, False
+    settings = ("be kind", *SETTINGS[1:-2], -3, False)
     played = await play(tab, await ask(tab, "and you?", await seed(tab), settings=settings))
     (request,) = engine.requests
     assert request.prompt == "<system>be kind\n<user>hello\n<assistant>hi\n<user>and you?\n<assistant>"
@@ -446,7 +446,7 @@ async def test_a_full_store_refuses_a_question_and_says_when_an_answer_is_not_ke
 
 async def test_settings_come_back_with_their_chat_and_a_page_without_cookie_is_warned() -> None:
     tab, _ = make_tab()
-    settings = "be kind", 1.5, *SETTINGS[2:]
+    settings = ("be kind", 1.5, *SETTINGS[2:])
     thread = (await play(tab, await ask(tab, settings=settings))).thread
     opened = await tab.restore(None, None, {"top_k": 5}, thread["id"], REQUEST)
     assert opened[8]["updates"][:2] == ["be kind", 1.5] and "takes no cookie" in opened[4]["problem"]

@@ -11,7 +11,7 @@ pytestmark = needs_model
 
 
 async def test_two_answers_grow_side_by_side_and_closing_ends_both() -> None:
-    modules = f"loud={DEMO_MODEL}/lora",
+    modules = (f"loud={DEMO_MODEL}/lora",)
     async with Engine(EngineConfig(num_blocks=128, enable_lora=True, lora_modules=modules)) as engine:
         prompt = await engine.render_chat([{"role": "user", "content": "Hello, who are you?"}])
 
