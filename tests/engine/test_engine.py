@@ -90,17 +90,6 @@ async def test_a_stop_string_ends_the_request_and_frees_its_blocks(make_config: 
         await wait_until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
 
 
-async def test_logprobs_are_those_of_the_sampled_tokens(make_config: MakeConfig) -> None:
-    async with Engine(make_config()) as engine:
-        params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, logprobs=3)
-        completion = (await complete(engine, params=params)).outputs[0]
-    assert completion.logprobs is not None
-    assert [entry.token.token_id for entry in completion.logprobs] == completion.token_ids
-    assert all(entry.token.rank == 1 and len(entry.top) == 3 for entry in completion.logprobs)
-    total = sum(entry.token.logprob for entry in completion.logprobs)
-    assert completion.cumulative_logprob == pytest.approx(total)
-
-
 async def test_prompt_logprobs_cover_the_prompt_also_in_chunks(make_config: MakeConfig) -> None:
     prompt = [3 + number % 100 for number in range(75)]
     params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)
@@ -183,25 +172,6 @@ async def test_a_crash_is_a_pause_and_changes_no_text(
         assert stats.finished["length"] == 8
         assert stats.prefix_cache_queries >= 7 * queried  # three of them before the crash
         assert stats.num_free_blocks == stats.num_blocks
-
-
-async def test_a_request_that_crashes_the_core_twice_fails_alone(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    execute = ModelRunner.execute
-
-    def fail_on_poison(runner: ModelRunner, plan: Any) -> Any:
-        if any(77 in new_row.token_ids.tolist() for new_row in plan.new_rows):
-            _explode()
-        return execute(runner, plan)
-
-    monkeypatch.setattr(ModelRunner, "execute", fail_on_poison)
-    async with Engine(make_config()) as engine:
-        prompts = [[5], [6], [77], [8], [9]]
-        answers = await asyncio.gather(*(complete(engine, prompt) for prompt in prompts))
-        reasons = [answer.outputs[0].finish_reason for answer in answers]
-        assert reasons == ["length", "length", "error", "length", "length"]
-        assert "crashed twice while it ran this request: RuntimeError" in (answers[2].outputs[0].error or "")
 
 
 async def test_an_engine_that_keeps_crashing_stays_down(

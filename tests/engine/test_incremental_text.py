@@ -99,20 +99,6 @@ def test_no_delta_holds_a_part_of_a_character_whatever_the_chunks(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        (["<0xE6>", "<0x97>", "h"], "\ufffd\ufffdh"), (["h", "<0xFF>", "h"], "h\ufffdh"),
-        (["<0xF0>", "<0x9F>"], "\ufffd\ufffd"), (["<0xC3>", "<s>", "<0xA9>"], "é"),
-    ],
-)
-def test_broken_bytes_are_shown_as_the_tokenizer_shows_them(
-    byte_fallback: Tokenizer, tokens: list[str], expected: str
-) -> None:
-    ids = ids_of(byte_fallback, *tokens)
-    assert "".join(stream(byte_fallback, ids)) == expected == byte_fallback.decode(ids)
-
-
-@pytest.mark.parametrize(
     ("tokens", "deltas"),
     [
         (["<0xF0>", "<0x9F>", "<0x99>", "<0x82>"] * 2, ["", "", "", "🙂"] * 2),
@@ -142,11 +128,6 @@ def test_the_first_space_is_dropped_after_a_prompt_of_special_tokens(byte_fallba
     output = byte_fallback.encode("hello", add_special_tokens=False)
     assert "".join(stream(byte_fallback, output, [1])) == "hello"
     assert "".join(stream(byte_fallback, output, [1], skip_special_tokens=False)) == " hello"
-
-
-def test_only_one_space_is_dropped_at_the_start(byte_fallback: Tokenizer) -> None:
-    ids = ids_of(byte_fallback, "▁▁", "▁▁", "h")
-    assert "".join(stream(byte_fallback, ids)) == byte_fallback.decode(ids) == "   h"
 
 
 def test_a_character_begun_by_the_prompt_is_completed_by_the_output(byte_level: Tokenizer) -> None:

@@ -183,12 +183,6 @@ async def test_every_completion_of_every_request_has_a_handle_of_its_own() -> No
     assert len(set(handles)) == len(handles) == 12
 
 
-async def test_each_completion_goes_on_behind_what_it_has_generated() -> None:
-    generated = [[5, 6], []]
-    message = await make_request(SamplingParams(n=2), generated_token_ids=generated)
-    assert [each.generated_token_ids for each in message.completions] == generated
-
-
 @pytest.mark.parametrize(
     ("generated", "told"),
     [

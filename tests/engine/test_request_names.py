@@ -22,7 +22,6 @@ from engine import (
     InvalidRequest,
     LoRARequest,
     RequestOutput,
-    RequestTimeout,
     SamplingParams,
 )
 from engine.actors.scheduler_actor import SchedulerActor
@@ -108,23 +107,6 @@ async def test_an_abort_ends_all_completions_and_no_stranger(make_config: MakeCo
         await stranger.aclose()
 
 
-async def test_an_abort_leaves_a_stranger_who_has_the_name_of_an_ended_completion(make_config: MakeConfig) -> None:
-    """The first of two completions stops at a token that the second does not write for long."""
-    async with Engine(make_config()) as engine:
-        pair = SamplingParams(n=2, max_tokens=400, seed=3, ignore_eos=True, output_kind="delta")
-        first, second = (await read(engine, replace(pair, output_kind="final"), "probe")).outputs
-        stop = next(token for token in first.token_ids if token not in second.token_ids[:250])
-        params = replace(pair, stop_token_ids=(stop,))
-        family = asyncio.create_task(read(engine, params, "a"))
-        await wait_until(lambda: engine.stats().finished["stop"] == 1)
-        stranger = engine.generate("hello", LONG, "a#0")
-        await anext(stranger)
-        await engine.abort("a")
-        await family
-        assert not (await anext(stranger)).finished
-        await stranger.aclose()
-
-
 @pytest.mark.parametrize("params", [SHORT, FOUR], ids=["one", "four"])
 async def test_a_name_is_in_use_whatever_the_number_of_completions(
     params: SamplingParams, make_config: MakeConfig
@@ -135,15 +117,6 @@ async def test_a_name_is_in_use_whatever_the_number_of_completions(
         with pytest.raises(InvalidRequest, match="request_id 'a' is in use by a running request"):
             await read(engine, params, "a")
         await running.aclose()
-        await wait_until(lambda: engine.stats().num_running + engine.stats().num_waiting == 0)
-        assert await is_free(engine, "a")
-
-
-async def test_a_name_is_free_again_after_its_deadline(make_config: MakeConfig) -> None:
-    async with Engine(make_config()) as engine:
-        with pytest.raises(RequestTimeout, match=r"0\.05 s"):
-            async for _ in engine.generate("hello", LONG, "a", deadline_s=0.05):
-                pass
         await wait_until(lambda: engine.stats().num_running + engine.stats().num_waiting == 0)
         assert await is_free(engine, "a")
 
@@ -182,17 +155,6 @@ def make_params(max_tokens: int = 40, n: int = 1, grammar: GrammarSpec | None = 
 async def end(engine: Engine, params: SamplingParams, name: str | None = None, priority: int = 0) -> str | None:
     outputs = [output async for output in engine.generate("hello", params, name, priority=priority)]
     return outputs[-1].outputs[0].finish_reason
-
-
-async def test_an_urgent_request_takes_the_only_seat_and_everybody_ends(make_config: MakeConfig) -> None:
-    config = make_config(max_num_seqs=1, scheduling_policy="priority")
-    async with Engine(config) as engine:
-        for _ in range(4):
-            slow = asyncio.create_task(end(engine, make_params(60), priority=5))
-            await wait_until(lambda: engine.stats().num_running == 1)
-            async with asyncio.timeout(20):
-                assert await end(engine, make_params(4), priority=0) == "length"
-                assert await slow == "length"
 
 
 async def test_an_abort_before_the_core_has_the_request_ends_it(

@@ -149,19 +149,6 @@ async def test_a_sleep_after_one_that_was_called_off_is_another_one(make_config:
         assert await answer_all(engine)
 
 
-async def test_a_sleep_that_is_cancelled_late_does_not_call_off_the_next_one(make_config: MakeConfig) -> None:
-    async with Engine(make_config()) as engine:
-        stream, first = await begin_to_sleep(engine)
-        await engine.wake_up()
-        second = asyncio.create_task(engine.sleep(drain=False))
-        await wait_until(lambda: engine.state == "falling_asleep")
-        first.cancel()
-        async with asyncio.timeout(10):
-            assert await second and engine.state == "sleeping"
-        await asyncio.gather(first, return_exceptions=True)
-        await stream.aclose()
-
-
 async def test_a_sleep_whose_caller_left_is_cancelled(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
         stream = engine.generate("hello", replace(LONG, max_tokens=900))
@@ -282,13 +269,6 @@ async def test_an_engine_can_be_closed_in_its_sleep(make_config: MakeConfig, whe
     with pytest.raises(EngineDead):
         await engine.wake_up()
     await stream.aclose()
-
-
-async def test_an_engine_without_a_model_sleeps_as_well(make_config: MakeConfig) -> None:
-    async with Engine(make_config(mock_step_ms=0.0)) as engine:
-        await engine.sleep(2)
-        await engine.wake_up()
-        assert [output async for output in engine.generate("hello", ASKED[0])][-1].finished
 
 
 @pytest.mark.parametrize("is_sliced", [False, True])

@@ -163,15 +163,6 @@ def test_a_failure_ends_only_the_request_it_belongs_to(
     assert [read_mask(row) for row in masks.bitmask] == [ids("a"), ids("y")]
 
 
-def test_a_failed_request_is_reported_once(compiler: GrammarCompiler) -> None:
-    manager = make_manager(compiler, {BAD: ["ab"]})
-    wrong = (BAD, ids("z")[0])
-    _, failed, _ = manager.fill(FillMasks(0, [wrong, wrong], []))
-    assert len(failed) == 1
-    masks, failed, _ = manager.fill(FillMasks(1, [wrong], []))
-    assert (masks.step_id, len(masks.indices), len(masks.bitmask), failed) == (1, 0, 0, [])
-
-
 def test_a_matcher_that_hits_a_limit_loses_its_row_and_says_why(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

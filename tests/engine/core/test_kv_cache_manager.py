@@ -59,13 +59,6 @@ def test_the_cached_prefix_is_whole_blocks_below_the_prompt(length: int, cached:
     assert (manager.num_queried_tokens, manager.num_hit_tokens) == (2 * length, cached * caching)
 
 
-def test_a_prefix_that_differs_early_shares_nothing_after() -> None:
-    manager = make_manager()
-    compute(manager, make_request([1, 2, 3, 4, 5, 6, 7, 8, 9]))
-    assert count_cached(manager, make_request([1, 2, 3, 0, 5, 6, 7, 8, 9])) == 0
-    assert count_cached(manager, make_request([1, 2, 3, 4, 5, 0, 7, 8, 9])) == 4
-
-
 @pytest.mark.parametrize(("one", "other"), [("a", "b"), ("a", None), (None, "a"), ("", None)])
 def test_salts_isolate(one: str | None, other: str | None) -> None:
     manager = make_manager()
@@ -91,16 +84,6 @@ def test_admission_without_room_changes_nothing_and_blocks_revived_by_a_hit_need
     late = make_request(list(range(9)))
     assert manager.admit(late) is None
     assert (late.block_ids, manager.pool.num_free) == ([], 2)
-
-
-def test_admission_beside_a_living_owner_shares_its_blocks() -> None:
-    manager = make_manager(num_usable=4)
-    first, second = make_request(list(range(9))), make_request(list(range(9)))
-    assert manager.admit(first) is not None
-    manager.commit(first, 9)
-    assert manager.admit(second) is not None
-    assert first.block_ids[:2] == second.block_ids[:2]
-    assert manager.pool.num_free == 0
 
 
 def test_growing_takes_blocks_only_at_a_border() -> None:

@@ -197,28 +197,12 @@ def add_urgent(house: SchedulerHarness, count: int, num_tokens: int) -> list[Ste
     return [plan for plan in plans if plan.new_rows]
 
 
-def test_without_chunks_a_displacing_prompt_comes_whole() -> None:
-    house = SchedulerHarness(
-        200, 4, False, policy="priority", max_num_batched_tokens=MAX_MODEL_LEN, enable_chunked_prefill=False
-    )
-    fill_slots(house, 4)
-    for plan in add_urgent(house, 2, 60):
-        assert set(plan.num_scheduled_tokens.tolist()) <= {60, 1}
-
-
 def test_nobody_gives_way_to_a_request_that_the_step_has_no_tokens_for() -> None:
     house = SchedulerHarness(200, policy="priority", max_num_batched_tokens=16)
     fill_slots(house, 4)
     first = add_urgent(house, 2, 40)[0]
     assert first.num_scheduled_tokens.tolist() == [13, 1, 1, 1]
     assert first.num_samples.tolist() == [0, 1, 1, 1]
-
-
-def test_long_prompts_displace_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.core.scheduler.MAX_ADMITTED_TOKENS", 50)
-    house = SchedulerHarness(200, policy="priority", max_num_batched_tokens=400)
-    fill_slots(house, 4)
-    assert [len(plan.new_rows) for plan in add_urgent(house, 4, 40)][:2] == [2, 2]
 
 
 def test_nobody_gives_way_to_a_request_that_does_not_fit_even_then() -> None:

@@ -193,15 +193,6 @@ def test_an_abort_frees_blocks_and_name_at_once_and_ends_once(stop: Callable[[Sc
     assert not house.kv_cache.pool.owned_ids()
 
 
-def test_an_abort_carries_the_reason_it_is_given() -> None:
-    house = SchedulerHarness()
-    house.add(make_request("a", LASTING, 30))
-    told = house.scheduler.abort([0, house.handles["a"]], "error", "the grammar broke")
-    (ended,) = told.details
-    assert (ended.handle, ended.finish_reason, ended.error) == (house.handles["a"], "error", "the grammar broke")
-    assert told.token_ids == []
-
-
 @pytest.fixture
 def house() -> SchedulerHarness:
     """One request with a grammar beside a plain one; nothing has run yet."""
@@ -231,17 +222,6 @@ def test_a_row_whose_mask_is_late_is_skipped_and_caught_up(house: SchedulerHarne
     assert [house.num_accepted[house.handles[name]] for name in ("gated", "plain")] == [9, 0]
 
 
-def test_a_skipped_row_is_not_counted_as_computed(house: SchedulerHarness) -> None:
-    (request, _) = house.scheduler.state.running
-    house.work()
-    house.work()
-    house.answer()
-    planned = request.num_computed_tokens
-    house.answer()
-    assert request.num_computed_tokens <= planned
-    assert request.num_in_flight <= 2
-
-
 def test_masks_are_ordered_only_when_all_tokens_before_are_known(house: SchedulerHarness) -> None:
     assert [order.step_id for order in house.to_grammar] == [0]
     assert sum(isinstance(message, StepPlan) for message in house.to_worker) == 2
@@ -250,13 +230,6 @@ def test_masks_are_ordered_only_when_all_tokens_before_are_known(house: Schedule
     while not isinstance(house.to_worker[0], StepMasks):
         house.work()
     assert house.scheduler.order_masks() is None
-
-
-def test_a_gated_request_that_ends_gets_no_mask(house: SchedulerHarness) -> None:
-    house.abort("gated")
-    house.run()
-    assert house.num_accepted[house.handles["gated"]] == 0
-    assert house.outputs["plain"] == LONG_ANSWER[:10]
 
 
 def test_a_row_is_not_given_away_while_its_sample_is_parked() -> None:

@@ -56,22 +56,6 @@ def spell(tokenizer: Tokenizer, text: str) -> list[int]:
     return [table.index(bytes([byte])) for byte in text.encode()]
 
 
-def test_deltas_carry_text_and_tokens(tokenizer: Tokenizer) -> None:
-    ids = [*tokenizer.encode("hello wörld "), *spell(tokenizer, "🙂")]
-    deltas = send_each(make_completion(tokenizer), ids)
-    assert "".join(delta.text for delta in deltas) == "hello wörld 🙂"
-    assert [delta.token_ids for delta in deltas] == [[token_id] for token_id in ids]
-    assert {delta.finish_reason for delta in deltas} == {None}
-
-
-def test_a_stop_string_over_several_tokens_ends_the_request(tokenizer: Tokenizer) -> None:
-    ids = spell(tokenizer, "ab#END#more")
-    deltas = send_each(make_completion(tokenizer, stop="#END#"), ids)
-    assert [delta.text for delta in deltas] == ["a", "b", "", "", "", "", ""]
-    last = deltas[-1]
-    assert (last.finish_reason, last.stop_reason, last.token_ids) == ("stop", "#END#", [ids[6]])
-
-
 @pytest.mark.parametrize("more", [{}, {"finish_reason": "length"}])
 def test_a_stop_string_inside_a_run_of_tokens_keeps_the_tokens_up_to_it(
     tokenizer: Tokenizer, more: dict[str, Any]
@@ -152,12 +136,6 @@ def test_a_part_of_a_character_is_named_with_its_bytes(tokenizer: Tokenizer) -> 
     tokens = [position.token for position in delta.logprobs]
     assert b"".join(token.part or b"" for token in tokens) == "🙂".encode()
     assert {token.decoded_token for token in tokens} == {"\ufffd"}
-
-
-def test_an_error_passes_through(tokenizer: Tokenizer) -> None:
-    completion = make_completion(tokenizer, stop="END")
-    delta = send(completion, tokenizer.encode("aEND"), finish_reason="error", error="broke")
-    assert (delta.text, delta.finish_reason, delta.error) == ("a", "error", "broke")
 
 
 def test_the_prompt_decides_about_the_first_space(tmp_path: Path) -> None:

@@ -84,16 +84,6 @@ async def test_unread_deltas_merge_into_one_and_hold_only_what_is_new() -> None:
     assert (output.outputs[0].text, output.finished, output.outputs[0].is_finished) == ("d", True, True)
 
 
-async def test_cumulative_outputs_hold_all_there_is() -> None:
-    stream = make_stream("cumulative")
-    told = []
-    for text, finish in (("a", None), ("b", "length")):
-        put(stream, text, finish=finish)  # type: ignore[arg-type]
-        output = await stream.get()
-        told.append((output.outputs[0].text, output.outputs[0].token_ids, output.finished))
-    assert told == [("a", [1], False), ("ab", [1, 2], True)]
-
-
 async def test_n_completions_end_one_by_one() -> None:
     stream = make_stream("cumulative", n=2)
     put(stream, "a", index=0, finish="stop")
@@ -239,13 +229,6 @@ async def test_news_during_a_round_come_with_the_next_one_and_once() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(reader.wake_times) == 2
-
-
-async def test_no_group_is_forgotten() -> None:
-    pacing, readers = ReaderPacing(), [Reader() for _ in range(4)]
-    for reader in readers:
-        pacing.wake([reader])
-    await wait_until(lambda: all(len(reader.wake_times) == 1 for reader in readers))
 
 
 async def test_a_long_round_is_followed_by_a_rest_as_long() -> None:

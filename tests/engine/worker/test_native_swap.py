@@ -3,7 +3,6 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,20 +163,6 @@ def test_a_library_that_is_there_is_used_from_the_first_step_unless_it_is_off(
     assert load_worker(make_config, attention_backend="sdpa").describe() == {"ops": "torch-sdpa"}
 
 
-def test_kernels_that_failed_their_check_are_reported(make_config: MakeConfig) -> None:
-    worker = load_worker(make_config, attention_backend="sdpa")
-    worker.model.ops = replace(worker.model.ops, replaced=("silu_mul", "rms_norm"))
-    assert worker.describe() == {"ops": "torch-sdpa", "replaced_kernels": "silu_mul, rms_norm"}
-
-
-def test_a_dtype_without_native_ops_stays_with_torch(checkpoint: Path, library: NativeLibrary) -> None:
-    model = load_model(checkpoint, dtype=torch.float16)
-    swap = make_swap(FakeBuild(library, is_done=True), torch.float16)
-    assert swap.start() is None
-    assert move_over(swap, model) == 0
-    assert swap.status == "not available for float16"
-
-
 def use_build(monkeypatch: pytest.MonkeyPatch, build: Any) -> None:
     monkeypatch.setattr(ops_choice, "NativeSwap", lambda dtype, threads: NativeSwap(dtype, threads, build))
 
@@ -225,15 +210,6 @@ def test_few_bits_without_them_say_what_they_give_up(
     monkeypatch.setattr(Worker, "warm_up", Worker.reset)
     (found,) = load_worker(make_config, **settings).resolved.notices
     assert found.startswith(f"{notice}: the same seed need not give the same text")
-
-
-def test_in_float32_nothing_waits_and_nothing_is_said(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_build(monkeypatch, FakeBuild(None))
-    worker = load_worker(make_config)
-    assert (worker.model.ops.name, worker.resolved.notices) == ("torch-sdpa", ())
-    worker.close()
 
 
 def test_a_worker_moves_over_while_steps_come_without_a_pause(

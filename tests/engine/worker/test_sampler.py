@@ -17,7 +17,6 @@ from tests.engine.worker.sampler_cases import (
     add_case,
     make_logits,
     make_sampler,
-    pack_mask,
     read_logprobs,
     sample,
     sample_alone,
@@ -116,20 +115,6 @@ def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
 def test_vanishing_temperature_and_top_1_are_greedy(params: SamplingParams) -> None:
     logits = make_logits(1, VOCAB)[0]
     assert sample_alone(Case(params), logits) == int(logits.argmax())
-
-
-def test_low_temperature_keeps_to_the_best_token() -> None:
-    """Scores are taken from the maximum before the division, so that they stay exact."""
-    logits = make_logits(1, VOCAB)[0] + 1000
-    drawn = {sample_alone(Case(SamplingParams(temperature=2e-5), seed=seed), logits) for seed in range(20)}
-    assert drawn == {int(logits.argmax())}
-
-
-def test_each_row_has_its_own_mask() -> None:
-    sampler, logits = make_sampler([Case(GREEDY)] * 4, 64), make_logits(4, 64)
-    masks = np.stack([pack_mask(np.arange(64) == only) for only in (40, 3, 17, 9)])
-    drawn = sampler.sample(logits, np.arange(4), np.full(4, 3), masks).token_ids
-    assert drawn.tolist() == [40, 3, 17, 9]
 
 
 def test_a_mask_may_be_shorter_than_the_vocabulary() -> None:
@@ -231,20 +216,6 @@ def test_only_rows_that_ask_are_answered_each_with_its_own_count() -> None:
     for place, entry in found.items():
         assert len(entry.top) == counts[place]
         check_entry(entry.token, token_ids[place], logits[place], masks[place])
-
-
-def test_equal_tokens_rank_by_id_and_alternatives_end_with_the_vocabulary() -> None:
-    case = Case(SamplingParams(temperature=0, logprobs=20, allowed_token_ids=(7,)))
-    _, found = sample_logprobs([case], torch.zeros(1, 10))
-    assert found[0].token.rank == 8
-    assert [entry.token_id for entry in found[0].top] == list(range(10))
-
-
-def test_forbidden_alternative_has_no_masked_probability() -> None:
-    logits = torch.tensor([[3.0, 2.0, 1.0]])
-    _, found = sample_logprobs([Case(SamplingParams(logprobs=1), mask=np.arange(3) > 0)], logits)
-    assert found[0].top[0].token_id == 0
-    assert found[0].top[0].masked_logprob == -np.inf
 
 
 def test_logprobs_of_a_row_have_the_same_bits_in_any_batch() -> None:
