@@ -101,7 +101,7 @@ class FakeWorker:
         self.windows = windows
         self.window = windows[0]
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (group, token)
-        self.has_states = has_states
+        self.has_states, self.has_stages = has_states, False
         # A state is the tokens before it: of each row, of each slot, and by row and position those before its drafts.
         self.states: dict[int, list[int]] = {}
         self.kept: dict[int, list[int]] = {}
@@ -151,7 +151,9 @@ class FakeWorker:
     def _apply(self, plan: StepPlan, parked_rows: set[int]) -> None:
         for row in plan.removed_rows:
             assert row not in parked_rows, "what is parked needs the row's sampling state"
-            del self.tables[row], self.tokens[row]
+            assert self.has_stages or row in self.tables, "only a pipeline names rows that it has dropped"
+            self.tables.pop(row, None)
+            self.tokens.pop(row, None)
         for new in plan.new_rows:
             self.tables[new.row], self.tokens[new.row] = list(new.block_ids), new.token_ids.tolist()
             self.states[new.row] = self.kept[new.snapshot] if new.snapshot >= 0 else []

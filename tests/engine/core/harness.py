@@ -136,6 +136,7 @@ class SchedulerHarness:
             make_drafts=None if proposer is None else make_planner([proposer], num_speculative_tokens=6),
         )  # fmt: skip
         self.worker = FakeWorker(block_size, [window, *narrower], num_states > 0)
+        self.worker.has_stages = scheduler_config.num_stages > 1
         self.to_worker: deque[StepPlan | StepMasks] = deque()
         self.to_grammar: deque[FillMasks | FindDrafts] = deque()
         self.answers: deque[list[DraftTarget]] = deque()  # the grammar's answers to FindDrafts
