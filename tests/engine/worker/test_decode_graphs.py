@@ -16,7 +16,7 @@ from engine.core.actor_messages import NewRow, StepDone
 from engine.kv_cache_spec import group_layers
 from engine.model import DecoderModel, load_model
 from engine.sampling_params import SamplingParams
-from engine.worker.decode_graphs import DecodeGraphs, list_padded_sizes
+from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
@@ -284,3 +284,41 @@ def test_a_device_that_refuses_to_record_keeps_what_it_has(
     assert (rows.graphs.num_recorded, rows.graphs.has_more, rows.graphs.is_cold) == (2, False, False)
     assert "recording failed: out of memory" in caplog.text
     assert play(rows, 10) == play(Rows(model), 10)
+
+
+def fill(buffers: DecodeBuffers, num_rows: int, width: int, num_blocks: int) -> None:
+    """A step whose every number is not that of a row that pads."""
+    numbers, rows = torch.arange(5, 5 + num_rows * width), torch.arange(5, 5 + num_rows).int()
+    view = DecodeBuffers(num_rows, width, MAX_LEN, BLOCK, 1, CPU).view(num_rows)
+    tables, lens = rows.unsqueeze(1).expand(1, -1, num_blocks), rows + width
+    metadata = replace(view.attn_metadata, slot_mapping=numbers[None] * 8, block_tables=tables, seq_lens=lens)
+    buffers.fill(replace(view, input_ids=numbers, positions=numbers, attn_metadata=metadata))
+
+
+def read(buffers: DecodeBuffers, num_rows: int) -> list[list[int]]:
+    step = buffers.view(num_rows)
+    metadata = step.attn_metadata
+    tensors: list[Tensor] = [step.input_ids, step.positions, metadata.slot_mapping[0], metadata.seq_lens]
+    return [*(each.tolist() for each in tensors), metadata.block_tables[0, :, 0].tolist()]
+
+
+def test_rows_of_a_larger_step_before_pad_again() -> None:
+    buffers = DecodeBuffers(8, 1, MAX_LEN, BLOCK, 1, CPU)
+    fill(buffers, 6, 1, num_blocks=3)
+    fill(buffers, 2, 1, num_blocks=1)
+    pads = [0] * 6
+    expected = [[5, 6, *pads], [5, 6, *pads], [40, 48, *pads], [6, 7, *[1] * 6], [5, 6, *pads]]
+    assert read(buffers, 8) == expected
+    buffers.clear()
+    assert read(buffers, 8) == [[0] * 8, [0] * 8, [0] * 8, [1] * 8, [0] * 8]
+
+
+def test_rows_of_several_tokens_pad_with_as_many_of_the_null_block() -> None:
+    buffers = DecodeBuffers(4, 3, MAX_LEN, BLOCK, 1, CPU)
+    fill(buffers, 3, 3, num_blocks=3)
+    fill(buffers, 1, 3, num_blocks=1)
+    tokens, pads = [5, 6, 7], [0] * 9
+    expected = [[*tokens, *pads], [*tokens, *pads], [40, 48, 56, *pads], [8, 3, 3, 3], [5, 0, 0, 0]]
+    assert read(buffers, 4) == expected
+    step = buffers.view(2)
+    assert (step.attn_metadata.query_start_loc.tolist(), step.last_token_index.tolist()) == ([0, 3, 6], [2, 5])
