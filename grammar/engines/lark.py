@@ -12,8 +12,7 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+(?P<string>"i?)?|//[^\n]*|/(?:[^/\\\n]
 # Syntax that would set options, name tokens instead of text, or include a schema without normalisation.
 _FORBIDDEN = (
     ("%llguidance", "options of the engine are not the grammar's to set"),
-    ("<", "tokens cannot be named; a grammar speaks about text"),
-    ("@", "there is no other grammar to refer to"),
+    ("<", "tokens cannot be named; a grammar speaks about text"), ("@", "there is no other grammar to refer to"),
 )
 _JSON = re.compile(rf"(?:{_QUOTED.pattern})|(?P<json>%json\s*)")
 # Attributes after a rule's name control sampling, truncation or capture.

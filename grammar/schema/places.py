@@ -130,14 +130,9 @@ class PlaceMap:
         names = make_names([each for each in named if isinstance(each, Node)])
         is_above = any(self._reach(child) for node in nodes for child in self._list_sure(node))
         return Place(
-            map=self,
-            nodes=nodes,
-            checks=(*extra, *checks),
-            has_children=is_above or bool(distinct) or names is not None,
-            strings=strings,
-            names=names,
-            distinct=tuple(Check(node, ("uniqueItems",), True) for node in distinct),
-            is_compared=bool(extra),
+            map=self, nodes=nodes, checks=(*extra, *checks),
+            has_children=is_above or bool(distinct) or names is not None, strings=strings, names=names,
+            distinct=tuple(Check(node, ("uniqueItems",), True) for node in distinct), is_compared=bool(extra),
             choices=list_choices(nodes) if extra else None,
         )
 

@@ -20,13 +20,11 @@ _NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 # Part of a message -> the keywords it may concern, and a clearer message if there is one.
 _SIGNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
-        "oneOf constraints",
-        ("oneOf",),
+        "oneOf constraints", ("oneOf",),
         "its branches cannot be shown to exclude each other; use anyOf where several may match",
     ),
     (
-        "min/maxProperties",
-        ("minProperties", "maxProperties"),
+        "min/maxProperties", ("minProperties", "maxProperties"),
         "the number of properties is enforced only when all listed ones are required",
     ),
     ("patternProperty", ("patternProperties",), ""),

@@ -125,11 +125,9 @@ def close_unevaluated(node: Node) -> None:
 
 # Each rule with the keywords without which it has nothing to do; in the order they are applied.
 _RULES: tuple[tuple[Callable[[Node], None], frozenset[str]], ...] = (
-    (write_counts_as_integers, COUNTS),
-    (modernise_bounds, frozenset(["exclusiveMinimum", "exclusiveMaximum"])),
+    (write_counts_as_integers, COUNTS), (modernise_bounds, frozenset(["exclusiveMinimum", "exclusiveMaximum"])),
     (modernise_items, frozenset(["items", "additionalItems", "prefixItems"])),
-    (exclude_types, frozenset(TYPES_OF_KEYWORD)),
-    (check_strings, frozenset(["pattern", "format"])),
+    (exclude_types, frozenset(TYPES_OF_KEYWORD)), (check_strings, frozenset(["pattern", "format"])),
     (drop_idle, frozenset(_IDLE) | frozenset(name for name, _ in _PARTNERS)),
     (close_unevaluated, frozenset(["unevaluatedItems", "unevaluatedProperties"])),
 )

@@ -63,9 +63,7 @@ FORMATS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
         ("max", Annotated[int, Meta(ge=-1, le=MAX_REPEAT)]), ("content", "Format"),
     ),
     "dispatch": (
-        ("rules", "Annotated[list[tuple[_Name, Format]], Meta(min_length=1)]"),
-        ("loop", bool, True),
-        _EXCLUDES,
+        ("rules", "Annotated[list[tuple[_Name, Format]], Meta(min_length=1)]"), ("loop", bool, True), _EXCLUDES,
     ),
 }
 _STRICT: Any = {"tag_field": "type", "forbid_unknown_fields": True, "module": __name__}

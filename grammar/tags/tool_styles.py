@@ -113,10 +113,8 @@ _STYLES: Mapping[str, ToolStyle] = {
     # Kimi K2
     "kimi_k2": ToolStyle(
         ("<|tool_calls_section_begin|>",),
-        ("<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",),
-        "<|tool_call_end|>",
-        separator="",
-        end="<|tool_calls_section_end|>",
+        ("<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",), "<|tool_call_end|>",
+        separator="", end="<|tool_calls_section_end|>",
     ),
     # Qwen 3 Coder, Qwen 3.5, Nemotron 3
     "qwen3_coder": ToolStyle(
@@ -130,12 +128,8 @@ _STYLES: Mapping[str, ToolStyle] = {
     ),
     # GLM 4.5 and 4.6, then 4.7
     "glm45": ToolStyle(
-        ("<tool_call>",),
-        ("{name}\n",),
-        "",
-        end="</tool_call>",
-        parameter="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
-        is_repeated=True,
+        ("<tool_call>",), ("{name}\n",), "", end="</tool_call>",
+        parameter="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n", is_repeated=True,
     ),
     "glm47": ToolStyle(
         ("<tool_call>",), ("{name}",), "", end="</tool_call>",
@@ -167,8 +161,7 @@ _STYLES: Mapping[str, ToolStyle] = {
     # Gemma's function calling, then Gemma 4
     "functiongemma": ToolStyle(
         ("<start_function_call>",), ("call:{name}{",), "}", end="<end_function_call>",
-        parameter="{key}:{value}", parameter_separator=",", dialect="gemma", quote="<escape>",
-        is_repeated=True,
+        parameter="{key}:{value}", parameter_separator=",", dialect="gemma", quote="<escape>", is_repeated=True,
     ),
     "gemma4": ToolStyle(
         ("<|tool_call>",), ("call:{name}{",), "}", end="<tool_call|>", parameter="{key}:{value}",

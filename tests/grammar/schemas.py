@@ -12,9 +12,7 @@ FORMATS = st.sampled_from(
 )
 SCALARS = (st.none() | st.booleans() | st.integers(-5, 20) | st.sampled_from([0.5, -1.25, 3.0, "", "a", "é", "abc"]))
 VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
-    max_leaves=6,
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6,
 )
 TYPES = st.sampled_from(["string", "integer", "number", "boolean", "null", "array", "object"])
 COUNTS = st.integers(0, 3)
@@ -34,14 +32,10 @@ NUMBERS = optional(
 
 def objects(inner: st.SearchStrategy) -> st.SearchStrategy:
     return optional(
-        properties=st.dictionaries(NAMES, inner, max_size=3),
-        required=st.lists(NAMES, unique=True, max_size=2),
-        additionalProperties=st.booleans() | inner,
-        patternProperties=st.dictionaries(PATTERNS, inner, max_size=1),
-        minProperties=COUNTS,
-        maxProperties=COUNTS,
-        propertyNames=inner | PATTERNS.map(lambda pattern: {"pattern": pattern}),
-        unevaluatedProperties=st.booleans(),
+        properties=st.dictionaries(NAMES, inner, max_size=3), required=st.lists(NAMES, unique=True, max_size=2),
+        additionalProperties=st.booleans() | inner, patternProperties=st.dictionaries(PATTERNS, inner, max_size=1),
+        minProperties=COUNTS, maxProperties=COUNTS,
+        propertyNames=inner | PATTERNS.map(lambda pattern: {"pattern": pattern}), unevaluatedProperties=st.booleans(),
     )
 
 

@@ -48,8 +48,7 @@ def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"whitespace": "spaced"}, {"whitespace": "compact"}, {"whitespace": "any"}],
+    "options", [{"whitespace": "spaced"}, {"whitespace": "compact"}, {"whitespace": "any"}],
     ids=lambda options: "-".join(options.values()),
 )
 @settings(SETTINGS, max_examples=150)
@@ -91,8 +90,7 @@ CHECKED = {
     "a condition": {
         "properties": {"kind": {"enum": ["in", "on"]}, "a": TEXT}, "required": ["kind", "a"],
         "additionalProperties": False, "if": {"properties": {"kind": {"const": "in"}}},
-        "then": {"properties": {"a": {"enum": NAMES}}},
-        "else": {"properties": {"a": {"not": {"enum": NAMES}}}},
+        "then": {"properties": {"a": {"enum": NAMES}}}, "else": {"properties": {"a": {"not": {"enum": NAMES}}}},
     },
     "a length under a condition": {
         "properties": {"kind": TEXT, "a": TEXT}, "required": ["kind", "a"], "additionalProperties": False,

@@ -14,8 +14,7 @@ GROUNDED = {"type": "string", "x-grounded": True}
 RECORD = {
     "type": "object",
     "properties": {
-        "name": GROUNDED,
-        "note": {"anyOf": [{**GROUNDED, "maxLength": 9}, {"type": "null"}]},
+        "name": GROUNDED, "note": {"anyOf": [{**GROUNDED, "maxLength": 9}, {"type": "null"}]},
         "tags": {"type": "array", "items": {**GROUNDED, "minLength": 4}, "maxItems": 3},
         "free": {"type": "string", "maxLength": 5},
     },

@@ -113,8 +113,7 @@ def feed(compiler, schema, text):
     ("pattern", "text", "num_accepted"),
     [
         (PASSWORD, "! no password", 0), (PASSWORD, "Abcdefgh", 7), (r"\bfo{2}\b|-", "foo", 3),
-        (r"^(['a])b{2}\1$", "abba", 4), (r"^(?:(?=a)a|b)$", "c", 0),
-        (r"^\(?(?!\))[(?=!]{2}(?<=\?)$", "(??", 3),
+        (r"^(['a])b{2}\1$", "abba", 4), (r"^(?:(?=a)a|b)$", "c", 0), (r"^\(?(?!\))[(?=!]{2}(?<=\?)$", "(??", 3),
     ],
 )
 def test_the_classes_and_lengths_of_a_pattern_hold_beside_look_around(byte_compiler, pattern, text, num_accepted):
@@ -124,13 +123,11 @@ def test_the_classes_and_lengths_of_a_pattern_hold_beside_look_around(byte_compi
 @pytest.mark.parametrize(
     ("schema", "starts"),
     [
-        ({"not": {"type": "string"}}, "-0123456789[fnt{"),
-        ({"not": {"type": ["object", "array"]}}, '"-0123456789fnt'),
+        ({"not": {"type": "string"}}, "-0123456789[fnt{"), ({"not": {"type": ["object", "array"]}}, '"-0123456789fnt'),
         ({"not": {"anyOf": [{"type": "array"}, {"type": "number"}, {"const": 1}]}}, '"fnt{'),
         ({"not": {"type": "integer"}}, '"-0123456789[fnt{'),
         ({"type": ["string", "integer"], "not": {"type": "string"}}, "-0123456789"),
-        ({"type": ["string", "integer"], "not": {"type": "number"}}, '"'),
-        ({"not": {"required": ["a"]}}, "{"),
+        ({"type": ["string", "integer"], "not": {"type": "number"}}, '"'), ({"not": {"required": ["a"]}}, "{"),
         ({"not": {"type": ["string", "null"], "minLength": 2}}, '"-0123456789[ft{'),
         ({"not": {"type": "string", "const": "a"}}, '"-0123456789[fnt{'),
     ],
@@ -213,10 +210,8 @@ PROPERTIES = {"b": {"type": "boolean"}, "c": {"type": ["integer", "null"]}}
 X_IS_1 = {"properties": {"x": {"const": 1}}}
 # About x, which the object may not have.
 ABOUT_ABSENT = [
-    {"dependentRequired": {"b": ["x"]}},
-    {"dependentSchemas": {"b": {"required": ["x"]}}},
-    {"if": {"required": ["b"]}, "then": {"required": ["x"]}},
-    {"if": {"required": ["x"]}, "else": {"required": ["b"]}},
+    {"dependentRequired": {"b": ["x"]}}, {"dependentSchemas": {"b": {"required": ["x"]}}},
+    {"if": {"required": ["b"]}, "then": {"required": ["x"]}}, {"if": {"required": ["x"]}, "else": {"required": ["b"]}},
     {"if": X_IS_1, "then": {"required": ["b"]}},
     {"if": {**X_IS_1, "required": ["x"]}, "then": False, "else": {"required": ["c"]}},
 ]
@@ -239,8 +234,7 @@ def make_choice(value, required=()):
 
 
 OVERLAPPING = [
-    [TEXT_OR_NULL, NUMBER_OR_NULL],
-    [{"anyOf": [TEXT, NULL]}, {"anyOf": [NULL, {"type": "boolean"}]}],
+    [TEXT_OR_NULL, NUMBER_OR_NULL], [{"anyOf": [TEXT, NULL]}, {"anyOf": [NULL, {"type": "boolean"}]}],
     [{"enum": ["a", 1, None]}, TEXT_OR_NULL],
     [{"enum": ["a", "2020-01-01", "1.2.3.4"]}, {"type": "string", "format": "ipv4"}],
     [{"type": "boolean"}, {"const": True}],

@@ -7,15 +7,27 @@ from contextlib import suppress
 
 import pytest
 
-from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, UnsupportedGrammar
+from grammar import (
+    GrammarCompiler,
+    GrammarSpec,
+    InvalidGrammar,
+    PlanEntry,
+    SchemaValidator,
+    UnsupportedGrammar,
+)
 from grammar.engines.llguidance_backend import LLGuidanceBackend
-from tests.grammar.vocabularies import CLOSED, accepts, check_refusal, check_texts, check_verdicts
+from tests.grammar.vocabularies import (
+    CLOSED,
+    accepts,
+    check_refusal,
+    check_texts,
+    check_verdicts,
+    make_byte_vocabulary,
+)
 
 TEXT, OPEN = {"type": "string"}, {"type": "object"}
 PERSON = {
-    **CLOSED,
-    "properties": {"name": TEXT, "tags": {"type": "array", "items": TEXT}},
-    "required": ["name", "tags"],
+    **CLOSED, "properties": {"name": TEXT, "tags": {"type": "array", "items": TEXT}}, "required": ["name", "tags"],
 }
 PERSON_VALUE = {"name": "Zoë", "tags": ["a", "b"]}
 
@@ -34,6 +46,11 @@ TAKEN = {
     "anything": (True, ['{"a": [1, null]}'], []),
     "both a format and a pattern": (
         {"type": "string", "format": "date", "pattern": "^2024"}, ['"2024-02-29"'], ['"2023-02-28"', '"2024-02-30"']),
+    "formats beside names and keywords that look like one": (
+        {**CLOSED, "$id": "urn:x", "nobody": {"format": "date"}, "required": ["format"], "properties": {
+            "format": {"type": "string", "format": "date", "example": 1},
+            "date": {"format": "int32", "enum": ["date"]}}},
+        ['{"format": "2024-02-29", "date": "date"}'], ['{"format": "2023-02-29"}', '{"format": "date"}', "{}"]),
     "engine options inside a schema do not loosen it": (
         {"x-guidance": {"lenient": True, "coerce_one_of": True}, "uniqueItems": True}, ["[1, 2]"], ["[1, 1]"]),
     "references reach places that are no schema keywords": (
@@ -63,6 +80,12 @@ TAKEN = {
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_schema_takes_what_it_says_and_nothing_else(byte_compiler, name):
     check_texts(byte_compiler, *TAKEN[name])
+
+
+def test_a_plain_schema_is_not_read_into_nodes(monkeypatch):
+    monkeypatch.setattr("grammar.json_route.read_schema", None)
+    compiler = GrammarCompiler(make_byte_vocabulary())
+    assert compiler.compile(GrammarSpec.json_schema(TAKEN["formats beside names and keywords that look like one"][0]))
 
 
 def test_whitespace_modes_separate_as_they_say(byte_compiler):
@@ -133,11 +156,8 @@ def test_patterns_hold_for_what_json_escapes_and_for_the_white_space_of_ecma_262
 @pytest.mark.parametrize(
     "schema",
     [
-        {"pattern": "^[[:alpha:]]$"},
-        {"pattern": "^[a-z&&[^b]]$"},
-        {"pattern": r"^[\x00-\x1f]*$"},
-        {"pattern": r'^(\x00|[^"])$'},
-        {"patternProperties": {'^[^"]$': {}}},
+        {"pattern": "^[[:alpha:]]$"}, {"pattern": "^[a-z&&[^b]]$"}, {"pattern": r"^[\x00-\x1f]*$"},
+        {"pattern": r'^(\x00|[^"])$'}, {"patternProperties": {'^[^"]$': {}}},
         {"oneOf": [{"type": "null"}, {"type": "string", "pattern": '^[^"]$'}]},
     ],
 )
@@ -292,8 +312,7 @@ def test_no_number_beyond_64_bits_gets_to_llguidance(byte_compiler, monkeypatch,
     texts = []
     make_engine = LLGuidanceBackend.make_engine
     monkeypatch.setattr(
-        LLGuidanceBackend,
-        "make_engine",
+        LLGuidanceBackend, "make_engine",
         lambda self, text, *more: texts.append(text) or make_engine(self, text, *more),
     )
     for number in BEYOND:

@@ -103,8 +103,7 @@ def test_the_users_schema_is_not_changed(byte_compiler):
             {("", "format"), ("", "allOf")},
         ),
         (
-            {"$ref": "#/$defs/s", "format": "date", "$defs": {"s": {"type": "string"}}},
-            set(),
+            {"$ref": "#/$defs/s", "format": "date", "$defs": {"s": {"type": "string"}}}, set(),
             {("", "format"), ("", "$ref"), ("/$defs/s", "type")},
         ),
     ],

@@ -104,9 +104,7 @@ def test_a_chain_of_references_is_longer_than_python_recurses():
 A, B = {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}
 # Definitions of a, with b = a; each with the place of a reference in the loop.
 LOOPS = [
-    (A, "/$defs/a"),
-    ({"title": "a", **B}, "/$defs/b"),
-    ({"allOf": [A]}, "/$defs/a/allOf/0"),
+    (A, "/$defs/a"), ({"title": "a", **B}, "/$defs/b"), ({"allOf": [A]}, "/$defs/a/allOf/0"),
     ({"anyOf": [A, {"oneOf": [A, B]}]}, "/$defs/a/anyOf/0"),
     ({"allOf": [{}, {"allOf": [{"title": "a", **A}, True]}]}, "/$defs/a/allOf/1/allOf/0"),
 ]
@@ -137,11 +135,8 @@ def test_a_loop_beside_something_that_is_asserted_is_read_as_that(byte_compiler,
 INTEGER = {"type": "integer"}
 # Nothing satisfies N; A and B contradict each other.
 NOTHINGS = [
-    False,
-    {"enum": []},
-    {"allOf": [{"type": "string"}, {"type": "integer"}]},
-    {"type": "string", "minLength": 3, "maxLength": 1},
-    {"$ref": "#/$defs/F"},
+    False, {"enum": []}, {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    {"type": "string", "minLength": 3, "maxLength": 1}, {"$ref": "#/$defs/F"},
     {"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]},
     {"type": "object", "properties": {"f": {"$ref": "#/$defs/F"}}, "required": ["f"]},
 ]

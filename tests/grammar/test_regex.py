@@ -39,8 +39,7 @@ def test_engines_and_pythons_re_agree(byte_compiler, pattern):
 @pytest.mark.parametrize(
     ("spec", "backend"),
     [
-        (GrammarSpec.regex("[0-9]{4}"), "llguidance"),
-        (GrammarSpec.choice(["yes", "no"]), "outlines_core"),
+        (GrammarSpec.regex("[0-9]{4}"), "llguidance"), (GrammarSpec.choice(["yes", "no"]), "outlines_core"),
         (GrammarSpec.choice(["a\x03"]), "llguidance"),
         (GrammarSpec.choice([f"text {number}" for number in range(2_000)]), "llguidance"),
     ],
@@ -88,8 +87,7 @@ def walk_together(compiler, specs, rng, num_steps=12):
 
 @settings(SETTINGS, max_examples=60)
 @given(
-    pattern=patterns() | st.sampled_from(PATTERNS),
-    seed=st.integers(0, 999),
+    pattern=patterns() | st.sampled_from(PATTERNS), seed=st.integers(0, 999),
     texts=st.lists(st.text("abcé.0日", max_size=6), min_size=6, max_size=6),
 )
 def test_engines_allow_the_same_tokens_and_end_where_pythons_re_matches(merged_compiler, pattern, seed, texts):
@@ -117,8 +115,7 @@ def test_engines_allow_the_same_tokens_and_end_where_pythons_re_matches(merged_c
 def test_a_choice_is_the_same_as_regex_lark_and_enum(merged_compiler, choices, seed):
     lark = "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
     specs = [
-        GrammarSpec.choice(choices),
-        GrammarSpec.choice(choices, backend="llguidance"),
+        GrammarSpec.choice(choices), GrammarSpec.choice(choices, backend="llguidance"),
         GrammarSpec.regex("|".join(re.escape(choice).replace(r"\ ", " ") for choice in choices)),
         GrammarSpec.lark(lark),
     ]
