@@ -11,17 +11,18 @@ from typing import Any
 
 from app.extraction.decoding import UnreadableSource
 
-MAX_SECONDS = 30  # of processor time; other work may make it wait for four times as long
+MAX_SECONDS = 30  # of processor time
 MAX_MEMORY = 2**30  # bytes of address space
 FOLDER = Path(__file__).parent
 
 
-def run_child(function: str, data: bytes, name: str, **asked: Any) -> dict[str, Any]:
+def run_child(function: str, data: bytes, name: str, patience: int = 4, **asked: Any) -> dict[str, Any]:
     """Return what a function answers for a file.
 
     Args:
         function: as pdf_child.read_pages; it takes the file's content and `asked`, and returns JSON with an object, in
             which `refused` says why it does not read the file.
+        patience: how many times as long as its processor time it may take, with the processes that it starts.
     """
     module, _, called = function.partition(".")
     path, limits = str(FOLDER / f"{module}.py"), [MAX_SECONDS, MAX_MEMORY]
@@ -31,7 +32,7 @@ def run_child(function: str, data: bytes, name: str, **asked: Any) -> dict[str, 
         # -P: the other files in the reader's folder must not hide modules of the standard library.
         child = subprocess.run(
             [sys.executable, "-P", FOLDER / "child_main.py"], input=json.dumps(head).encode() + b"\n" + data,
-            capture_output=True, timeout=4 * MAX_SECONDS,
+            capture_output=True, timeout=patience * MAX_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         raise UnreadableSource(too_slow) from error

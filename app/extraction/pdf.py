@@ -1,8 +1,15 @@
-"""PDF files: the text of their pages, and pages as images. Both are read in a process of their own (pdf_child.py)."""
+"""PDF files: the text of their pages, and pages as images. Both are read in a process of their own (pdf_child.py).
+
+Pages without text are pictures, as a scanner makes them: a model that sees images gets them; for others Tesseract reads
+them, if it is installed.
+"""
 
 from __future__ import annotations
 
 import base64
+import functools
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +18,9 @@ from app.extraction.decoding import UnreadableSource
 
 MAX_PDF_PAGES = 500
 MAX_PDF_CHARS = 10_000_000
-MAX_IMAGES = 32  # pages that become images; the engine takes as many per request
-NO_TEXT = "has no text in it (scanned pages are pictures); run it through OCR first"
+MAX_IMAGES = 32  # pages that become images, or are read by Tesseract; the engine takes as many per request
+NO_OCR = "install tesseract-ocr to have pictures read, or serve a model that sees images"
+MAX_LANGUAGES = 4  # each makes Tesseract slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +32,49 @@ class PdfText:
     notes: tuple[str, ...]
 
 
+@functools.cache
+def find_ocr() -> tuple[str, ...]:
+    """Return the command of Tesseract with its installed languages; empty if it is not installed."""
+    program = shutil.which("tesseract")
+    if program is None:
+        return ()
+    listed = subprocess.run([program, "--list-langs"], capture_output=True, text=True).stdout.splitlines()[1:]
+    languages = [name for name in listed if name not in ("osd", "equ", "snum")]
+    return (program, "-l", "+".join(languages[:MAX_LANGUAGES])) if languages else ()
+
+
 def read_pdf(data: bytes, name: str, with_images: bool = False) -> PdfText:
-    """Read the pages; with images, those that have marks but no text are drawn."""
+    """Read the pages; those that have marks but no text are drawn with images, and recognised without."""
+    ocr = () if with_images else find_ocr()
     found = run_child(
-        "pdf_child.read_pages", data, name, max_pages=MAX_PDF_PAGES, max_chars=MAX_PDF_CHARS,
-        max_images=MAX_IMAGES * with_images,
+        "pdf_child.read_pages", data, name, 10 if ocr else 4, max_pages=MAX_PDF_PAGES, max_chars=MAX_PDF_CHARS,
+        max_images=MAX_IMAGES * (with_images or bool(ocr)), ocr=ocr,
     )
     pages, images = found["pages"], tuple(map(base64.b64decode, found["images"]))
     if not any(pages) and not images:
-        raise UnreadableSource(f"{name} {NO_TEXT}")
+        raise UnreadableSource(f"{name} has no text in it (scanned pages are pictures): {NO_OCR}")
     silent = [number for number, page in enumerate(pages, 1) if not page]
-    shown = ", ".join(_name_ranges(silent))
-    note = f"{name}: page{'s' * (len(silent) > 1)} {shown} {'have' if len(silent) > 1 else 'has'} no text"
-    return PdfText(pages, images, (note,) if silent else ())
+    notes = (describe_pages(name, silent, "no text"), describe_pages(name, found["recognised"], "text read by OCR"))
+    return PdfText(pages, images, tuple(filter(None, notes)))
+
+
+def read_picture(data: bytes, name: str) -> str:
+    """Return the text of a picture.
+
+    Raises UnreadableSource: it has none, or Tesseract is not installed.
+    """
+    if not (ocr := find_ocr()):
+        raise UnreadableSource(f"{name} is an image, which this model does not see: {NO_OCR}")
+    (text,) = run_child("pdf_child.read_image", data, name, ocr=ocr)["pages"]
+    if not text:
+        raise UnreadableSource(f"{name} is an image in which Tesseract finds no text, and this model sees none")
+    return str(text)
+
+
+def describe_pages(name: str, numbers: Sequence[int], what: str) -> str:
+    """Return a note on pages, "" without any."""
+    have = "have" if len(numbers) > 1 else "has"
+    return f"{name}: page{'s' * (len(numbers) > 1)} {', '.join(_name_ranges(numbers))} {have} {what}" if numbers else ""
 
 
 def _name_ranges(numbers: Sequence[int]) -> Iterator[str]:
@@ -53,5 +91,5 @@ def render_page(data: bytes, name: str, number: int, start: int = 0, end: int = 
 
     Raises UnreadableSource: as read_pdf.
     """
-    found = run_child("pdf_child.render_page", data, name, number=number, start=start, end=end)
+    found = run_child("pdf_child.render_page", data, name, number=number, start=start, end=end, ocr=find_ocr())
     return base64.b64decode(found["images"][0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_ubyte
@@ -40,6 +41,7 @@ COMMENTED = (pdfium.FPDF_ANNOT_TEXT, pdfium.FPDF_ANNOT_HIGHLIGHT, pdfium.FPDF_AN
 MAX_VALUE_BYTES = 2**17  # of a field or a comment
 MAX_SCALE = 2.0  # pixels per point: 144 dots per inch
 MAX_PIXELS = 2**21  # of a page: A4 at that scale
+OCR_SCALE, OCR_PIXELS = 300 / 72, 2**23
 QUALITY = 90
 MARK = (15, 118, 110)  # the accent of the app
 MARK_ALPHA = 80
@@ -305,8 +307,13 @@ def _read_string(read: Callable[..., int]) -> str:
     return bytes(room).decode("utf-16-le", "replace").split("\0")[0].replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_pages(data: bytes, max_pages: int, max_chars: int, max_images: int) -> dict[str, Any]:
-    """Return the text of each page and, if wanted, images of those without; or why the file is refused."""
+def read_pages(data: bytes, max_pages: int, max_chars: int, max_images: int, ocr: Sequence[str]) -> dict[str, Any]:
+    """Return the text of each page, and images of those without; or why the file is refused.
+
+    Args:
+        max_images: pages without text that are drawn.
+        ocr: the command that reads them instead, see `recognise`; without one they become images.
+    """
     try:
         document = pypdfium2.PdfDocument(data)
     except pypdfium2.PdfiumError as error:
@@ -320,6 +327,8 @@ def read_pages(data: bytes, max_pages: int, max_chars: int, max_images: int) -> 
         return {"refused": f"has {len(document):,} pages; at most {max_pages:,} are read: split it"}
     pages: list[str] = []
     images: list[str] = []
+    recognised: list[int] = []
+    num_pictures = 0
     for number in range(len(document)):
         page = _open_page(document, number)
         try:
@@ -329,12 +338,54 @@ def read_pages(data: bytes, max_pages: int, max_chars: int, max_images: int) -> 
         pages.append(text)
         max_chars -= len(text)
         if page is not None and not text and max_images:
-            image = _draw(page)
+            image = _draw(page, OCR_SCALE, OCR_PIXELS) if ocr else _draw(page)
             if any(low != high for low, high in image.getextrema()):
-                if len(images) == max_images:
+                if num_pictures == max_images:
                     return {"refused": f"has more than {max_images} pages without text: split it"}
-                images.append(_write_jpeg(image))
-    return {"pages": pages, "images": images}
+                num_pictures += 1
+                if ocr:
+                    pages[-1] = "".join(lay_out(recognise(image, page.get_size(), ocr)).text)
+                    recognised += [number + 1] * bool(pages[-1])
+                else:
+                    images.append(_write_jpeg(image))
+    return {"pages": pages, "images": images, "recognised": recognised}
+
+
+def read_image(data: bytes, ocr: Sequence[str]) -> dict[str, Any]:
+    """Return the text of a picture, as the one page."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    return {"pages": ["".join(lay_out(recognise(image, image.size, ocr)).text)]}
+
+
+def recognise(image: Any, size: tuple[float, float], ocr: Sequence[str]) -> list[Run]:
+    """Return the lines that Tesseract reads in the image of a page, with boxes in the page's points.
+
+    Args:
+        size: width and height of the page.
+        ocr: Tesseract's command; it reads a PNG and writes a table with a line for each word.
+    """
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    found = subprocess.run([*ocr, "stdin", "stdout", "tsv"], input=buffer.getvalue(), capture_output=True, check=True)
+    across, down = size[0] / image.width, size[1] / image.height
+    runs: list[Run] = []
+    before: tuple[list[str], float] | None = None  # the line of the word before, and where that ends
+    for row in found.stdout.decode("utf-8", "replace").splitlines()[1:]:
+        level, *place, _, left, top, width, height, _, text = row.split("\t", 11)
+        if level != "5" or not text.strip():
+            continue
+        x, y, right = int(left) * across, int(top) * down, (int(left) + int(width)) * across
+        box = (x, y, right, y + int(height) * down)
+        if before is None or before[0] != place or x - before[1] > MAX_GAP * runs[-1].height:
+            runs.append(Run(box))
+        else:
+            runs[-1].text.append(" ")
+            runs[-1].boxes.append(None)
+        each = (right - x) / len(text)
+        for index, sign in enumerate(text):
+            runs[-1].add(sign, (x + index * each, box[1], x + (index + 1) * each, box[3]))
+        before = place, right
+    return runs
 
 
 def _open_page(document: Any, number: int) -> Any:
@@ -345,13 +396,18 @@ def _open_page(document: Any, number: int) -> Any:
         return None
 
 
-def render_page(data: bytes, number: int, start: int, end: int) -> dict[str, Any]:
+def render_page(data: bytes, number: int, start: int, end: int, ocr: Sequence[str]) -> dict[str, Any]:
     """Return the image of a page, counted from 0, with a part of its text highlighted."""
     document = pypdfium2.PdfDocument(data)
     document.init_forms()
     page = document[number]
     image = _draw(page)
-    boxes = lay_out(read_runs(page, document.formenv, sys.maxsize)).boxes if end > start else []
+    boxes = []
+    if end > start:
+        runs = read_runs(page, document.formenv, sys.maxsize)
+        if not runs and ocr:
+            runs = recognise(_draw(page, OCR_SCALE, OCR_PIXELS), page.get_size(), ocr)
+        boxes = lay_out(runs).boxes
     mask = Image.new("L", image.size)
     width, height = page.get_size()
     across, down = image.width / width, image.height / height
@@ -361,9 +417,9 @@ def render_page(data: bytes, number: int, start: int, end: int) -> dict[str, Any
     return {"images": [_write_jpeg(image)]}
 
 
-def _draw(page: Any) -> Any:
+def _draw(page: Any, max_scale: float = MAX_SCALE, max_pixels: int = MAX_PIXELS) -> Any:
     width, height = page.get_size()
-    bitmap = page.render(scale=min(MAX_SCALE, (MAX_PIXELS / (width * height)) ** 0.5))
+    bitmap = page.render(scale=min(max_scale, (max_pixels / (width * height)) ** 0.5))
     return bitmap.to_pil().convert("RGB")
 
 

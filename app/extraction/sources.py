@@ -19,7 +19,7 @@ from typing import Any
 from app.extraction.child import run_child
 from app.extraction.csv_table import TEXT_NAMES, read_csv
 from app.extraction.decoding import UnreadableSource, decode, decode_text
-from app.extraction.pdf import read_pdf
+from app.extraction.pdf import read_pdf, read_picture
 from app.json_text import TOO_MANY_VALUES, has_too_many_values, load_json
 from engine import is_unicode
 
@@ -194,7 +194,8 @@ def parse_rows(data: bytes, name: str, limits: TableLimits = UNLIMITED, with_ima
         return [Row(name, cells, page_starts=starts, images=found.images, notes=found.notes)]
     if suffix in IMAGE_TYPES:
         if not with_images:
-            raise UnreadableSource(f"{name} is an image, which this model does not see")
+            cells = {FILE_COLUMN: name, TEXT_COLUMN: read_picture(data, name)}
+            return [Row(name, cells, notes=(f"{name}: text read by OCR",))]
         return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: ""}, images=(data,))]
     if suffix in (*OFFICE_TYPES, *OLD_TYPES):
         text, notes = read_office(data, name)

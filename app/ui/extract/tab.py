@@ -15,6 +15,7 @@ import gradio as gr
 
 from app.extraction import Extractor, Limits
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
+from app.extraction.pdf import find_ocr
 from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, UnreadableSource, read_text
 from app.store import Connection, Store, StoreError, objects
@@ -274,8 +275,9 @@ class ExtractTab(ExtractRun):
         return self.panel.show(dump(schema))
 
     def offer_files(self) -> Any:
-        """Offer photographs if the model sees images, which is known when the engine has started."""
-        return gr.update(file_types=[*FILE_TYPES, *IMAGE_TYPES]) if self.engine.sees_images else gr.skip()
+        """Offer pictures if the model sees them, which is known when the engine has started, or if there is OCR."""
+        reads_images = self.engine.sees_images or find_ocr()
+        return gr.update(file_types=[*FILE_TYPES, *IMAGE_TYPES]) if reads_images else gr.skip()
 
     async def open_file(self, path: str, request: gr.Request) -> Update:
         """Show an uploaded file in place of text and record; or nothing, and why it cannot be read."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from app.extraction import child, pdf
 from app.extraction.decoding import UnreadableSource
@@ -159,3 +159,26 @@ def test_a_place_is_highlighted_on_its_page(page_entries: str) -> None:
 def test_a_pair_of_surrogates_is_one_character_and_a_lone_half_is_marked() -> None:
     data = make_pdf("ab", unicode_map="<61> <D83DDE00> <62> <D83D>")
     assert read_pdf(data, "a.pdf").pages == ["\U0001f600\ufffd"]
+
+
+@pytest.mark.skipif(not pdf.find_ocr(), reason="tesseract is not installed")
+def test_a_scan_is_read_by_ocr_in_rows_and_its_words_are_highlighted() -> None:
+    image = Image.new("RGB", (1700, 700), "white")
+    font = ImageFont.load_default(48)
+    for line, words in enumerate((("Invoice", "ABC"), ("Desk lamp", "Price"))):
+        for column, text in enumerate(words):
+            ImageDraw.Draw(image).text((100 + 800 * column, 100 + 150 * line), text, fill="black", font=font)
+    buffers = {kind: io.BytesIO() for kind in ("PDF", "PNG")}
+    for kind, buffer in buffers.items():
+        image.save(buffer, kind, resolution=200)
+    scan = buffers["PDF"].getvalue()
+    found = read_pdf(scan, "a.pdf")
+    assert (found.pages, found.images) == (["Invoice  ABC\nDesk lamp  Price"], ())
+    assert found.notes == ("a.pdf: page 1 has text read by OCR",)
+    assert pdf.read_picture(buffers["PNG"].getvalue(), "a.png") == found.pages[0]
+    start = found.pages[0].index("Price")
+    shown = np.asarray(Image.open(io.BytesIO(render_page(scan, "a.pdf", 0, start, start + 5))), dtype=int)
+    marked = np.argwhere(shown[..., 1] - shown[..., 0] > 20)
+    height, width = shown.shape[:2]
+    assert (marked.min(0) > (0.3 * height, 0.5 * width)).all()
+    assert len(read_pdf(scan, "a.pdf", with_images=True).images) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.extraction import sources
+from app.extraction import pdf, sources
 from app.extraction.decoding import UnreadableSource
 from app.extraction.sources import Source, Table, dump_source, load_source, make_table, read_file, read_rows
 from tests.app.extraction.pdf_files import make_pdf
@@ -116,11 +116,12 @@ def test_a_file_that_cannot_be_read_says_why_and_the_others_go_on(
     assert table.rows[1].cells["text"] == "fine"
 
 
-def test_a_photo_is_a_document_for_a_model_that_sees_it(tmp_path: Path) -> None:
+def test_a_photo_is_a_document_for_a_model_that_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "a.PNG", b"pixels")
     (row,) = read_rows(path, with_images=True)
     assert (row.pick("text").text, row.pick("text").images) == ("", (b"pixels",))
-    with pytest.raises(UnreadableSource, match=r"a\.PNG is an image, which this model does not see"):
+    monkeypatch.setattr(pdf, "find_ocr", tuple)
+    with pytest.raises(UnreadableSource, match=r"a\.PNG is an image, which this model does not see: install"):
         read_rows(path)
 
 
