@@ -136,7 +136,7 @@ def test_texts_do_not_depend_on_batch_chunks_cache_and_preemption(model_type: st
     reference = write_checkpoint(config, tmp_path)
     shared = [each % 127 + 1 for each in make_prompt(40)]
     prompts = [shared + [each % 127 + 1 for each in make_prompt(length, length)] for length in (3, 9, 20, 33)]
-    params = [SamplingParams(temperature=at % 2, seed=at, max_tokens=20, ignore_eos=True) for at in range(4)]
+    params = [SamplingParams(temperature=at % 2, seed=at, max_tokens=40, ignore_eos=True) for at in range(4)]
     settings: dict[str, Any] = {"model_impl": "transformers", "skip_tokenizer_init": True, "num_threads": 1}
     settings |= {"max_model_len": 128, "model": str(tmp_path)}
     with LLM(num_blocks=60, enable_prefix_caching=False, max_num_seqs=1, **settings) as alone:
@@ -148,6 +148,6 @@ def test_texts_do_not_depend_on_batch_chunks_cache_and_preemption(model_type: st
         stats = together.stats()
     assert stats.num_preemptions > 0
     assert stats.prefix_cache_hits > 0
-    greedy = GenerationConfig(max_new_tokens=20, do_sample=False)
+    greedy = GenerationConfig(max_new_tokens=40, do_sample=False)
     wanted = reference.generate(torch.tensor([prompts[0]]), generation_config=greedy)[0, len(prompts[0]) :]
     assert expected[0] == wanted.tolist()
