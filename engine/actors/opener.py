@@ -10,7 +10,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -68,6 +68,7 @@ class Opener:
         self._pool = ThreadPoolExecutor(1, "troupe-encoder", lower_priority)
         self._tell_scheduler = tell_scheduler
         self._deliver = deliver
+        self._at_hand: set[Future[ImagePart]] = set()  # images that wait or are encoded
         # Keys are the handles of the requests' first completions.
         self._opening: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
 
@@ -95,8 +96,9 @@ class Opener:
             for _, task in self._opening.values():
                 task.cancel()
             self._pool.shutdown(wait=False, cancel_futures=True)
-            if self._encoder is not None:
-                await asyncio.to_thread(self._pool.shutdown)
+            # Not by a thread that waits: while Python ends there are no new ones.
+            if running := [asyncio.wrap_future(each) for each in tuple(self._at_hand) if each.running()]:
+                await asyncio.wait(running)
 
     async def _open(self, message: AddRequest) -> None:
         handle, info = message.completions[0].handle, None
@@ -115,14 +117,20 @@ class Opener:
 
     async def _encode(self, message: AddRequest) -> AddRequest:
         """Return the request with the features of its images."""
-        loop, start = asyncio.get_running_loop(), time.monotonic()
+        start = time.monotonic()
         try:
-            images = [await loop.run_in_executor(self._pool, self._encode_image, each) for each in message.images]
+            images = [await self._submit(each) for each in message.images]
         except Exception as error:  # the border of the request: its images must not end the core
             logger.error("request %s: images cannot be encoded", message.request_id, exc_info=error)
             raise EngineError(f"an image could not be encoded: {error!r}") from error
         age_s = message.age_s + time.monotonic() - start
         return msgspec.structs.replace(message, images=images, age_s=age_s)
+
+    async def _submit(self, image: ImagePart) -> ImagePart:
+        future = self._pool.submit(self._encode_image, image)
+        self._at_hand.add(future)
+        future.add_done_callback(self._at_hand.discard)
+        return await asyncio.wrap_future(future)
 
     def _encode_image(self, image: ImagePart) -> ImagePart:
         features = self._cache.find(image.digest)

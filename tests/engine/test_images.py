@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from engine import (
     SamplingParams,
     read_journal,
 )
+from engine.actors.opener import Opener
 from engine.input.images import intake
 from engine.model.vision.encoder import ImageEncoder
 from tests.engine.vision_folders import (
@@ -279,3 +281,15 @@ def test_a_journal_replays_an_answer_about_an_image(smolvlm: Path, tmp_path: Pat
     with LLM(str(smolvlm)) as llm:
         (found,) = llm.generate(recorded.prompt, seeded, use_tqdm=False)
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+async def test_the_encoder_ends_without_another_thread() -> None:
+    """While Python ends, as after a script that closes no LLM, none can be started."""
+    opener = Opener(None, object(), 0.0, print, print)  # type: ignore[arg-type]
+    running = asyncio.create_task(opener.run())
+    await asyncio.sleep(0)
+    (ended := ThreadPoolExecutor(1)).shutdown()
+    asyncio.get_running_loop().set_default_executor(ended)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
