@@ -1,4 +1,4 @@
-"""Plain schemas: those of which llguidance enforces every keyword, so that it gets the user's own text.
+"""Plain schemas: llguidance enforces all their keywords itself, so it gets the user's own text.
 
 What is not known here is not plain; such a schema is read into nodes (`reader.py`), which takes half a millisecond.
 """
@@ -45,7 +45,7 @@ def check_plain(root: Mapping[str, Any]) -> Plain | None:
         if not isinstance(schema, dict) or not reading.takes(schema):
             return None
         pending += reading.list_children(schema)
-    # Open names allow short escapes only, of which a pattern may need others.
+    # Names that are not listed may have short escapes only; a pattern may need others.
     return None if reading.has_long_escape and reading.is_open else Plain(reading.is_open, reading.has_formats)
 
 
