@@ -21,10 +21,7 @@ from engine.resolved_config import ResolvedConfig
 
 if TYPE_CHECKING:
     from engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from engine.cluster.measure_steps import measure_steps
     from engine.cluster.ray_placement import connect_ray, import_ray, serve_headless
-    from engine.cluster.simulator import Crashes, PrefillReplicas, SimulatedRequest, SimulatedRun, Simulator
-    from engine.cluster.step_table import StepTable
     from engine.embedder import Classification, Embedder, Embedding, Score
     from engine.engine import Engine
     from engine.front.adapter_catalog import LoRARequest
@@ -46,20 +43,29 @@ if TYPE_CHECKING:
         TokenLogprobs,
     )
     from engine.sampling_params import SamplingParams, is_unicode
+    from engine.simulation.measure_steps import measure_steps
+    from engine.simulation.simulator import (
+        Crashes,
+        PrefillReplicas,
+        SimulatedRequest,
+        SimulatedRun,
+        Simulator,
+    )
+    from engine.simulation.step_table import StepTable
     from engine.structured_outputs import StructuredOutputsParams
 else:
     MODULES = {
         "embedder": ("Classification", "Embedder", "Embedding", "Score"),
         "engine": ("Engine",),
         "llm": ("LLM",),
-        "cluster.measure_steps": ("measure_steps",),
+        "simulation.measure_steps": ("measure_steps",),
         "cluster.ray_placement": ("connect_ray", "import_ray", "serve_headless"),
         "front.adapter_catalog": ("LoRARequest",),
         "beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
         "structured_outputs": ("StructuredOutputsParams",),
         "front.journal_file": ("RecordedRequest", "read_journal"),
-        "cluster.simulator": ("Crashes", "PrefillReplicas", "SimulatedRequest", "SimulatedRun", "Simulator"),
-        "cluster.step_table": ("StepTable",),
+        "simulation.simulator": ("Crashes", "PrefillReplicas", "SimulatedRequest", "SimulatedRun", "Simulator"),
+        "simulation.step_table": ("StepTable",),
         "front.text_router": ("TextRouter",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats", "list_metrics"),
         "model.report": ("ModelReport", "inspect_model", "list_families", "list_image_models"),

@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from engine.config_fields import DEMO_MODEL, EngineFields
 from engine.errors import ConfigError
-from engine.spec.config import SpeculativeConfig, parse_speculative_config
-from engine.transfer.config import TCP, KVTransferConfig, parse_kv_transfer_config
-from engine.transfer.units import UNIT_TOKENS
+from engine.kv_transfer_config import TCP, UNIT_TOKENS, KVTransferConfig, parse_kv_transfer_config
+from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from engine.vllm_words import EXTRA_NAMES, read_settings
 
 # Defaults by device: requests and tokens in one step.

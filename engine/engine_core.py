@@ -24,6 +24,8 @@ from engine.actors.scheduler_actor import SchedulerActor
 from engine.actors.transfer import TransferActor
 from engine.config import EngineConfig
 from engine.core.actor_messages import AdapterInbox, TransferInbox
+from engine.core.block_transfers import BlockTransfers
+from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
@@ -46,9 +48,7 @@ from engine.resolved_config import CacheConfig
 from engine.spec.draft_planner import DraftPlanner
 from engine.spec.step_costs import StepCosts
 from engine.thread_priority import shorten_switch_interval
-from engine.transfer.block_transfers import BlockTransfers
 from engine.transfer.connector import make_connector
-from engine.transfer.host_tier import HostTier
 from engine.worker.executor import Executor, Loaded
 from grammar import GrammarCompiler, Vocabulary
 

@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeVar
 from tqdm import tqdm
 
 from engine.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
+from engine.cluster.core_host import first_cause
 from engine.config import EngineConfig
 from engine.config_fields import DEMO_MODEL
-from engine.core_host import first_cause
 from engine.embedder import Classification, Embedder, Embedding, Score
 from engine.engine import Engine
 from engine.errors import InvalidRequest

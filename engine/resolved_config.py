@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.config_fields import LoadFormat, Quantization, SchedulingPolicy
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
-from engine.transfer.units import count_units
+from engine.kv_transfer_config import count_units
 
 # Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
 # Each block is a Python object.

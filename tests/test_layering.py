@@ -20,11 +20,16 @@ ALLOWED = {
     "app": {"app", "engine", "grammar"},
 }
 ASYNC_FILES = {
-    "engine/engine.py", "engine/engine_core.py", "engine/core_host.py", "engine/llm.py", "engine/beam_search.py",
-    "engine/embedder.py", "engine/stats_log.py",
+    "engine/engine.py", "engine/engine_core.py", "engine/llm.py", "engine/beam_search.py", "engine/embedder.py",
+    "engine/stats_log.py", "engine/simulation/measure_steps.py",
     "engine/input/input_processor.py", "engine/input/images/intake.py", "engine/input/images/source.py",
 }  # fmt: skip
-ASYNC_FOLDERS = ("engine/actors/", "engine/cluster/", "engine/front/", "app/")
+ASYNC_FOLDERS = ("engine/actors/", "engine/cluster/", "engine/front/", "engine/wire/", "app/")
+# The folders of engine/ from the top floor down. A folder imports only those below it.
+FLOORS = (
+    "simulation", "front", "cluster", "actors", "worker, spec/device", "transfer", "parallel", "device",
+    "core, spec", "lora", "input", "wire", "model",
+)  # fmt: skip
 # "file: name" of imports that cannot stand at the top, each with its reason beside it.
 IMPORTS_INSIDE_FUNCTIONS: frozenset[str] = frozenset()
 
@@ -104,6 +109,13 @@ def find_reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
+def find_room(module: str) -> str:
+    """Return the folders of engine/ that share this module's floor, or the module if it is in none."""
+    path = module.removeprefix("engine.").replace(".", "/") + "/"
+    rooms = [(len(folder), floor) for floor in FLOORS for folder in floor.split(", ") if path.startswith(f"{folder}/")]
+    return max(rooms)[1] if rooms else module
+
+
 def list_exported(package: str) -> set[str]:
     for node in parse(ROOT / package / "__init__.py").body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -137,10 +149,22 @@ def test_core_is_free_of_asyncio_and_torch(forbidden: str) -> None:
     assert not find_imports(paths, lambda each: each.top == forbidden)
 
 
-def test_models_know_nothing_of_who_runs_them() -> None:
-    """They are below the worker and the scheduler."""
-    models = [path for path in list_files("engine") if name_module(path).startswith("engine.model")]
-    assert not find_imports(models, lambda each: each.module.startswith(("engine.worker", "engine.core")))
+def test_a_folder_of_the_engine_imports_only_floors_below_it() -> None:
+    """The files beside the folders have floors as well: no import leads from a room back to itself."""
+    graph = {module: names for module, names in make_graph().items() if module.startswith("engine.")}
+    rooms: dict[str, set[str]] = {find_room(module): set() for module in graph}
+    wrong = []
+    for module, names in graph.items():
+        for name in names & graph.keys():
+            above, below = find_room(module), find_room(name)
+            if above != below:
+                rooms[above].add(below)
+            if {above, below} <= {*FLOORS} and FLOORS.index(above) > FLOORS.index(below):
+                wrong.append(f"{module} imports {name}")
+    wrong += [room for room in rooms if any(room in find_reachable(rooms, below) for below in rooms[room])]
+    assert not wrong
+    assert all((ROOT / "engine" / name).is_dir() for floor in FLOORS for name in floor.split(", "))
+    assert {path.parent.name for path in (ROOT / "engine").glob("*/__init__.py")} <= {*", ".join(FLOORS).split(", ")}
 
 
 def test_asyncio_stays_in_the_shells() -> None:

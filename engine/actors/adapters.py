@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 
 from engine.actors.thread_actor import ThreadActor
+from engine.comm import RankLost
 from engine.core.actor_messages import AdapterInbox, AdapterReady, PinAdapter, UnpinAdapter
 from engine.errors import EngineError
 from engine.messages import AdapterRef, DropAdapter, LoadAdapter, Reply
-from engine.parallel.comm import RankLost
 from engine.worker.executor import AdapterMemory
 
 logger = logging.getLogger("troupe.engine")

@@ -14,8 +14,8 @@ from queue import Empty
 
 from engine.actors.thread_actor import ThreadActor
 from engine.core.actor_messages import ExecutorInbox, StepDone, StepMasks, StepPlan
+from engine.device.device_link import PendingStep, wait_for
 from engine.messages import Sleep
-from engine.worker.device_link import PendingStep, wait_for
 from engine.worker.executor import Executor, Loaded
 
 CHORE_LOOK_S = 0.2  # how often an idle thread checks for chores; a background build may add some

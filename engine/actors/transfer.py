@@ -22,10 +22,11 @@ from engine.core.actor_messages import (
     TransferInbox,
 )
 from engine.core.block_hash import is_state_key
+from engine.kv_transfer_config import UNIT_TOKENS
 from engine.messages import NewTokens
 from engine.transfer.connector import KVConnector
 from engine.transfer.host_store import HostStore
-from engine.transfer.units import UNIT_TOKENS, Unit
+from engine.transfer.units import Unit
 
 Result = TypeVar("Result")
 logger = logging.getLogger("troupe.engine")

@@ -10,9 +10,9 @@ import socket
 import sys
 from functools import partial
 
-from engine.cluster.frames import Link
-from engine.cluster.link_messages import Configure, CoreFailed
-from engine.core_host import CoreHost, load_tokenizer
+from engine.cluster.core_host import CoreHost, load_tokenizer
+from engine.wire.frames import Link
+from engine.wire.link_messages import Configure, CoreFailed
 
 logger = logging.getLogger("troupe.engine")
 

@@ -15,13 +15,13 @@ import logging
 import secrets
 from functools import partial
 
+from engine.cluster.connection import LinkConnection
+from engine.cluster.core_host import CoreHost, load_tokenizer
 from engine.cluster.core_process import serve_link
-from engine.cluster.frames import NONCE_BYTES, Link, make_proof
-from engine.cluster.link_messages import PROTOCOL_VERSION, Challenge, Greeting, Welcome
 from engine.config import EngineConfig
-from engine.core_host import CoreHost, load_tokenizer
 from engine.errors import ConfigError
-from engine.front.connection import LinkConnection
+from engine.wire.frames import NONCE_BYTES, Link, make_proof
+from engine.wire.link_messages import PROTOCOL_VERSION, Challenge, Greeting, Welcome
 
 logger = logging.getLogger("troupe.engine")
 

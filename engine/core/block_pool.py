@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from engine.transfer.host_tier import HostTier
+from engine.core.host_tier import HostTier
 
 NULL_BLOCK = 0
 

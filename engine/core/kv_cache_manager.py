@@ -27,10 +27,10 @@ import numpy as np
 from engine.core.actor_messages import StateSave
 from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_image_keys, list_keys
 from engine.core.block_pool import NULL_BLOCK, BlockPool, name_slot
+from engine.core.host_tier import HostTier
 from engine.core.request import Request
 from engine.core.state_snapshots import DraftStates, StateSnapshots, StateTier
 from engine.resolved_config import CacheConfig
-from engine.transfer.host_tier import HostTier
 
 
 class KVCacheManager:

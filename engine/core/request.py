@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -12,13 +13,22 @@ from engine.messages import AddRequest, Detail, NewCompletion
 from engine.outputs import TokenLogprobs
 from engine.sampling_params import find_end_ids
 from engine.spec.draft_record import DraftRecord
-from engine.transfer.units import RequestTransfer
 
 
 class RequestStatus(Enum):
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
+
+
+@dataclass(slots=True)
+class RequestTransfer:
+    """The state of a request in BlockTransfers; the request may run when `is_settled`."""
+
+    is_settled: bool = False
+    num_saved: int = 0  # leading blocks of each group that the store has, or that are being saved
+    unit_hashes: list[bytes] = field(default_factory=list)  # if blocks are larger than units
+    states: list[int] = field(default_factory=list)  # positions of states that were saved or loaded
 
 
 class Request:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.core.adapter_slots import AdapterSlots
+from engine.core.block_transfers import BlockTransfers
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request, RequestStatus
 from engine.core.request_queue import RequestQueue
@@ -21,7 +22,6 @@ from engine.core.step import Batch
 from engine.messages import Detail
 from engine.outputs import FinishReason
 from engine.resolved_config import SchedulerConfig
-from engine.transfer.block_transfers import BlockTransfers
 
 
 class SchedulerState:

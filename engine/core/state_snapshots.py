@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from engine.core.actor_messages import StateSave
 from engine.core.block_hash import list_state_keys
 from engine.core.block_pool import BlockPool
+from engine.core.host_tier import HostTier
 from engine.core.request import Request
 from engine.spec.draft_record import Draft
-from engine.transfer.host_tier import HostTier
 
 _NUM_LAST_POINTS = 3
 

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-from engine.cluster.frames import MessageTooLarge
 from engine.core.request_queue import find_rank
 from engine.errors import EngineDead, EngineError, InvalidRequest
 from engine.front.calls import Calls
@@ -42,6 +41,7 @@ from engine.messages import (
 )
 from engine.metrics import CORE_COUNTERS, CORE_GAUGES, EngineStats, Metrics, add_counts, add_fields
 from engine.outputs import FinishReason, GrammarInfo
+from engine.wire.frames import MessageTooLarge
 
 logger = logging.getLogger("troupe.engine")
 

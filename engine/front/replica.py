@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from engine.cluster.link_messages import (
+from engine.cluster.connection import Connection, Connector, End
+from engine.messages import CoreStats
+from engine.wire.link_messages import (
     Asleep,
     CoreFailed,
     CoreReady,
@@ -18,8 +20,6 @@ from engine.cluster.link_messages import (
     StepHangs,
     WakeUp,
 )
-from engine.front.connection import Connection, Connector, End
-from engine.messages import CoreStats
 
 logger = logging.getLogger("troupe.engine")
 

@@ -19,23 +19,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
-from engine.cluster.link_messages import Asleep, StepHangs
+from engine.cluster.core_host import describe_error, first_cause
+from engine.cluster.placement import place_cores
 from engine.config import EngineConfig
-from engine.core_host import describe_error, first_cause
 from engine.errors import EngineDead, EngineSleeping, InvalidRequest
 from engine.front.client import Client
 from engine.front.journal_file import JournalFile
-from engine.front.placement import place_cores
 from engine.front.replica import Replica
 from engine.front.router import Router
 from engine.input.images.intake import ImageIntake, make_intake
 from engine.input.input_processor import InputProcessor
 from engine.input.tokenizer import Tokenizer
+from engine.kv_transfer_config import DEFAULT_MIN_PREFILL
 from engine.messages import CoreStats, Sleep
 from engine.metrics import Histogram, Metrics, ReplicaStats
 from engine.model import ModelConfig, read_model_config
 from engine.resolved_config import ResolvedConfig
-from engine.transfer.config import DEFAULT_MIN_PREFILL
+from engine.wire.link_messages import Asleep, StepHangs
 
 logger = logging.getLogger("troupe.engine")
 

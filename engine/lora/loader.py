@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from engine.comm import fold
 from engine.errors import InvalidRequest
 from engine.lora.adapter_config import AdapterConfig, read_adapter_config
 from engine.lora.adapter_files import AdapterFiles
 from engine.model.adapters import AdapterHandle, BoundAdapter, EmbeddingChange, MatrixPart
 from engine.model.linear import Linear, sum_squares
 from engine.model.protocol import Model
-from engine.parallel.comm import fold
 from kernels import Ops
 from kernels.lora import LoraMatrix, LoraPart, PackedLora
 

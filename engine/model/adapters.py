@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.parallel.shard import Shard
+from engine.model.shard import Shard
 from kernels import Ops
 from kernels.lora import LoraSegment, PackedLora
 from kernels.ops import PackedWeight

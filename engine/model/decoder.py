@@ -21,9 +21,9 @@ from engine.model.mixers.attention import StepInputs, plan_groups
 from engine.model.moe import Experts
 from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
+from engine.model.shard import Shard
+from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, WeightTargets, add_prefix
-from engine.parallel.shard import Shard
-from engine.parallel.sharding import ONE_RANK, Sharding
 from kernels import Ops
 from kernels.ops import KVCache, PackedWeight, Quantization
 from kernels.torch import make_ops

@@ -13,8 +13,8 @@ from engine.model.mixers.mamba import Mamba2
 from engine.model.mlp import MLP
 from engine.model.moe import MoE
 from engine.model.norm import Norm
+from engine.model.sharding import Sharding
 from engine.model.weight_targets import Targets, add_prefix
-from engine.parallel.sharding import Sharding
 from kernels import Ops
 from kernels.ops import KVCache
 

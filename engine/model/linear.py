@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.formats.encoded import EncodedTensor
+from engine.model.shard import Shard
 from engine.model.weight_targets import ShardedTarget, Target, Targets, WeightTarget, own
-from engine.parallel.shard import Shard
 from kernels import Ops
 from kernels.grouped import Bits, GroupedRows, OrderedRows, StackedRows, align
 from kernels.lora import LoraMatrix, PackedLora

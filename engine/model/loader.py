@@ -25,10 +25,10 @@ from engine.model.implementation import TransformersConfig, import_backend, read
 from engine.model.linear import Linear
 from engine.model.moe import ConvertedTarget, Experts
 from engine.model.protocol import Model
+from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_cache import WeightCache
 from engine.model.weight_memory import check_weight_memory
 from engine.model.weight_targets import SkippedTarget, Target, WeightTarget, WeightTargets
-from engine.parallel.sharding import ONE_RANK, Sharding
 from kernels import Ops
 from kernels.ops import Quantization
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from engine.model.adapters import StepAdapters
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear
+from engine.model.row_linear import make_row_linear
+from engine.model.shard import Shard
+from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_targets import Targets, add_prefix
-from engine.parallel.row_linear import make_row_linear
-from engine.parallel.shard import Shard
-from engine.parallel.sharding import ONE_RANK, Sharding
 from kernels import Ops
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from engine.comm import Comm, fold
 from engine.model.adapters import StepAdapters
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.formats.mxfp4 import Mxfp4Tensor
@@ -16,6 +17,8 @@ from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, find_most_bits, make_parameter
 from engine.model.mlp import MLP
 from engine.model.moe_spec import MoESpec
+from engine.model.shard import Shard
+from engine.model.sharding import Sharding
 from engine.model.weight_targets import (
     ShardedTarget,
     SkippedTarget,
@@ -25,9 +28,6 @@ from engine.model.weight_targets import (
     add_prefix,
     own,
 )
-from engine.parallel.comm import Comm, fold
-from engine.parallel.shard import Shard
-from engine.parallel.sharding import Sharding
 from kernels import Ops
 from kernels.grouped import GroupedRows, align
 from kernels.ops import ExpertRows, ExpertWeights, PackedExperts, Quantization, RunExperts

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.model.adapters import MatrixPart
 from engine.model.formats.encoded import EncodedTensor
-from engine.parallel.shard import Shard
+from engine.model.shard import Shard
 
 
 class Target(Protocol):

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from engine.comm import RankLost
 from engine.config import EngineConfig
 from engine.core.actor_messages import BlockMove
-from engine.parallel.comm import RankLost
 from engine.parallel.stage_link import LinkEnd
 from engine.resolved_config import WorkerConfig
 

@@ -17,10 +17,10 @@ from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata, StepImages
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from engine.model.sharding import Sharding
 from engine.parallel.adapters import list_segments
 from engine.parallel.commands import Forward, Logits
 from engine.parallel.ranks import Ranks
-from engine.parallel.sharding import Sharding
 from engine.parallel.stage_link import Arrival
 from engine.parallel.step import pack_step
 from kernels import Ops

@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 
 from engine.config import EngineConfig
+from engine.device.kv_cache import DTYPES
+from engine.device.ops_choice import start_ops
 from engine.model import ModelConfig, load_model
 from engine.model.decoder import DecoderModel
-from engine.parallel.sharding import Sharding
+from engine.model.sharding import Sharding
 from engine.resolved_config import WorkerConfig
-from engine.worker.kv_cache import DTYPES
-from engine.worker.ops_choice import start_ops
 from kernels import Ops
 
 

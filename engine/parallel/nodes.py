@@ -21,11 +21,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.cluster.frames import NONCE_BYTES, make_proof
+from engine.comm import RankLost
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.parallel.comm import RankLost
 from engine.parallel.commands import read_bytes
+from engine.wire.frames import NONCE_BYTES, make_proof
 
 logger = logging.getLogger("troupe.engine")
 

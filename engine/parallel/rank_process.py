@@ -11,11 +11,16 @@ import sys
 import torch
 import torch.distributed as dist
 
+from engine.comm import Comm, RankLost, TorchComm
+from engine.device.device_memory import open_device
+from engine.device.kv_cache import allocate_kv_cache, choose_kv_dtype
+from engine.device.slot_copier import SlotCopier
+from engine.device.weight_moves import list_tensors, move_tensors
 from engine.errors import ConfigError
 from engine.model import read_model_config
 from engine.model.decoder import DecoderModel
+from engine.model.sharding import Sharding
 from engine.parallel.adapters import RankAdapters
-from engine.parallel.comm import Comm, RankLost, TorchComm
 from engine.parallel.commands import (
     Allocate,
     Failed,
@@ -30,14 +35,9 @@ from engine.parallel.commands import (
     send,
 )
 from engine.parallel.load import load_shard
-from engine.parallel.sharding import Sharding
 from engine.parallel.shared_memory import SharedMemoryComm
 from engine.parallel.stage_link import SharedMemoryLink, StageLink, TorchLink
 from engine.parallel.step import count_rows, list_sizes, unpack_step
-from engine.transfer.slot_copier import SlotCopier
-from engine.worker.device import open_device
-from engine.worker.kv_cache import allocate_kv_cache, choose_kv_dtype
-from engine.worker.weight_moves import list_tensors, move_tensors
 
 logger = logging.getLogger("troupe.engine")
 

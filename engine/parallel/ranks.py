@@ -23,10 +23,10 @@ import msgspec
 import torch
 from torch import Tensor
 
+from engine.comm import Comm, RankLost, TorchComm, open_store
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.parallel.comm import Comm, RankLost, TorchComm, open_store
 from engine.parallel.commands import (
     Allocate,
     Command,

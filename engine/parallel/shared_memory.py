@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.parallel.comm import RankLost, fold
+from engine.comm import RankLost, fold
 
 SLOT_BYTES = 2**26  # only pages that are used take memory
 

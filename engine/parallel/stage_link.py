@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.parallel.comm import RankLost
+from engine.comm import RankLost
 
 _ALIGNMENT = 64  # bytes
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from engine.config import EngineConfig
+from engine.device.kv_cache import DTYPES
 from engine.errors import ConfigError
 from engine.kv_cache_spec import group_layers
 from engine.model.config import ModelConfig
 from engine.model.implementation import TransformersConfig
 from engine.model.layer_spec import LayerSpec
 from engine.resolved_config import WorkerConfig
-from engine.worker.kv_cache import DTYPES
 
 _MAX_STREAMS = 8  # tensors [T, D] in one message: two, and inputs of layers for a draft head
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_record import Draft
 from engine.spec.step_costs import StepCosts
+from engine.speculative_config import SpeculativeConfig
 
 MAX_RATE = 0.99
 MAX_KNOWN = 4096

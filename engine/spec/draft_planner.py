@@ -22,7 +22,6 @@ from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.core.step import StepRecord
 from engine.messages import SourceCounts
-from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_counts import DraftCounts
 from engine.spec.draft_record import (
     LONG_MEMORY,
@@ -37,6 +36,7 @@ from engine.spec.ngram import NgramProposer
 from engine.spec.prediction import PredictionProposer
 from engine.spec.step_costs import DraftBudget, StepCosts
 from engine.spec.suffix import SuffixProposer
+from engine.speculative_config import SpeculativeConfig
 
 FORCED = "forced"
 MAX_QUESTIONS = 64  # to the grammar thread before one step; each takes about 8 us

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.core.request import Request
-from engine.spec.config import SpeculativeConfig
 from engine.spec.ngram import NgramIndex, count_match
+from engine.speculative_config import SpeculativeConfig
 
 WIDTH = 2  # shortest match
 MAX_PLACES = 16  # latest places of a pair of tokens that are kept for all answers of a tenant

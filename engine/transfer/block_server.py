@@ -13,8 +13,10 @@ from collections import OrderedDict
 from contextlib import suppress
 from threading import Lock, Thread
 
-from engine.cluster.frames import NONCE_BYTES, make_proof
-from engine.cluster.link_messages import (
+from engine.errors import ConfigError
+from engine.transfer.tcp_store import TIMEOUT_S, Channel
+from engine.wire.frames import NONCE_BYTES, make_proof
+from engine.wire.link_messages import (
     PROTOCOL_VERSION,
     Challenge,
     Greeting,
@@ -22,8 +24,6 @@ from engine.cluster.link_messages import (
     UnitRequest,
     Welcome,
 )
-from engine.errors import ConfigError
-from engine.transfer.tcp_store import TIMEOUT_S, Channel
 
 logger = logging.getLogger("troupe.engine")
 

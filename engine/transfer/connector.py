@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from engine.errors import ConfigError
-from engine.transfer.config import SHARED_MEMORY, TCP, KVTransferConfig
+from engine.kv_transfer_config import SHARED_MEMORY, TCP, KVTransferConfig
 from engine.transfer.mapped_store import MappedStore
 from engine.transfer.tcp_store import TcpStore
 from engine.transfer.units import Unit, UnitLayout

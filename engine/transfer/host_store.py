@@ -2,7 +2,7 @@
 
     slot:   key length, key (64 bytes) | keys and values of the block, layer after layer
 
-The core decides what is moved (`engine.transfer.host_tier`). Slots describe themselves, so that a new core finds them.
+The core decides what is moved (`engine.core.host_tier`). Slots describe themselves, so that a new core finds them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import BlockMove
+from engine.device.slot_copier import SLOT_HEADER_BYTES, SlotCopier
 from engine.errors import ConfigError
 from engine.parallel.commands import MoveBlocks, SlotMap
 from engine.parallel.ranks import Ranks
-from engine.transfer.slot_copier import SLOT_HEADER_BYTES, SlotCopier
 from engine.transfer.units import UnitLayout
 from kernels.cpu.panel_memory import map_large_pages
 

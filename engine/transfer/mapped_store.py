@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.transfer.units import UNIT_TOKENS, Unit, UnitLayout, compute_checksum
+from engine.kv_transfer_config import UNIT_TOKENS
+from engine.transfer.units import Unit, UnitLayout, compute_checksum
 
 _PAGE_BYTES = 4096
 _ENTRY = struct.Struct("<40sIxxxxQ8x")

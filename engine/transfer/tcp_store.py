@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from engine.cluster.frames import (
+from engine.kv_transfer_config import UNIT_TOKENS
+from engine.transfer.units import Unit, UnitLayout, compute_checksum
+from engine.wire.frames import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
     NONCE_BYTES,
@@ -22,7 +24,7 @@ from engine.cluster.frames import (
     read_header,
     unpack_body,
 )
-from engine.cluster.link_messages import (
+from engine.wire.link_messages import (
     PROTOCOL_VERSION,
     Challenge,
     Greeting,
@@ -30,7 +32,6 @@ from engine.cluster.link_messages import (
     UnitRequest,
     Welcome,
 )
-from engine.transfer.units import UNIT_TOKENS, Unit, UnitLayout, compute_checksum
 
 TIMEOUT_S = 2.0  # for every read and write; then the tokens are computed instead
 RETRY_S = 1.0  # after a failure, in which everything is a miss

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.config import EngineConfig
+from engine.device.device_memory import DeviceMemory
+from engine.device.kv_cache import DTYPES, choose_kv_dtype, compute_bytes_per_block
+from engine.device.native_swap import NativeSwap
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model import ModelConfig
-from engine.parallel.context_parts import estimate_exchange
+from engine.model.context_parts import estimate_exchange
 from engine.parallel.stages import compute_context_cost
 from engine.resolved_config import ResolvedConfig, WorkerConfig, resolve_config
-from engine.worker.device import DeviceMemory
-from engine.worker.kv_cache import DTYPES, choose_kv_dtype, compute_bytes_per_block
-from engine.worker.native_swap import NativeSwap
 from engine.worker.step_memory import StepMemory
 from kernels import Ops
 from kernels.ops import StepShape

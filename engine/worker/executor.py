@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 
 from engine.core.actor_messages import StepDone, StepMasks, StepPlan
+from engine.device.device_link import PendingStep
 from engine.messages import AdapterRef
 from engine.model import ModelConfig
 from engine.resolved_config import ResolvedConfig
 from engine.transfer.host_store import HostStore
-from engine.worker.device_link import PendingStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow
+from engine.device.device_link import upload
 from engine.messages import ImagePart
 from engine.model.attn_metadata import StepImages
-from engine.worker.device_link import upload
 from engine.worker.launched_step import StartedStep
 
 

@@ -8,27 +8,27 @@ from functools import partial
 import torch
 
 from engine.config import EngineConfig
+from engine.device.kv_cache import DTYPES
+from engine.device.native_swap import NativeSwap
+from engine.device.ops_choice import start_ops
+from engine.device.weight_moves import list_tensors, move_tensors
 from engine.errors import ConfigError
 from engine.host_memory import return_freed_memory
 from engine.kv_cache_spec import KVCacheSpec
-from engine.lora.adapter_store import AdapterStore, estimate_adapter_bytes
 from engine.model import ModelConfig, load_model
 from engine.model.decoder import DecoderModel
 from engine.model.loader import BuildDecoder
+from engine.model.sharding import Sharding, check_context, check_shardable
 from engine.model.vision.encoder import ImageEncoder
 from engine.model.weight_cache import WeightCache
 from engine.parallel.adapters import PeerAdapters
 from engine.parallel.leader import LeaderDecoder
 from engine.parallel.load import limit_ops
 from engine.parallel.ranks import Ranks
-from engine.parallel.sharding import Sharding, check_context, check_shardable
 from engine.resolved_config import WorkerConfig
 from engine.spec.device.drafter import Drafter
 from engine.spec.device.load import load_drafter
-from engine.worker.kv_cache import DTYPES
-from engine.worker.native_swap import NativeSwap
-from engine.worker.ops_choice import start_ops
-from engine.worker.weight_moves import list_tensors, move_tensors
+from engine.worker.adapter_store import AdapterStore, estimate_adapter_bytes
 from kernels.ops import KVCache
 
 

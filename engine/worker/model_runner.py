@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepDone, StepMasks, StepPlan
+from engine.device.device_link import DeviceLink, PendingStep, upload, wait_for
 from engine.model import Model
 from engine.parallel.leader import LeaderDecoder, StagedHidden
 from engine.spec.device.drafter import Drafter
-from engine.worker.device_link import DeviceLink, PendingStep, upload, wait_for
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.launched_step import LaunchedStep, ParkedRows, RowPart, StartedStep
 from engine.worker.pooler import Pooler

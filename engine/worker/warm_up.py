@@ -19,10 +19,10 @@ import numpy as np
 
 from engine.core.actor_messages import NewRow, StepMasks, StepPlan
 from engine.core.step import MAX_SCORED_TOKENS
+from engine.device.device_link import wait_for
 from engine.resolved_config import SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeGraphs
-from engine.worker.device_link import wait_for
 from engine.worker.model_runner import ModelRunner
 
 FILTERED = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, seed=0)

@@ -19,32 +19,32 @@ import torch
 from engine.config import EngineConfig
 from engine.core.actor_messages import StepDone, StepMasks, StepPlan
 from engine.core.block_hash import compute_fingerprint
+from engine.device.cuda_link import CudaGraphRecorder
+from engine.device.device_link import PendingStep
+from engine.device.device_memory import DeviceMemory, open_device
+from engine.device.kv_cache import allocate_kv_cache, choose_kv_dtype
+from engine.device.ops_choice import note_rounding
+from engine.device.slot_copier import HeadPart, SlotCopier
 from engine.host_memory import measure_host_memory, return_freed_memory
 from engine.kv_cache_spec import KVCacheSpec
-from engine.lora.adapter_rows import AdapterRows
-from engine.lora.adapter_store import AdapterStore
+from engine.kv_transfer_config import UNIT_TOKENS, count_units
 from engine.model import Model, read_model_config
 from engine.model.implementation import TransformersConfig
 from engine.model.vision.encoder import ImageEncoder
 from engine.parallel.leader import LeaderDecoder
 from engine.resolved_config import ResolvedConfig
 from engine.transfer.host_store import HostStore
-from engine.transfer.slot_copier import HeadPart, SlotCopier
-from engine.transfer.units import UNIT_TOKENS, count_units
+from engine.worker.adapter_rows import AdapterRows
+from engine.worker.adapter_store import AdapterStore
 from engine.worker.cache_sizer import CacheSizer
-from engine.worker.cuda_link import CudaGraphRecorder
 from engine.worker.decode_graphs import DecodeGraphs
-from engine.worker.device import DeviceMemory, open_device
 from engine.worker.device_choice import choose_worker_config, probe_device
-from engine.worker.device_link import PendingStep
 from engine.worker.executor import Loaded
 from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch
-from engine.worker.kv_cache import allocate_kv_cache, choose_kv_dtype
 from engine.worker.launched_step import RowPart
 from engine.worker.loaded_model import LoadedModel
 from engine.worker.model_runner import ModelRunner
-from engine.worker.ops_choice import note_rounding
 from engine.worker.sampling.state import SamplingState
 from engine.worker.state_slots import StateSlots, allocate_states, check_states
 from engine.worker.warm_up import (

@@ -1,6 +1,6 @@
 """The ops as Triton kernels, one per file, for CUDA devices; matrix products stay with torch and cuBLAS.
 
-What is imported here imports triton, which only machines with a GPU need: `engine.worker.ops_choice` finds it by name.
+What is imported here imports triton, which only machines with a GPU need: `engine.device.ops_choice` finds it by name.
 """
 
 from __future__ import annotations

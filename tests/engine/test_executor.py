@@ -12,7 +12,7 @@ import pytest
 
 from engine.actors.executor_actor import ExecutorActor
 from engine.core.actor_messages import StepDone, StepMasks, StepPlan
-from engine.worker.device_link import PendingStep
+from engine.device.device_link import PendingStep
 from tests.waiting import wait_until
 
 NOTHING = np.zeros(0, dtype=np.int64)

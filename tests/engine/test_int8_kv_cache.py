@@ -7,8 +7,8 @@ import pytest
 from engine import LLM, ConfigError, SamplingParams
 from engine.resolved_config import ResolvedConfig
 from kernels.cpu import NativeLibrary
+from tests.engine.device.test_native_swap import FakeBuild, use_build
 from tests.engine.model.drive import make_prompt
-from tests.engine.worker.test_native_swap import FakeBuild, use_build
 from tests.kernels.cpu.conftest import require_library
 
 MakeLLM = Callable[..., LLM]

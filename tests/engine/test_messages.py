@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from engine import messages
-from engine.codec import decode, encode
 from engine.core.actor_messages import StepPlan
 from engine.messages import AddRequest, NewTokens
 from engine.sampling_params import SamplingParams
+from engine.wire.codec import decode, encode
 from grammar import GrammarSpec
 from tests.engine.core.fake_worker import RandomProposer, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request

@@ -25,14 +25,14 @@ from engine import (
     SamplingParams,
 )
 from engine.actors.scheduler_actor import SchedulerActor
-from engine.cluster import frames
+from engine.cluster.core_host import CoreHost
 from engine.config_fields import DEMO_MODEL
-from engine.core_host import CoreHost
 from engine.front.adapter_catalog import AdapterCatalog
 from engine.input.input_processor import InputProcessor
 from engine.input.special_token_escaper import SpecialTokenEscaper
 from engine.input.tokenizer import Tokenizer
 from engine.messages import AbortRequest, AddRequest
+from engine.wire import frames
 from engine.worker.model_runner import ModelRunner
 from grammar import CompiledGrammar, GrammarCompiler, GrammarError, GrammarSpec, Matcher
 from tests.waiting import wait_until

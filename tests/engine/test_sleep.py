@@ -20,10 +20,10 @@ from engine import (
     RequestOutput,
     SamplingParams,
 )
+from engine.device.weight_moves import list_tensors, move_tensors
 from engine.model import load_model
-from engine.parallel.sharding import Sharding
+from engine.model.sharding import Sharding
 from engine.worker.model_runner import ModelRunner
-from engine.worker.weight_moves import list_tensors, move_tensors
 from engine.worker.worker import Worker, WorkerState
 from grammar import GrammarSpec
 from tests.engine.failing_step import fail_next_step

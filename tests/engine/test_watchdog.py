@@ -14,7 +14,7 @@ from app.api.context import ApiContext
 from app.config import AppConfig
 from engine import Engine, EngineConfig, EngineDead, RequestOutput, SamplingParams
 from engine.actors import watchdog
-from engine.front.connection import LocalConnection
+from engine.cluster.connection import LocalConnection
 from engine.worker.mock_worker import MockWorker
 from tests.waiting import wait_until
 
@@ -48,7 +48,7 @@ class Hang:
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     found = Hang()
     monkeypatch.setattr(MockWorker, "execute", lambda worker, plan: found.execute(worker, plan))
-    monkeypatch.setattr("engine.front.connection.HANG_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("engine.cluster.connection.HANG_TIMEOUT_S", 0.2)
     yield found
     found.end()
 
@@ -169,7 +169,7 @@ async def test_slow_steps_and_idle_times_are_no_hang(monkeypatch: pytest.MonkeyP
 async def test_without_a_timeout_no_step_is_watched_and_a_close_has_its_own_limit(
     hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.front.connection.UNWATCHED_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("engine.cluster.connection.UNWATCHED_TIMEOUT_S", 0.2)
     engine = Engine(EngineConfig(mock_step_ms=1.0, step_timeout_s=0))
     await engine.start()
     names = {task.get_name() for task in asyncio.all_tasks()}

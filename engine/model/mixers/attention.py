@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
+from engine.model.context_parts import ContextPart, divide_context
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.rope import Rotation, order_pairs
+from engine.model.row_linear import make_row_linear
+from engine.model.shard import Shard
+from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, add_prefix
-from engine.parallel.context_parts import ContextPart, divide_context
-from engine.parallel.row_linear import make_row_linear
-from engine.parallel.shard import Shard
-from engine.parallel.sharding import ONE_RANK, Sharding
 from kernels import Ops
 from kernels.ops import KVCache, Plan
 from kernels.torch.elementwise import compute_sigmoid

@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.model.moe import Experts
 from engine.model.moe_spec import MoESpec
-from engine.parallel.sharding import ONE_RANK
+from engine.model.sharding import ONE_RANK
 from kernels.torch.elementwise import silu_mul
 
 NAME = "troupe"

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.device.device_link import upload
 from engine.model.attn_metadata import AttnMetadata
 from engine.spec.device.progress import DraftRuns
-from engine.worker.device_link import upload
 from engine.worker.input_batch import InputBatch
 
 

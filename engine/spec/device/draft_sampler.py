@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.worker.device_link import upload
+from engine.device.device_link import upload
 from engine.worker.sampling.sampler import Sampler
 from engine.worker.sampling.state import DrawKind
 

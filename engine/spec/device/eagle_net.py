@@ -23,8 +23,8 @@ from engine.model.layer_tape import LayerTapes
 from engine.model.linear import Linear, make_parameter, pack_linears, repack_linears
 from engine.model.mixers.attention import Attention, StepInputs, plan_groups
 from engine.model.rope import RotaryEmbedding, Rotation
+from engine.model.sharding import ONE_RANK
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
-from engine.parallel.sharding import ONE_RANK
 from kernels import Ops
 from kernels.ops import KVCache
 

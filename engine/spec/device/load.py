@@ -9,11 +9,11 @@ import torch
 from engine.errors import ConfigError
 from engine.kv_cache_spec import group_layers
 from engine.model import Model, load_model
-from engine.spec.config import SpeculativeConfig
 from engine.spec.device.draft_model import DraftModel
 from engine.spec.device.drafter import Drafter
 from engine.spec.device.load_eagle import load_eagle
 from engine.spec.device.load_medusa import load_medusa
+from engine.speculative_config import SpeculativeConfig
 from kernels import Ops
 
 

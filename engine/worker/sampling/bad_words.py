@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.worker.device_link import RowSlots, upload, upload_lists
+from engine.device.device_link import RowSlots, upload, upload_lists
 
 
 class BadWords:

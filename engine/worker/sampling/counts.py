@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.device.device_link import RowSlots, pick_rows, put_rows, upload
 from engine.sampling_params import SamplingParams
-from engine.worker.device_link import RowSlots, pick_rows, put_rows, upload
 from kernels.torch.sampling import split_rows
 
 # One int32 per token: its count in the output, and this bit if it is in the prompt.

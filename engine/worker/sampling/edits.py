@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.device.device_link import upload, upload_lists
 from engine.sampling_params import SamplingParams, find_end_ids
-from engine.worker.device_link import upload, upload_lists
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import BROKEN_LOGITS, NO_TOKEN_LEFT
-from engine.worker.device_link import pick_rows, put_rows, upload
+from engine.device.device_link import pick_rows, put_rows, upload
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs
 from engine.worker.sampling.state import DrawKind, RowFlag, SamplingState
 from kernels import Ops

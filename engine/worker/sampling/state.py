@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.device.device_link import pick_rows
 from engine.sampling_params import SamplingParams
-from engine.worker.device_link import pick_rows
 from engine.worker.sampling.bad_words import BadWords
 from engine.worker.sampling.counts import TokenCounts
 from engine.worker.sampling.edits import LogitEdits

@@ -21,7 +21,7 @@ import aiohttp
 
 from app.config import AppConfig
 from engine import Engine, EngineConfig
-from engine.front.connection import LinkConnection
+from engine.cluster.connection import LinkConnection
 from tests.app.api.harness import Server, events, run_server
 from tests.engine.mixed_requests import SCHEMA
 from tests.waiting import wait_until

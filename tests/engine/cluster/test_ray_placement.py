@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine import ConfigError, Engine, EngineConfig
+from engine.cluster.placement import place_cores
 from engine.cluster.ray_placement import HeadlessActor, RayPlacement
-from engine.front.placement import place_cores
 
 KEY = "a key of all nodes"
 

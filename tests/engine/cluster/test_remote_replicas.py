@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from engine import ConfigError, Engine, EngineConfig
-from engine.cluster.frames import Link, make_proof
-from engine.cluster.link_messages import PROTOCOL_VERSION, Greeting
 from engine.cluster.remote import RemoteListener, serve_replica
+from engine.wire.frames import Link, make_proof
+from engine.wire.link_messages import PROTOCOL_VERSION, Greeting
 from tests.engine.mixed_requests import ROOMY, Completion, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 

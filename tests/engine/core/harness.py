@@ -21,6 +21,7 @@ from engine.core.actor_messages import (
     StepMasks,
     StepPlan,
 )
+from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
@@ -29,10 +30,9 @@ from engine.kv_cache_spec import KVCacheGroup
 from engine.messages import AdapterRef, AddRequest, Detail, NewCompletion, NewTokens
 from engine.resolved_config import CacheConfig, SchedulerConfig
 from engine.sampling_params import SamplingParams
-from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_planner import DraftPlanner, Proposer
 from engine.spec.step_costs import StepCosts
-from engine.transfer.host_tier import HostTier
+from engine.speculative_config import SpeculativeConfig
 from grammar import GrammarSpec
 from tests.engine.core.fake_worker import EOS, FakeWorker, make_array, reference_output
 

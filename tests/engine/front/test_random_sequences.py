@@ -17,11 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine import Engine, EngineConfig, EngineError, InvalidRequest, SamplingParams
+from engine.cluster.connection import LinkConnection, LocalConnector
+from engine.cluster.core_host import CoreHost
 from engine.cluster.core_process import serve_link
-from engine.cluster.frames import Link
-from engine.core_host import CoreHost
-from engine.front.connection import LinkConnection, LocalConnector
 from engine.messages import AdapterRef
+from engine.wire.frames import Link
 from engine.worker.mock_worker import MockWorker
 from grammar import GrammarSpec
 from tests.waiting import wait_until
@@ -123,7 +123,7 @@ async def run_events(connector: Any, events: list[tuple[str, int]]) -> None:
     )
     memory = mock.Mock(load=mock.Mock(side_effect=[None, InvalidRequest("broken")] * 50))
     with (
-        mock.patch("engine.front.placement.LocalConnector", connector),
+        mock.patch("engine.cluster.placement.LocalConnector", connector),
         mock.patch.object(MockWorker, "adapters", memory),
         mock.patch("engine.front.replica.MAX_DELAY_S", 0.0),  # after starts that were interrupted
     ):

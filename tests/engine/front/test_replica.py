@@ -5,9 +5,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from engine.cluster.link_messages import CoreReady
-from engine.front.connection import Connection, End
+from engine.cluster.connection import Connection, End
 from engine.front.replica import Replica
+from engine.wire.link_messages import CoreReady
 from tests.waiting import wait_until
 
 

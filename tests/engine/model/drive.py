@@ -13,12 +13,12 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.device.kv_cache import allocate_kv_cache
 from engine.kv_cache_spec import group_layers
 from engine.lora.loader import Adapter
 from engine.model import DecoderModel
 from engine.model.adapters import StepAdapters, join_segments
 from engine.model.attn_metadata import AttnMetadata
-from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.state_slots import allocate_states, cut_runs
 
 # Names of transformers' classes, without ForCausalLM and Config (Gemma 3's is a TextConfig).

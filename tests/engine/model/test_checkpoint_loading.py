@@ -12,11 +12,11 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
+from engine.device.kv_cache import allocate_kv_cache, compute_bytes_per_block
 from engine.errors import ConfigError
 from engine.model import load_model
 from engine.model.checkpoint import read_tensors, resolve_checkpoint
 from engine.model.linear import Linear
-from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
 from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
 from tests.engine.model.mixed_batch import find_ops
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from engine import Engine, EngineConfig, LoRARequest
 from engine.errors import InvalidRequest
 from engine.lora.adapter_files import AdapterFiles
-from engine.lora.adapter_store import AdapterStore
 from engine.lora.loader import Adapter, load_adapter
 from engine.messages import AdapterRef
 from engine.model import DecoderModel, load_model
+from engine.model.sharding import Sharding
 from engine.parallel.adapters import PeerAdapters, RankAdapters
 from engine.parallel.commands import Command, Reply
 from engine.parallel.load import limit_ops
-from engine.parallel.sharding import Sharding
+from engine.worker.adapter_store import AdapterStore
 from kernels.cpu import make_native_ops
 from tests.engine.lora.peft_adapters import KINDS, PeftTwin
 from tests.engine.mixed_requests import TIGHT, Completion, make_mixed_requests, summarise

@@ -11,15 +11,15 @@ from tokenizers import Tokenizer as RustTokenizer
 from torch import Tensor
 
 from engine import Engine, EngineConfig, SamplingParams
+from engine.device.kv_cache import allocate_kv_cache
 from engine.errors import ConfigError, InvalidRequest
 from engine.model import load_model, read_model_config
 from engine.model.attn_metadata import AttnMetadata
-from engine.parallel.context_parts import divide_context, merge_parts
+from engine.model.context_parts import divide_context, merge_parts
+from engine.model.sharding import Sharding, check_context
 from engine.parallel.load import limit_ops
-from engine.parallel.sharding import Sharding, check_context
 from engine.parallel.shared_memory import SharedMemoryComm
 from engine.worker import cache_sizer
-from engine.worker.kv_cache import allocate_kv_cache
 from kernels.cpu import make_native_ops
 from kernels.cpu.pieces import turn_into_pieces
 from kernels.ops import Ops

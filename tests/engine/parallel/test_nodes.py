@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from engine import ConfigError, Engine, EngineConfig
-from engine.cluster.frames import NONCE_BYTES
-from engine.parallel.comm import RankLost
+from engine.comm import RankLost
 from engine.parallel.nodes import _greet, _introduce
+from engine.wire.frames import NONCE_BYTES
 from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed
 from tests.engine.parallel.test_ranks import find_processes
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from engine import Engine, EngineConfig, SamplingParams
 from engine.errors import ConfigError
 from engine.model import DecoderModel, load_model, read_model_config
+from engine.model.sharding import Sharding
 from engine.parallel.leader import StagedHidden
 from engine.parallel.load import limit_ops
 from engine.parallel.ranks import Ranks
-from engine.parallel.sharding import Sharding
 from engine.parallel.stages import split_layers
 from kernels.cpu import make_native_ops
 from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.comm import RankLost
 from engine.errors import ConfigError
 from engine.model import DecoderModel, load_model, read_model_config
-from engine.parallel.comm import RankLost
+from engine.model.sharding import Sharding, check_shardable
 from engine.parallel.load import limit_ops
-from engine.parallel.sharding import Sharding, check_shardable
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save

@@ -16,13 +16,13 @@ from assets.demo_model.recipe.companions.frozen import FOLDER, load_decoder, ope
 from engine import LLM, ConfigError, SamplingParams
 from engine.model import load_model, read_model_config
 from engine.model.attn_metadata import AttnMetadata
-from engine.spec.config import SpeculativeConfig
 from engine.spec.device.checkpoint import read_head_folder
 from engine.spec.device.eagle import Eagle
 from engine.spec.device.eagle_net import EagleNet
 from engine.spec.device.hidden_store import HiddenStore
 from engine.spec.device.load import load_drafter
 from engine.spec.device.medusa import Medusa
+from engine.speculative_config import SpeculativeConfig
 from engine.worker import loaded_model
 from kernels import Ops
 from kernels.cpu import make_native_ops

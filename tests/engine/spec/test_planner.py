@@ -9,11 +9,11 @@ import pytest
 from engine.core.actor_messages import StepPlan
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
-from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_counts import DraftCounts
 from engine.spec.draft_planner import DraftPlanner
 from engine.spec.draft_record import Draft, DraftRecord, update_rate
 from engine.spec.step_costs import MIN_CREDIT, DraftBudget, StepCosts
+from engine.speculative_config import SpeculativeConfig
 from tests.engine.core.fake_worker import next_token, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_planner, make_request
 

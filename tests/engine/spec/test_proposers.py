@@ -6,10 +6,10 @@ import pytest
 
 from engine.core.request import Request
 from engine.spec import ngram
-from engine.spec.config import SpeculativeConfig
 from engine.spec.ngram import NgramProposer
 from engine.spec.prediction import PredictionProposer
 from engine.spec.suffix import AnswerMemory, SuffixProposer
+from engine.speculative_config import SpeculativeConfig
 from tests.engine.core.harness import make_record, make_request
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from engine.transfer.config import KVTransferConfig
-from engine.transfer.units import UNIT_TOKENS, Unit, UnitLayout
+from engine.kv_transfer_config import UNIT_TOKENS, KVTransferConfig
+from engine.transfer.units import Unit, UnitLayout
 
 UNITS: dict[bytes, bytes] = {}
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from engine import ConfigError
+from engine.kv_transfer_config import KVTransferConfig, parse_kv_transfer_config
 from engine.transfer.block_server import BlockServer
-from engine.transfer.config import KVTransferConfig, parse_kv_transfer_config
 from engine.transfer.connector import KVConnector, make_connector
 from engine.transfer.tcp_store import TcpStore
 from engine.transfer.units import Unit, UnitLayout

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from engine import ConfigError, EngineConfig
+from engine.device.device_memory import CudaMemory
+from engine.device.native_swap import NativeSwap
 from engine.model import ModelConfig, RopeConfig
 from engine.resolved_config import ResolvedConfig, WorkerConfig
 from engine.worker.cache_sizer import CacheSizer
-from engine.worker.device import CudaMemory
 from engine.worker.input_batch import InputBatch
-from engine.worker.native_swap import NativeSwap
 from engine.worker.step_memory import StepMemory
 from engine.worker.worker import Worker
 from kernels import torch as torch_ops

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from engine import LLM, EngineConfig, SamplingParams
-from engine.worker.cuda_link import CudaLink, forbid_syncs
+from engine.device.cuda_link import CudaLink, forbid_syncs
 from engine.worker.worker import Worker
 from kernels import torch as torch_ops
 from tests.engine.model.drive import make_prompt, make_transformers_model, save

@@ -13,12 +13,12 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from engine.core.actor_messages import NewRow, StepDone
+from engine.device.kv_cache import allocate_kv_cache
 from engine.kv_cache_spec import group_layers
 from engine.model import DecoderModel, load_model
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
 from engine.worker.input_batch import InputBatch, ModelInput
-from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
 from engine.worker.sampling.state import SamplingState
 from kernels import torch as torch_ops

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepMasks
+from engine.device.kv_cache import allocate_kv_cache
 from engine.model import DecoderModel, ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeGraphs
 from engine.worker.input_batch import InputBatch
-from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
 from engine.worker.sampling.state import SamplingState
 from engine.worker.warm_up import list_largest_steps, list_warm_up, run_steps

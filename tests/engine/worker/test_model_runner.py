@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NO_TOKEN_LEFT, NewRow, StepDone, StepMasks
+from engine.device.device_link import PendingStep
 from engine.sampling_params import SamplingParams
-from engine.worker.device_link import PendingStep
 from engine.worker.input_batch import InputBatch
 from engine.worker.model_runner import MASK_TIMEOUT_S, ModelRunner
 from engine.worker.sampling.state import SamplingState

@@ -11,10 +11,10 @@ import torch
 
 from engine import ConfigError, EngineConfig
 from engine.core.actor_messages import StepPlan
+from engine.device.device_memory import open_device
+from engine.device.kv_cache import compute_bytes_per_block
 from engine.model import ModelConfig
-from engine.worker.device import open_device
 from engine.worker.input_batch import InputBatch
-from engine.worker.kv_cache import compute_bytes_per_block
 from engine.worker.model_runner import ModelRunner
 from engine.worker.worker import Worker
 from tests.engine.model.drive import make_transformers_model, save

@@ -22,7 +22,7 @@ from app.bench.runners import TroupeRunner
 from app.bench.shapes import SHAPES, Json
 from app.bench.throughput import RECORDS
 from app.bench.workload import Job, count_tokens, make_nano, make_random
-from engine.worker.cuda_link import CudaLink
+from engine.device.cuda_link import CudaLink
 from grammar import GrammarSpec
 from tests.measure.roofline import Footprint
 

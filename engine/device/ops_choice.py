@@ -6,10 +6,10 @@ import importlib
 
 import torch
 
+from engine.device.kv_cache import CACHE_DTYPES
+from engine.device.native_swap import NativeSwap
 from engine.errors import ConfigError
 from engine.resolved_config import WorkerConfig
-from engine.worker.kv_cache import CACHE_DTYPES
-from engine.worker.native_swap import NativeSwap
 from kernels import Ops
 from kernels import torch as torch_ops
 from kernels.torch.elementwise import FP8

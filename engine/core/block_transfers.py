@@ -37,11 +37,11 @@ from engine.core.block_hash import (
     list_state_keys,
 )
 from engine.core.block_pool import NULL_BLOCK
+from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.request import Request
+from engine.core.request import Request, RequestTransfer
+from engine.kv_transfer_config import UNIT_TOKENS
 from engine.messages import NewTokens
-from engine.transfer.host_tier import HostTier
-from engine.transfer.units import UNIT_TOKENS, RequestTransfer
 
 
 @dataclass(slots=True)

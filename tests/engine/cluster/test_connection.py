@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from engine.cluster.frames import Link
-from engine.cluster.link_messages import Asleep, CoreSilent
-from engine.front.connection import End, LinkConnection
+from engine.cluster.connection import End, LinkConnection
+from engine.wire.frames import Link
+from engine.wire.link_messages import Asleep, CoreSilent
 
 TIMEOUT_S = 0.4
 

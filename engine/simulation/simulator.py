@@ -19,7 +19,6 @@ from typing import Literal
 
 import numpy as np
 
-from engine.cluster.step_table import StepSize, StepTable
 from engine.config import EngineConfig
 from engine.config_fields import RouterPolicy
 from engine.core.actor_messages import StepDone, StepPlan
@@ -32,6 +31,7 @@ from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import AddRequest, Detail, KVEvents, NewCompletion, NewTokens
 from engine.resolved_config import ResolvedConfig, WorkerConfig, resolve_config
 from engine.sampling_params import SamplingParams
+from engine.simulation.step_table import StepSize, StepTable
 
 NOTICE_S = 0.1  # from a crash until the other replicas have the requests
 TOKEN_ID = 0  # of every output token

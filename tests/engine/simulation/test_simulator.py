@@ -16,8 +16,8 @@ from engine import (
     StepTable,
     measure_steps,
 )
-from engine.cluster.simulator import SimulatedPolicy
-from engine.cluster.step_table import StepSize
+from engine.simulation.simulator import SimulatedPolicy
+from engine.simulation.step_table import StepSize
 
 TABLE = StepTable((1, 64, 1024), (0.008, 0.010, 0.040), key_s=1e-8, pair_s=1e-9, front_s=0.001)
 

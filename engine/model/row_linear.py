@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.comm import fold
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.linear import Linear, sum_squares
+from engine.model.shard import Shard
+from engine.model.sharding import Sharding
 from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, own
-from engine.parallel.comm import fold
-from engine.parallel.shard import Shard
-from engine.parallel.sharding import Sharding
 from kernels import Ops
 from kernels.grouped import GROUP_SIZE
 from kernels.lora import LoraMatrix, LoraSegment, PackedLora

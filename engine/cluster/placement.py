@@ -10,15 +10,15 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from engine.cluster.connection import Connector, LocalConnector, ProcessConnector
+from engine.cluster.core_host import LoadTokenizer, load_tokenizer
 from engine.cluster.ray_placement import RayPlacement
 from engine.cluster.remote import RemoteListener
 from engine.config import EngineConfig
-from engine.core_host import LoadTokenizer, load_tokenizer
 from engine.errors import ConfigError
-from engine.front.connection import Connector, LocalConnector, ProcessConnector
 from engine.host_memory import measure_host_memory
+from engine.kv_transfer_config import SHARED_MEMORY, TCP
 from engine.transfer.block_server import BlockServer
-from engine.transfer.config import SHARED_MEMORY, TCP
 
 
 class SharedStore(Protocol):

@@ -19,8 +19,8 @@ from engine.core.actor_messages import (
     StepPlan,
     TransferInbox,
 )
-from engine.transfer.block_transfers import BlockTransfers
-from engine.transfer.host_tier import HostTier
+from engine.core.block_transfers import BlockTransfers
+from engine.core.host_tier import HostTier
 from tests.engine.core.fake_worker import FakeWorker, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
 
@@ -140,7 +140,7 @@ class ExchangingHouse(SchedulerHarness):
 def test_any_order_of_transfers_keeps_blocks_and_tokens_right(
     monkeypatch: pytest.MonkeyPatch, num_slots: int, narrower: tuple[int, ...], num_states: int
 ) -> None:
-    monkeypatch.setattr("engine.transfer.block_transfers.UNIT_TOKENS", BLOCK)
+    monkeypatch.setattr("engine.core.block_transfers.UNIT_TOKENS", BLOCK)
     chance = random.Random(num_slots)
     store: Store = {}
     houses = [ExchangingHouse(store, chance, num_slots, narrower, num_states) for _ in range(2)]

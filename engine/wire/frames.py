@@ -1,7 +1,7 @@
 """Link: sends and receives messages over a byte stream between the front and a core in another process.
 
-A frame is the length of the body (uint32, little endian), the code of the message's type (uint8), and the body, see
-`engine/codec.py`. Reader and writer must have the same PROTOCOL_VERSION, because codes are positions in MESSAGE_TYPES.
+A frame is the length of the body (uint32, little endian), the code of the message's type (uint8), and the body, which
+`codec.py` encodes. Reader and writer must have the same PROTOCOL_VERSION, because codes are positions in MESSAGE_TYPES.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from engine.cluster.link_messages import MESSAGE_TYPES
-from engine.codec import decode, encode
+from engine.wire.codec import decode, encode
+from engine.wire.link_messages import MESSAGE_TYPES
 
 MAX_FRAME_BYTES = 2**28
 NONCE_BYTES = 32

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from engine import ConfigError, EngineConfig
+from engine.device import ops_choice
+from engine.device.native_swap import NativeSwap
 from engine.model import DecoderModel, ModelConfig, load_model
 from engine.model.linear import Linear
 from engine.model.moe import Experts
-from engine.parallel.sharding import Sharding
-from engine.worker import ops_choice
-from engine.worker.native_swap import NativeSwap
+from engine.model.sharding import Sharding
 from engine.worker.worker import Worker
 from kernels.cpu import NativeLibrary
 from kernels.ops import KVCache, StepShape

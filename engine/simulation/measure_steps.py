@@ -7,15 +7,15 @@ import time
 from statistics import median
 from typing import Any
 
-from engine.cluster.step_table import StepSize, StepTable
+from engine.cluster.core_host import first_cause
 from engine.config import EngineConfig
 from engine.core.actor_messages import StepDone, StepPlan
-from engine.core_host import first_cause
+from engine.device.device_link import PendingStep
 from engine.engine_core import EngineCore
 from engine.messages import AddRequest, CoreOutput, NewCompletion, NewTokens, Sleep
 from engine.resolved_config import ResolvedConfig
 from engine.sampling_params import SamplingParams
-from engine.worker.device_link import PendingStep
+from engine.simulation.step_table import StepSize, StepTable
 from engine.worker.worker import Worker
 
 NUM_OUTPUT_TOKENS = 12  # of each request: enough for steps in which all requests of a wave decode

@@ -9,13 +9,13 @@ from typing import Any
 
 from engine.actors.watchdog import watch_steps
 from engine.cache_folder import CacheFolder
-from engine.cluster.link_messages import Asleep, CoreFailed, CoreReady, Heartbeat, WakeUp
 from engine.config import EngineConfig
 from engine.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
 from engine.messages import CoreInbox
 from engine.model import read_eos_token_ids
+from engine.wire.link_messages import Asleep, CoreFailed, CoreReady, Heartbeat, WakeUp
 from engine.worker.executor import Executor, Loaded
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker

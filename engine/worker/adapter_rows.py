@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from engine.core.actor_messages import NewRow
-from engine.lora.adapter_store import AdapterStore
 from engine.lora.loader import Adapter
 from engine.model.adapters import StepAdapters, join_segments
 from engine.model.protocol import Model
+from engine.worker.adapter_store import AdapterStore
 from engine.worker.launched_step import StartedStep
 
 

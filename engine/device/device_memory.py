@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
+from engine.device.cuda_link import CudaLink
+from engine.device.device_link import DeviceLink
 from engine.resolved_config import WorkerConfig
-from engine.worker.cuda_link import CudaLink
-from engine.worker.device_link import DeviceLink
 
 
 class DeviceMemory(Protocol):

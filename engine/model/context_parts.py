@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.layer_spec import LayerSpec
-from engine.parallel.sharding import Sharding
+from engine.model.sharding import Sharding
 from kernels import Ops
 from kernels.ops import KVCache, Plan
 

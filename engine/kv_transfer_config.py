@@ -11,7 +11,14 @@ from engine.errors import ConfigError
 SHARED_MEMORY, FILE, TCP = CONNECTORS = ("SharedMemoryConnector", "FileConnector", "TcpConnector")
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 DEFAULT_MIN_PREFILL = 256
+UNIT_TOKENS = 16  # what stores hold, see engine/transfer/units.py
 EXTRA_KEYS = ("shared_storage_path", "prefill_replicas", "min_prefill_tokens")
+
+
+def count_units(block_size: int) -> int:
+    """Return how many units a block has. Blocks below the size of a unit do not leave their core."""
+    return max(1, block_size // UNIT_TOKENS)
+
 
 
 @dataclass(frozen=True, slots=True)

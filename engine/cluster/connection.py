@@ -14,11 +14,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from engine.cluster.frames import Link
-from engine.cluster.link_messages import Configure, CoreFailed, CoreReady, CoreSilent, StepHangs, WakeUp
+from engine.cluster.core_host import CoreHost, LoadTokenizer, describe_error
 from engine.config import EngineConfig
-from engine.core_host import CoreHost, LoadTokenizer, describe_error
 from engine.errors import ConfigError, EngineDead
+from engine.wire.frames import Link
+from engine.wire.link_messages import Configure, CoreFailed, CoreReady, CoreSilent, StepHangs, WakeUp
 
 ROOT = Path(__file__).resolve().parents[2]
 # Signals by which an operator or the kernel ends a process; a request does not cause them.

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine import ConfigError, EngineConfig
-from engine.spec.config import SpeculativeConfig, parse_speculative_config
+from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 
 
 def parse(**values: Any) -> SpeculativeConfig:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from engine.comm import Comm
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.implementation import TransformersConfig
 from engine.model.layer_spec import LayerSpec
-from engine.parallel.comm import Comm
 
 NUM_SLICES = 8  # of the inputs of a product that ranks add up
 

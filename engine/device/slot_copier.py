@@ -14,8 +14,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from engine.comm import Comm
 from engine.core.actor_messages import BlockMove
-from engine.parallel.comm import Comm
 from kernels.cpu.pieces import count_piece_slots
 
 HeadPart = tuple[int, int]  # first KV head of a rank, number of KV heads over all ranks

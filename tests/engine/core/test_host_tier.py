@@ -7,10 +7,10 @@ import pytest
 
 from engine.core.block_hash import list_keys
 from engine.core.block_pool import NULL_BLOCK
+from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.resolved_config import CacheConfig
-from engine.transfer.host_tier import HostTier
 from tests.engine.core import harness
 
 BLOCK = 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine import ConfigError, EngineConfig
-from engine.front.placement import place_processes
+from engine.cluster.placement import place_processes
 from engine.parallel.commands import Start
 from engine.parallel.ranks import _choose_device
 from engine.resolved_config import WorkerConfig

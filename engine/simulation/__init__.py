@@ -1,0 +1,1 @@
+"""Scheduler and Router under a virtual clock, with step times measured on the model."""

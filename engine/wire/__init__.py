@@ -1,0 +1,1 @@
+"""What crosses a process boundary: messages encoded as frames of bytes."""
