@@ -18,6 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from grammar import list_tool_styles
@@ -76,6 +77,14 @@ class AppConfig:
         "folder, ~/.local/share/troupe"] = None
     max_data_bytes: Annotated[int, "what is kept there at most; one browser or key may take a quarter"] = 4 * 2**30
     max_data_days: Annotated[float, "days after which what was not changed is deleted"] = 90.0
+    models_dir: Annotated[str | None,
+        "folder of further models, which requests may name; `troupe models` lists them"] = None
+    model_alias: Annotated[tuple[str, ...], "+",
+        "further name of a model, as NAME=MODEL; requests may name it, too"] = ()
+    max_loaded_models: Annotated[int, "models in memory at a time, the one of --model included"] = 3
+    model_idle_s: Annotated[float,
+        "seconds without a request after which a further model frees its KV cache; after ten times as many it is "
+        "ended"] = 300.0
     headless: Annotated[bool,
         "serve no page and no API: run one replica for the front at --data-parallel-address"] = False
     ui: Annotated[bool, "serve the web page beside the API"] = True
@@ -86,6 +95,12 @@ class AppConfig:
         check_range(self, "shutdown_grace_s", 0.0, 3600.0)
         check_range(self, "max_data_bytes", 2**20, 2**50)
         check_range(self, "max_data_days", 0.01, 36500.0)
+        check_range(self, "max_loaded_models", 1, 256)
+        check_range(self, "model_idle_s", 0.1, 10.0**7)
+        if self.models_dir is not None and not Path(self.models_dir).expanduser().is_dir():
+            raise UsageError(f"models_dir={self.models_dir!r} is not a folder")
+        if len(self.read_aliases()) < len(self.model_alias):
+            raise UsageError("model_alias has a name twice")
         if self.data_dir == "":
             raise UsageError("data_dir must be a folder, or none to keep everything in memory")
         if self.tool_call_parser not in (None, *list_tool_styles()):
@@ -106,6 +121,16 @@ class AppConfig:
             raise UsageError("ssl_certfile and ssl_keyfile go together")
         if self.admin_key is not None:
             check_key("admin_key", self.admin_key)
+
+    def read_aliases(self) -> dict[str, str]:
+        """Return the models of `model_alias` by name."""
+        found = {}
+        for entry in self.model_alias:
+            name, _, model = entry.partition("=")
+            if not name or not model:
+                raise UsageError(f"model_alias={entry!r} must be NAME=MODEL")
+            found[name] = model
+        return found
 
     @property
     def is_loopback(self) -> bool:

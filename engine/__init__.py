@@ -21,6 +21,7 @@ from engine.resolved_config import ResolvedConfig
 
 if TYPE_CHECKING:
     from engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from engine.catalogue import Catalogue, CatalogueEntry
     from engine.cluster.ray_placement import connect_ray, import_ray, serve_headless
     from engine.embedder import Classification, Embedder, Embedding, Score
     from engine.engine import Engine
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 else:
     MODULES = {
         "embedder": ("Classification", "Embedder", "Embedding", "Score"),
+        "catalogue": ("Catalogue", "CatalogueEntry"),
         "engine": ("Engine",),
         "llm": ("LLM",),
         "simulation.measure_steps": ("measure_steps",),
@@ -87,8 +89,9 @@ else:
 
 
 __all__ = [
-    "LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "Classification", "CompletionOutput",
-    "ConfigError", "Crashes", "Embedder", "Embedding", "Engine", "EngineConfig", "EngineDead", "EngineError",
+    "LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "Catalogue", "CatalogueEntry",
+    "Classification", "CompletionOutput", "ConfigError",
+    "Crashes", "Embedder", "Embedding", "Engine", "EngineConfig", "EngineDead", "EngineError",
     "EngineOverloaded", "EngineSleeping", "EngineSnapshot", "EngineStats", "GrammarInfo", "Histogram",
     "InvalidRequest", "LoRARequest", "Logprob", "ModelReport", "PrefillReplicas", "PromptTooLong",
     "RecordedRequest", "ReplicaStats", "RequestMetrics", "RequestOutput", "RequestTimeout", "RequestView",

