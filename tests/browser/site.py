@@ -38,6 +38,11 @@ class Site:
         self.page.goto(f"{self.base_url}/#{tab}")
         (self.composer if tab == "chat" else self.page.get_by_role("tab", name=tab.title())).first.wait_for()
 
+    def reload(self) -> None:
+        """Load the page again."""
+        self.page.reload()
+        self.complaints.clear()  # as in `open`
+
     @property
     def composer(self) -> Any:
         return self.page.locator("#composer textarea")

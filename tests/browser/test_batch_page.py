@@ -72,7 +72,7 @@ def test_a_run_outlives_its_page_and_stopping_keeps_its_records(site: Site, orde
     start_endless_run(site, orders)
     site.page.get_by_label("Column with the text").click()
     site.page.get_by_role("option", name="id").click()
-    site.page.reload()
+    site.reload()
     site.go_to("Batch")
     site.page.get_by_text("1 failed").wait_for()
     site.complaints.clear()  # Gradio aborts the stream of the page that is left, and complains
@@ -106,7 +106,7 @@ def test_answer_and_batch_survive_a_killed_server(desk: Any, tmp_path: Path) -> 
         shown = site.page.locator(records).all_inner_texts()
         assert len(shown) < len(rows)
     with run_server(*kept, port=int(url.rsplit(":")[-1].strip("/"))):
-        site.page.reload()
+        site.reload()
         site.go_to("Chat")
         site.wait_for(lambda: site.answer[:20] == begun[:20])  # what came in the last second may be lost
         site.go_to("Batch")

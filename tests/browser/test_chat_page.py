@@ -1,6 +1,7 @@
 """The chat in a real browser: it streams, stops, restores chats, and frees the engine when the page is closed."""
 
 from pathlib import Path
+from typing import Any
 
 from tests.browser.site import Site
 
@@ -65,7 +66,7 @@ def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
     # The engine may have begun before the page shows it: until then, the last answer is the one before.
     lasting.wait_for(lambda: growing.count() > 0 and len(lasting.answer) > 5)
     begun = lasting.answer
-    lasting.page.reload()
+    lasting.reload()
     lasting.wait_for(lambda: len(lasting.answer) > len(begun) and lasting.answer.startswith(begun))
     assert lasting.num_running() == 1
     lasting.complaints.clear()  # Gradio's about the stream that the reload cut
@@ -140,7 +141,7 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(site:
     site.wait_for(lambda: questions.count() == 0)
     ask_and_wait(site, "Hello! Who are you?")
     site.wait_for(lambda: chats.locator("li").count() == 2)
-    site.page.reload()
+    site.reload()
     questions.filter(has_text="Who are you?").wait_for()
     site.toggle("Chats")
     with site.page.expect_download() as waiting:
@@ -168,7 +169,7 @@ def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     other.toggle("Chats")
     listed = other.page.locator("#chat-list li")
     other.wait_for(lambda: listed.count() == 2)
-    site.page.reload()
+    site.reload()
     # Each tab opens its own chat again.
     site.page.locator("#chatbot .user-row", has_text="Hello!").wait_for()
     site.toggle("Chats")
@@ -190,7 +191,7 @@ def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
         tab.ask(text)
     for tab in (site, other):
         tab.figures.nth(1).wait_for()
-    site.page.reload()
+    site.reload()
     site.page.locator(".branch").get_by_text("2 of 2").wait_for()
     other.page.close()
     assert other.complaints == []
@@ -210,7 +211,7 @@ def test_the_tokens_of_every_answer_can_be_looked_into_also_after_a_reload(site:
     site.page.locator("#inside").get_by_role("columnheader", name="probability").wait_for()
     site.wait_for(lambda: site.page.locator("#inside tbody tr").count() == 6)
     ask_and_wait(site, "What can you do?", turn=1)
-    site.page.reload()
+    site.reload()
     site.figures.nth(1).wait_for()
     site.figures.first.click()
     site.page.get_by_text("Answer 1 of 2").wait_for()
@@ -219,6 +220,18 @@ def test_the_tokens_of_every_answer_can_be_looked_into_also_after_a_reload(site:
     site.page.get_by_text("Answer 2 of 2").wait_for()
     site.wait_for(lambda: tokens.all_inner_texts() not in ([], first))
     assert first
+
+
+def test_a_question_asked_while_the_page_opens_keeps_its_answer(site: Site) -> None:
+    held: list[Any] = []
+    site.page.route("**/gradio_api/run/**", lambda route: held.append(route))
+    site.open()
+    site.wait_for(lambda: bool(held))
+    site.ask("Hello!")
+    site.page.wait_for_timeout(300)
+    assert not any("Hello!" in route.request.post_data for route in held), "asked before the chat was open"
+    site.page.unroute("**/gradio_api/run/**")  # which lets those that were held go on
+    site.figures.wait_for()
 
 
 def test_settings_change_only_when_they_are_set_and_are_there_again_after_a_reload(site: Site) -> None:
@@ -235,7 +248,7 @@ def test_settings_change_only_when_they_are_set_and_are_there_again_after_a_relo
     temperature = site.page.get_by_label("Temperature").first
     temperature.fill("1.5")
     temperature.press("Enter")
-    site.page.reload()
+    site.reload()
     site.composer.wait_for()
     site.toggle("Settings")
     site.wait_for(lambda: prompt.input_value() == "Be a cat.")
@@ -274,7 +287,7 @@ def test_images_of_other_hosts_are_links_that_nothing_has_loaded(site: Site) -> 
 def test_chats_of_an_older_version_are_taken_over_once(site: Site) -> None:
     old = [{"id": "old", "title": "Old", "time": 7, "messages": [{"role": "user", "content": "Long ago"}], "forks": []}]
     site.page.evaluate("chats => localStorage.setItem('troupe-chats', JSON.stringify({ current: 'old', chats }))", old)
-    site.page.reload()
+    site.reload()
     site.composer.wait_for()
     site.toggle("Chats")
     chats = site.page.locator("#chat-list")
@@ -283,7 +296,7 @@ def test_chats_of_an_older_version_are_taken_over_once(site: Site) -> None:
     site.wait_for(lambda: site.page.evaluate("localStorage.getItem('troupe-chats')") is None)
     chats.get_by_role("button", name="Remove Old").click()
     site.page.get_by_text("There are no chats yet.").wait_for()
-    site.page.reload()
+    site.reload()
     site.composer.wait_for()
     site.toggle("Chats")
     site.page.wait_for_timeout(1500)

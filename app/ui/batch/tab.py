@@ -106,7 +106,7 @@ class BatchTab:
             self.act, [desk.shown, self.index], kept, concurrency_limit=1, concurrency_id="review",
             trigger_mode="multiple", **quiet,
         )
-        desk.fields.look(desk.explain, desk.shown, desk.why, trigger_mode="always_last", **at_once)
+        desk.on_look(desk.explain, desk.why)
 
     def _build_inputs(self) -> None:
         self.files = gr.File(

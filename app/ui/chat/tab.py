@@ -42,6 +42,11 @@ PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Short events need no queue.
 AT_ONCE: dict[str, Any] = {"queue": False, **QUIET}
+# A question that is asked while the page opens must come after what opening fills, which would take its answer away.
+WAIT_UNTIL_OPEN = """async (...inputs) => {
+while (!globalThis.isChatOpen) await new Promise((resume) => setTimeout(resume, 20));
+return inputs;
+}"""
 EMPTY: Mapping[str, Any] = {}
 
 # chatbot, thread, branches, tokens, chats, growing, composer, turn, settings
@@ -114,6 +119,7 @@ class ChatTab(ChatRun):
         )
         untouched = keep_touched(list(asdict(self.defaults).values()))
         opening.then(None, [kept, *settings], settings, js=untouched, **AT_ONCE)
+        opening.then(None, js="() => { globalThis.isChatOpen = true; }", **AT_ONCE)
         self._go_on(opening)
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
@@ -310,8 +316,8 @@ class ChatTab(ChatRun):
         begun = [chatbot, textbox, self.growing, self.thread, turn, self.chats]
         asked = [self.thread, turn, *self.settings]
         for begin in (
-            textbox.submit(self.send, [textbox, *asked], begun, **AT_ONCE),
-            chatbot.example_select(self.send_example, asked, begun, **AT_ONCE),
+            textbox.submit(self.send, [textbox, *asked], begun, js=WAIT_UNTIL_OPEN, **AT_ONCE),
+            chatbot.example_select(self.send_example, asked, begun, js=WAIT_UNTIL_OPEN, **AT_ONCE),
             chatbot.retry(self.retry, asked, begun, **AT_ONCE),
             chatbot.edit(self.edit, [chatbot, *asked], begun, **AT_ONCE),
             self.branches.go_on(self.go_on, asked, begun, **AT_ONCE),

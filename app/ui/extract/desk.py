@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -22,6 +23,9 @@ from app.ui.extract.shown import Shown
 from app.ui.scripts import read_script
 
 Update = dict[Any, Any]  # new values of components; others stay
+
+# Gradio sends an event that had to wait with the data of the one before it; this reads the value looked at last.
+READ_LOOKED_AT = "(shown, _) => [shown, globalThis.lookedAt]"
 
 
 class Desk:
@@ -77,9 +81,16 @@ class Desk:
         """Return why an action was not done; the record stays."""
         return {self.badge: render_badge("bad", "not done", f"{problem}. Correct it and try again.")}
 
-    def explain(self, shown: Shown | None, data: gr.EventData) -> Any:
-        """Return why the value that has the focus is what it is."""
-        return gr.skip() if shown is None else render_why(shown, str(data._data["pointer"]))
+    def on_look(self, answer: Callable[..., Any], output: Any) -> None:
+        """Fill `output` with `answer(shown, pointer)` of the value that got the focus."""
+        self.fields.look(
+            answer, [self.shown, self.why], output, js=READ_LOOKED_AT, trigger_mode="always_last", queue=False,
+            show_progress="hidden", api_visibility="private",
+        )
+
+    def explain(self, shown: Shown | None, pointer: str) -> Any:
+        """Return why a value is what it is."""
+        return gr.skip() if shown is None else render_why(shown, pointer)
 
 
 async def find_first_page(shown: Shown) -> str | None:

@@ -139,9 +139,9 @@ class ExtractRun:
             drawn[self.verified] = {changed.key: {"record": changed.result.record, "time": time.time()}}
         return drawn
 
-    async def locate(self, shown: Shown | None, data: gr.EventData) -> Any:
-        """Show the page of the PDF where the value that has the focus is."""
-        page = await find_page(shown, str(data._data["pointer"]))
+    async def locate(self, shown: Shown | None, pointer: str) -> Any:
+        """Show the page of the PDF where a value is."""
+        page = await find_page(shown, pointer)
         return gr.skip() if page is None else page
 
     async def turn(self, opened: Opened | None, data: gr.EventData) -> Any:

@@ -165,10 +165,9 @@ class ExtractTab(ExtractRun):
             self.act, desk.shown, [*desk.parts, self.verified], concurrency_limit=1, concurrency_id="review",
             trigger_mode="multiple", **quiet,
         )]
-        located = {"trigger_mode": "always_last", **at_once}
-        desk.fields.look(desk.explain, desk.shown, desk.why, **located)
-        desk.fields.look(self.locate, desk.shown, self.page, **located)
-        self.page.turn(self.turn, self.opened, self.page, **located)
+        desk.on_look(desk.explain, desk.why)
+        desk.on_look(self.locate, self.page)
+        self.page.turn(self.turn, self.opened, self.page, trigger_mode="always_last", **at_once)
         add.click(add_example, [desk.shown, settings[-1]], settings[-1], **at_once)
         changes += [
             self.upload.upload(self.open_file, self.upload, [*ran, *file], **at_once),

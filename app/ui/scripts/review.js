@@ -53,7 +53,11 @@ const restore = () => {
 };
 for (const kind of ["focusin", "input", "keyup"]) element.addEventListener(kind, hold);
 
-element.addEventListener("focusin", ({ target }) => { if (target.matches?.(".value")) trigger("look", { pointer: target.dataset.pointer }); });
+element.addEventListener("focusin", ({ target }) => {
+  if (!target.matches?.(".value")) return;
+  globalThis.lookedAt = target.dataset.pointer;
+  trigger("look");
+});
 element.addEventListener("change", ({ target }) => { if (target.matches?.(".value") && isEdited(target)) act("edit", target.dataset.pointer); });
 const press = (event) => {
   const button = event.target.closest?.("[data-act]");
