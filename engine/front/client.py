@@ -4,9 +4,8 @@
       ▲                             │ handle → Entry   │
       └── OutputStream ◀────────────┴──── receive ─────┘
 
-An Entry has everything about a request: message, tokens so far, reader, replica. A request that makes cores crash would
-take one replica after another with it. So requests that may have been running in a core when it crashed run again one
-per replica until they produce a token; if the core crashes then, that request fails.
+An Entry has everything about a request: message, tokens so far, reader, replica. WaitingRequests has those without a
+replica, and says which replicas may get a request.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-from engine.core.request_queue import find_rank
 from engine.errors import EngineDead, EngineError, InvalidRequest
 from engine.front.calls import Calls
 from engine.front.entry import Batch, Entry
@@ -28,6 +26,7 @@ from engine.front.journal_file import JournalFile
 from engine.front.replica import Replica
 from engine.front.router import Router
 from engine.front.streams import OutputStream, ReaderPacing
+from engine.front.waiting_requests import WaitingRequests
 from engine.messages import (
     AbortRequest,
     Accepted,
@@ -44,11 +43,6 @@ from engine.outputs import FinishReason, GrammarInfo
 from engine.wire.frames import MessageTooLarge
 
 logger = logging.getLogger("troupe.engine")
-
-MAX_PLACED = 32  # requests that are placed in one turn of the event loop
-# Waiting requests of a core that it may have started in steps of which the front has not heard.
-NUM_UNHEARD = 16
-NUM_BESIDE = 16  # completions of a core that tries suspects, before others are given to it
 
 
 class Client:
@@ -68,11 +62,7 @@ class Client:
         self._prefills: dict[int, Entry] = {}  # by handle of each prefill
         self._num_opening = 0  # completions that are not accepted yet
         self._requests: dict[str, Entry] = {}  # by request_id, while it has a reader
-        self._waiting: deque[Entry] = deque()  # requests that no replica holds, without suspects
-        # Requests that may have crashed a core: those that wait, and by replica the one that runs again there.
-        self._suspects: deque[Entry] = deque()
-        self._tried: dict[int, Entry] = {}
-        self._num_to_place = 0
+        self.waiting = WaitingRequests(replicas, router, self._place)
         self._newly_accepted: dict[int, list[Entry]] = {}  # by replica, since its last step
         self._inbox: deque[tuple[Replica, NewTokens]] = deque()
         self._batches: dict[int, Batch] = {}  # by replica
@@ -138,9 +128,7 @@ class Client:
         self.calls.fail_all(error)
         entries = list(dict.fromkeys(self._entries.values()))
         self._inbox.clear()
-        self._waiting.clear()
-        self._suspects.clear()
-        self._num_to_place = 0
+        self.waiting.clear()
         for entry in entries:
             self._send_abort(entry)
             if entry.is_accepted:
@@ -233,14 +221,11 @@ class Client:
                 self._stop(handle)
 
     def _note_start(self, entry: Entry) -> None:
-        """A request has got a token: its prompt is computed, and it crashes no core."""
+        """A request has got a token: its prompt is computed."""
         assert entry.ticket is not None
         entry.has_started = True
         self.router.note_first_token(entry.ticket)
-        if entry.num_crashes:
-            entry.num_crashes = 0
-            self._tried.pop(entry.ticket.replica, None)
-            self._try_suspects()
+        self.waiting.acquit(entry)
 
     def _accept(self, entry: Entry, grammar: GrammarInfo | None) -> None:
         entry.is_accepted = True
@@ -304,8 +289,7 @@ class Client:
             self.journal_file.end(handle, completion.token_ids, reason)
         if not entry.open:
             self._release(entry)
-            if entry.num_crashes:
-                self._try_suspects()
+            self.waiting.acquit(entry)
 
     def _wake_readers(self) -> None:
         if self._ended:
@@ -319,20 +303,32 @@ class Client:
     def note_ready(self, replica: Replica) -> None:
         """Give waiting requests to a core that has started."""
         self.router.reset(replica.index)
-        self.place_waiting()
+        self.waiting.place_all()
 
     def note_down(self, replica: Replica, cause: str, is_crash: bool) -> None:
         """Move the requests of a core that has ended."""
         self.note_end(replica)
         held = self._list_held(replica)
-        self._move(self._blame(replica, held, cause) if is_crash else held)
+        if is_crash and (entry := self.waiting.blame(replica, held)) is not None:
+            logger.error("request %s fails: two cores crashed on it", entry.message.request_id)
+            self._release(entry)
+            self._end(entry, "error", f"the engine crashed twice while it ran this request: {cause}")
+            self._wake_readers()
+        self._move(replica, held)
 
     def empty(self, replica: Replica) -> None:
         """Move the requests of a running core."""
         held = self._list_held(replica)
         for entry in held:
             self._send_abort(entry)
-        self._move(held)
+        self._move(replica, held)
+
+    def _move(self, replica: Replica, entries: list[Entry]) -> None:
+        """Take these requests from a replica, and give them to others."""
+        unfinished = [entry for entry in entries if entry.open]
+        for entry in unfinished:
+            self._release(entry)
+        self.waiting.put_back(replica, unfinished)
 
     def note_end(self, replica: Replica) -> None:
         """Keep the counters of a core that has ended or sleeps. Its gauges are gone, and it answers no call."""
@@ -347,90 +343,18 @@ class Client:
         self.take_tokens()
         return [entry for entry in dict.fromkeys(self._entries.values()) if entry.replica is replica]
 
-    def _blame(self, replica: Replica, held: list[Entry], cause: str) -> list[Entry]:
-        """Count a crash against the requests that may have caused it. Returns those that may run again."""
-        blamed = [entry for entry in held if entry.num_crashes]
-        for entry in blamed:
-            logger.error("request %s fails: two cores crashed on it", entry.message.request_id)
-            self._release(entry)
-            self._end(entry, "error", f"the engine crashed twice while it ran this request: {cause}")
-        self._wake_readers()
-        if not blamed:
-            for entry in self._list_suspects(replica, held):
-                entry.num_crashes = 1
-        return [entry for entry in held if entry.open]
-
-    def _list_suspects(self, replica: Replica, held: list[Entry]) -> list[Entry]:
-        """Return all requests but those that certainly waited in the core's queue, behind the ones that ran."""
-        if replica.ready is None:
-            return held
-        policy = replica.ready.resolved.scheduler.policy
-        suspects: list[Entry] = []
-        waiting: list[Entry] = []
-        for entry in held:
-            message = entry.message
-            # What needs no preparation is queued in the order in which it was sent, which is that of arrival.
-            is_plain = policy == "fcfs" and message.params.grammar is None and not message.images
-            has_waited = (entry.is_queued or is_plain) and not entry.has_started and message.adapter is None
-            (waiting if has_waited else suspects).append(entry)
-        waiting.sort(key=lambda each: find_rank(policy, each.message.priority, each.stream.times.arrival_time))
-        num_seats = max(0, replica.max_num_seqs - sum(len(each.open) for each in suspects)) + NUM_UNHEARD
-        return suspects + waiting[:num_seats]
-
-    def _move(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            self._release(entry)
-        for entry in reversed(entries):
-            (self._suspects if entry.num_crashes else self._waiting).appendleft(entry)
-        self.place_waiting()
-
-    def place_waiting(self) -> None:
-        """Place what waits, as far as replicas are ready; of the suspects one on each."""
-        is_placing, self._num_to_place = self._num_to_place > 0, len(self._waiting)
-        if not is_placing:
-            self._place_some()
-        self._try_suspects()
-
-    def _place_some(self) -> None:
-        count = min(MAX_PLACED, self._num_to_place)
-        self._num_to_place -= count
-        for _ in range(count):
-            if (entry := self._waiting.popleft()).open:
-                self._place(entry)
-        if self._num_to_place:
-            asyncio.get_running_loop().call_soon(self._place_some)
-
-    def _try_suspects(self) -> None:
-        while self._suspects and (not self._suspects[0].open or self._list_ready(self._suspects[0])):
-            if (entry := self._suspects.popleft()).open:
-                self._place(entry)
-        if self._waiting and not self._suspects and not self._tried and not self._num_to_place:
-            self._num_to_place = len(self._waiting)
-            asyncio.get_running_loop().call_soon(self._place_some)
-
-    def _list_ready(self, entry: Entry) -> list[Replica]:
-        """Return the replicas that may get this request now. Their contexts may differ, see `max_model_len`."""
-        ready = [each for each in self._replicas if each.state == "ready"]
-        if entry.num_crashes:
-            ready = [each for each in ready if each.index not in self._tried]
-        elif self._suspects or self._tried:  # the suspect needs a seat, and short steps
-            seated = self.router.count_completions
-            ready = [each for each in ready if seated(each.index) < min(NUM_BESIDE, each.max_num_seqs - 1)]
-        return [each for each in ready if entry.min_context <= each.max_model_len]
-
     def _place(self, entry: Entry) -> None:
         """Give a request to a replica; without one it waits. One that does not fit into a message fails."""
         try:
-            if ready := self._list_ready(entry):
+            if ready := self.waiting.list_ready(entry):
                 self._send(entry, ready)
                 return
-            longest = max((each.max_model_len for each in self._replicas if each.state != "dead"), default=0)
-            if longest and entry.min_context > longest:
+            if 0 < (longest := self.waiting.max_context) < entry.min_context:
                 raise InvalidRequest(
                     f"the request needs {entry.min_context} tokens; the context of the replicas that run now has "
                     f"{longest}"
                 )
-            (self._suspects if entry.num_crashes else self._waiting).append(entry)
+            self.waiting.append(entry)
         except (InvalidRequest, MessageTooLarge) as error:
             self._release(entry)
             self._refuse(entry, Refused(0, "invalid_request", str(error)))
@@ -453,8 +377,7 @@ class Client:
                 self._metrics.num_resumed += 1
                 self._metrics.num_resumed_inexact += entry.fingerprint != replica.fingerprint
             entry.fingerprint = replica.fingerprint
-            if entry.num_crashes:
-                self._tried[replica.index] = entry
+        self.waiting.note_sent(entry)
         replica.send(message)
 
     def _list_prefilling(
@@ -464,7 +387,7 @@ class Client:
 
         They save its blocks, and the other replica finds them. Without blocks it computes the prompt.
         """
-        if entry.is_prefilled or entry.num_crashes or not answering:
+        if entry.is_prefilled or entry.group is not None or not answering:
             return []
         num_tokens, params = len(message.prompt_token_ids), message.params
         able = [each.index for each in ready if each.is_prefill_only and num_tokens < each.max_model_len]
@@ -483,8 +406,6 @@ class Client:
             del self._prefills[entry.prefill]
             entry.prefill = None
         if entry.ticket is not None:
-            if self._tried.get(entry.ticket.replica) is entry:
-                del self._tried[entry.ticket.replica]
             self.router.end(entry.ticket)
             entry.ticket = None
         entry.replica = None

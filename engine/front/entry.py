@@ -39,7 +39,7 @@ class Entry:
     is_prefilled: bool = False  # a replica has been asked for that
     is_queued: bool = False  # its replica has made a step since it added the request to its queue
     has_started: bool = False  # its replica has computed something
-    num_crashes: int = 0  # cores that crashed while they may have run it, since its last new token
+    group: list[Entry] | None = None  # the suspects with whom it is tried, if it may have crashed a core
 
     @property
     def min_context(self) -> int:

@@ -261,7 +261,7 @@ class Supervisor:
         replica = self._find_replica(index)
         if replica.state == "draining":
             replica.state = "ready"
-            self._client.place_waiting()
+            self._client.waiting.place_all()
 
     async def restart_replica(self, index: int) -> None:
         """Drain a replica, end its core, and return when the next one is ready. A dead replica starts again.

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from engine import EngineDead, InvalidRequest, RequestOutput
-from engine.front.client import NUM_UNHEARD, Client
+from engine.front.client import Client
 from engine.front.completion import NoText
 from engine.front.router import Router
 from engine.front.streams import OutputStream
+from engine.front.waiting_requests import NUM_UNHEARD
 from engine.messages import (
     AbortRequest,
     Accepted,
@@ -100,12 +101,12 @@ class House:
     async def restart(self, replica: FakeReplica) -> None:
         replica.sent, replica.state = [], "ready"
         self.client.note_ready(replica)  # type: ignore[arg-type]
-        await wait_until(lambda: not self.client._num_to_place)
+        await wait_until(lambda: not self.client.waiting._num_to_place)
 
     def is_empty(self) -> bool:
         client = self.client
-        queues = (client._entries, client._prefills, client._waiting, client._suspects, client._tried)
-        return not any(queues) and client._num_opening == 0
+        is_idle = not (client._entries or client._prefills or client._num_opening)
+        return is_idle and not (client.waiting._others or client.waiting.has_suspects)
 
 
 @pytest.mark.parametrize("num_accepted", [3000, 200])
@@ -126,7 +127,7 @@ async def test_only_what_may_have_run_is_suspected_and_recovery_is_short(num_acc
     replica.sent, replica.state = [], "ready"
     house.client.note_ready(replica)  # type: ignore[arg-type]
     pause_s = time.thread_time() - start
-    await wait_until(lambda: not house.client._num_to_place)
+    await wait_until(lambda: not house.client.waiting._num_to_place)
     num_suspects = NUM_SEATS + NUM_UNHEARD
     assert 1 in replica.list_held() and len(replica.sent) <= NUM_SEATS and pause_s < 0.1
     for handle in range(1, num_suspects + 1):

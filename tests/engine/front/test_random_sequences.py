@@ -147,7 +147,7 @@ async def run_events(connector: Any, events: list[tuple[str, int]]) -> None:
                 assert await engine.snapshot() is not None
             assert all(each == 1 or isinstance(each, asyncio.CancelledError) for each in results), results
             client = engine._client
-            assert not any((client._entries, client._requests, client._waiting, client._suspects, client._tried))
+            assert not (client._entries or client._requests or client.waiting._others or client.waiting.has_suspects)
             assert not client.calls and client._num_opening == 0
             assert engine.describe_replicas()[0].num_requests == 0
             stats = engine.stats()
