@@ -14,6 +14,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any
@@ -32,12 +33,16 @@ PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".emf", ".wmf", ".bmp", ".tiff")
 # Fields of an Outlook file, by their numbers.
 SUBJECT, SENDER, ADDRESS, TO, CC = "0037", "0C1A", "5D01", "0E04", "0E03"
 BODY, FILE_NAME, SENT = "1000", "3707", 0x00390040
+PAGE, RTF = "10130102", "10090102"
+MIN_SHOWN = 0.9  # words of the HTML of a mail for each one of its plain text
+CHARSET = re.compile(rb"""charset=["']?([\w-]+)""")
 # HTML elements that begin a line, and those whose content is not shown.
 BLOCKS = {
     "address", "article", "aside", "blockquote", "br", "caption", "dd", "div", "dl", "dt", "fieldset", "figure",
     "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav", "ol", "option", "p",
     "pre", "section", "table", "tbody", "tfoot", "thead", "title", "tr", "ul",
 }
+SHOWN_INPUTS = {"text", "email", "tel", "url", "number", "date", "time", "month", "week", "search"}
 HIDDEN = {"script", "style", "template", "noscript"}
 
 
@@ -54,12 +59,12 @@ def read(data: bytes, kind: str, max_chars: int) -> dict[str, Any]:
 
 
 def read_docx(data: bytes, notes: list[str]) -> Lines:
-    """Yield headers, text with tables and text boxes, footnotes and footers."""
+    """Yield headers, text with tables and text boxes, comments, footnotes and footers."""
     with zipfile.ZipFile(io.BytesIO(data)) as package:
-        _note_pictures(package, "word/media/", notes)
+        _note_pictures(package, "word/", notes)
         names = sorted(package.namelist())
         heads = [name for name in names if re.fullmatch(r"word/header\d*\.xml", name)]
-        feet = [name for name in names if re.fullmatch(r"word/(?:footnotes|endnotes|footer\d*)\.xml", name)]
+        feet = [name for name in names if re.fullmatch(r"word/(?:footnotes|endnotes|comments|footer\d*)\.xml", name)]
         seen: set[str] = set()
         for name in (*heads, "word/document.xml", *feet):
             lines = list(_read_blocks(_parse(package, name)))
@@ -73,7 +78,7 @@ def read_docx(data: bytes, notes: list[str]) -> Lines:
 def read_pptx(data: bytes, notes: list[str]) -> Lines:
     """Yield the slides in their order, each with its notes."""
     with zipfile.ZipFile(io.BytesIO(data)) as package:
-        _note_pictures(package, "ppt/media/", notes)
+        _note_pictures(package, "ppt/", notes)
         slides = _read_relations(package, "ppt/presentation.xml")
         listed = _parse(package, "ppt/presentation.xml").iter()
         order = [slides[each.attrib[f"{RELATIONS}id"]] for each in listed if _name(each) == "sldId"]
@@ -86,9 +91,13 @@ def read_pptx(data: bytes, notes: list[str]) -> Lines:
 
 
 def _note_pictures(package: zipfile.ZipFile, folder: str, notes: list[str]) -> None:
-    names = package.namelist()
-    if num_pictures := sum(name.startswith(folder) and name.lower().endswith(PICTURES) for name in names):
-        notes.append(f"{num_pictures} picture{'s were' if num_pictures > 1 else ' was'} left out")
+    names = [name.lower() for name in package.namelist() if name.startswith(folder)]
+    for what, number in (
+        ("picture", sum("/media/" in name and name.endswith(PICTURES) for name in names)),
+        ("chart", sum("/charts/chart" in name for name in names)),
+    ):
+        if number:
+            notes.append(f"{number} {what}{'s were' if number > 1 else ' was'} left out")
 
 
 def _parse(package: zipfile.ZipFile, name: str) -> ElementTree.Element:
@@ -118,10 +127,24 @@ def _read_blocks(element: ElementTree.Element) -> Lines:
             yield "".join(_read_inline(child, boxes))
             yield from boxes
         elif name == "tr":
-            cells = [" ".join(" ".join(_read_blocks(cell)).split()) for cell in _find_cells(child)]
-            yield CELL_GAP.join(cells)
+            yield from _read_row(child)
         elif name not in UNSEEN:
             yield from _read_blocks(child)
+
+
+def _read_row(row: ElementTree.Element) -> Lines:
+    """Yield the cells as one line; a cell with a table in it has its own lines."""
+    cells: list[str] = []
+    for cell in _find_cells(row):
+        if any(_name(each) == "tbl" for each in cell):
+            if any(cells):
+                yield CELL_GAP.join(cells)
+            cells = []
+            yield from _read_blocks(cell)
+        else:
+            cells.append(" ".join(" ".join(_read_blocks(cell)).split()))
+    if cells:
+        yield CELL_GAP.join(cells)
 
 
 def _find_cells(row: ElementTree.Element) -> Iterator[ElementTree.Element]:
@@ -189,25 +212,34 @@ class HtmlText(HTMLParser):
         self.num_hidden += tag in HIDDEN
         if tag == "tr":
             self.rows.append(False)
+            self.lines.append("")
         elif tag in ("td", "th"):
             if self.rows and self.rows[-1]:
                 self.lines[-1] += CELL_GAP
             self.rows[-1:] = [True]
-        elif tag in BLOCKS and not self._is_in_cell:
-            self.lines.append("")
         elif tag in BLOCKS:
-            self.lines[-1] += " "
+            self._end_line()
+        elif tag == "input":
+            named = dict(attributes)
+            if (named.get("type") or "text") in SHOWN_INPUTS:
+                self.handle_data(f" {named.get('value') or ''} ")
 
     def handle_endtag(self, tag: str) -> None:
         if tag in HIDDEN:
             self.num_hidden = max(0, self.num_hidden - 1)
         if tag == "tr" and self.rows:
             self.rows.pop()
-        if tag in BLOCKS:
-            if self._is_in_cell:
-                self.lines[-1] += " "
-            else:
-                self.lines.append("")
+            # The row around a table in a cell goes on in a new line.
+            self.rows[-1:] = [False] * bool(self.rows)
+            self.lines.append("")
+        elif tag in BLOCKS:
+            self._end_line()
+
+    def _end_line(self) -> None:
+        if self._is_in_cell:
+            self.lines[-1] += " "
+        else:
+            self.lines.append("")
 
     def handle_data(self, text: str) -> None:
         if not self.num_hidden:
@@ -233,12 +265,20 @@ def read_eml(data: bytes, notes: list[str]) -> Lines:
         if message[name]:
             yield f"{name}: {message[name]}"
     yield ""
-    body = message.get_body(("plain", "html"))  # type: ignore[attr-defined]
-    if body is not None:
-        text = body.get_content()
-        yield from read_html(text.encode(), notes) if body.get_content_subtype() == "html" else text.splitlines()
+    found = [message.get_body((kind,)) for kind in ("plain", "html")]  # type: ignore[attr-defined]
+    plain, page = ("" if each is None else each.get_content() for each in found)
+    yield from _choose_body(plain, page)
     names = [each.get_filename() or each.get_content_type() for each in message.iter_attachments()]  # type: ignore[attr-defined]
     _note_attachments(names, notes)
+
+
+def _choose_body(plain: str, page: str) -> list[str]:
+    """Return the lines of the plain text, or those of the HTML if only that has the rows of a table."""
+    lines = plain.splitlines()
+    shown = list(read_html(page.encode(), []))
+    num_words, num_shown = (len(" ".join(each).replace(CELL_GAP, " ").split()) for each in (lines, shown))
+    has_rows = any(CELL_GAP in line for line in shown) and num_shown >= MIN_SHOWN * num_words
+    return shown if has_rows or not plain.strip() else lines
 
 
 def read_msg(data: bytes, notes: list[str]) -> Lines:
@@ -256,9 +296,20 @@ def read_msg(data: bytes, notes: list[str]) -> Lines:
         heads = {"From": sender, "To": find(TO), "Cc": find(CC), "Date": _find_date(file), "Subject": find(SUBJECT)}
         yield from (f"{name}: {value}" for name, value in heads.items() if value)
         yield ""
-        yield from find(BODY).splitlines()
+        page = file.openstream(streams[PAGE]).read().rstrip(b"\0") if PAGE in streams else b""
+        yield from _choose_body(find(BODY), _decode_page(page))
+        if not page and not find(BODY) and RTF in streams:
+            notes.append("its text is kept as RTF only, which is not read here; save the mail as HTML or EML")
         names = [path for path in file.listdir() if len(path) == 2 and path[1].endswith(f"{FILE_NAME}001F")]
         _note_attachments([file.openstream(path).read().decode("utf-16-le").rstrip("\0") for path in names], notes)
+
+
+def _decode_page(page: bytes) -> str:
+    """Return the HTML of a mail, whose encoding it names itself."""
+    named = CHARSET.search(page[:4096])
+    with suppress(LookupError):
+        return page.decode(named[1].decode() if named else "utf-8", "replace")
+    return page.decode("cp1252", "replace")
 
 
 def _find_date(file: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pypdfium2
 import pypdfium2.raw as pdfium
 from PIL import Image
@@ -32,6 +34,7 @@ SAME_LINE = 0.6
 MIN_PROSE_LINES, MIN_PROSE_WIDTH, MIN_PROSE_FILL = 3, 8, 0.6
 MAX_GUTTERS = 8
 MIN_CONTINUED = 0.2  # share of the lines of prose that go on with a small letter
+WRAPPED_STEP = 1.25  # rows of a table stand at least so many times as far apart as the lines of a cell
 LINE_HEIGHT = 12.0  # points of a line of an annotation
 HYPHENS = (2, 0xFFFE)  # how pdfium marks a hyphen at the end of a line
 MULTILINE, PASSWORD = 1 << 12, 1 << 13  # flags of fields
@@ -42,6 +45,10 @@ MAX_VALUE_BYTES = 2**17  # of a field or a comment
 MAX_SCALE = 2.0  # pixels per point: 144 dots per inch
 MAX_PIXELS = 2**21  # of a page: A4 at that scale
 OCR_SCALE, OCR_PIXELS = 300 / 72, 2**23
+OCR_LAYOUT = ("--psm", "4")  # lines across the whole page: `lay_out` finds the columns itself
+RULE_LENGTH, RULE_THICKNESS = 0.06, 0.006  # of a table's lines, as shares of the shorter side of the page
+MIN_SIGN_CONFIDENCE = 60  # of a word without letters and digits, in percent: rests of lines look like such
+DARK, WHITE = 160, 255
 QUALITY = 90
 MARK = (15, 118, 110)  # the accent of the app
 MARK_ALPHA = 80
@@ -94,7 +101,8 @@ class PageText:
         for before, run in zip([None, *runs], runs, strict=False):
             if before is not None:
                 gap = (run.box[0] - before.box[2]) / min(run.height, before.height)
-                self._add_space("  " if gap > MAX_GAP else " " if gap > WORD_GAP or run.is_field else "")
+                is_apart = gap > WORD_GAP or run.is_field or run.box[1] > before.centre
+                self._add_space("  " if gap > MAX_GAP else " " if is_apart else "")
             self.text += run.text
             self.boxes += run.boxes
 
@@ -114,7 +122,7 @@ def lay_out(runs: Sequence[Run]) -> PageText:
         if len(columns) > 1 and all(map(_is_prose, columns)):
             band = [line for column in columns for line in column]
         else:
-            band = lines[start:end]
+            band = _join_wrapped(lines[start:end])
         for line in band:
             page.add_line(line)
         start = end
@@ -148,6 +156,42 @@ def _find_gutters(lines: list[list[Run]], start: int) -> tuple[int, list[tuple[f
             break
         gutters, end = _keep_widest(left), end + 1
     return end, gutters
+
+
+def _join_wrapped(lines: list[list[Run]]) -> list[list[Run]]:
+    """Return the rows of a table: lines closer together than others are one row if they fit as wrapped cells."""
+    heights = [median(run.centre for run in line) for line in lines]
+    steps = [two - one for one, two in pairwise(heights)]
+    if not steps or max(steps) <= WRAPPED_STEP * min(steps):
+        return lines
+    starts = [0, *(number for number, step in enumerate(steps, 1) if step > WRAPPED_STEP * min(steps)), len(lines)]
+    rows = []
+    for start, end in pairwise(starts):
+        fullest = max(lines[start:end], key=len)
+        gutters = [(one.box[2], two.box[0]) for one, two in pairwise(fullest)]
+        for line in lines[start:end]:
+            gutters = [part for gutter in gutters for part in _clear(gutter, line, 0)]
+        columns = _split(lines, gutters)
+        num_cells = [sum(bool(column[number]) for column in columns) for number in range(start, end)]
+        if len(columns) != len(fullest) or num_cells.count(len(columns)) != 1:
+            return lines  # cells that overlap those below, or several full rows
+        edges = [*(high for _, high in gutters), math.inf]
+        if not all(_is_wrapped(column, start, end, edge) for column, edge in zip(columns, edges, strict=True)):
+            return lines
+        rows.append([run for column in columns for line in column[start:end] for run in line])
+    return rows
+
+
+def _is_wrapped(column: list[list[Run]], start: int, end: int, edge: float) -> bool:
+    """Return whether each of some lines of a column begins with a word for which the line above has no room."""
+    cells = [cell for cell in column if cell and cell[-1].box[2] <= edge]
+    width = max((cell[-1].box[2] - cell[0].box[0] for cell in cells), default=0)
+    for above, line in pairwise(filter(None, column[start:end])):
+        first = "".join(line[0].text).partition(" ")[0]
+        boxes = [box for box in line[0].boxes[: len(first)] if box]
+        if above[-1].box[2] - above[0].box[0] + boxes[-1][2] - boxes[0][0] + WORD_GAP * line[0].height <= width:
+            return False
+    return True
 
 
 def _keep_widest(gutters: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -365,14 +409,18 @@ def recognise(image: Any, size: tuple[float, float], ocr: Sequence[str]) -> list
         ocr: Tesseract's command; it reads a PNG and writes a table with a line for each word.
     """
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)
-    found = subprocess.run([*ocr, "stdin", "stdout", "tsv"], input=buffer.getvalue(), capture_output=True, check=True)
+    _erase_rules(image).save(buffer, "PNG", compress_level=1)
+    command = [*ocr, *OCR_LAYOUT, "stdin", "stdout", "tsv"]
+    # More threads take twice the processor time for the same page.
+    alone = os.environ | {"OMP_THREAD_LIMIT": "1"}
+    found = subprocess.run(command, input=buffer.getvalue(), capture_output=True, check=True, env=alone)
     across, down = size[0] / image.width, size[1] / image.height
     runs: list[Run] = []
     before: tuple[list[str], float] | None = None  # the line of the word before, and where that ends
     for row in found.stdout.decode("utf-8", "replace").splitlines()[1:]:
-        level, *place, _, left, top, width, height, _, text = row.split("\t", 11)
-        if level != "5" or not text.strip():
+        level, *place, _, left, top, width, height, confidence, text = row.split("\t", 11)
+        is_noise = float(confidence) < MIN_SIGN_CONFIDENCE and not any(map(str.isalnum, text))
+        if level != "5" or is_noise or not text.strip():
             continue
         x, y, right = int(left) * across, int(top) * down, (int(left) + int(width)) * across
         box = (x, y, right, y + int(height) * down)
@@ -386,6 +434,30 @@ def recognise(image: Any, size: tuple[float, float], ocr: Sequence[str]) -> list
             runs[-1].add(sign, (x + index * each, box[1], x + (index + 1) * each, box[3]))
         before = place, right
     return runs
+
+
+def _erase_rules(image: Any) -> Any:
+    """Return an image in grey without the thin lines of tables, because of which Tesseract skips rows."""
+    grey = np.array(image.convert("L"))
+    length, thickness = (max(2, round(share * min(grey.shape))) for share in (RULE_LENGTH, RULE_THICKNESS))
+    dark = grey < DARK
+    for pixels, shown in ((dark, grey), (dark.T, grey.T)):
+        rules = _find_runs(pixels, length) & ~_find_runs(pixels.T, thickness).T
+        pixels[rules], shown[rules] = False, WHITE
+    return Image.fromarray(grey)
+
+
+def _find_runs(dark: Any, length: int) -> Any:
+    """Return the pixels in horizontal runs of at least that length, by doubling it."""
+    steps, size = [], 1
+    while size < length:
+        steps.append(min(size, length - size))
+        size += steps[-1]
+    for step in steps:
+        dark = dark[:, step:] & dark[:, :-step]
+    for step in steps:
+        dark = np.pad(dark, ((0, 0), (0, step))) | np.pad(dark, ((0, 0), (step, 0)))
+    return dark
 
 
 def _open_page(document: Any, number: int) -> Any:

@@ -35,11 +35,15 @@ def make_docx() -> bytes:
     body = f"""<w:p><w:r><w:t>Order</w:t></w:r><w:del><w:r><w:delText>9</w:delText></w:r></w:del><w:ins><w:r>
     <w:t xml:space="preserve"> 1042</w:t></w:r></w:ins><w:r><w:tab/><w:t>May</w:t></w:r></w:p>
     <w:sdt><w:sdtContent><w:p><w:r><w:t>Northwind Ltd</w:t></w:r></w:p></w:sdtContent></w:sdt><w:tbl>{rows}</w:tbl>
+    <w:tbl><w:tr><w:tc><w:tbl>{rows}</w:tbl></w:tc></w:tr></w:tbl>
     <w:p><w:r><mc:AlternateContent xmlns:mc="x"><mc:Choice>{box}</mc:Choice><mc:Fallback>{box}</mc:Fallback>
     </mc:AlternateContent></w:r></w:p>"""
     document = f"<w:document {WORD}><w:body>{body}</w:body></w:document>"
     parts = {"word__document.xml": document, "word__media__1.png": "x"}
-    for name, text in (("header1", "ACME"), ("header2", "ACME"), ("footer1", "VAT 123"), ("footnotes", "See terms")):
+    for name, text in (
+        ("header1", "ACME"), ("header2", "ACME"), ("footer1", "VAT 123"), ("footnotes", "See terms"),
+        ("comments", "Who ordered?"),
+    ):
         parts[f"word__{name}.xml"] = f"<w:x {WORD}><w:p><w:r><w:t>{text}</w:t></w:r></w:p></w:x>"
     return zip_up(**parts)
 
@@ -114,11 +118,14 @@ def make_msg(streams: dict[tuple[str, ...], bytes]) -> bytes:
     return head + struct.pack("<I", 0).ljust(4 * 109, b"\xff") + table + directory + body
 
 
+PROPERTIES = ("__properties_version1.0",)
+
+
 def make_mail() -> bytes:
     text = {"0037": "Order", "0C1A": "Ada", "5D01": "ada@example.com", "0E04": "Bob", "1000": "Two lamps.\r\nThanks"}
     streams = {(f"__substg1.0_{number}001F",): each.encode("utf-16-le") for number, each in text.items()}
     sent = struct.pack("<IIQ", 0x00390040, 6, 134_222_574_000_000_000)
-    streams[("__properties_version1.0",)] = bytes(32) + sent
+    streams[PROPERTIES] = bytes(32) + sent
     streams[("__attach_version1.0_#00000000", "__substg1.0_3707001F")] = "a.pdf".encode("utf-16-le")
     return make_msg(streams)
 
@@ -140,6 +147,21 @@ Content-Disposition: attachment; filename="a.pdf"
 x
 --b--
 """
+# Its plain text has a line for each cell.
+TABLE_MAIL = b"""Content-Type: multipart/alternative; boundary=b
+
+--b
+
+Item
+Price
+Lamp
+5
+--b
+Content-Type: text/html
+
+<table><tr><td>Item<td>Price<tr><td>Lamp<td>5</table>
+--b--
+"""
 HTML = """<!doctype html><title>Shop</title><style>p {}</style><script>var a = "<p>no</p>";</script>
 <h1>Order  1042</h1><p>Two<br>lines &amp; more</p><table><tr><th>Item</th><th>Price</th></tr>
 <tr><td><p>Desk</p> lamp</td><td></td></tr></table><ul><li>one<li>two</ul>"""
@@ -149,8 +171,9 @@ HTML = """<!doctype html><title>Shop</title><style>p {}</style><script>var a = "
     ("name", "data", "text", "notes"),
     [
         (
-            "a.docx", make_docx(), "ACME\nOrder 1042 May\nNorthwind Ltd\nItem | Price\nDesk lamp | 49.50\n\nIn a box\n"
-            "VAT 123\nSee terms", ("a.docx: 1 picture was left out",),
+            "a.docx", make_docx(), "ACME\nOrder 1042 May\nNorthwind Ltd\nItem | Price\nDesk lamp | 49.50\n"
+            "Item | Price\nDesk lamp | 49.50\n\nIn a box\nWho ordered?\nVAT 123\nSee terms",
+            ("a.docx: 1 picture was left out",),
         ),
         ("a.pptx", make_pptx(), "Slide 1\nFirst\nA | B\n\nSlide 2\nLast\nA | B\nA note", ()),
         (
@@ -158,11 +181,20 @@ HTML = """<!doctype html><title>Shop</title><style>p {}</style><script>var a = "
             "2026-05-03 14:30:00 |  | two lines",
             ("a.xlsx: 1 formula has no stored value; save the file in a spreadsheet program once",),
         ),
+        (
+            "a.html", b"<table><tr><td><table><tr><td>a<td>b<tr><td>c<td>d</table><tr><td><input value=e></table>",
+            "a | b\nc | d\ne", (),
+        ),
         ("a.html", HTML.encode(), "Shop\nOrder 1042\nTwo\nlines & more\nItem | Price\nDesk lamp |\none\ntwo", ()),
         (
             "a.eml", EML, "From: Ada <ada@example.com>\nTo: Bob <bob@example.com>\nSubject: Büro\n\nTwo lamps\n"
             "Lamp | 49,50 €", ("a.eml: attachments left out: a.pdf",),
         ),
+        (
+            "a.eml", TABLE_MAIL, "Item | Price\nLamp | 5", (),
+        ),
+        ("a.eml", TABLE_MAIL.replace(b"<td>Price", b"Price").replace(b"<td>5", b"5"), "Item\nPrice\nLamp\n5", ()),
+        ("a.msg", make_msg({("__substg1.0_10130102",): b"<p>Gr\xc3\xbc\xc3\x9fe", PROPERTIES: b""}), "Grüße", ()),
         (
             "a.msg", make_mail(), "From: Ada <ada@example.com>\nTo: Bob\nDate: 2026-05-03 04:50:00+00:00\n"
             "Subject: Order\n\nTwo lamps.\nThanks", ("a.msg: attachments left out: a.pdf",),

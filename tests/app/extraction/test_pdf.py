@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from app.extraction import child, pdf
+from app.extraction import child, pdf, pdf_child
 from app.extraction.decoding import UnreadableSource
 from app.extraction.pdf import read_pdf, render_page
 from tests.app.extraction.pdf_files import draw, make_pdf, picture
@@ -52,6 +52,36 @@ def draw_columns(*columns: tuple[float, Sequence[str]], down: float = 0) -> str:
 def test_the_rows_of_a_table_stay_together_however_it_is_drawn(columns: list[list[str]], rows: list[str]) -> None:
     found = read(draw_columns(*zip((50, 300, 450), columns, strict=False)))
     assert found.split("\n") == rows
+
+
+@pytest.mark.parametrize(
+    ("lines", "rows"),
+    [
+        # Cells whose next word had no room go on below, closer than the next row stands.
+        ([(0, ["1", "A long text that is", "5.00"]), (12, ["", "continued here", ""]), (30, ["2", "Red", "7.50"])],
+         "1  A long text that is continued here  5.00\n2  Red  7.50"),
+        # Two rows that stand close together: the second has a cell that the first has not, or would have had room.
+        ([(0, ["May 3", "Rent of a flat", "", "5.00"]), (12, ["May 4", "Salary", "7.00", ""]),
+          (30, ["May 5", "Something else", "7.50", ""])],
+         "May 3  Rent of a flat  5.00\nMay 4  Salary  7.00\nMay 5  Something else  7.50"),
+        ([(0, ["1", "Bolt", "5.00"]), (12, ["", "Nut", ""]), (30, ["2", "A long text that is", "7.50"])],
+         "1  Bolt  5.00\nNut\n2  A long text that is  7.50"),
+    ],
+)
+def test_wrapped_cells_are_put_together_and_rows_are_not(lines: list[tuple[int, list[str]]], rows: str) -> None:
+    places = (50, 100, 300, 400)
+    page = draw(*((text, x, 700 - y) for y, line in lines for text, x in zip(line, places, strict=False) if text))
+    assert read(page) == rows
+
+
+def test_lines_of_tables_are_erased_for_ocr_and_letters_are_not() -> None:
+    image = np.full((1000, 800, 3), 255, np.uint8)
+    image[100, 50:700] = image[100:400, 50] = image[100:400, 700:702] = 0
+    image[200:230, 100:104] = image[228:232, 100:120] = image[500:700, 300:600] = 0  # a letter, a picture
+    found = np.asarray(pdf_child._erase_rules(Image.fromarray(image)))
+    expected = image[..., 0].copy()
+    expected[100, 50:702] = expected[100:400, 50] = expected[100:400, 700:702] = 255
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("down", [0, 6])
