@@ -101,6 +101,8 @@ class AppConfig:
             raise UsageError(f"models_dir={self.models_dir!r} is not a folder")
         if len(self.read_aliases()) < len(self.model_alias):
             raise UsageError("model_alias has a name twice")
+        if self.max_loaded_models == 1 and (self.models_dir or self.model_alias):
+            raise UsageError("max_loaded_models=1 leaves no room for a further model; it must be at least 2")
         if self.data_dir == "":
             raise UsageError("data_dir must be a folder, or none to keep everything in memory")
         if self.tool_call_parser not in (None, *list_tool_styles()):

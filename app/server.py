@@ -23,6 +23,7 @@ from starlette.routing import Mount
 from app.api.application import make_api
 from app.api.context import ApiContext
 from app.api.job_kinds import make_answer
+from app.api.model_pool import ModelPool
 from app.config import AppConfig, UsageError
 from app.listening import bind, describe_address, finish_unless, run_uvicorn, stop_on_signals
 from app.startup_app import StartupApp
@@ -58,7 +59,8 @@ async def serve(
     with closing(open_data(app_config)) as store, bind(app_config) as listener, stop_on_signals(on_stop) as stop:
         engine = Engine(engine_config)
         startup_app = StartupApp(engine, is_private=bool(app_config.api_key))
-        app = make_api(context := ApiContext(engine, app_config, store=store))
+        app = make_api(ApiContext(engine, app_config, store=store))
+        pool: ModelPool = app.state.pool
         async with run_uvicorn(startup_app, listener, stop, app_config):
             try:
                 if await finish_unless(stop, prepare(app, engine, app_config, timeline)):
@@ -66,12 +68,13 @@ async def serve(
                     async with app.router.lifespan_context(app):
                         startup_app.open(app)
                         announce(engine, app_config, listener, timeline)
-                        await finish_unless(stop, tend(context))
-                        num_cut = await drain(startup_app, engine, app_config.shutdown_grace_s)
+                        await finish_unless(stop, tend(pool))
+                        num_cut = await drain(startup_app, pool, app_config.shutdown_grace_s)
                 else:
                     logger.info("closing: startup cancelled")
             finally:
                 startup_app.close()
+                await pool.close()
                 await engine.close()
     logger.info("closed%s", f": {describe_requests(num_cut, 'was', 'were')} cut off" if num_cut else "")
 
@@ -84,12 +87,14 @@ def open_data(app_config: AppConfig) -> Store:
         raise UsageError(f"--data-dir: {error}") from error
 
 
-async def tend(context: ApiContext) -> None:
+async def tend(pool: ModelPool) -> None:
     """Do what is to be done beside the requests."""
+    context = pool.first
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(collect_when_idle(context.engine))
         tasks.create_task(drop_old(context.store))
-        tasks.create_task(context.jobs.run(partial(make_answer, context)))
+        tasks.create_task(pool.tend())
+        tasks.create_task(context.jobs.run(partial(make_answer, pool)))
 
 
 async def drop_old(store: Store) -> None:
@@ -160,10 +165,10 @@ async def collect_when_idle(engine: Engine) -> None:
             gc.collect()
 
 
-async def drain(startup_app: StartupApp, engine: Engine, grace_s: float) -> int:
+async def drain(startup_app: StartupApp, pool: ModelPool, grace_s: float) -> int:
     """Refuse new requests and wait for running ones. Returns the number of requests cut off at the end of the grace."""
     startup_app.is_draining = True
-    num_left = engine.stats().num_unfinished
+    num_left = pool.count_unfinished()
     if num_left:
         logger.info("closing: %s up to %g s", describe_requests(num_left, "gets", "get"), grace_s)
     else:
@@ -171,7 +176,7 @@ async def drain(startup_app: StartupApp, engine: Engine, grace_s: float) -> int:
     deadline = asyncio.get_running_loop().time() + grace_s
     while num_left and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.02)
-        num_left = engine.stats().num_unfinished
+        num_left = pool.count_unfinished()
     return num_left
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from engine.front.adapter_catalog import LoRARequest
     from engine.front.journal_file import RecordedRequest, read_journal
     from engine.front.text_router import TextRouter
+    from engine.host_memory import measure_host_memory
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram, ReplicaStats, list_metrics
@@ -59,6 +60,7 @@ else:
         "embedder": ("Classification", "Embedder", "Embedding", "Score"),
         "catalogue": ("Catalogue", "CatalogueEntry"),
         "engine": ("Engine",),
+        "host_memory": ("measure_host_memory",),
         "llm": ("LLM",),
         "simulation.measure_steps": ("measure_steps",),
         "cluster.ray_placement": ("connect_ray", "import_ray", "serve_headless"),
@@ -97,6 +99,6 @@ __all__ = [
     "RecordedRequest", "ReplicaStats", "RequestMetrics", "RequestOutput", "RequestTimeout", "RequestView",
     "ResolvedConfig", "SamplingParams", "Score", "SimulatedRequest", "SimulatedRun", "Simulator", "StepTable",
     "StructuredOutputsParams", "TextRouter", "TokenLogprobs", "Tokenizer", "connect_ray", "import_ray",
-    "inspect_model", "is_unicode", "list_families", "list_image_models", "list_metrics", "measure_steps",
-    "read_journal", "read_sampling_defaults", "serve_headless",
+    "inspect_model", "is_unicode", "list_families", "list_image_models", "list_metrics", "measure_host_memory",
+    "measure_steps", "read_journal", "read_sampling_defaults", "serve_headless",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from app.api.call import list_request_ids
 from app.api.context import ApiContext, JsonRoute, context_of
 from app.api.errors import ApiError, BadRequest, scrub
 from app.api.gate import find_key, read_keys
+from app.api.model_pool import Pool
 from app.api.models import describe_model
 from engine import EngineDead
 
@@ -182,7 +183,7 @@ async def unload_adapter(body: UnloadAdapterBody, context: Context) -> Json:
 
 
 @router.post("/abort_requests")
-async def abort_requests(body: AbortBody, context: Context) -> Json:
+async def abort_requests(body: AbortBody, context: Context, pool: Pool) -> Json:
     """End requests; their clients get finish_reason abort. Unknown ids are ignored."""
     aborted: list[str] = []
     unknown: list[str] = []
@@ -190,5 +191,5 @@ async def abort_requests(body: AbortBody, context: Context) -> Json:
         request_ids = list_request_ids(reply_id)
         (unknown if context.open_requests.isdisjoint(request_ids) else aborted).append(reply_id)
         for request_id in request_ids:
-            await context.engine.abort(request_id)
+            await pool.abort(request_id)
     return {"aborted": aborted, "unknown": unknown}

@@ -10,11 +10,13 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api import admin, chat, completions, embeddings, extract, files, jobs, models, tokens
+from app.api import admin, chat, completions, embeddings, extract, files, jobs, model_routes, models, tokens
 from app.api.anthropic import routes as anthropic
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
+from app.api.model_pool import ModelPool
+from app.api.model_switch import ModelSwitch
 from app.api.ollama import routes as ollama
 from app.api.openapi import ERRORS, make_openapi
 from app.api.origins import AllowedOrigins
@@ -36,8 +38,12 @@ def make_api(context: ApiContext) -> FastAPI:
     # no documentation page: FastAPI's loads its scripts from another host
     app = FastAPI(title="Troupe", version=__version__, docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.context = context
+    pool = app.state.pool = ModelPool(context)
     known = [route for route in app.routes if isinstance(route, Route)]
-    routers = (admin, anthropic, chat, completions, embeddings, extract, files, jobs, models, ollama, responses, tokens)
+    routers = (
+        admin, anthropic, chat, completions, embeddings, extract, files, jobs, model_routes, models, ollama, responses,
+        tokens,
+    )
     for module in routers:
         app.include_router(module.router)
         known += [route for route in module.router.routes if isinstance(route, Route)]
@@ -51,6 +57,8 @@ def make_api(context: ApiContext) -> FastAPI:
     app.openapi = lambda: make_openapi(app)  # type: ignore[method-assign]
     add_error_handlers(app)
     config = context.config
+    if pool.serves_several:
+        app.add_middleware(ModelSwitch, pool=pool)
     app.add_middleware(
         Gate,
         keys=accepted_keys(config),
@@ -61,7 +69,8 @@ def make_api(context: ApiContext) -> FastAPI:
             checks_host=config.is_loopback and not config.api_key,
             shared=config.allowed_origin,
         ),
-        check_room=context.engine.check_capacity,
+        # with several models the switch asks the one that is meant
+        check_room=(lambda: None) if pool.serves_several else context.engine.check_capacity,
     )
     if context.engine.config.otlp_traces_endpoint is not None:
         app.add_middleware(TraceContext)

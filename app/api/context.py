@@ -11,11 +11,9 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.routing import APIRoute
-from prometheus_client import generate_latest
 from starlette.responses import Response
 
 from app import __version__
-from app.api import metrics
 from app.api.documents import DocumentReader
 from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
@@ -61,7 +59,11 @@ class ApiContext:
     @cached_property
     def served_names(self) -> tuple[str, ...]:
         """The names of the model, the first of which replies carry unless the request has another."""
-        return self.engine.model_name, *self.engine.config.served_names[1:]
+        names = (self.engine.model_name, *self.engine.config.served_names[1:])
+        aliases = self.config.read_aliases().items()
+        return names + tuple(
+            name for name, model in aliases if model in (*names, self.engine.config.model) and name not in names
+        )
 
     @cached_property
     def responses(self) -> ResponseStore:
@@ -82,10 +84,6 @@ class ApiContext:
     def documents(self) -> DocumentReader:
         """Reads the files in messages."""
         return DocumentReader()
-
-    def render_metrics(self, prefix: str) -> bytes:
-        """Return the engine's counters in Prometheus' format, their names after `prefix` and a colon."""
-        return generate_latest(metrics.make_registry(self.engine, f"{prefix}:"))
 
     @cached_property
     def template(self) -> TemplateFacts:
@@ -165,8 +163,8 @@ class JsonRoute(APIRoute):
 
 
 def context_of(request: Request) -> ApiContext:
-    """The dependency by which a route gets its context."""
-    context = request.app.state.context
+    """The dependency by which a route gets its context: that of the model which the request names."""
+    context = getattr(request.state, "context", request.app.state.context)
     assert isinstance(context, ApiContext)
     return context
 

@@ -54,7 +54,7 @@ CLOSING = "server_closing"
 API_PREFIXES = (
     "/v1", "/v2", "/metrics", "/version", "/tokenize", "/detokenize", "/rerank", "/score", "/openapi.json",
     "/api/", "/replicas", "/tokenizer_info",
-    "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
+    "/server_info", "/models", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
 )
 HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")
 TYPES = {

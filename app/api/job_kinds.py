@@ -14,6 +14,7 @@ from app.api.call import usage
 from app.api.context import ApiContext
 from app.api.errors import to_api_error
 from app.api.extract import ExtractRequest, make_extractor, read_schema
+from app.api.model_pool import ModelPool
 from app.extraction.batch import extract_source
 from app.extraction.choices import NUM_RIVALS, find_choices
 from app.extraction.sources import load_source
@@ -23,16 +24,22 @@ from engine import EngineDead, EngineSleeping
 
 logger = logging.getLogger("troupe.jobs")
 
+Work = Callable[[str], Awaitable[RowAnswer]]
 
-def make_answer(context: ApiContext, job: Item) -> AnswerRow | None:
-    """Return the function that answers the rows of a job; None while another model is served."""
-    if job.body.get("model") not in (None, *context.model_names):
+
+def make_answer(pool: ModelPool, job: Item) -> AnswerRow | None:
+    """Return the function that answers the rows of a job; None while no such model is served."""
+    model, kind = job.body.get("model"), KINDS[job.body["kind"]]
+    if model not in (None, *pool.first.model_names) and not pool.serves_several:
         return None
-    work = KINDS[job.body["kind"]](context, job.body)
+    works: dict[int, Work] = {}  # by the id of its context, which it holds; one for each model
 
     async def answer(given: str) -> RowAnswer:
         try:
-            return await work(given)
+            named = model or json.loads(given).get("body", {}).get("model")
+            async with pool.hold(await pool.find(named)) as context:
+                work = works.get(id(context)) or works.setdefault(id(context), kind(context, job.body))
+                return await work(given)
         except (EngineDead, EngineSleeping):
             raise
         except Exception as error:
@@ -43,7 +50,7 @@ def make_answer(context: ApiContext, job: Item) -> AnswerRow | None:
     return answer
 
 
-def _answer_requests(context: ApiContext, body: dict[str, Any]) -> Callable[[str], Awaitable[RowAnswer]]:
+def _answer_requests(context: ApiContext, body: dict[str, Any]) -> Work:
     async def answer(given: str) -> RowAnswer:
         reply = await answer_row(context, json.loads(given))
         return RowAnswer(json.dumps(reply, ensure_ascii=False), reply["response"]["status_code"] != 200)
@@ -51,7 +58,7 @@ def _answer_requests(context: ApiContext, body: dict[str, Any]) -> Callable[[str
     return answer
 
 
-def _extract(context: ApiContext, body: dict[str, Any]) -> Callable[[str], Awaitable[RowAnswer]]:
+def _extract(context: ApiContext, body: dict[str, Any]) -> Work:
     asked = ExtractRequest.model_validate(body["request"])
     schema, is_weighed = read_schema(asked.schema_), body.get("is_weighed", False)  # the page shows what was weighed
     extractor = make_extractor(context, asked, context.check_model(asked.model))

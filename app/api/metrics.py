@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -126,8 +126,26 @@ class EngineCollector(Collector):
             yield family
 
 
-def make_registry(engine: Engine, prefix: str = "troupe:") -> CollectorRegistry:
+class PoolCollector(Collector):
+    """The metrics of several engines, told apart by their model_name."""
+
+    def __init__(self, engines: Sequence[Engine], prefix: str) -> None:
+        self.collectors = [EngineCollector(engine, prefix) for engine in engines]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family once, with the samples of all engines."""
+        families: dict[str, Metric] = {}
+        for collector in self.collectors:
+            for family in collector.collect():
+                if (known := families.get(family.name)) is None:
+                    families[family.name] = family
+                else:
+                    known.samples += family.samples
+        yield from families.values()
+
+
+def make_registry(engines: Sequence[Engine], prefix: str = "troupe:") -> CollectorRegistry:
     """Return a separate registry, so that two servers in one process do not conflict."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineCollector(engine, prefix))
+    registry.register(PoolCollector(engines, prefix))
     return registry

@@ -7,10 +7,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import generate_latest
 
 from app import __version__
 from app.api.context import ASLEEP, ApiContext, Context, JsonRoute
 from app.api.errors import scrub
+from app.api.metrics import make_registry
+from app.api.model_pool import ModelPool, Pool
+from engine import CatalogueEntry
 
 router = APIRouter(route_class=JsonRoute)
 AnthropicVersion = Annotated[str | None, Header()]
@@ -19,20 +23,28 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @router.get("/v1/models")
-async def list_models(context: Context, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
-    """List the model under each of its names, and its adapters, in OpenAI's or Anthropic's format."""
-    names = context.model_names
+async def list_models(context: Context, pool: Pool, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
+    """List the models under each of their names, and adapters, in OpenAI's or Anthropic's format."""
+    entries = await pool.list_entries()
+    names = [*context.model_names, *entries]
     if anthropic_version is None:
-        return {"object": "list", "data": [describe_model(context, name) for name in names]}
+        further = [describe_entry(pool, each) for each in entries.values()]
+        return {"object": "list", "data": [describe_model(context, name) for name in context.model_names] + further}
     data = [describe_to_anthropic(context, name) for name in names]
     return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
 @router.get("/v1/models/{model:path}")
-async def retrieve_model(model: str, context: Context, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
+async def retrieve_model(
+    model: str, context: Context, pool: Pool, anthropic_version: AnthropicVersion = None
+) -> dict[str, Any]:
     """Return one model by name."""
-    context.check_model(model)
-    return describe_model(context, model) if anthropic_version is None else describe_to_anthropic(context, model)
+    entry = await pool.find(model)
+    if entry is None:
+        context.check_model(model)
+    if anthropic_version is not None:
+        return describe_to_anthropic(context, model)
+    return describe_model(context, model) if entry is None else describe_entry(pool, entry)
 
 
 def describe_to_anthropic(context: ApiContext, name: str) -> dict[str, Any]:
@@ -47,7 +59,20 @@ def describe_model(context: ApiContext, name: str) -> dict[str, Any]:
     return {
         "id": name, "object": "model", "created": context.created, "owned_by": "troupe",
         "root": base if adapter is None else adapter.path, "parent": None if adapter is None else base,
-        "max_model_len": context.engine.resolved.max_model_len,
+        "max_model_len": context.engine.resolved.max_model_len, "state": context.engine.state,
+        "modalities": ["text", "image"] if context.engine.sees_images else ["text"],
+    }
+
+
+def describe_entry(pool: ModelPool, entry: CatalogueEntry) -> dict[str, Any]:
+    """The same for a further model, which may not be loaded."""
+    slot = pool.slots.get(entry.model)
+    if slot is not None and slot.context is not None:
+        return describe_model(slot.context, entry.name) | {"root": slot.context.served_names[0]}
+    state = "loading" if slot is not None else "broken" if entry.problem else "unloaded"
+    return {
+        "id": entry.name, "object": "model", "created": pool.first.created, "owned_by": "troupe", "root": entry.name,
+        "parent": None, "max_model_len": entry.context_length, "state": state, "modalities": list(entry.modalities),
     }
 
 
@@ -85,6 +110,7 @@ async def show_version() -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def show_metrics(context: Context, prefix: Literal["troupe", "vllm"] = "troupe") -> Response:
-    """The engine's counters in Prometheus' text format; with prefix=vllm the boards made for vLLM show them."""
-    return Response(context.render_metrics(prefix), media_type=METRICS_TYPE)
+async def show_metrics(pool: Pool, prefix: Literal["troupe", "vllm"] = "troupe") -> Response:
+    """The engines' counters in Prometheus' text format; with prefix=vllm the boards made for vLLM show them."""
+    engines = [context.engine for context in pool.contexts]
+    return Response(generate_latest(make_registry(engines, f"{prefix}:")), media_type=METRICS_TYPE)

@@ -11,9 +11,10 @@ from fastapi import APIRouter
 from app import __version__
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
+from app.api.model_pool import Pool
 from app.api.ollama.request import ModelName, own_model
 from app.api.ollama.writer import show_time
-from engine import ModelReport
+from engine import CatalogueEntry, ModelReport
 
 router = APIRouter(route_class=JsonRoute)
 Json = dict[str, Any]
@@ -22,30 +23,34 @@ FOREVER = "9999-12-31T23:59:59Z"  # the model is never unloaded
 
 
 @router.get("/tags")
-async def list_models(context: Context) -> Json:
-    """List the model under each of its names, and its adapters."""
+async def list_models(context: Context, pool: Pool) -> Json:
+    """List the models under each of their names, and adapters."""
     context.require_ready()
-    report = context.report
-    return {"models": [describe_model(name, context, report) for name in context.model_names]}
+    found = [describe_model(name, context, context.report) for name in context.model_names]
+    entries = await pool.list_entries()
+    return {"models": found + [describe_entry(each, context) for each in entries.values()]}
 
 
 @router.get("/ps")
-async def list_running(context: Context) -> Json:
+async def list_running(pool: Pool) -> Json:
     """List the models whose weights are loaded."""
-    if context.engine.state != "ready":
-        return {"models": []}
-    more: Json = {"expires_at": FOREVER, "context_length": context.engine.resolved.max_model_len}
-    report = context.report
-    more["size_vram"] = report.weight_bytes
-    return {"models": [describe_model(name, context, report) | more for name in context.served_names]}
+    found = []
+    for context in pool.contexts:
+        if context.engine.state == "ready":
+            report, length = context.report, context.engine.resolved.max_model_len
+            more = {"expires_at": FOREVER, "context_length": length, "size_vram": report.weight_bytes}
+            found += [describe_model(name, context, report) | more for name in context.served_names]
+    return {"models": found}
 
 
 @router.post("/show")
-async def show_model(body: ModelName, context: Context) -> Json:
-    """Return what the model is and can do."""
+async def show_model(body: ModelName, context: Context, pool: Pool) -> Json:
+    """Return what the model is and can do; of a further model what its files say."""
     name = body.model or body.name
     if name is None:
         raise BadRequest("model is required", "model", "missing_field")
+    if (entry := await pool.find(name)) is not None:
+        return show_entry(entry, context)
     context.check_model(own_model(name, context))
     context.require_ready()
     tokenizer, facts = context.engine.tokenizer, context.template
@@ -82,6 +87,30 @@ def describe_model(name: str, context: ApiContext, report: ModelReport) -> Json:
     return {
         "name": name, "model": name, "modified_at": show_time(context.created), "digest": digest,
         "size": report.weight_bytes, "details": describe_details(context, report),
+    }
+
+
+def describe_entry(entry: CatalogueEntry, context: ApiContext) -> Json:
+    """Return the same for a further model."""
+    details = {
+        "parent_model": "", "format": entry.format, "family": entry.architecture, "families": [entry.architecture],
+        "parameter_size": "", "quantization_level": "",
+    }
+    return {
+        "name": entry.name, "model": entry.name, "modified_at": show_time(context.created),
+        "digest": hashlib.sha256(f"{entry.name} {entry.model}".encode()).hexdigest(), "size": entry.num_bytes,
+        "details": details,
+    }
+
+
+def show_entry(entry: CatalogueEntry, context: ApiContext) -> Json:
+    """Return the reply of /api/show for a further model."""
+    facts = {"general.architecture": entry.architecture, f"{entry.architecture}.context_length": entry.context_length}
+    return {
+        "modelfile": "", "parameters": "", "license": entry.license or "", "template": "",
+        "details": describe_entry(entry, context)["details"], "model_info": facts,
+        "capabilities": ["completion", *["vision"] * ("image" in entry.modalities)],
+        "modified_at": show_time(context.created),
     }
 
 

@@ -125,6 +125,13 @@ class ModelName(Fields):
     verbose: bool = False
 
 
+class Pull(ModelName):
+    """POST /api/pull."""
+
+    stream: bool = True
+    insecure: bool = False
+
+
 def own_model(name: str, context: ApiContext) -> str:
     """Return the served name that is meant: Ollama's clients add a tag to names that have none."""
     return name if name in context.model_names else name.removesuffix(":latest")

@@ -12,6 +12,7 @@ from app.api import chat
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
 from app.api.gate import RequestInfo
+from app.api.model_pool import Pool
 from app.api.responses.events import frame_event, list_events
 from app.api.responses.request import CountRequest, ResponsesRequest, read_request
 from app.api.responses.store import pick_page
@@ -84,11 +85,11 @@ async def list_input_items(
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(response_id: str, request: Request, context: Context) -> Json:
+async def cancel_response(response_id: str, request: Request, context: Context, pool: Pool) -> Json:
     """End a response that is being written, and return it."""
     running = context.responses.find_running(response_id, request.state.info.owner)
     if running is not None:
-        await context.engine.abort(response_id)
+        await pool.abort(response_id)
         await running.ended.wait()
         if running.reply is not None:
             return running.reply

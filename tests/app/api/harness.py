@@ -32,6 +32,7 @@ class Server:
     url: str
     client: aiohttp.ClientSession
     context: Any = field(default=None, kw_only=True)
+    pool: Any = field(default=None, kw_only=True)
 
     async def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
         status, _, reply = await self.ask(path, "POST", json=body, **options)
@@ -95,7 +96,10 @@ async def run_server(engine: Any, config: AppConfig, store: Store | None = None)
     await server.startup()
     port = server.servers[0].sockets[0].getsockname()[1]
     async with aiohttp.ClientSession() as client:
-        yield Server(engine, f"http://127.0.0.1:{port}", client, context=context)
+        try:
+            yield Server(engine, f"http://127.0.0.1:{port}", client, context=context, pool=app.state.pool)
+        finally:
+            await app.state.pool.close()
     for listener in server.servers:
         listener.close()
     tasks = list(server.server_state.tasks)

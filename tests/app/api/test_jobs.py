@@ -31,7 +31,7 @@ async def working(
     engine = engine or FakeEngine()
     async with run_server(engine, config, store) as server:
         context: ApiContext = server.context
-        work = asyncio.create_task(context.jobs.run(partial(make_answer, context)))
+        work = asyncio.create_task(context.jobs.run(partial(make_answer, server.pool)))
         try:
             yield server
         finally:

@@ -147,7 +147,7 @@ async def test_the_model_is_listed_and_described(server: Server, client_of: Clie
         ("generate", {"prompt": "x", "template": "{{ .Prompt }}"}, 400, "template is not a field"),
         ("generate", {"prompt": "x", "context": [1, 2]}, 400, "context is not a field"),
         ("generate", {"prompt": "x", "raw": True, "system": "s"}, 400, "system needs a chat template"),
-        ("pull", {}, 404, "there is no route /api/pull"),
+        ("pull", {"model": "other"}, 404, "admin routes are off"),
     ],
 )
 async def test_errors_have_ollamas_form_and_names(

@@ -15,6 +15,7 @@ import pytest
 
 from app.api.context import ApiContext
 from app.api.job_kinds import make_answer
+from app.api.model_pool import ModelPool
 from app.concurrency import cancel_all
 from app.config import AppConfig
 from app.extraction.sources import Row, TableLimits, UnreadableSource, make_table, read_file
@@ -66,7 +67,7 @@ async def make_tab() -> AsyncIterator[MakeTab]:
     def make(rows: tuple[Row, ...] = ROWS, **options: Any) -> tuple[BatchTab, FakeEngine]:
         engine = FakeEngine(**options)
         context: Any = ApiContext(engine, AppConfig())  # type: ignore[arg-type]
-        workers.append(asyncio.create_task(context.jobs.run(partial(make_answer, context))))
+        workers.append(asyncio.create_task(context.jobs.run(partial(make_answer, ModelPool(context)))))
         tab = copy.copy(build_tab())
         tab.__dict__ |= vars(BatchTab(context, tab.examples, interval_s=0)) | {"desk": tab.desk}
         tab.tables.put(REQUEST.session_hash, make_table(rows))

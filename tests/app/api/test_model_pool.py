@@ -1,0 +1,285 @@
+"""Several models behind one port: loaded on demand, ended for others, asleep when idle, alone in their failures."""
+
+import asyncio
+import io
+import json
+import random
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+import torch
+from huggingface_hub import constants
+from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import load_file, save_file
+
+from app.api import model_pool, model_switch
+from app.api.job_kinds import make_answer
+from app.config import AppConfig, UsageError
+from engine import Engine, EngineConfig, EngineDead
+from tests.app.api.harness import Server, events, needs_model, run_server
+from tests.engine.cluster.fault_run import send_signal
+from tests.fakes import FakeEngine
+from tests.waiting import wait_until
+
+ADMIN = {"authorization": "Bearer boss"}
+
+
+class NamedEngine(FakeEngine):
+    """Answers with the name of its model; loads when `gate` is set, and fails as its name says."""
+
+    gate: asyncio.Event
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(reply=lambda prompt: config.model_name, config=config, state="new")
+        self.sleeps = 0
+
+    async def start(self) -> None:
+        await self.gate.wait()
+        if self.model_name == "bad":
+            raise EngineDead("the weights of /secret/path are torn")
+        self.state = "ready"
+
+    async def sleep(self, level: int = 1) -> bool:
+        self.state, self.sleeps = "sleeping", self.sleeps + 1
+        return True
+
+    async def wake_up(self) -> None:
+        self.state = "ready"
+
+
+@pytest.fixture
+def models_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders that look like models a, b, c and bad; torn.gguf is none."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "models"
+    for name in ("a", "b", "c", "bad"):
+        (folder / name).mkdir(parents=True)
+        config = {"architectures": ["FakeForCausalLM"], "max_position_embeddings": 77, "vision_config": {}}
+        (folder / name / "config.json").write_text(json.dumps(config))
+        save_file({"x": torch.zeros(4)}, folder / name / "model.safetensors")
+    (folder / "torn.gguf").write_bytes(b"GGUF")
+    return folder
+
+
+@pytest.fixture
+async def several(models_dir: Path) -> AsyncIterator[Server]:
+    config = AppConfig(
+        models_dir=str(models_dir), model_alias=("best=b", "main=fake"), max_loaded_models=3, admin_key="boss",
+        model_idle_s=1000.0,
+    )
+    async with run_server(FakeEngine(), config) as server:
+        NamedEngine.gate = asyncio.Event()
+        NamedEngine.gate.set()
+        server.pool.make_engine = NamedEngine
+        yield server
+
+
+def loaded(server: Server) -> list[str]:
+    return [slot.context.engine.model_name for slot in server.pool.slots.values()]
+
+
+async def ask(server: Server, model: str) -> str:
+    status, body = await server.complete(model=model)
+    assert (status, body["model"]) == (200, model)
+    return str(body["choices"][0]["text"])
+
+
+async def test_a_request_is_answered_by_the_model_that_it_names(several: Server) -> None:
+    assert [await ask(several, name) for name in ("a", "best", "b", "fake")] == ["a", "b", "b", "You said hello"]
+    assert loaded(several) == ["a", "b"]
+    assert (await several.complete(model=None))[1]["model"] == "fake"
+    for path, body in (
+        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}),
+        ("/api/generate", {"prompt": "x", "stream": False}), ("/v1/responses", {"input": "x"}),
+    ):
+        status, reply = await several.post(path, {"model": "a", **body})
+        assert status == 200 and reply["model"] == "a"
+    form = aiohttp.FormData({"model": "a", "schema": "event", "text": "x"}, default_to_multipart=True)
+    assert (await several.post_form("/v1/extract", form))[1]["model"] == "a"
+    assert await ask(several, "main") == "You said hello"
+
+
+async def test_a_body_is_refused_as_it_is_with_one_model(several: Server) -> None:
+    for body, status in (("{", 400), ('{"model": 5}', 400), ("[" * 200_000, 400), ("[" + "1," * 2_000_000 + "1]", 413)):
+        found, reply = await several.post_text("/v1/completions", io.BytesIO(body.encode()))
+        assert (found, list(reply)) == (status, ["error"])
+
+
+async def test_the_model_that_was_used_longest_ago_makes_room_when_its_requests_have_ended(several: Server) -> None:
+    for name in ("a", "b", "a"):
+        await ask(several, name)
+    await ask(several, "c")
+    assert loaded(several) == ["a", "c"]
+    engines = [slot.context.engine for slot in several.pool.slots.values()]
+    for engine in engines:
+        engine.hold = asyncio.Event()
+    running = [asyncio.create_task(ask(several, name)) for name in ("c", "a")]
+    await wait_until(lambda: all(engine.stats().num_running for engine in engines))
+    waiting = [asyncio.create_task(ask(several, name)) for name in ("b", "c", "a")]
+    await wait_until(lambda: any(slot.is_leaving for slot in several.pool.slots.values()))
+    for engine in engines:
+        engine.hold.set()
+    assert await asyncio.gather(*running, *waiting) == ["c", "a", "b", "c", "a"]
+    assert len(loaded(several)) == 2
+
+
+async def test_a_model_that_cannot_be_loaded_says_why_and_leaves_the_others_alone(
+    several: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ask(several, "a")
+    for name, wanted in (("bad", "the weights of ... are torn"), ("torn.gguf", "truncated")):
+        status, body = await several.complete(model=name)
+        assert (status, body["error"]["code"]) == (500, "model_load_failed") and wanted in body["error"]["message"]
+    status, body = await several.complete(model="d")
+    assert (status, body["error"]["code"]) == (404, "model_not_found") and "'best'" in body["error"]["message"]
+    monkeypatch.setattr(model_pool, "measure_host_memory", lambda: (2**30, 2**20))
+    status, body = await several.complete(model="b")
+    assert (status, body["error"]["code"]) == (503, "model_does_not_fit") and "1048576 are free" in str(body)
+    monkeypatch.undo()
+    assert await ask(several, "a") == "a"
+
+
+@pytest.mark.parametrize("model", ["a", "bad"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+async def test_a_stream_shows_that_it_lives_while_its_model_loads(
+    several: Server, monkeypatch: pytest.MonkeyPatch, model: str, path: str
+) -> None:
+    monkeypatch.setattr(model_switch, "KEEP_ALIVE_S", 0.01)
+    NamedEngine.gate.clear()
+    body = {"model": model, "prompt": "x", "input": "x", "stream": True}
+    del body["input" if path == "/v1/completions" else "prompt"]
+    async with several.client.post(several.url + path, json=body) as response:
+        assert (response.status, await response.content.readline()) == (200, b": keep-alive\n")
+        NamedEngine.gate.set()
+        rest = await response.read()
+    if path == "/v1/completions":
+        frames = events(rest[rest.index(b"data:") :])
+        assert ("error" in frames[0]) == (model == "bad")
+    else:
+        assert (b"event: error\n" in rest) == (model == "bad") and rest.endswith(b"\n\n")
+
+
+async def test_a_client_that_goes_while_its_model_loads_holds_nothing(several: Server) -> None:
+    NamedEngine.gate.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await ask(several, "a")
+    NamedEngine.gate.set()
+    (slot,) = several.pool.slots.values()
+    await wait_until(lambda: slot.context is not None and not slot.is_busy)
+
+
+async def test_an_idle_model_sleeps_wakes_for_a_request_and_ends(
+    several: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(model_pool, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(model_pool, "LOOK_S", 0.01)
+    await ask(several, "a")
+    (slot,) = several.pool.slots.values()
+    engine = slot.context.engine
+    task = asyncio.create_task(several.pool.tend())
+    now = 1500.0
+    await wait_until(lambda: engine.state == "sleeping")
+    assert await ask(several, "a") == "a" and (engine.sleeps, engine.state) == (1, "ready")
+    now = 20_000.0
+    await wait_until(lambda: not several.pool.slots)
+    assert engine.state == "closed"
+    task.cancel()
+
+
+async def test_the_lists_name_every_model_with_its_state(several: Server) -> None:
+    await ask(several, "a")
+    _, body = await several.get("/v1/models")
+    found = {each["id"]: (each["state"], each["max_model_len"], each["modalities"]) for each in body["data"]}
+    assert found["fake"] == ("ready", 2048, ["text"]) and found["a"][0] == "ready"
+    assert found["b"] == found["best"] == ("unloaded", 77, ["text", "image"]) and found["torn.gguf"][0] == "broken"
+    assert (await several.get("/v1/models/best"))[1]["id"] == "best"
+    assert (await several.get("/v1/models/none"))[0] == 404
+    tags, running = [(await several.get(path))[1]["models"] for path in ("/api/tags", "/api/ps")]
+    assert {"fake", "a", "best"} <= {each["name"] for each in tags} and len(running) == 3
+    _, shown = await several.post("/api/show", {"model": "b:latest"})
+    assert shown["model_info"]["FakeForCausalLM.context_length"] == 77 and "vision" in shown["capabilities"]
+    families = list(text_string_to_metric_families((await several.get("/metrics"))[1]))
+    names = [each.name for each in families]
+    (state,) = [each for each in families if each.name == "troupe:engine_state"]
+    assert len(names) == len(set(names))
+    assert {each.labels["model_name"] for each in state.samples} == {"fake", "a"}
+
+
+async def test_the_operator_loads_unloads_and_fetches(several: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await several.post("/models/load", {"model": "a"}))[0] == 401
+    assert (await several.post("/models/load", {"model": "a"}, headers=ADMIN))[1]["state"] == "ready"
+    assert (await several.post("/models/unload", {"model": "a"}, headers=ADMIN))[1]["unloaded"] is True
+    assert (await several.post("/models/unload", {"model": "a"}, headers=ADMIN))[1]["unloaded"] is False
+    assert (await several.post("/models/unload", {"model": "fake"}, headers=ADMIN))[0] == 400
+    assert (await several.post("/models/fetch", {"model": "nothing"}, headers=ADMIN))[1]["error"]["code"] == (
+        "model_fetch_failed"
+    )
+    assert await several.post("/api/pull", {"model": "a", "stream": False}) == (200, {"status": "success"})
+    assert (await several.post("/api/pull", {"model": "owner/other"}))[0] == 401
+    lines = (await several.post("/api/pull", {"model": "nothing"}, headers=ADMIN))[1].splitlines()
+    assert "cannot be fetched" in json.loads(lines[-1])["error"]
+
+
+async def test_rows_of_a_job_are_answered_by_the_models_that_they_name(several: Server) -> None:
+    rows = [
+        {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": {"model": name, "prompt": "x"}}
+        for name in ("a", "b", "fake", "bad")
+    ]
+    job = SimpleNamespace(id="job", body={"kind": "batch"})
+    answer = make_answer(several.pool, job)  # type: ignore[arg-type]
+    assert answer is not None
+    done = [await answer(json.dumps(row)) for row in rows]
+    assert [each.is_failed for each in done] == [False, False, False, True]
+    assert json.loads(done[1].text)["response"]["body"]["model"] == "b"
+
+
+def test_settings_that_leave_no_room_are_refused(tmp_path: Path) -> None:
+    for settings in (
+        {"model_alias": ("x",)}, {"model_alias": ("x=a", "x=b")}, {"models_dir": str(tmp_path / "none")},
+        {"max_loaded_models": 1, "models_dir": str(tmp_path)},
+    ):
+        with pytest.raises(UsageError, match=next(iter(settings))):
+            AppConfig(**settings)  # type: ignore[arg-type]
+
+
+@needs_model
+async def test_requests_to_three_models_in_random_order_get_the_texts_of_each_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for two, one of them has a core process, and that is killed meanwhile."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "models"
+    for seed, name in enumerate(("one", "two"), 1):
+        shutil.copytree(EngineConfig().model, folder / name, ignore=shutil.ignore_patterns("recipe", "lora", "draft"))
+        tensors = load_file(folder / name / "model.safetensors")
+        noise = torch.Generator().manual_seed(seed)
+        moved = {key: each + 0.03 * torch.randn(each.shape, generator=noise) for key, each in tensors.items()}
+        save_file(moved, folder / name / "model.safetensors", {"format": "pt"})
+    first = EngineConfig(num_blocks=256, num_threads=1, enable_native_ops=False, max_num_seqs=16)
+    names = ["demo_model", "one", "two"]
+    config = AppConfig(models_dir=str(folder), max_loaded_models=2)
+
+    async def answer(server: Server, name: str) -> tuple[str, str]:
+        sampling = {"max_tokens": 60, "temperature": 2, "seed": 7, "ignore_eos": True}
+        status, body = await server.complete(model=name, prompt="Dear Ms Weber,", **sampling)
+        assert status == 200, body
+        return name, body["choices"][0]["text"]
+
+    async with Engine(first) as engine, run_server(engine, config) as server:
+        alone = dict([await answer(server, name) for name in names])
+        assert len(set(alone.values())) == 3
+        asked = random.Random(1).choices(names, k=30)
+        tasks = [asyncio.create_task(answer(server, name)) for name in asked]
+        await wait_until(lambda: any(each.engine.stats().num_unfinished for each in server.pool.contexts[1:]))
+        further = [each.engine for each in server.pool.contexts[1:]]
+        send_signal(further[0], 0, signal.SIGKILL)
+        assert [(await task)[1] for task in tasks] == [alone[name] for name in asked]
+        assert further[0].stats().num_restarts == 1
