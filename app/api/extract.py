@@ -8,9 +8,11 @@ the order of the rows, with the progress so far.
 from __future__ import annotations
 
 import asyncio
+import binascii
 import json
 import math
 import time
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -42,11 +44,12 @@ from app.extraction import (
 from app.extraction.batch import extract_source
 from app.extraction.cases import SCHEMAS
 from app.extraction.chunks import stream_whole
-from app.extraction.pdf import MAX_IMAGES
+from app.extraction.pdf import MAX_IMAGES, read_picture
 from app.extraction.reading import read_apart
 from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import (
     LIMITS,
+    PAGE_BREAK,
     TABLE_TYPES,
     TEXT_COLUMN,
     Row,
@@ -101,7 +104,7 @@ class ExtractRequest(Fields):
     schema_: dict[str, Any] | str = Field(alias="schema", description="a JSON Schema, or the name of a ready-made one")
     text: str | None = None
     images: Annotated[list[str], Field(min_length=1, max_length=MAX_IMAGES)] | None = Field(
-        default=None, description="data: URLs of the document's pages, for a model that sees images"
+        default=None, description="data: URLs of the document's pages; Tesseract reads them if the model sees no images"
     )
     rows: Annotated[list[dict[str, Any] | str], Field(min_length=1, max_length=MAX_ROWS, fail_fast=True)] | None = None
     column: str | None = Field(default=None, description="column of the rows that holds the texts")
@@ -257,7 +260,9 @@ def read_schema(given: dict[str, Any] | str) -> Schema:
 async def read_request(request: Request, sees_images: bool) -> tuple[ExtractRequest, list[Source], bool]:
     """Return the fields of a JSON body or a form, the documents to read, and whether they are rows of a table."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        return await read_apart("", read_fields, await request.json(), None, sees_images)
+        body = await request.json()
+        kind = ".png" if isinstance(body, dict) and body.get("images") else ""
+        return await read_apart(kind, read_fields, body, None, sees_images)
     async with request.form(max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=2**25) as form:
         parts: dict[str, str | bytes] = {}
         file_name = "file.txt"
@@ -291,7 +296,10 @@ def read_fields(
     if sum((upload is not None, is_inline, fields.rows is not None)) != 1:
         raise BadRequest("give one of text or images, rows, and a file in a form", "text")
     if is_inline:
-        return fields, [Source("", fields.text or "", images=tuple(fields.images or ()))], False
+        images = tuple(fields.images or ())
+        if images and not sees_images:
+            return fields, [recognise_images(fields.text or "", images)], False
+        return fields, [Source("", fields.text or "", images=images)], False
     if upload is not None:
         try:
             rows = parse_rows(upload[1], upload[0], LIMITS, with_images=sees_images)
@@ -309,6 +317,28 @@ def read_fields(
         for number, row in enumerate(fields.rows or (), 1)
     ]
     return fields, pick_sources(rows, fields.column), True
+
+
+def recognise_images(text: str, urls: Sequence[str]) -> Source:
+    """Return the text that Tesseract reads in data: URLs, behind the text given with them, as pages of a document."""
+    pages, boxes, starts, notes = [text] * bool(text), [], [], []
+    for number, url in enumerate(urls):
+        name = f"images[{number}]"
+        try:
+            head, _, data = url.partition(",")
+            if not head.startswith("data:") or not head.endswith(";base64"):
+                raise UnreadableSource(f"{name} is not a data: URL in base64")
+            page, words = read_picture(b64decode(data, validate=True), name)
+        except binascii.Error as error:
+            raise BadRequest(f"{name} is not base64: {error}", "images") from error
+        except UnreadableSource as error:
+            raise BadRequest(str(error), "images", "unreadable_file") from error
+        starts.append(sum(map(len, pages)) + len(pages) * len(PAGE_BREAK))
+        pages.append(page)
+        boxes.append(words)
+        notes.append(f"{name}: text read by OCR")
+    joined = PAGE_BREAK.join(pages)
+    return Source("", joined, page_starts=tuple(starts), notes=tuple(notes), boxes=tuple(boxes))
 
 
 def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:

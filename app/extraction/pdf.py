@@ -25,11 +25,12 @@ MAX_LANGUAGES = 4  # each makes Tesseract slower
 
 @dataclass(frozen=True, slots=True)
 class PdfText:
-    """The text of each page, JPEG images of pages without text if wanted, and a note on those."""
+    """The text of each page, JPEG images of pages without text if wanted, a note on those, and the words' boxes."""
 
     pages: list[str]
     images: tuple[bytes, ...]
     notes: tuple[str, ...]
+    boxes: tuple[bytes, ...]
 
 
 @functools.cache
@@ -55,20 +56,20 @@ def read_pdf(data: bytes, name: str, with_images: bool = False) -> PdfText:
         raise UnreadableSource(f"{name} has no text in it (scanned pages are pictures): {NO_OCR}")
     silent = [number for number, page in enumerate(pages, 1) if not page]
     notes = (describe_pages(name, silent, "no text"), describe_pages(name, found["recognised"], "text read by OCR"))
-    return PdfText(pages, images, tuple(filter(None, notes)))
+    return PdfText(pages, images, tuple(filter(None, notes)), tuple(map(base64.b64decode, found["boxes"])))
 
 
-def read_picture(data: bytes, name: str) -> str:
-    """Return the text of a picture.
+def read_picture(data: bytes, name: str) -> tuple[str, bytes]:
+    """Return the text of a picture, and the boxes of its words in pixels.
 
     Raises UnreadableSource: it has none, or Tesseract is not installed.
     """
     if not (ocr := find_ocr()):
         raise UnreadableSource(f"{name} is an image, which this model does not see: {NO_OCR}")
-    (text,) = run_child("pdf_child.read_image", data, name, ocr=ocr)["pages"]
-    if not text:
+    found = run_child("pdf_child.read_image", data, name, 10, ocr=ocr)
+    if not found["text"]:
         raise UnreadableSource(f"{name} is an image in which Tesseract finds no text, and this model sees none")
-    return str(text)
+    return found["text"], base64.b64decode(found["boxes"])
 
 
 def describe_pages(name: str, numbers: Sequence[int], what: str) -> str:

@@ -1,6 +1,6 @@
 """Reads a PDF in a process of its own (child_main.py): the text of its pages by their layout, and pages as images.
 
-The answer is {"pages": [text], "images": [base64]} or {"refused": reason}.
+The answer is {"pages": [text], "boxes": [base64], "images": [base64]} or {"refused": reason}.
 Boxes are (left, top, right, bottom) in points as shown.
 """
 
@@ -10,6 +10,7 @@ import base64
 import io
 import math
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -109,6 +110,18 @@ class PageText:
     def _add_space(self, text: str) -> None:
         self.text += text
         self.boxes += [None] * len(text)
+
+
+def pack_words(page: PageText) -> str:
+    """Return the offsets and the box of each word, as `app.extraction.boxes` reads them, in base64."""
+    packed, start = [], 0
+    for end, box in enumerate([*page.boxes, None]):
+        if box is None:
+            if start < end:
+                lefts, tops, rights, bottoms = zip(*page.boxes[start:end], strict=True)  # type: ignore[arg-type]
+                packed.append(struct.pack("<2i4f", start, end, min(lefts), min(tops), max(rights), max(bottoms)))
+            start = end + 1
+    return base64.b64encode(b"".join(packed)).decode()
 
 
 def lay_out(runs: Sequence[Run]) -> PageText:
@@ -370,16 +383,17 @@ def read_pages(data: bytes, max_pages: int, max_chars: int, max_images: int, ocr
     if len(document) > max_pages:
         return {"refused": f"has {len(document):,} pages; at most {max_pages:,} are read: split it"}
     pages: list[str] = []
+    boxes: list[str] = []
     images: list[str] = []
     recognised: list[int] = []
     num_pictures = 0
     for number in range(len(document)):
         page = _open_page(document, number)
         try:
-            text = "" if page is None else "".join(lay_out(read_runs(page, document.formenv, max_chars)).text)
+            laid_out = lay_out([] if page is None else read_runs(page, document.formenv, max_chars))
         except ValueError:
             return {"refused": f"has more than {max_chars:,} characters of text on a page or in all: split it"}
-        pages.append(text)
+        text = "".join(laid_out.text)
         max_chars -= len(text)
         if page is not None and not text and max_images:
             image = _draw(page, OCR_SCALE, OCR_PIXELS) if ocr else _draw(page)
@@ -388,17 +402,21 @@ def read_pages(data: bytes, max_pages: int, max_chars: int, max_images: int, ocr
                     return {"refused": f"has more than {max_images} pages without text: split it"}
                 num_pictures += 1
                 if ocr:
-                    pages[-1] = "".join(lay_out(recognise(image, page.get_size(), ocr)).text)
-                    recognised += [number + 1] * bool(pages[-1])
+                    laid_out = lay_out(recognise(image, page.get_size(), ocr))
+                    text = "".join(laid_out.text)
+                    recognised += [number + 1] * bool(text)
                 else:
                     images.append(_write_jpeg(image))
-    return {"pages": pages, "images": images, "recognised": recognised}
+        pages.append(text)
+        boxes.append(pack_words(laid_out))
+    return {"pages": pages, "boxes": boxes, "images": images, "recognised": recognised}
 
 
 def read_image(data: bytes, ocr: Sequence[str]) -> dict[str, Any]:
-    """Return the text of a picture, as the one page."""
+    """Return the text of a picture, and the boxes of its words in pixels."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
-    return {"pages": ["".join(lay_out(recognise(image, image.size, ocr)).text)]}
+    found = lay_out(recognise(image, image.size, ocr))
+    return {"text": "".join(found.text), "boxes": pack_words(found)}
 
 
 def recognise(image: Any, size: tuple[float, float], ocr: Sequence[str]) -> list[Run]:

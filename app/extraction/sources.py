@@ -16,6 +16,7 @@ from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any
 
+from app.extraction.boxes import find_boxes
 from app.extraction.child import run_child
 from app.extraction.csv_table import TEXT_NAMES, read_csv
 from app.extraction.decoding import UnreadableSource, decode, decode_text
@@ -44,6 +45,7 @@ class Source:
         others: the other cells of its row.
         error: why it cannot be read.
         page_starts: offsets of a PDF's pages in the text.
+        boxes: where the words of each page, or of an image, stand; see app.extraction.boxes.
         images: files or URLs, for a model that sees images.
         notes: what was left out or guessed when it was read; of a whole table in its first row.
     """
@@ -55,6 +57,7 @@ class Source:
     page_starts: tuple[int, ...] = ()
     images: tuple[bytes | str, ...] = ()
     notes: tuple[str, ...] = ()
+    boxes: tuple[bytes, ...] = field(default=(), repr=False)
 
     @property
     def is_empty(self) -> bool:
@@ -65,10 +68,14 @@ class Source:
         return bisect_right(self.page_starts, offset)
 
     def complete(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The record of this source with its notes, and the page, counted from 1, of each place in a PDF."""
-        for found in record["evidence"].values() if self.page_starts else ():
-            if found["match"] != "none":
-                found["page"] = self.find_page(found["start"])
+        """The record of this source with its notes, and the page, counted from 1, and boxes of each place in a PDF."""
+        starts = self.page_starts or (0,) * len(self.boxes)
+        for found in record["evidence"].values() if starts else ():
+            if found["match"] != "none" and (page := bisect_right(starts, found["start"])):
+                found["page"] = page
+                place = found["start"] - starts[page - 1], found["end"] - starts[page - 1]
+                words = self.boxes[page - 1] if self.boxes else b""
+                found["boxes"] = [{"page": page, **each} for each in find_boxes(words, *place)]
         notes = [*self.notes, *record.get("notes", ())]
         return record | ({"notes": notes} if notes else {})
 
@@ -82,8 +89,9 @@ def load_source(text: str) -> Source:
     """Return the document of `dump_source`."""
     given = json.loads(text)
     images = tuple(b64decode(each["base64"]) if isinstance(each, dict) else each for each in given.pop("images"))
+    boxes = tuple(b64decode(each["base64"]) for each in given.pop("boxes", ()))
     page_starts, notes = tuple(given.pop("page_starts")), tuple(given.pop("notes"))
-    return Source(**given, page_starts=page_starts, images=images, notes=notes)
+    return Source(**given, page_starts=page_starts, images=images, notes=notes, boxes=boxes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,7 @@ class Row:
     page_starts: tuple[int, ...] = ()
     images: tuple[bytes, ...] = ()  # of the text column
     notes: tuple[str, ...] = ()
+    boxes: tuple[bytes, ...] = ()
 
     def pick(self, column: str) -> Source:
         """Return the column's text. The file name is omitted because the source's name already has it."""
@@ -106,7 +115,7 @@ class Row:
             error = f"the column {column!r} is empty in this row"
         if column != TEXT_COLUMN:
             return Source(self.name, text, others, error, notes=self.notes)
-        return Source(self.name, text, others, error, self.page_starts, self.images, self.notes)
+        return Source(self.name, text, others, error, self.page_starts, self.images, self.notes, self.boxes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +200,12 @@ def parse_rows(data: bytes, name: str, limits: TableLimits = UNLIMITED, with_ima
         found = read_pdf(data, name, with_images)
         starts = (0, *accumulate(len(page) + len(PAGE_BREAK) for page in found.pages[:-1]))
         cells = {FILE_COLUMN: name, TEXT_COLUMN: PAGE_BREAK.join(found.pages)}
-        return [Row(name, cells, page_starts=starts, images=found.images, notes=found.notes)]
+        return [Row(name, cells, page_starts=starts, images=found.images, notes=found.notes, boxes=found.boxes)]
     if suffix in IMAGE_TYPES:
         if not with_images:
-            cells = {FILE_COLUMN: name, TEXT_COLUMN: read_picture(data, name)}
-            return [Row(name, cells, notes=(f"{name}: text read by OCR",))]
+            text, boxes = read_picture(data, name)
+            cells = {FILE_COLUMN: name, TEXT_COLUMN: text}
+            return [Row(name, cells, notes=(f"{name}: text read by OCR",), boxes=(boxes,))]
         return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: ""}, images=(data,))]
     if suffix in (*OFFICE_TYPES, *OLD_TYPES):
         text, notes = read_office(data, name)

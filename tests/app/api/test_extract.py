@@ -1,6 +1,8 @@
 """POST /v1/extract: a text, a file or rows, whole or streamed; and what is refused."""
 
 import asyncio
+import base64
+import io
 import json
 import logging
 import threading
@@ -9,14 +11,17 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 
 from app.api import extract as api_extract
 from app.extraction import Example, extract
 from app.extraction.cases import SCHEMAS
+from app.extraction.pdf import find_ocr
 from app.ui.api_hint import SNIPPETS, make_snippets
 from app.ui.api_hint import TEXT as CONTACT
 from engine import LLM
 from tests.app.api.harness import Server, Start, events, needs_model
+from tests.app.extraction.pdf_files import make_pdf
 from tests.fakes import PERSON, FakeEngine
 from tests.waiting import wait_until
 
@@ -81,6 +86,33 @@ async def test_a_file_is_read_by_its_name(server: Server) -> None:
             lines = [json.loads(line) for line in (await reply.text()).splitlines()]
         assert reply.status == 200 and [line["valid"] for line in lines] == [True] * num_lines
         assert ("ndjson" in reply.content_type) == ("progress" in lines[0]) == (name == "a.csv")
+
+
+async def test_evidence_in_a_pdf_has_its_page_and_boxes(server: Server) -> None:
+    name, content = "a.pdf", make_pdf("One page", f"More text. {TEXT}", page_entries="/CropBox [10 10 500 750]")
+    status, reply = await send_form(server, ("file", name, content))
+    found = reply["evidence"]["/age"]
+    (box,) = found["boxes"]
+    assert (status, found["page"], box["page"], found["quote"]) == (200, 2, 2, "36")
+    # Helvetica of 10 points at x = 20, 700 points above the lower edge; the crop box cuts 10 on the left and 50 above.
+    places = {"left": 87.8, "top": 40.5, "right": 98.9, "bottom": 52.5}
+    assert {name: box[name] for name in places} == pytest.approx(places, abs=2)
+
+
+@pytest.mark.skipif(not find_ocr(), reason="tesseract is not installed")
+async def test_images_are_recognised_for_a_model_without_eyes(server: Server) -> None:
+    image = Image.new("RGB", (900, 200), "white")
+    ImageDraw.Draw(image).text((50, 50), TEXT, fill="black", font=ImageFont.load_default(60))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    status, reply = await server.post("/v1/extract", {"schema": PERSON, "text": "A note.", "images": [url]})
+    (box,) = reply["evidence"]["/age"]["boxes"]
+    assert status == 200 and reply["notes"] == ["images[0]: text read by OCR"]
+    assert box["page"] == 1 and 50 < box["left"] < box["right"] < 400 and 40 < box["top"] < box["bottom"] < 140
+    for wrong, message in ((url[5:], "not a data: URL"), (f"{url}*", "is not base64"), (url[:60], "images[0] ")):
+        status, reply = await server.post("/v1/extract", {"schema": PERSON, "images": [wrong]})
+        assert (status, reply["error"]["param"]) == (400, "images") and message in reply["error"]["message"]
 
 
 async def send_form(server: Server, *files: tuple[str, str, bytes], **parts: str) -> tuple[int, Any]:

@@ -205,7 +205,7 @@ def test_a_scan_is_read_by_ocr_in_rows_and_its_words_are_highlighted() -> None:
     found = read_pdf(scan, "a.pdf")
     assert (found.pages, found.images) == (["Invoice  ABC\nDesk lamp  Price"], ())
     assert found.notes == ("a.pdf: page 1 has text read by OCR",)
-    assert pdf.read_picture(buffers["PNG"].getvalue(), "a.png") == found.pages[0]
+    assert pdf.read_picture(buffers["PNG"].getvalue(), "a.png")[0] == found.pages[0]
     start = found.pages[0].index("Price")
     shown = np.asarray(Image.open(io.BytesIO(render_page(scan, "a.pdf", 0, start, start + 5))), dtype=int)
     marked = np.argwhere(shown[..., 1] - shown[..., 0] > 20)
