@@ -139,14 +139,14 @@ def summarize(scored: Sequence[Scored]) -> Figures:
     )
 
 
-def find_threshold(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return the least confidence from which on the share WANTED of (confidence, score) pairs is right."""
+def find_threshold(pairs: Sequence[tuple[float, float]], wanted: float = WANTED) -> float | None:
+    """Return the least confidence from which on the share `wanted` of (confidence, score) pairs is right."""
     found, total = None, 0.0
     ordered = _level_ties(pairs)[::-1]
     for count, (confidence, score) in enumerate(ordered, 1):
         total += score
         is_last = count == len(ordered) or ordered[count][0] < confidence
-        if is_last and total >= WANTED * count:
+        if is_last and total >= wanted * count:
             found = confidence
     return found
 

@@ -21,7 +21,7 @@ from app.extraction.calibration import FILE_NAME
 from app.extraction.checks import read_checks, run_checks
 from app.extraction.confidence import field_confidence, score_tokens
 from app.extraction.cuts import list_cuts
-from app.extraction.flags import find_flags
+from app.extraction.flags import LOW_CONFIDENCE, find_flags
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import Leaf, Scan, scan
 from app.extraction.loops import LoopWatch
@@ -70,6 +70,7 @@ class Extractor:
         lora_request: the adapter that reads; None: the base model.
         images: pages of the document as files or URLs, for a model that sees images.
         num_rivals: alternatives that are recorded for each token of the record.
+        approved_from: the confidence from which on approved records say that values may pass unseen.
     """
 
     engine: Engine
@@ -83,6 +84,7 @@ class Extractor:
     lora_request: LoRARequest | None = None
     images: tuple[bytes | str, ...] = ()
     num_rivals: int = 0
+    approved_from: float | None = None
 
     async def stream(
         self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None,
@@ -143,9 +145,12 @@ class Extractor:
                     raise _name_option(error) from error
 
     @property
-    def is_measured(self) -> bool:
-        """Return whether it was measured how often this model's values are right, by their confidence."""
-        return self.lora_request is None and (Path(self.engine.config.model) / FILE_NAME).is_file()
+    def sure_from(self) -> float | None:
+        """Return the confidence from which on values may pass unseen; None if it was not measured for this model."""
+        if self.approved_from is not None:
+            return self.approved_from
+        is_measured = self.lora_request is None and (Path(self.engine.config.model) / FILE_NAME).is_file()
+        return LOW_CONFIDENCE if is_measured else None
 
     @property
     def model_name(self) -> str:
@@ -233,13 +238,13 @@ class Extractor:
         record = record if record is not None else seen.value
         confidence = self._confidence(completion, seen.leaves)
         evidence = find_evidence(seen.leaves, text)
-        checks, is_measured = run_checks(schema, record), self.is_measured
+        checks, sure_from = run_checks(schema, record), self.sure_from
         return ExtractionResult(
             source=source, record=record, raw=completion.text, valid=not errors, errors=errors,
             finish_reason=reason, confidence=confidence, evidence=evidence, leaves=tuple(seen.leaves),
             bounds=bounds, notes=(*notes, *list_cuts(schema, bounds, record, evidence, text)), checks=checks,
-            flags=find_flags(schema, seen.leaves, confidence, evidence, checks, is_measured),
-            is_measured=is_measured, output=output, usage=Usage.of(output),
+            flags=find_flags(schema, seen.leaves, confidence, evidence, checks, sure_from),
+            sure_from=sure_from, output=output, usage=Usage.of(output),
         )
 
     def _confidence(self, completion: CompletionOutput, leaves: list[Leaf]) -> dict[str, float]:
@@ -303,5 +308,5 @@ def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any)
     return replace(
         result, record=record, raw=raw, valid=not errors, errors=errors, evidence=evidence,
         leaves=tuple(leaves), checks=checks,
-        flags=find_flags(schema, leaves, result.confidence, evidence, checks, result.is_measured),
+        flags=find_flags(schema, leaves, result.confidence, evidence, checks, result.sure_from),
     )

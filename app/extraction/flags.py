@@ -2,9 +2,9 @@
 
 A value is flagged if the text does not show it, if the model was unsure, if another field uses the same place of the
 text, if its item repeats an earlier one without a place of its own, or if a check across fields fails. Values that
-are chosen (enum, true, false) need not be in the text. The bounds of a measured model are those below which, on the
-project's hand-written and unseen sets, fewer than about three of four values were right. The confidence of other models
-only ranks the values: the lowest third is flagged.
+are chosen (enum, true, false) need not be in the text. Below LOW_CONFIDENCE, on the project's hand-written and unseen
+sets, fewer than about three of four values of the demo model were right; for other models approved records give such a
+bound. Without one the confidence only ranks the values: the lowest third is flagged.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ REPEATED = "repeats an item before it, which the text does not repeat"
 
 def find_flags(
     schema: Schema, leaves: Sequence[Leaf], confidence: Mapping[str, float],
-    evidence: Mapping[str, Evidence], checks: Iterable[Check] = (), is_measured: bool = True,
+    evidence: Mapping[str, Evidence], checks: Iterable[Check] = (), sure_from: float | None = LOW_CONFIDENCE,
 ) -> dict[str, tuple[str, ...]]:
     """Reasons by JSON pointer, in the order of the record.
 
     Args:
-        is_measured: whether it is known how often values of a confidence are right.
+        sure_from: the confidence from which on values may pass unseen; None if it was not measured.
     """
     shared, repeated = _list_shared(evidence), list_repeated(leaves, evidence)
-    least = set() if is_measured else _list_least_sure(confidence)
+    least = _list_least_sure(confidence) if sure_from is None else set()
+    bound = sure_from or 0.0
     failed: dict[str, list[str]] = {}
     for check in checks:
         # The first pointer is the total, or the smaller value: enough to send a person to the right place.
@@ -51,7 +52,7 @@ def find_flags(
         reasons = list(failed.get(leaf.pointer, ()))
         if found is not None and found.match == "none" and not is_choice:
             reasons.append(NOT_FOUND)
-        if is_measured and sure is not None and sure < (LOW_CHOICE_CONFIDENCE if is_choice else LOW_CONFIDENCE):
+        if sure is not None and sure < (min(bound, LOW_CHOICE_CONFIDENCE) if is_choice else bound):
             reasons.append(UNSURE)
         elif leaf.pointer in least:
             reasons.append(LEAST_SURE)

@@ -57,7 +57,7 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
         evidence=merger.evidence,
         leaves=tuple(leaves),
         checks=checks,
-        flags=find_flags(schema, leaves, merger.confidence, merger.evidence, checks, results[0].is_measured),
+        flags=find_flags(schema, leaves, merger.confidence, merger.evidence, checks, results[0].sure_from),
         # One part may have been read without limits.
         bounds=BoundedSchema(results[0].bounds.schema, tuple(dict.fromkeys(added))),
         notes=(note, *merger.notes, *dict.fromkeys(note for result in results for note in result.notes)),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from app.extraction.bounds import BoundedSchema
 from app.extraction.checks import Check
+from app.extraction.flags import LOW_CONFIDENCE
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import Leaf, scan
 from engine import RequestOutput
@@ -62,7 +63,7 @@ class ExtractionResult:
     checks: tuple[Check, ...] = ()
     # reasons to check a value, by JSON pointer
     flags: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    is_measured: bool = True  # whether it is known how often values of a confidence are right
+    sure_from: float | None = LOW_CONFIDENCE  # the confidence from which on values may pass unseen; None: not measured
     output: RequestOutput | None = None
     usage: Usage = field(default_factory=Usage)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from app.extraction import Schema
 from app.extraction.batch import describe_failure
+from app.extraction.flags import LOW_CONFIDENCE
 from app.extraction.sources import Source, load_source
 from app.store import Connection, Item, Store, jobs, objects
 from app.ui.extract.shown import Shown, restore
@@ -26,7 +27,7 @@ class BatchRun:
 
     owner: str
     job: Item
-    is_measured: bool = True
+    sure_from: float | None = LOW_CONFIDENCE
     lowest_first: bool = False  # show the records with the lowest confidence first
     counts: dict[str, int] = field(default_factory=dict)  # rows by state
     records: dict[int, Record] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class BatchRun:
             return None
         source = load_source(given)
         notes = [note for note in record.get("notes", ()) if note not in source.notes]
-        return restore(record | {"notes": notes, "is_measured": self.is_measured}, source.text, self.schema)
+        return restore(record | {"notes": notes, "sure_from": self.sure_from}, source.text, self.schema)
 
     async def keep(self, store: Store, index: int, shown: Shown) -> None:
         """Put a row back as it was reviewed; the downloads have it."""

@@ -39,6 +39,7 @@ from app.ui.batch.view import (
 from app.ui.examples import Examples
 from app.ui.explain import Explanation, explain, explain_bug
 from app.ui.extract.desk import Desk, Update
+from app.ui.extract.run import approve
 from app.ui.extract.schema_panel import BLANK_PROBLEM, SchemaPanel, is_blank
 from app.ui.extract.shown import Shown
 from app.ui.owner import find_owner
@@ -269,10 +270,12 @@ class BatchTab:
         if shown is None or run is None:
             return gr.skip()
         try:
-            changed = shown.act(data._data)
-        except EditError as error:
+            changed = await asyncio.to_thread(shown.act, data._data)
+            await run.keep(self.store, index, changed)
+            if changed.is_approved:
+                await approve(self.store, run.owner, changed, self.context.engine.model_name)
+        except (EditError, StoreError) as error:
             return self.desk.refuse(error)
-        await run.keep(self.store, index, changed)
         drawn = {**self.desk.draw(changed), self.records: render_records(run)}
         if not run.is_running:
             drawn |= {self.progress: render_progress(run), **await self._save(run)}
@@ -337,7 +340,7 @@ class BatchTab:
                 yield update
 
     def _make_run(self, owner: str, job: Item, lowest_first: bool = False) -> BatchRun:
-        return BatchRun(owner, job, Extractor(self.context.engine).is_measured, lowest_first)
+        return BatchRun(owner, job, Extractor(self.context.engine).sure_from, lowest_first)
 
     async def _show(self, session: str, run: BatchRun) -> AsyncGenerator[Update, None]:
         """Update the page while the run goes on, and at its end; closing the generator leaves the run alone."""

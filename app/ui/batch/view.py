@@ -117,7 +117,8 @@ def _render_table(run: BatchRun) -> str:
         for name in run.records[index]["record"]
     )
     heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
-    body = "".join(_render_record(index + 1, run.records[index], list(columns), run.is_measured) for index in shown)
+    is_measured = run.sure_from is not None
+    body = "".join(_render_record(index + 1, run.records[index], list(columns), is_measured) for index in shown)
     more = f'<p class="figures-line">The first {NUM_SHOWN} of {len(done):,} rows; the downloads have all of them.</p>'
     return (
         '<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th><th scope="col">source</th>'

@@ -188,7 +188,7 @@ class _View:
         """Return the confidence, where it is known what it means."""
         assert self.shown is not None
         sure = self.shown.result.confidence.get(pointer)
-        return f" ({sure:.0%})" if sure is not None and self.shown.result.is_measured and sure < 0.995 else ""
+        return f" ({sure:.0%})" if sure is not None and self.shown.result.sure_from is not None and sure < 0.995 else ""
 
     def _render_items(self, path: Path) -> str:
         """Return the buttons of a list item."""

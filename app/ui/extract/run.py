@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,19 +11,30 @@ from typing import Any
 
 import gradio as gr
 
-from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction
+from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction, Schema
 from app.extraction.choices import NUM_RIVALS, find_choices
 from app.extraction.chunks import PartsDone, stream_whole
 from app.extraction.json_spans import scan
 from app.extraction.prompt import parse_examples
 from app.extraction.review import EditError
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
+from app.store import Connection, Store, StoreError
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
+from app.ui.extract.approvals import (
+    Trust,
+    find_approvals,
+    get_approved,
+    put_approval,
+    read_trust,
+    render_examples,
+    render_trust,
+)
 from app.ui.extract.desk import Desk, Update, find_first_page, find_page
 from app.ui.extract.pages import Opened, show_page
 from app.ui.extract.record_view import render_badge, render_figures, render_growing
 from app.ui.extract.schema_panel import BLANK_PROBLEM, is_blank
-from app.ui.extract.shown import Shown, Verified
+from app.ui.extract.shown import Shown
+from app.ui.owner import find_owner
 from app.ui.pacing import pace
 from app.ui.stops import Stops
 from engine import Engine
@@ -41,10 +51,11 @@ class ExtractRun:
     source_tabs: gr.Tabs
     figures: gr.HTML
     page: gr.HTML
-    verified: gr.HTML
+    trust: gr.HTML
 
-    def __init__(self, engine: Engine, interval_s: float) -> None:
+    def __init__(self, engine: Engine, store: Store, interval_s: float) -> None:
         self.engine = engine
+        self.store = store
         self.interval_s = interval_s
         self.stops = Stops()
         self.checker = SchemaChecker()
@@ -52,8 +63,7 @@ class ExtractRun:
 
     async def run(
         self, text: str, schema_text: str, problem: Explanation | None, with_limits: bool, is_verbatim: bool,
-        instructions: str, examples: str, opened: Opened | None, verified: Verified | None,
-        request: gr.Request,
+        instructions: str, examples: str, opened: Opened | None, request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
         """Extract one record and show it while it is written."""
         images = () if opened is None else opened.source.images
@@ -81,9 +91,12 @@ class ExtractRun:
             if problem is not None or checked is None:
                 yield self._end(problem)
                 return
+            owner = find_owner(request)
+            trust = await self._read_trust(owner, checked.schema)
             extractor = Extractor(
                 self.engine, Limits() if with_limits else None, ground=is_verbatim,
                 instructions=instructions or "", examples=shots, images=images, num_rivals=NUM_RIVALS,
+                approved_from=trust.sure_from if trust is not None else None,
             )
             # A separate cache salt, so that one visitor's text never shows in another's cache timings.
             stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
@@ -94,8 +107,9 @@ class ExtractRun:
                 async with aclosing(pace(stream, self.interval_s)) as parts:
                     async for part in parts:
                         if isinstance(part, ExtractionResult):
-                            shown = await asyncio.to_thread(self._begin, part, text, checked, opened, verified)
-                            yield self.show(shown) | self._idle()
+                            shown = await asyncio.to_thread(self._begin, part, text, checked, opened)
+                            shown = await self._recall(shown, owner)
+                            yield self.show(shown) | {self.trust: render_trust(trust)} | self._idle()
                             if (page := await find_first_page(shown)) is not None:
                                 yield {self.page: page}
                             return
@@ -113,31 +127,46 @@ class ExtractRun:
             yield self._idle() if flag.asked == "leave" else stopped | self._idle()
 
     def _begin(
-        self, result: ExtractionResult, text: str, checked: CheckedSchema, opened: Opened | None,
-        verified: Verified | None,
+        self, result: ExtractionResult, text: str, checked: CheckedSchema, opened: Opened | None
     ) -> Shown:
         notes = opened.source.notes if opened is not None else ()
         choices = find_choices(result, self.engine)
-        shown = Shown(replace(result, notes=(*notes, *result.notes)), text, checked.schema, opened, choices)
-        before = (verified or {}).get(shown.key)
-        return replace(shown, verified=before["record"]) if before else shown
+        return Shown(replace(result, notes=(*notes, *result.notes)), text, checked.schema, opened, choices)
+
+    async def _recall(self, shown: Shown, owner: str) -> Shown:
+        """Compare a record with the one that was approved for the same text and schema."""
+        before = await self.store.run(get_approved, owner, shown)
+        return shown if before is None else replace(shown, verified=before["record"])
+
+    async def _read_trust(self, owner: str, schema: Schema) -> Trust | None:
+        return await self.store.run(read_trust, owner, schema, self.engine.model_name)
+
+    async def add_approved(self, shown: Shown | None, examples: str | None, request: gr.Request) -> str:
+        """Append the latest approved records of the shown schema to the examples."""
+        found = []
+        if shown is not None:
+            approvals = await self.store.run(find_approvals, find_owner(request), shown.schema)
+            found = render_examples([each for each in approvals if each["text"] != shown.text])
+        if not found:
+            raise gr.Error("No other record of this schema is approved yet.", print_exception=False)
+        return "\n".join(dict.fromkeys(filter(None, [*(examples or "").strip().splitlines(), *found])))
 
     def stop(self, request: gr.Request) -> None:
         """End the running extraction."""
         self.stops.ask(str(request.session_hash))
 
-    def act(self, shown: Shown | None, data: gr.EventData) -> Update:
+    async def act(self, shown: Shown | None, data: gr.EventData, request: gr.Request) -> Update:
         """Apply what a person did to the record; all that follows from its values follows at once."""
         if shown is None:
             return gr.skip()
         try:
-            changed = shown.act(data._data)
-        except EditError as error:
+            changed = await asyncio.to_thread(shown.act, data._data)
+            if not changed.is_approved:
+                return self.desk.draw(changed)
+            trust = await approve(self.store, find_owner(request), changed, self.engine.model_name)
+        except (EditError, StoreError) as error:
             return self.desk.refuse(error)
-        drawn = self.desk.draw(changed)
-        if changed.is_approved:
-            drawn[self.verified] = {changed.key: {"record": changed.result.record, "time": time.time()}}
-        return drawn
+        return {**self.desk.draw(changed), self.trust: render_trust(trust)}
 
     async def locate(self, shown: Shown | None, pointer: str) -> Any:
         """Show the page of the PDF where a value is."""
@@ -158,7 +187,7 @@ class ExtractRun:
 
     def clear(self, badge: str = "") -> Update:
         """Return no record and no figures, as for another text."""
-        return {**self.desk.clear(badge), self.figures: ""}
+        return {**self.desk.clear(badge), self.figures: "", self.trust: ""}
 
     def _progress(self, part: PartialExtraction | PartsDone | None) -> Update:
         """Return the record as far as it has been generated."""
@@ -177,6 +206,16 @@ class ExtractRun:
     def _end(self, problem: Explanation | None) -> Update:
         """Return the reason why there is no record."""
         return self.clear(problem.as_html() if problem else "") | self._idle()
+
+
+async def approve(store: Store, owner: str, shown: Shown, model: str) -> Trust | None:
+    """Keep an approved record, and return what all of its schema say of the model."""
+
+    def keep(db: Connection) -> Trust | None:
+        put_approval(db, owner, shown, model)
+        return read_trust(db, owner, shown.schema, model)
+
+    return await store.run(keep)
 
 
 def add_example(shown: Shown | None, examples: str | None) -> str:

@@ -13,11 +13,10 @@ from app.extraction import Evidence, ExtractionResult, Schema
 from app.extraction.bounds import BoundedSchema
 from app.extraction.choices import Choice
 from app.extraction.extractor import make_again
+from app.extraction.flags import LOW_CONFIDENCE
 from app.extraction.json_spans import Leaf, Scalar, scan
 from app.extraction.review import Change, EditError, apply_edits, change_items, compare, put_value
 from app.ui.extract.pages import Opened
-
-Verified = dict[str, dict[str, Any]]  # {"record", "time"} by the key of text and schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class Shown:
         draft = {"record": self.drafted.record, "confidence": self.drafted.confidence}
         return {
             "source": self.result.source, "record": self.result.record, "finish_reason": self.result.finish_reason,
-            "notes": list(self.result.notes), "is_measured": self.result.is_measured, "draft": draft,
+            "notes": list(self.result.notes), "sure_from": self.result.sure_from, "draft": draft,
             "choices": {pointer: asdict(choice) for pointer, choice in self.choices.items()},
             "checked": sorted(self.checked), "approved": self.is_approved,
         }
@@ -157,7 +156,7 @@ def restore(kept: Mapping[str, Any], text: str, schema: Schema) -> Shown:
     draft = kept.get("draft", kept)
     result = ExtractionResult(
         kept["source"], draft["record"], "", True, (), kept["finish_reason"], draft["confidence"], {}, (),
-        BoundedSchema(schema), tuple(kept.get("notes", ())), is_measured=kept.get("is_measured", True),
+        BoundedSchema(schema), tuple(kept.get("notes", ())), sure_from=kept.get("sure_from", LOW_CONFIDENCE),
     )
     choices = {pointer: Choice(**each) for pointer, each in kept.get("choices", {}).items()}
     shown = Shown(make_again(schema, text, result, draft["record"]), text, schema, choices=choices)

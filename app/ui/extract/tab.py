@@ -21,6 +21,7 @@ from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, UnreadableSource, 
 from app.store import Connection, Store, StoreError, objects
 from app.ui.examples import Examples, is_demo_model
 from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.extract.approvals import render_trust
 from app.ui.extract.desk import Update
 from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
@@ -29,7 +30,7 @@ from app.ui.extract.shown import Shown, restore
 from app.ui.owner import find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.schema.suggest import TASK, propose_schema, read_names
-from app.ui.scripts import read_kept, read_script
+from app.ui.scripts import read_script
 from engine import Engine
 
 FILE_TYPES = ["text", ".md", ".csv", ".log", ".xml", ".pdf", *OFFICE_TYPES]
@@ -64,8 +65,7 @@ class ExtractTab(ExtractRun):
     def __init__(
         self, engine: Engine, examples: Examples, store: Store, interval_s: float = UPDATE_INTERVAL_S
     ) -> None:
-        super().__init__(engine, interval_s)
-        self.store = store
+        super().__init__(engine, store, interval_s)
         self.examples = examples
         self.panel = SchemaPanel(examples)
 
@@ -80,24 +80,20 @@ class ExtractTab(ExtractRun):
                     self.run_button = gr.Button("Extract", variant="primary", elem_id="run", min_width=120)
                     self.stop_button = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=80)
                 self.panel.build(demo)
-                settings, add = self._build_settings()
+                settings, add, add_approved = self._build_settings()
             with gr.Column(scale=1, min_width=300, elem_classes="record-side"):
                 self.desk.build_record()
                 self.figures = gr.HTML("", elem_id="figures", apply_default_css=False)
+                self.trust = gr.HTML("", elem_id="trust", apply_default_css=False)
                 gr.HTML(render_calibration(self.engine), elem_id="calibration", apply_default_css=False)
                 if is_demo_model(self.engine):
                     gr.HTML(DEMO_NOTE, apply_default_css=False)
-        # As an input, everything stored in the browser; as an output, one more record.
-        self.verified = gr.HTML(
-            {}, html_template="", apply_default_css=False, elem_id="verified",
-            js_on_load=read_script("kept") + read_script("verified"),
-        )
         # Never displayed: carries what READ_OPENING has read into the event, and the project's id to the browser.
         self.kept = gr.HTML(
             {}, html_template="", apply_default_css=False, elem_id="kept-project", js_on_load=KEEP_PROJECT
         )
         self.project = gr.State("")
-        self._connect(demo, settings, add)
+        self._connect(demo, settings, add, add_approved)
 
     def _build_source(self) -> None:
         with gr.Row(elem_classes="bar"):
@@ -126,7 +122,7 @@ class ExtractTab(ExtractRun):
                 self.page = gr.HTML("", elem_id="page", apply_default_css=False, js_on_load=read_script("page"))
         self.opened = gr.State(None)  # Opened, or None
 
-    def _build_settings(self) -> tuple[list[gr.components.Component], gr.Button]:
+    def _build_settings(self) -> tuple[list[gr.components.Component], gr.Button, gr.Button]:
         limits = Limits()
         with gr.Accordion("Options", open=False, elem_classes="fold"):
             with_limits = gr.Checkbox(
@@ -145,30 +141,35 @@ class ExtractTab(ExtractRun):
                 elem_classes="mono",
                 placeholder="Optional: texts with their correct records, which the model reads first",
             )
-            add = gr.Button("Add the shown record as an example", size="sm")
-        return [with_limits, is_verbatim, instructions, examples], add
+            with gr.Row():
+                add = gr.Button("Add the shown record", size="sm", min_width=140)
+                add_approved = gr.Button("Add approved records", size="sm", min_width=140)
+        return [with_limits, is_verbatim, instructions, examples], add, add_approved
 
-    def _connect(self, demo: gr.Blocks, settings: list[gr.components.Component], add: gr.Button) -> None:
+    def _connect(
+        self, demo: gr.Blocks, settings: list[gr.components.Component], add: gr.Button, add_approved: gr.Button
+    ) -> None:
         desk, panel = self.desk, self.panel
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         at_once = {"queue": False, **quiet}
-        ran = [*desk.parts, self.figures, self.source_tabs, self.run_button, self.stop_button, self.page]
+        ran = [*desk.parts, self.figures, self.trust, self.source_tabs, self.run_button, self.stop_button, self.page]
         file = [self.name, self.text, self.image, self.image_tab, self.page_tab, self.opened, self.sample]
-        inputs = [self.text, panel.code, panel.problem, *settings, self.opened, self.verified]
+        inputs = [self.text, panel.code, panel.problem, *settings, self.opened]
         demo.load(self.offer_files, None, self.upload, **at_once)
         proved = [*ran, *file, *panel.views]
         demo.load(self.open, self.kept, [*proved, self.project], js=READ_OPENING, **quiet)
-        changes = [*panel.changes, self.run_button.click(self.run, inputs, ran, js=read_kept("readVerified"), **quiet)]
+        changes = [*panel.changes, self.run_button.click(self.run, inputs, ran, **quiet)]
         self.stop_button.click(self.stop, None, None, **at_once)
         # One after the other, so that each action builds on the one before.
         changes += [desk.fields.act(
-            self.act, desk.shown, [*desk.parts, self.verified], concurrency_limit=1, concurrency_id="review",
+            self.act, desk.shown, [*desk.parts, self.trust], concurrency_limit=1, concurrency_id="review",
             trigger_mode="multiple", **quiet,
         )]
         desk.on_look(desk.explain, desk.why)
         desk.on_look(self.locate, self.page)
         self.page.turn(self.turn, self.opened, self.page, trigger_mode="always_last", **at_once)
         add.click(add_example, [desk.shown, settings[-1]], settings[-1], **at_once)
+        add_approved.click(self.add_approved, [desk.shown, settings[-1]], settings[-1], **quiet)
         changes += [
             self.upload.upload(self.open_file, self.upload, [*ran, *file], **at_once),
             self.sample.input(self.pick_sample, self.sample, proved, **at_once),
@@ -209,7 +210,9 @@ class ExtractTab(ExtractRun):
             drawn = {**self._put("", kept.get("draft") or body["text"]), **self.panel.show(body["schema"])}
             if (record := body["record"]) is not None:
                 shown = await asyncio.to_thread(restore, record, record["text"], record["schema"])
-                drawn |= self.desk.draw(shown) | {self.source_tabs: gr.update(selected=choose_tab(shown))}
+                trust = await self._read_trust(find_owner(request), shown.schema)
+                drawn |= self.desk.draw(shown) | {self.trust: render_trust(trust)}
+                drawn[self.source_tabs] = gr.update(selected=choose_tab(shown))
             yield drawn | {self.project: project}
         elif kept.get("is_new"):
             async with aclosing(self.prove(request)) as updates:
@@ -227,7 +230,7 @@ class ExtractTab(ExtractRun):
         picked = await self.pick_sample(PROOF, request)
         yield picked
         schema = picked[self.panel.code]
-        running = self.run(picked[self.text], schema, None, True, False, "", "", None, None, request)
+        running = self.run(picked[self.text], schema, None, True, False, "", "", None, request)
         async with aclosing(running) as updates:
             async for update in updates:
                 yield update

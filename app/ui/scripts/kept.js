@@ -27,15 +27,6 @@ const CHATS = "troupe-chats";
 const readCurrent = () => { try { return sessionStorage.getItem(CHATS); } catch { return null; } };
 const writeCurrent = (id) => { try { sessionStorage.setItem(CHATS, id ?? ""); } catch { /* forbidden */ } };
 
-// Verified records, each with the time it was kept: the newer one stays.
-const VERIFIED = "troupe-verified";
-const readVerified = () => readKept(VERIFIED);
-const addVerified = (added) => {
-  const kept = readVerified();
-  for (const [key, entry] of Object.entries(added || {})) if (!(kept[key]?.time > entry.time)) kept[key] = entry;
-  if (!writeKept(VERIFIED, kept)) warn("This browser has no room left to keep the verified record. Clear it to make room, and verify it again.");
-};
-
 // Schemas, by their titles.
 const SCHEMAS = "troupe-schemas";
 const readSchemas = () => readKept(SCHEMAS);

@@ -77,9 +77,9 @@ def test_a_chosen_value_need_not_be_in_the_text_but_the_model_has_to_be_sure() -
 def test_without_measurements_the_least_sure_third_is_flagged_and_never_what_is_certain() -> None:
     leaves = scan('{"a": true, "b": true, "c": true, "d": true} ').leaves
     sure = {"/a": 0.6, "/b": 0.4, "/c": 0.7, "/d": 1.0}
-    assert find_flags({}, leaves, sure, {}, is_measured=False) == {"/a": (LEAST_SURE,), "/b": (LEAST_SURE,)}
+    assert find_flags({}, leaves, sure, {}, sure_from=None) == {"/a": (LEAST_SURE,), "/b": (LEAST_SURE,)}
     certain = dict.fromkeys(sure, 0.999)
-    assert find_flags({}, leaves, certain, {}, is_measured=False) == {}
+    assert find_flags({}, leaves, certain, {}, sure_from=None) == {}
 
 
 def test_what_the_text_does_not_show_and_two_fields_with_one_place_are_flagged() -> None:

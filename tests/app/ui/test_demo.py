@@ -50,7 +50,7 @@ def test_handlers_that_read_what_the_event_loop_changes_run_on_it(demo: gr.Block
 
 def test_every_event_reads_anew_what_the_browser_keeps(demo: gr.Blocks) -> None:
     """A tab's earlier copy may be outdated, because other tabs write to the storage too."""
-    readers = {"kept-chat": ("readCurrent()",), "verified": ("readVerified()",), "kept-settings": ("readSettings()",)}
+    readers = {"kept-chat": ("readCurrent()",), "kept-settings": ("readSettings()",)}
     found = set()
     # An event without a handler does what its script does.
     for fn in (each for each in demo.fns.values() if each.fn is not None):

@@ -44,7 +44,8 @@ def build_tab() -> ExtractTab:
 def make_tab(samples: dict[str, Path] | None = None, **options: Any) -> tuple[ExtractTab, FakeEngine]:
     """A tab of its own with the components of the others, which take a while to make."""
     tab, engine = copy.copy(build_tab()), FakeEngine(**options)
-    tab.engine, tab.stops, tab.examples = engine, Stops(), Examples({"person": SCHEMA}, samples or {})
+    tab.engine, tab.store, tab.stops = engine, Store(), Stops()
+    tab.examples = Examples({"person": SCHEMA}, samples or {})
     return tab, engine
 
 
@@ -55,7 +56,7 @@ def read(tab: ExtractTab, update: Any) -> Any:
         "badge": desk.badge, "fields": desk.fields, "record": desk.record, "marked": desk.marked, "shown": desk.shown,
         "figures": tab.figures, "tabs": tab.source_tabs, "run": tab.run_button, "stop": tab.stop_button,
         "page": tab.page, "page_tab": tab.page_tab, "text": tab.text, "name": tab.name, "opened": tab.opened,
-        "verified": tab.verified, "form": panel.form, "schema": panel.code, "status": panel.status,
+        "trust": tab.trust, "form": panel.form, "schema": panel.code, "status": panel.status,
         "chosen": panel.chooser, "fold": panel.fold,
     }
     found = {} if update == gr.skip() else update
@@ -66,11 +67,11 @@ EXAMPLE = '{"text": "Bob, 5", "record": {"name": "Bob", "age": 5}}'
 
 
 async def run(
-    tab: ExtractTab, text: str = "Ada, 36", schema: str = SCHEMA, limits: bool = True, verified: Any = None,
+    tab: ExtractTab, text: str = "Ada, 36", schema: str = SCHEMA, limits: bool = True,
     verbatim: bool = False, problem: Any = None,
 ) -> list[Any]:
     updates = [
-        update async for update in tab.run(text, schema, problem, limits, verbatim, "", None, None, verified, REQUEST)
+        update async for update in tab.run(text, schema, problem, limits, verbatim, "", None, None, REQUEST)
     ]
     return [read(tab, update) for update in updates]
 
@@ -79,7 +80,7 @@ async def test_instructions_and_examples_reach_the_engine() -> None:
     tab, engine = make_tab()
     _ = [
         each
-        async for each in tab.run("Ada, 36", SCHEMA, None, True, False, "Ages in years.", EXAMPLE, None, None, REQUEST)
+        async for each in tab.run("Ada, 36", SCHEMA, None, True, False, "Ages in years.", EXAMPLE, None, REQUEST)
     ]
     assert "Ages in years." in engine.requests[0].prompt and "Bob, 5" in engine.requests[0].prompt
 
@@ -88,10 +89,10 @@ async def collect(updates: AsyncGenerator[Any, None]) -> list[Any]:
     return [update async for update in updates]
 
 
-def act(tab: ExtractTab, shown: Any, action: str = "edit", pointer: str = "", **edits: str) -> Any:
+async def act(tab: ExtractTab, shown: Any, action: str = "edit", pointer: str = "", **edits: str) -> Any:
     """What the page shows after a person did this."""
     data = {"action": action, "pointer": pointer, "edits": {f"/{name}": text for name, text in edits.items()}}
-    return read(tab, tab.act(shown, SimpleNamespace(_data=data)))  # type: ignore[arg-type]
+    return read(tab, await tab.act(shown, SimpleNamespace(_data=data), REQUEST))  # type: ignore[arg-type]
 
 
 async def test_a_run_ends_in_badge_fields_json_table_and_marked_source() -> None:
@@ -153,7 +154,7 @@ async def test_a_full_queue_is_explained() -> None:
 
 async def test_stop_reports_an_incomplete_record() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, REQUEST)
     await anext(updates)
     await anext(updates)
     tab.stop(REQUEST)
@@ -164,7 +165,7 @@ async def test_stop_reports_an_incomplete_record() -> None:
 
 async def test_closing_the_tab_aborts_the_request() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, REQUEST)
     await anext(updates)
     await anext(updates)
     await updates.aclose()
@@ -175,7 +176,7 @@ async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, "", "", None, None, REQUEST):
+        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, "", "", None, REQUEST):
             updates.append(read(tab, update))
     last = updates[-1]
     assert "inside the app" in last.badge and "ZeroDivisionError" in last.badge
@@ -191,15 +192,14 @@ async def test_a_long_run_of_digits_is_no_trouble_in_verbatim_mode() -> None:
 
 async def test_an_approved_record_is_kept_and_a_later_run_is_compared_with_it() -> None:
     tab, _ = make_tab()
-    corrected = act(tab, (await run(tab))[-1].shown, age="37")
+    corrected = await act(tab, (await run(tab))[-1].shown, age="37")
     assert '"age": 37' in corrected.record and "typed by you" in corrected.fields
-    done = act(tab, corrected.shown, "approve")
+    done = await act(tab, corrected.shown, "approve")
     assert ">approved<" in done.badge and ">All checked</button>" in done.fields
-    (kept,) = done.verified.values()
-    assert kept["record"] == {"name": "Ada", "age": 37} and list(done.verified) == [corrected.shown.key]
-    again = (await run(tab, verified=done.verified))[-1]
+    assert "1 record approved with this schema: 1 of 2 values" in done.trust and "From 10 on" in done.trust
+    again = (await run(tab))[-1]
     assert "approved before: 37" in again.fields and "1 of 2 fields as approved before" in again.fields
-    other = (await run(tab, text="Ada, 36!", verified=done.verified))[-1]
+    other = (await run(tab, text="Ada, 36!"))[-1]
     assert "approved before" not in other.fields
 
 
@@ -218,17 +218,17 @@ async def test_a_correction_that_breaks_the_schema_shows_at_once_and_is_not_appr
 ) -> None:
     tab, _ = make_tab()
     shown = (await run(tab, schema=schema))[-1].shown
-    update = act(tab, shown, **edits)
+    update = await act(tab, shown, **edits)
     assert ">not valid<" in update.badge and words in update.badge and "flagged" in update.fields
-    refused = act(tab, update.shown, "approve")
-    assert "not done" in refused.badge and refused.shown == gr.skip() and refused.verified == gr.skip()
-    undone = act(tab, update.shown, "undo", f"/{next(iter(edits))}")
+    refused = await act(tab, update.shown, "approve")
+    assert "not done" in refused.badge and refused.shown == gr.skip() and refused.trust == gr.skip()
+    undone = await act(tab, update.shown, "undo", f"/{next(iter(edits))}")
     assert "valid JSON" in undone.badge and "typed by you" not in undone.fields
 
 
 async def test_before_any_run_there_is_nothing_to_do() -> None:
     tab, _ = make_tab()
-    assert act(tab, None, "approve").badge == gr.skip()
+    assert (await act(tab, None, "approve")).badge == gr.skip()
 
 
 async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(tmp_path: Path) -> None:
@@ -242,14 +242,14 @@ async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(tmp_path:
 
 async def test_a_reload_keeps_text_schema_record_and_corrections() -> None:
     tab, _ = make_tab()
-    shown = act(tab, (await run(tab))[-1].shown, "check", "/name", age="37").shown
+    shown = (await act(tab, (await run(tab))[-1].shown, "check", "/name", age="37")).shown
     project, _ = await tab.keep("", "Ada, 36", SCHEMA, shown, REQUEST)
     (opened,) = [read(tab, update) async for update in tab.open({"project": project}, REQUEST)]
     again = opened.shown
     assert (opened.text, opened.schema, again.result.record) == ("Ada, 36", SCHEMA, {"name": "Ada", "age": 37})
     assert (again.by_hand, again.checked) == (shown.by_hand, shown.checked)
     assert render_why(again, "/name") == render_why(shown, "/name")
-    assert act(tab, again, "undo", "/age").shown.result.record == {"name": "Ada", "age": 36}
+    assert (await act(tab, again, "undo", "/age")).shown.result.record == {"name": "Ada", "age": 36}
     # What was typed since is newer; another browser has no such project.
     (opened,) = [read(tab, update) async for update in tab.open({"project": project, "draft": "Ada, 40"}, REQUEST)]
     assert opened.text == "Ada, 40" and opened.shown.text == "Ada, 36"
@@ -272,7 +272,7 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     good.write_text("Bob")
     bad.write_bytes(b"\xff")
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, REQUEST)
     await anext(updates)
     running = asyncio.create_task(collect(updates))
     await wait_until(lambda: len(engine.requests) == 1)
@@ -362,13 +362,13 @@ async def test_a_scan_is_extracted_from_its_pages(tmp_path: Path) -> None:
 
 
 def run_opened(tab: ExtractTab, text: str, opened: Any) -> AsyncGenerator[Any, None]:
-    return tab.run(text, SCHEMA, None, True, False, "", "", opened, None, REQUEST)
+    return tab.run(text, SCHEMA, None, True, False, "", "", opened, REQUEST)
 
 
 @pytest.mark.parametrize("line", ["no", "[]", '{"text": 5, "record": {}}', '{"text": "x"}'])
 async def test_an_example_that_is_none_is_named_by_its_line(line: str) -> None:
     tab, engine = make_tab()
-    updates = tab.run("Ada", SCHEMA, None, True, False, "", f"{EXAMPLE}\n{line}", None, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", f"{EXAMPLE}\n{line}", None, REQUEST)
     (refused,) = [read(tab, update) async for update in updates]
     assert "Line 2" in refused.badge and engine.requests == []
 
@@ -393,25 +393,25 @@ async def test_marks_follow_the_items_that_come_and_go() -> None:
     tab, _ = make_tab()
     typed = (await show_lines(tab)).act({"edits": {"/lines/2/price": "2"}})
     assert typed.by_hand == {"/lines/2/price"} and "/lines/1/name" in typed.checked
-    removed = act(tab, typed, "remove", "/lines/0").shown
+    removed = (await act(tab, typed, "remove", "/lines/0")).shown
     assert removed.by_hand == {"/lines/1/price"} and "/lines/0/name" in removed.checked
     assert removed.result.confidence["/lines/0/name"] == 0.6 and removed.result.confidence["/lines/1/name"] == 0.7
-    added = act(tab, removed, "add", "/lines/0")
+    added = await act(tab, removed, "add", "/lines/0")
     assert added.shown.by_hand == {"/lines/1/name", "/lines/1/price", "/lines/2/price"}
     sure = added.shown.result.confidence
     assert sure["/lines/2/name"] == 0.7 and "/lines/1/name" not in sure
     assert 'aria-label="lines › 2 › name"' in added.fields and json.loads(added.record)["lines"][1]["name"] == ""
-    assert "not done" in act(tab, removed, "add", "/lines/9").badge
+    assert "not done" in (await act(tab, removed, "add", "/lines/9")).badge
 
 
 async def test_sums_counts_and_marks_follow_each_correction_at_once() -> None:
     tab, _ = make_tab()
     schema = LINES | {"x-checks": [{"sum": ["/lines/*/price"], "equals": "/total"}]}
     shown = dataclasses.replace(await show_lines(tab), schema=schema)
-    wrong = act(tab, shown, **{"lines/0/price": "5"})
+    wrong = await act(tab, shown, **{"lines/0/price": "5"})
     assert "/total" in wrong.shown.to_check and "total is 3" in wrong.fields and "typed by you" in wrong.fields
     assert "please check" in wrong.badge and len(wrong.shown.to_check) == 5
-    right = act(tab, wrong.shown, total="7")
+    right = await act(tab, wrong.shown, total="7")
     assert "/total" not in right.shown.to_check and "total is" not in right.fields and len(right.shown.to_check) == 4
 
 

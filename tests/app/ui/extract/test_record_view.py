@@ -48,7 +48,7 @@ async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure
     page = show(found)
     assert page.count("Check: the model was unsure (78%)") == 1 and page.count("%") == 1
     assert ">1 to check, 1 unchecked</button>" in page
-    assert "%" not in show(dataclasses.replace(found, is_measured=False))
+    assert "%" not in show(dataclasses.replace(found, sure_from=None))
     checked = Shown(found, "", PERSON).act({"action": "check", "pointer": "/name"})
     page = render_fields(checked)
     assert "✓ checked: the model was unsure" in page and ">1 unchecked</button>" in page

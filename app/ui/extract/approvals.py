@@ -1,0 +1,139 @@
+"""Approved records in the store, and what they say of the model: how often its values were right as it wrote them.
+
+An approval has the record, its text, digest of the schema, name of the model, and for each value that the model wrote
+its field, its confidence (null where the model had no choice) and whether the approved record has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.extraction import Schema
+from app.extraction.evaluate import find_threshold
+from app.extraction.json_spans import Path
+from app.store import Connection, objects
+from app.store.objects import Json
+from app.ui.extract.shown import Shown
+
+MIN_APPROVED = 10
+SHARE_RIGHT = 0.99
+MAX_EXAMPLES = 3
+MAX_APPROVALS, MAX_BYTES = 500, 20_000_000  # of one owner
+Field = tuple[str, str]  # its name and the share of right values, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What the approved records of one schema say of one model.
+
+    Attributes:
+        num_right, num_values: values that the model wrote; those where it had no choice count.
+        sure_from: the least confidence from which on SHARE_RIGHT of the values were right; None if there is none, or
+            fewer than MIN_APPROVED records.
+        num_sure: values of at least that confidence, and those where the model had no choice.
+        fields: from the one that was most often wrong.
+    """
+
+    num_records: int
+    num_right: int
+    num_values: int
+    sure_from: float | None
+    num_sure: int
+    fields: tuple[Field, ...]
+
+
+def put_approval(db: Connection, owner: str, shown: Shown, model: str) -> None:
+    """Keep an approved record; it replaces one of the same text and schema.
+
+    Raises StoreFull: there is no room.
+    """
+    kept = {shown.origin.get(leaf.pointer) for leaf in shown.result.leaves if leaf.pointer not in shown.by_hand}
+    values = [
+        [name_field(leaf.path), shown.drafted.confidence.get(leaf.pointer), leaf.pointer in kept]
+        for leaf in shown.drafted.leaves
+    ]
+    body = {
+        "record": shown.result.record, "text": shown.text, "schema": make_digest(shown.schema), "model": model,
+        "values": values,
+    }
+    objects.put(db, owner, "approval", make_id(shown), body)
+    objects.keep_latest(db, owner, "approval", MAX_APPROVALS, MAX_BYTES)
+
+
+def get_approved(db: Connection, owner: str, shown: Shown) -> Json | None:
+    """Return the approval of the same text and schema."""
+    found = objects.get(db, owner, "approval", make_id(shown))
+    return None if found is None else found.body
+
+
+def find_approvals(db: Connection, owner: str, schema: Schema, model: str | None = None) -> list[Json]:
+    """Return the approvals with a schema, and a model if one is given, the latest first."""
+    found = objects.find(db, owner, "approval", text=f'"schema":"{make_digest(schema)}"')
+    return [each.body for each in found if model in (None, each.body["model"])]
+
+
+def read_trust(db: Connection, owner: str, schema: Schema, model: str) -> Trust | None:
+    """Return what the approved records say; None without any."""
+    approvals = find_approvals(db, owner, schema, model)
+    values = [value for each in approvals for value in each["values"]]
+    if not values:
+        return None
+    pairs = [(sure, float(is_right)) for _, sure, is_right in values if sure is not None]
+    sure_from = find_threshold(pairs, SHARE_RIGHT) if len(approvals) >= MIN_APPROVED else None
+    totals, rights = Counter(name for name, *_ in values), Counter(name for name, _, is_right in values if is_right)
+    ordered = sorted(totals, key=lambda name: rights[name] / totals[name])
+    return Trust(
+        len(approvals), rights.total(), totals.total(), sure_from,
+        sum(sure_from is not None and (sure is None or sure >= sure_from) for _, sure, _ in values),
+        tuple((name, f"{rights[name]} of {totals[name]}") for name in ordered),
+    )
+
+
+def render_trust(trust: Trust | None) -> str:
+    """Return what a person may conclude from the approved records of this schema."""
+    if trust is None:
+        return ""
+    records = "1 record" if trust.num_records == 1 else f"{trust.num_records} records"
+    right = f"{trust.num_right} of {trust.num_values} values were right as written"
+    words = f"{records} approved with this schema: {right}."
+    if trust.num_records < MIN_APPROVED:
+        words += f" From {MIN_APPROVED} on, they say which values may pass unseen."
+    elif trust.sure_from is None:
+        words += " No confidence was enough: check every value."
+    else:
+        words += (
+            f" <b>{trust.num_sure / trust.num_values:.0%} of the values may pass unseen</b>, those of "
+            f"{trust.sure_from:.1%} and more: {SHARE_RIGHT:.0%} of them were right. The others are marked."
+        )
+    rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{share}</td></tr>" for name, share in trust.fields)
+    heads = '<tr><th scope="col">Field</th><th scope="col">Right as written</th></tr>'
+    return (
+        f"<details class='calibration'><summary>{words}</summary>"
+        f"<table><thead>{heads}</thead><tbody>{rows}</tbody></table></details>"
+    )
+
+
+def render_examples(approvals: Sequence[Json]) -> list[str]:
+    """Return the latest approved records as lines of the examples that the model reads first."""
+    return [
+        json.dumps({"text": each["text"], "record": each["record"]}, ensure_ascii=False)
+        for each in approvals[:MAX_EXAMPLES]
+    ]
+
+
+def name_field(path: Path) -> str:
+    """Return one name for a field in all items of a list."""
+    return " › ".join(step for step in path if isinstance(step, str)) or "the record"
+
+
+def make_digest(schema: Schema) -> str:
+    return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def make_id(shown: Shown) -> str:
+    return f"approval-{shown.key}"

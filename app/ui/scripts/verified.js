@@ -1,2 +1,0 @@
-// `props.value` is the record that was verified last, by the key of its text and schema.
-watch("value", () => addVerified(props.value));
