@@ -30,8 +30,9 @@ from engine.thread_priority import lower_priority
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher, StoppableMatcher
 
 COMPILE_THREADS = 2
-# Building the compiler of so many tokens holds the GIL for half a second: better at the start than amid streams.
+# Building the compiler of so many tokens holds the GIL for half a second: better early than amid streams.
 LARGE_VOCABULARY = 32_000
+BUILD_DELAY_S = 2.0  # of the compiler of a large vocabulary: the first tokens have the processor for themselves
 # Longer specs and those for xgrammar may take seconds to compile, so they use a separate thread.
 LONG_SPEC = 8192  # characters
 # Niceness of the threads that fill slow masks and compile long grammars. A thread of the forward pass on the same core
@@ -52,8 +53,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
     """Owns the compiler and the matchers.
 
     Args:
-        make_compiler: builds the compiler, at once for a large vocabulary, else on first use. Its argument: a pool for
-            long compiles without the GIL.
+        make_compiler: builds the compiler on first use, for a large vocabulary soon after the start. Its argument: a
+            pool for long compiles without the GIL.
         encode: text -> token ids, for drafts of forced text; None: there are no drafts.
     """
 
@@ -79,8 +80,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         # The lanes for masks of slow programs and of very slow ones.
         self._lanes = tuple(ThreadPoolExecutor(1, f"troupe-masks-{i}", lower) for i in range(2))
         self._building = Lock()
-        if vocab_size >= LARGE_VOCABULARY:
-            self._pool.submit(self._build_compiler)
+        self._is_large = vocab_size >= LARGE_VOCABULARY
 
     async def open(self, message: AddRequest, spec: GrammarSpec) -> GrammarInfo:
         """Compile a request's grammar, and make the matchers of its completions. Raises as `compile` does."""
@@ -135,9 +135,11 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
             begun.cancel()
 
     async def run(self) -> None:
+        timer = self._loop.call_later(BUILD_DELAY_S, self._build_early)
         try:
             await super().run()
         finally:
+            timer.cancel()
             for pool in (self._pool, self._slow_pool, self._native_pool, *self._lanes):
                 pool.shutdown(wait=False, cancel_futures=True)
 
@@ -188,6 +190,10 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
     def _fill_apart(self, mask: ApartMask) -> None:
         mask.fill()
         self.tell(mask)
+
+    def _build_early(self) -> None:
+        if self._is_large:
+            self._pool.submit(self._build_compiler)
 
     def _build_compiler(self) -> GrammarCompiler:
         with self._building:

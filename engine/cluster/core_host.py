@@ -12,6 +12,7 @@ from engine.cache_folder import CacheFolder
 from engine.config import EngineConfig
 from engine.engine_core import EngineCore
 from engine.errors import ConfigError
+from engine.host_memory import return_freed_memory
 from engine.input.tokenizer import Tokenizer
 from engine.messages import CoreInbox
 from engine.model import read_eos_token_ids
@@ -140,6 +141,7 @@ def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer | None, tuple[int, .
         return None, read_eos_token_ids(config.model)
     cache = CacheFolder() if config.weight_cache else None
     tokenizer = Tokenizer(config.tokenizer or config.model, config.model if config.tokenizer else None, cache)
+    return_freed_memory()  # reading a large vocabulary leaves 200 MB of holes
     return tokenizer, tokenizer.eos_token_ids
 
 

@@ -28,10 +28,14 @@ class SpecialTokenEscaper:
     """Replaces the special tokens of one tokenizer in messages, and encodes the rendered result."""
 
     def __init__(self, backend: Any, special_tokens: Sequence[str]) -> None:
-        # Longest first: one special token may begin with another.
-        ordered = sorted(filter(None, special_tokens), key=len, reverse=True)
-        spellings = [*map(re.escape, ordered), f"[{PLACEHOLDERS[0]}-{PLACEHOLDERS[-1]}]"]
-        self._pattern = re.compile("|".join(spellings))
+        self._spellings = {*filter(None, special_tokens), *PLACEHOLDERS}
+        # The lengths of those that begin with a character, longest first: one may begin with another.
+        lengths: dict[str, set[int]] = {}
+        for each in self._spellings:
+            lengths.setdefault(each[0], set()).add(len(each))
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        # A pattern of all spellings would take a second to compile for a vocabulary of Gemma.
+        self._firsts = re.compile(f"[{re.escape(''.join(self._lengths))}]")
         self._backend = backend
         # Made on first use: copying a large vocabulary takes a second.
         self._copies: tuple[Any, Any, dict[int, int]] | None = None
@@ -41,17 +45,24 @@ class SpecialTokenEscaper:
         """Return the messages with placeholders, and the text that each placeholder replaced."""
         numbers: dict[str, int] = {}
 
-        def replace(found: re.Match[str]) -> str:
-            number = numbers.setdefault(found[0], len(numbers))
-            if number >= MAX_NUM_PLACEHOLDERS:
-                raise InvalidRequest(
-                    f"messages contain more than {MAX_NUM_PLACEHOLDERS} different special tokens", "messages"
-                )
-            return PLACEHOLDERS[number]
+        def replace(text: str) -> str:
+            parts, end = [], 0
+            for found in self._firsts.finditer(text):
+                start = found.start()
+                if start < end or (length := self._measure(text, start)) == 0:
+                    continue
+                number = numbers.setdefault(text[start : start + length], len(numbers))
+                if number >= MAX_NUM_PLACEHOLDERS:
+                    raise InvalidRequest(
+                        f"messages contain more than {MAX_NUM_PLACEHOLDERS} different special tokens", "messages"
+                    )
+                parts += [text[end:start], PLACEHOLDERS[number]]
+                end = start + length
+            return "".join(parts) + text[end:] if parts else text
 
         def walk(value: Any) -> Any:
             if isinstance(value, str):
-                return self._pattern.sub(replace, value)
+                return replace(value)
             if isinstance(value, Mapping):
                 return {key: walk(inner) for key, inner in value.items()}
             return [walk(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -64,6 +75,11 @@ class SpecialTokenEscaper:
             for message in messages
         ]
         return escaped, list(numbers)
+
+    def _measure(self, text: str, start: int) -> int:
+        """Return the length of the longest spelling at a place of the text; 0 if there is none."""
+        lengths = self._lengths[text[start]]
+        return next((each for each in lengths if text[start : start + each] in self._spellings), 0)
 
     def encode(self, text: str, replaced: Sequence[str]) -> list[int]:
         """Return the token ids of a rendered text; each placeholder is encoded as the text it replaced."""

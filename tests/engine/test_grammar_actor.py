@@ -48,7 +48,7 @@ async def answer(engine: Engine, params: SamplingParams, **options: float) -> st
 
 
 @pytest.mark.parametrize("is_large", [True, False])
-async def test_the_compiler_of_a_large_vocabulary_is_built_at_the_start(
+async def test_the_compiler_of_a_large_vocabulary_is_built_without_a_grammar(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
     """It holds the GIL for half a second, which would stop the streams of others at the first grammar."""
@@ -62,6 +62,7 @@ async def test_the_compiler_of_a_large_vocabulary_is_built_at_the_start(
 
     monkeypatch.setattr(GrammarCompiler, "__init__", build_slowly)
     monkeypatch.setattr("engine.actors.grammar_actor.LARGE_VOCABULARY", 2 if is_large else 10**9)
+    monkeypatch.setattr("engine.actors.grammar_actor.BUILD_DELAY_S", 0.01)
     async with Engine(make_config()) as engine:
         if is_large:
             await wait_until(lambda: bool(built))

@@ -3,8 +3,9 @@
     .venv/bin/python -m tests.measure.loading PATH... [--quantization int4] [--rounds 3] [--max-model-len 1024]
 
 Each start is a process of its own; its imports are not counted. Prints a line of JSON for each path: the medians of
-starts without a packed copy ("first") and with one ("second"), the resident memory after the first token and the
-largest before it, in MB, and the size of the weights' files. llama.cpp is left out where it is not installed.
+starts without a packed copy ("first") and with one ("second"), of the clock and of all threads' processor time, the
+resident memory after the first token and the largest before it, in MB, and the size of the weights' files. llama.cpp
+is left out where it is not installed.
 """
 
 import argparse
@@ -25,14 +26,14 @@ PROMPT = [(7919 * place) % 3000 + 100 for place in range(1, 33)]
 
 def run_ours(path: str, quantization: str, max_model_len: int) -> dict[str, float]:
     """Return the seconds until Troupe has written one token, and its memory then."""
-    start = time.perf_counter()
+    start, processor = time.perf_counter(), time.process_time()
     is_bare = not path.endswith(".gguf") and not (Path(path) / "tokenizer.json").exists()
     llm = LLM(
         model=path, device="cpu", max_model_len=max_model_len, quantization=quantization, num_blocks=80,
         skip_tokenizer_init=is_bare,
     )  # fmt: skip
     llm.generate([{"prompt_token_ids": PROMPT}], SamplingParams(max_tokens=1, temperature=0.0))
-    found = {"seconds": time.perf_counter() - start, **read_memory()}
+    found = {"seconds": time.perf_counter() - start, "processor": time.process_time() - processor, **read_memory()}
     llm.close()
     return found
 
@@ -40,7 +41,7 @@ def run_ours(path: str, quantization: str, max_model_len: int) -> dict[str, floa
 def run_peer(path: str, max_model_len: int) -> dict[str, float]:
     """Return the seconds until llama.cpp has computed the first token's logits, and its memory then."""
     library = llama_cpp.load_library()
-    start = time.perf_counter()
+    start, processor = time.perf_counter(), time.process_time()
     model = library.llama_model_load_from_file(path.encode(), library.llama_model_default_params())
     params = library.llama_context_default_params()
     params.num_tokens, params.num_threads, params.num_prompt_threads = max_model_len, 2, 2
@@ -52,7 +53,7 @@ def run_peer(path: str, max_model_len: int) -> dict[str, float]:
         batch.sequence[place][0], batch.has_logits[place] = 0, place == len(PROMPT) - 1
     assert library.llama_decode(context, batch) == 0
     assert library.llama_get_logits(context)[0] is not None
-    return {"seconds": time.perf_counter() - start, **read_memory()}
+    return {"seconds": time.perf_counter() - start, "processor": time.process_time() - processor, **read_memory()}
 
 
 def read_memory() -> dict[str, int]:

@@ -82,9 +82,10 @@ def list_parts(path: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """A list of strings in the metadata. Only transformers' tokenizers read it."""
+    """A list of strings in the metadata; see `GGUFFile.read_strings`."""
 
     count: int
+    place: int  # in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,16 @@ class GGUFFile:
         if entry.kind in _FLOATS:
             return data.view(_FLOATS[entry.kind]).view(entry.shape)
         return GGUFTensor(KINDS[entry.kind], data.view(prod(entry.shape[:-1]), -1), torch.Size(entry.shape))
+
+    def read_strings(self, strings: Strings) -> list[str]:
+        """Return a list of strings of the metadata."""
+        content, place, read = self._maps[self.path].numpy().data, strings.place, struct.Struct("<Q").unpack_from
+        found = []
+        for _ in range(strings.count):
+            start = place + 8
+            place = start + read(content, place)[0]
+            found.append(str(content[start:place], "utf-8"))
+        return found
 
     def sample(self, name: str, num_bytes: int) -> bytes:
         """Return the first and the last bytes of a tensor."""
@@ -258,8 +269,9 @@ class _Reader:
                 width = struct.calcsize(_NUMBERS[inner])
                 return list(struct.unpack(f"<{count}{_NUMBERS[inner]}", self.take(count * width)))
             if inner == _STRING:
+                found = Strings(count, self.place)
                 self.skip_strings(count)
-                return Strings(count)
+                return found
             return [self.value(inner) for _ in range(count)]
         if kind not in _NUMBERS:
             raise struct.error(f"metadata of the unknown type {kind}")

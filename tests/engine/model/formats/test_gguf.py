@@ -115,6 +115,33 @@ def test_a_stacked_matrix_with_a_part_that_has_no_codes_is_decoded(tmp_path: Pat
     assert torch.equal(attention.qkv_proj.unpack(), torch.cat(wanted))
 
 
+@pytest.mark.parametrize(
+    ("kind", "tokens", "merges"),
+    [
+        ("gpt2", ['"', ",", "\\", '",', '","', "\\\\", "Ġ", "Ġ,"], ['" ,', '", "', "\\ \\", "Ġ ,"]),
+        ("llama", ["<unk>", "\u2581", "a", "b", "ab", "\u2581ab", " b", "a b"], None),
+    ],
+)
+def test_tokenizer_is_the_one_that_transformers_builds_from_the_file(
+    kind: str, tokens: list[str], merges: list[str] | None, tmp_path: Path
+) -> None:
+    metadata = {
+        "tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": [*tokens, "<end>"],
+        "tokenizer.ggml.token_type": [1] * len(tokens) + [3], "tokenizer.ggml.eos_token_id": len(tokens),
+        "tokenizer.ggml.scores": [-float(each) for each in range(len(tokens) + 1)],
+    } | ({"tokenizer.ggml.merges": merges} if merges else {})
+    source = make_transformers_model("llama", vocab_size=len(tokens) + 1)
+    path, cache = tmp_path / "model.gguf", CacheFolder(tmp_path / "cache")
+    write_gguf(save(source, tmp_path / "source"), path, {"": Type.F32}, metadata)
+    expected = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file=path.name)
+    for found in (Tokenizer(path, cache=cache).source, Tokenizer(path, cache=cache).source):
+        assert found.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+        assert found.special_tokens_map == expected.special_tokens_map
+        assert type(found).__name__ == type(expected).__name__
+    (kept,) = cache.path.glob("*.tokenizer.json")
+    assert all(isinstance(each, str) for each in json.loads(kept.read_text())["model"]["merges"]) == (kind == "gpt2")
+
+
 def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
