@@ -81,6 +81,12 @@ class AppConfig:
         "folder of further models, which requests may name; `troupe models` lists them"] = None
     model_alias: Annotated[tuple[str, ...], "+",
         "further name of a model, as NAME=MODEL; requests may name it, too"] = ()
+    chat_model: Annotated[str,
+        "model of the page's chat, and of requests without a model; none: that of --model; auto: smollm2 beside the "
+        "embedded model, if it is here"] = "auto"
+    extract_model: Annotated[str,
+        "model of the page's extraction, and of /v1/extract without a model; none: that of --model; auto: the embedded "
+        "model beside smollm2"] = "auto"
     max_loaded_models: Annotated[int, "models in memory at a time, the one of --model included"] = 3
     model_idle_s: Annotated[float,
         "seconds without a request after which a further model frees its KV cache; after ten times as many it is "

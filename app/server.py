@@ -23,7 +23,7 @@ from starlette.routing import Mount
 from app.api.application import make_api
 from app.api.context import ApiContext
 from app.api.job_kinds import make_answer
-from app.api.model_pool import ModelPool
+from app.api.model_pool import ModelPool, choose_roles
 from app.config import AppConfig, UsageError
 from app.listening import bind, describe_address, finish_unless, run_uvicorn, stop_on_signals
 from app.startup_app import StartupApp
@@ -55,15 +55,15 @@ async def serve(
         UsageError: the address cannot be bound, or the data folder cannot be used.
         ConfigError: the engine cannot start as configured.
     """
-    num_cut = 0
+    num_cut, roles = 0, choose_roles(engine_config, app_config)
     with closing(open_data(app_config)) as store, bind(app_config) as listener, stop_on_signals(on_stop) as stop:
         engine = Engine(engine_config)
         startup_app = StartupApp(engine, is_private=bool(app_config.api_key))
-        app = make_api(ApiContext(engine, app_config, store=store))
+        app = make_api(ApiContext(engine, app_config, store=store), roles)
         pool: ModelPool = app.state.pool
         async with run_uvicorn(startup_app, listener, stop, app_config):
             try:
-                if await finish_unless(stop, prepare(app, engine, app_config, timeline)):
+                if await finish_unless(stop, prepare(app, pool, timeline)):
                     # Gradio's queue starts with the app's lifespan, which uvicorn, already running, does not start
                     async with app.router.lifespan_context(app):
                         startup_app.open(app)
@@ -104,22 +104,21 @@ async def drop_old(store: Store) -> None:
         await asyncio.sleep(3600)
 
 
-async def prepare(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Timeline) -> None:
-    """Start the engine, and build the page meanwhile."""
+async def prepare(app: FastAPI, pool: ModelPool, timeline: Timeline) -> None:
+    """Start the engines, and build the page meanwhile."""
     gc.disable()
-    if app_config.ui:
-        await asyncio.gather(engine.start(), asyncio.to_thread(mount_page, app, app.state.context, timeline))
-    else:
-        await engine.start()
-    context: ApiContext = app.state.context
-    await asyncio.to_thread(context.warm_up)
-    timeline.extend(engine.timeline)
+    contexts = pool.contexts
+    page = [asyncio.to_thread(mount_page, app, pool, timeline)] if pool.first.config.ui else []
+    await asyncio.gather(*(context.engine.start() for context in contexts), *page)
+    for context in contexts:
+        await asyncio.to_thread(context.warm_up)
+    timeline.extend(pool.first.engine.timeline)
     # exclude long-lived objects from garbage collection
     gc.freeze()
     gc.enable()
 
 
-def mount_page(app: FastAPI, context: ApiContext, timeline: Timeline) -> None:
+def mount_page(app: FastAPI, pool: ModelPool, timeline: Timeline) -> None:
     """Import Gradio and mount the page at `/`, behind the routes of the API; runs in a thread."""
     with timeline.phase("page", is_parallel=True):
         for name, value in QUIET.items():
@@ -127,8 +126,8 @@ def mount_page(app: FastAPI, context: ApiContext, timeline: Timeline) -> None:
         # by name, because Gradio's import is the slowest and needed only here
         gradio = importlib.import_module("gradio")
         ui = importlib.import_module("app.ui")
-        demo = ui.make_demo(context)
-        gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options(context.config.frame_ancestor))
+        demo = ui.make_demo(pool.find_role("extract"), pool.find_role("chat"))
+        gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options(pool.first.config.frame_ancestor))
         # the mount takes every path without an API route: unknown paths of the page get the same error
         mount = app.routes[-1]
         assert isinstance(mount, Mount) and isinstance(mount.app, FastAPI)

@@ -27,6 +27,8 @@ settings.load_profile("any machine")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Servers of tests must leave the user's data alone, and do not share it.
 os.environ.setdefault("TROUPE_DATA_DIR", "none")
+# They serve the embedded model alone, whatever else was fetched on this machine.
+os.environ.setdefault("TROUPE_CHAT_MODEL", "none")
 
 LONGEST = ("tests/browser/", "tests/kernels/triton/", "tests/engine/worker/test_decode_graphs.py")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse
@@ -15,7 +16,7 @@ from app.api.anthropic import routes as anthropic
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
-from app.api.model_pool import ModelPool
+from app.api.model_pool import ModelPool, Role
 from app.api.model_switch import ModelSwitch
 from app.api.ollama import routes as ollama
 from app.api.openapi import ERRORS, make_openapi
@@ -23,6 +24,7 @@ from app.api.origins import AllowedOrigins
 from app.api.responses import routes as responses
 from app.api.trace_context import TraceContext
 from app.config import AppConfig
+from engine import CatalogueEntry
 
 # OpenAI endpoint that no model here supports -> the missing feature
 MISSING = {
@@ -33,12 +35,14 @@ MISSING = {
 ALL_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
-def make_api(context: ApiContext) -> FastAPI:
-    """Build the app around an engine."""
+def make_api(context: ApiContext, roles: Mapping[Role, CatalogueEntry] = MappingProxyType({})) -> FastAPI:
+    """Build the app around an engine, and around those of the models that have a role."""
     # no documentation page: FastAPI's loads its scripts from another host
     app = FastAPI(title="Troupe", version=__version__, docs_url=None, redoc_url=None, responses=ERRORS)
     app.state.context = context
     pool = app.state.pool = ModelPool(context)
+    for role, entry in roles.items():
+        pool.keep(role, entry)
     known = [route for route in app.routes if isinstance(route, Route)]
     routers = (
         admin, anthropic, chat, completions, embeddings, extract, files, jobs, model_routes, models, ollama, responses,

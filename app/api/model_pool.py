@@ -18,12 +18,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Request
 
 from app.api.context import ApiContext
 from app.api.errors import RETRY_AFTER_S, ApiError, scrub
+from app.config import AppConfig, UsageError
 from engine import (
     Catalogue,
     CatalogueEntry,
@@ -47,6 +48,9 @@ OWN_SETTINGS = (
     *("data_parallel_size", "data_parallel_size_local", "data_parallel_backend", "data_parallel_rank"),
     *("nnodes", "node_rank", "distributed_executor_backend"),
 )
+
+
+Role = Literal["chat", "extract"]
 
 
 @dataclass(eq=False)
@@ -96,31 +100,51 @@ class ModelPool:
     def __init__(self, first: ApiContext, make_engine: Callable[[EngineConfig], Engine] = Engine) -> None:
         self.first = first
         self.make_engine = make_engine
-        self.slots: dict[str, Slot] = {}  # by what `EngineConfig` takes as the model
+        self.roles: dict[Role, CatalogueEntry] = {}
+        self.kept: dict[str, ApiContext] = {}  # of the models that have a role, by what `EngineConfig` takes
+        self.slots: dict[str, Slot] = {}  # by the same
         self._lock = asyncio.Lock()  # held while a model is loaded or ended
 
     @property
     def serves_several(self) -> bool:
         """Whether requests may name further models."""
+        return self._lists_all or bool(self.kept)
+
+    @property
+    def _lists_all(self) -> bool:
         config = self.first.config
         return config.models_dir is not None or bool(config.model_alias)
+
+    def keep(self, role: Role, entry: CatalogueEntry) -> None:
+        """Give a model the requests of a role that name none. Its engine is started and stays as the first one does."""
+        self.roles[role] = entry
+        self.kept[entry.model] = self._make_context(entry, [entry.name])
+
+    def find_role(self, role: Role) -> ApiContext:
+        """Return the context that answers requests without a model."""
+        entry = self.roles.get(role)
+        return self.first if entry is None else self.kept[entry.model]
+
+    def find_loaded(self, entry: CatalogueEntry) -> ApiContext | None:
+        """Return the context of a further model that is loaded."""
+        slot = self.slots.get(entry.model)
+        return self.kept.get(entry.model) or (None if slot is None else slot.context)
 
     @cached_property
     def catalogue(self) -> Catalogue:
         """The models that this server may load or fetch."""
-        config = self.first.config
-        folder = None if config.models_dir is None else Path(config.models_dir).expanduser()
-        return Catalogue(folder, config.read_aliases())
+        return make_catalogue(self.first.config)
 
     @property
     def contexts(self) -> list[ApiContext]:
         """The contexts of all models that are loaded."""
-        return [self.first, *(slot.context for slot in self.slots.values() if slot.context is not None)]
+        loaded = (slot.context for slot in self.slots.values() if slot.context is not None)
+        return [self.first, *self.kept.values(), *loaded]
 
     async def list_entries(self) -> dict[str, CatalogueEntry]:
         """Return the further models that can be loaded, by each of their names."""
-        if not self.serves_several:
-            return {}
+        if not self._lists_all:
+            return {each.name: each for each in self.roles.values()}
         return await asyncio.to_thread(self._list_entries)
 
     def _list_entries(self) -> dict[str, CatalogueEntry]:
@@ -129,13 +153,15 @@ class ModelPool:
         here = [each for each in found if each is not None and each.is_here]
         return {each.name: each for each in here if each.name not in names and each.model != model}
 
-    async def find(self, name: str | None) -> CatalogueEntry | None:
-        """Return the further model of a name; None for the first model and its adapters.
+    async def find(self, name: str | None, role: Role = "chat") -> CatalogueEntry | None:
+        """Return the further model of a name, or of a role; None for the first model and its adapters.
 
         Raises:
             ApiError: there is no such model.
         """
-        if name is None or name in self.first.model_names or not self.serves_several:
+        if name is None:
+            return self.roles.get(role)
+        if name in self.first.model_names or not self.serves_several:
             return None
         for slot in self.slots.values():
             if slot.context is not None and name in slot.context.served_names:
@@ -160,6 +186,10 @@ class ModelPool:
         if entry is None:
             await self._wait_restarted(self.first)
             yield self.first
+            return
+        if (kept := self.kept.get(entry.model)) is not None:
+            await self._wait_restarted(kept)
+            yield kept
             return
         slot = self.slots.get(entry.model)
         if slot is None or slot.is_gone:
@@ -202,17 +232,21 @@ class ModelPool:
 
     async def _start(self, entry: CatalogueEntry) -> ApiContext:
         names = [name for name, each in (await self.list_entries()).items() if each.model == entry.model]
-        engine = self.make_engine(configure(self.first.engine.config, entry, names))
+        context = self._make_context(entry, names)
         try:
-            await engine.start()
-            first = self.first
-            context = ApiContext(engine, first.config, first.created, first.open_requests, first.store)
-            # One work on jobs, and one list of stored responses, for all models.
-            context.__dict__.update(jobs=first.jobs, responses=first.responses)
+            await context.engine.start()
             await asyncio.to_thread(context.warm_up)
         except BaseException:
-            await engine.close()
+            await context.engine.close()
             raise
+        return context
+
+    def _make_context(self, entry: CatalogueEntry, names: list[str]) -> ApiContext:
+        first = self.first
+        engine = self.make_engine(configure(first.engine.config, entry, names))
+        context = ApiContext(engine, first.config, first.created, first.open_requests, first.store)
+        # One work on jobs, and one list of stored responses, for all models.
+        context.__dict__.update(jobs=first.jobs, responses=first.responses)
         return context
 
     async def _make_room(self, entry: CatalogueEntry) -> None:
@@ -221,10 +255,13 @@ class ModelPool:
         while True:
             loaded = [slot for slot in self.slots.values() if slot.context is not None]
             free, limit = measure_host_memory()[1], self.first.config.max_loaded_models
-            if len(loaded) + 2 <= limit and needed <= free:
+            if len(loaded) + len(self.kept) + 2 <= limit and needed <= free:
                 return
             if not loaded:
-                message = f"the model {entry.name!r} needs about {needed} bytes of memory, and {free} are free"
+                message = (
+                    f"the model {entry.name!r} needs about {needed} bytes of memory, and {free} are free; "
+                    f"max_loaded_models={limit}"
+                )
                 raise ApiError(503, message, "model", "model_does_not_fit", RETRY_AFTER_S)
             await self._end(min(loaded, key=lambda slot: (slot.is_busy, slot.last_used)))
 
@@ -298,7 +335,8 @@ class ModelPool:
         for slot in slots:
             slot.loading.cancel()
         await asyncio.gather(*(slot.loading for slot in slots), return_exceptions=True)
-        await asyncio.gather(*(slot.context.engine.close() for slot in slots if slot.context is not None))
+        contexts = [*self.kept.values(), *(slot.context for slot in slots if slot.context is not None)]
+        await asyncio.gather(*(context.engine.close() for context in contexts))
 
 
 def configure(first: EngineConfig, entry: CatalogueEntry, names: list[str]) -> EngineConfig:
@@ -308,6 +346,36 @@ def configure(first: EngineConfig, entry: CatalogueEntry, names: list[str]) -> E
     core = "process" if first.core == "auto" and first.mock_step_ms is None else first.core
     served = tuple(dict.fromkeys([*names, entry.name]))
     return replace(first, **reset, model=entry.model, served_model_name=served, core=core)
+
+
+def choose_roles(first: EngineConfig, config: AppConfig) -> dict[Role, CatalogueEntry]:
+    """Return the models that answer requests without a model in place of the first one.
+
+    By default the embedded model extracts, and smollm2, if it is here, answers everything else, where one of them is
+    the first: the figures are in app/README.md.
+    """
+    catalogue = make_catalogue(config)
+    embedded, smollm2 = (catalogue.find(name) for name in ("demo_model", "smollm2"))
+    assert embedded is not None and smollm2 is not None, "they are always listed"
+    given: dict[Role, str] = {"chat": config.chat_model, "extract": config.extract_model}
+    if given["chat"] == "auto" and first.model == embedded.model and first.mock_step_ms is None and smollm2.is_here:
+        given["chat"] = smollm2.name
+    if given["extract"] == "auto" and first.model == smollm2.model:
+        given["extract"] = embedded.name
+    roles = {}
+    for role, name in given.items():
+        if name in ("auto", "none", *first.served_names):
+            continue
+        if (entry := catalogue.find(name)) is None or not entry.is_here:
+            raise UsageError(f"{role}_model={name!r} is not here; `troupe models` lists those that are")
+        roles[role] = entry
+    return roles
+
+
+def make_catalogue(config: AppConfig) -> Catalogue:
+    """Return the catalogue of the settings."""
+    folder = None if config.models_dir is None else Path(config.models_dir).expanduser()
+    return Catalogue(folder, config.read_aliases())
 
 
 def pool_of(request: Request) -> ModelPool:

@@ -45,9 +45,11 @@ async def load_model(body: ModelBody, context: Context, pool: Pool) -> Json:
 @router.post("/models/unload", dependencies=[Depends(require_admin)])
 async def unload_model(body: ModelBody, context: Context, pool: Pool) -> Json:
     """End a model when its requests have ended; `unloaded` is false if it was not loaded."""
-    if (entry := await pool.find(body.model)) is None:
-        context.check_model(body.model)
-        raise BadRequest(f"model={body.model!r} is the model of this server; POST /sleep frees its memory", "model")
+    entry = await pool.find(body.model)
+    if entry is None or entry.model in pool.kept:
+        if entry is None:
+            context.check_model(body.model)
+        raise BadRequest(f"model={body.model!r} stays for as long as the server runs", "model")
     return {"id": entry.name, "object": "model", "unloaded": await pool.unload(entry)}
 
 

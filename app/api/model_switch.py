@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api.context import ApiContext
 from app.api.errors import ApiError, to_api_error
 from app.api.gate import WORK_PATHS
-from app.api.model_pool import ModelPool
+from app.api.model_pool import ModelPool, Role
 from app.api.sse import DONE, KEEP_ALIVE, KEEP_ALIVE_S
 from app.concurrency import cancel_all
 from engine import EngineError
@@ -51,7 +51,8 @@ class ModelSwitch:
         except HTTPException as error:  # it is too large, or cannot be decompressed
             raise ApiError(error.status_code, error.detail) from error
         named = read_named(body, scope)
-        entry = await self.pool.find(named.model)
+        role: Role = "extract" if scope["path"] == "/v1/extract" else "chat"
+        entry = await self.pool.find(named.model, role)
         async with AsyncExitStack() as held:
             entering = asyncio.ensure_future(held.enter_async_context(self.pool.hold(entry)))
             held.push_async_callback(cancel_all, [entering])

@@ -66,10 +66,10 @@ def describe_model(context: ApiContext, name: str) -> dict[str, Any]:
 
 def describe_entry(pool: ModelPool, entry: CatalogueEntry) -> dict[str, Any]:
     """The same for a further model, which may not be loaded."""
-    slot = pool.slots.get(entry.model)
-    if slot is not None and slot.context is not None:
-        return describe_model(slot.context, entry.name) | {"root": slot.context.served_names[0]}
-    state = "loading" if slot is not None else "broken" if entry.problem else "unloaded"
+    context, is_loading = pool.find_loaded(entry), entry.model in pool.slots
+    if context is not None:
+        return describe_model(context, entry.name) | {"root": context.served_names[0]}
+    state = "loading" if is_loading else "broken" if entry.problem else "unloaded"
     return {
         "id": entry.name, "object": "model", "created": pool.first.created, "owned_by": "troupe", "root": entry.name,
         "parent": None, "max_model_len": entry.context_length, "state": state, "modalities": list(entry.modalities),

@@ -36,9 +36,13 @@ EXAMPLES = [
 ]
 
 
-def make_demo(context: ApiContext) -> gr.Blocks:
-    """Build the page; mount it with `mount_options()`. The engine may still be starting."""
-    engine = context.engine
+def make_demo(context: ApiContext, chat_context: ApiContext | None = None) -> gr.Blocks:
+    """Build the page; mount it with `mount_options()`. The engines may still be starting.
+
+    Args:
+        chat_context: the model of the chat, if it is another one.
+    """
+    engine, talker = context.engine, (chat_context or context).engine
     examples = load_examples()
     with gr.Blocks(
         title="Troupe", analytics_enabled=False, fill_height=True, fill_width=True, delete_cache=KEEP_FILES_S
@@ -53,13 +57,13 @@ def make_demo(context: ApiContext) -> gr.Blocks:
                 batch.build(demo, extract.panel)
             with gr.Tab("Chat", elem_id="chat-tab"):
                 chat = ChatTab(
-                    engine, describe_model(engine), choose_examples(engine), context.store, choose_settings(engine)
+                    talker, describe_model(talker), choose_examples(talker), context.store, choose_settings(talker)
                 )
                 chat.build(demo)
             with gr.Tab("Engine", elem_id="engine-tab"):
                 build_observatory_tab(engine)
             with gr.Tab("API", elem_id="api-tab"):
-                build_api_tab(demo, engine, needs_key=bool(context.config.api_key))
+                build_api_tab(demo, talker, needs_key=bool(context.config.api_key))
 
         async def leave(request: gr.Request) -> None:
             # A handler's stream reports a closed tab only after the page has opened it.

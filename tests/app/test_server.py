@@ -95,7 +95,7 @@ def open_house(monkeypatch: pytest.MonkeyPatch) -> Any:
                 yield listener
 
         monkeypatch.setattr(app.server, "bind", bind_and_note)
-        config = AppConfig(port=0, ui=False, **{"data_dir": "none", **settings})
+        config = AppConfig(port=0, ui=False, **{"data_dir": "none", "chat_model": "none", **settings})
         task = asyncio.create_task(serve(engine.config, config, Timeline(time.perf_counter())))
         async with aiohttp.ClientSession() as client:
             await wait_until(lambda: task.done() or (ports and is_listening(ports[0])))

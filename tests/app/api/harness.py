@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -84,8 +85,10 @@ def events(raw: bytes) -> list[Any]:
 
 
 @asynccontextmanager
-async def run_server(engine: Any, config: AppConfig, store: Store | None = None) -> AsyncIterator[Server]:
-    app = make_api(context := ApiContext(engine, config, store=store or Store()))
+async def run_server(
+    engine: Any, config: AppConfig, store: Store | None = None, roles: Any = MappingProxyType({})
+) -> AsyncIterator[Server]:
+    app = make_api(context := ApiContext(engine, config, store=store or Store()), roles)
     settings = uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none", http=BoundedHttp)
     # on a slow machine the usual seconds pass between two tests, and a pooled connection would be closed as it is taken
     settings.timeout_keep_alive = 600

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from app.api import model_pool, model_switch
 from app.api.job_kinds import make_answer
+from app.api.model_pool import choose_roles
 from app.config import AppConfig, UsageError
 from engine import Engine, EngineConfig, EngineDead
 from tests.app.api.harness import Server, events, needs_model, run_server
@@ -239,6 +240,36 @@ async def test_rows_of_a_job_are_answered_by_the_models_that_they_name(several: 
     done = [await answer(json.dumps(row)) for row in rows]
     assert [each.is_failed for each in done] == [False, False, False, True]
     assert json.loads(done[1].text)["response"]["body"]["model"] == "b"
+
+
+async def test_a_role_gives_requests_without_a_model_to_its_own(
+    models_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AppConfig(extract_model="c", models_dir=str(models_dir))
+    roles = choose_roles(FakeEngine().config, config)
+    monkeypatch.setattr(model_pool.ModelPool.__init__, "__defaults__", (NamedEngine,))
+    NamedEngine.gate = asyncio.Event()
+    NamedEngine.gate.set()
+    async with run_server(FakeEngine(), config, roles=roles) as server:
+        await server.pool.kept[roles["extract"].model].engine.start()
+        asked = {"schema": "event", "text": "x"}
+        assert (await server.post("/v1/extract", asked))[1]["model"] == "c"
+        assert (await server.post("/v1/extract", {**asked, "model": "fake"}))[1]["model"] == "fake"
+        assert (await server.complete(model=None))[1]["model"] == "fake"
+        assert await ask(server, "c") == "c" and not server.pool.slots
+
+
+def test_the_embedded_model_extracts_and_smollm2_chats_where_both_are_here(models_dir: Path) -> None:
+    first = EngineConfig()
+    smollm2 = EngineConfig("smollm2")
+    assert not choose_roles(first, AppConfig())
+    Path(smollm2.model).parent.mkdir(parents=True)
+    Path(smollm2.model).touch()
+    assert {role: each.name for role, each in choose_roles(first, AppConfig()).items()} == {"chat": "smollm2"}
+    assert {role: each.name for role, each in choose_roles(smollm2, AppConfig()).items()} == {"extract": "demo_model"}
+    assert not choose_roles(first, AppConfig(chat_model="none"))
+    with pytest.raises(UsageError, match="chat_model='x' is not here"):
+        choose_roles(first, AppConfig(chat_model="x"))
 
 
 def test_settings_that_leave_no_room_are_refused(tmp_path: Path) -> None:
