@@ -224,6 +224,22 @@ async def test_an_abort_ends_a_request_at_once_wherever_it_is(when: str) -> None
     assert house.client.make_stats().num_waiting_for_grammar == 0
 
 
+async def test_steps_that_come_together_are_read_one_after_another() -> None:
+    """A core process may have written two frames before the front could read one."""
+    replica = FakeReplica(0)
+    house = House(replica)
+    await house.open(1)
+    await house.accept(replica, 1)
+    house.give(replica, 1, is_first=True)
+    assert (await house.read(1)).outputs[0].token_ids == [7]
+    await wait_until(lambda: not house.client._pacing._is_busy)
+    reader = asyncio.create_task(house.read(1))
+    await asyncio.sleep(0)
+    for token_id in (8, 9):
+        house.receive(replica, NewTokens([1], [], [token_id]))
+    assert [(await reader).outputs[0].token_ids, (await house.read(1)).outputs[0].token_ids] == [[8], [9]]
+
+
 async def test_a_stop_string_ends_a_completion_and_the_core_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoText, "feed_token", lambda self, token_id: "x")
     replica = FakeReplica(0)
