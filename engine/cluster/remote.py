@@ -1,32 +1,35 @@
 """Replicas on other machines: they connect to the front by TCP, and both sides prove that they know a shared key.
 
-    front ──Challenge(nonce)──▶ core
-    front ◀──Greeting(rank, nonce, proof)── core        proof: HMAC-SHA256 of both nonces under the key
-    front ──Welcome(proof)──▶ core                      then as with a core process, but without Configure
-
-The key authenticates the connection; the messages after it are neither encrypted nor signed, so use a private network.
+After the greeting of `engine.wire.greeting` the messages are those of a core process, but without Configure.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-import secrets
 from functools import partial
+
+import msgspec
 
 from engine.cluster.connection import LinkConnection
 from engine.cluster.core_host import CoreHost, load_tokenizer
 from engine.cluster.core_process import serve_link
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.wire.frames import NONCE_BYTES, Link, make_proof
-from engine.wire.link_messages import PROTOCOL_VERSION, Challenge, Greeting, Welcome
+from engine.wire.frames import Link
+from engine.wire.greeting import (
+    GREETING_BYTES,
+    GREETING_TIMEOUT_S,
+    GreetingRefused,
+    answer,
+    check,
+    make_challenge,
+    verify,
+)  # fmt: skip
+from engine.wire.link_messages import Welcome
 
 logger = logging.getLogger("troupe.engine")
 
-GREETING_BYTES = 4096  # largest frame of a peer that has proved nothing
-GREETING_TIMEOUT_S = 10.0
 RETRY_S = 0.5
 
 
@@ -75,25 +78,20 @@ class RemoteListener:
             return
         if error is not None:
             logger.warning("refused a replica at %s: %s", peer, error)
-            link.send(Welcome(error=error))
             link.close()
 
     async def _authenticate(self, link: Link) -> str | None:
         """Exchange proofs and hand the link over. Returns why the peer is refused; None if it is accepted."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        link.send(Challenge(PROTOCOL_VERSION, nonce))
+        challenge = make_challenge()
+        link.send(challenge)
         greeting = await link.receive(GREETING_BYTES)
-        if not isinstance(greeting, Greeting):
-            return f"expected a Greeting, and received {type(greeting).__name__}"
-        if greeting.version != PROTOCOL_VERSION:
-            return f"the replica speaks version {greeting.version} of the protocol, and the front {PROTOCOL_VERSION}"
-        if not hmac.compare_digest(greeting.proof, make_proof(self.key.encode(), b"core", nonce, greeting.nonce)):
-            return "data_parallel_key differs from that of the front"
-        if greeting.rank not in self._arrivals:
-            return f"data_parallel_rank={greeting.rank} must be one of {sorted(self._arrivals)}"
-        link.send(Welcome(make_proof(self.key.encode(), b"front", greeting.nonce, nonce), self._publishes_kv_events))
-        self._arrivals[greeting.rank].put_nowait(link)
-        return None
+        welcome = verify(greeting, challenge, "replica", self.key)
+        if welcome.error is None and greeting.rank not in self._arrivals:
+            welcome = Welcome(error=f"data_parallel_rank={greeting.rank} must be one of {sorted(self._arrivals)}")
+        link.send(msgspec.structs.replace(welcome, publishes_kv_events=self._publishes_kv_events))
+        if welcome.error is None:
+            self._arrivals[greeting.rank].put_nowait(link)
+        return welcome.error
 
 
 class RemoteConnector:
@@ -131,11 +129,11 @@ async def serve_replica(config: EngineConfig) -> None:
                 continue
             try:
                 async with asyncio.timeout(GREETING_TIMEOUT_S):
-                    welcome = await _introduce(
-                        link, config.data_parallel_key.encode(), config.data_parallel_rank
-                    )
+                    welcome = await _introduce(link, config.data_parallel_key, config.data_parallel_rank)
                 await serve_link(host, link, welcome.publishes_kv_events)
                 logger.warning("the connection to the front was lost")
+            except GreetingRefused as error:
+                raise ConfigError(str(error)) from error
             except (ConnectionError, TimeoutError, asyncio.IncompleteReadError) as error:
                 logger.warning("the front at %s:%d ended the greeting: %r", address, port, error)
                 await asyncio.sleep(RETRY_S)
@@ -145,15 +143,8 @@ async def serve_replica(config: EngineConfig) -> None:
         host.close()
 
 
-async def _introduce(link: Link, key: bytes, rank: int) -> Welcome:
-    """Prove to the front that this replica knows the key, and check that the front does."""
-    challenge: Challenge = await link.receive(GREETING_BYTES)
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    proof = make_proof(key, b"core", challenge.nonce, nonce)
-    link.send(Greeting(PROTOCOL_VERSION, rank, nonce, proof))
-    welcome: Welcome = await link.receive(GREETING_BYTES)
-    if welcome.error is not None:
-        raise ConfigError(f"the front refuses this replica: {welcome.error}")
-    if not hmac.compare_digest(welcome.proof, make_proof(key, b"front", nonce, challenge.nonce)):
-        raise ConfigError("the front does not know data_parallel_key")
-    return welcome
+async def _introduce(link: Link, key: str, rank: int) -> Welcome:
+    challenge = await link.receive(GREETING_BYTES)
+    greeting = answer(challenge, "replica", key, rank)
+    link.send(greeting)
+    return check(await link.receive(GREETING_BYTES), challenge, greeting, "replica", key)

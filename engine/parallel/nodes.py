@@ -1,39 +1,38 @@
 """Ranks on other nodes: they connect to rank 0, and both sides prove that they know a shared key.
 
-    node 0: rank 0 ──nonce──▶ node 1: serve_node, once for each of its ranks
-                   ◀──number, nonce, proof──
-                   ──proof──▶ a rank process, which gets the connection; Start follows
-
-Tensors travel through torch.distributed. Nothing after the proofs is encrypted or signed, so use a private network.
+Each rank of `serve_node` greets as in `engine.wire.greeting`. A rank process gets its connection, and Start follows.
+Tensors travel through torch.distributed, neither encrypted nor signed, so use a private network.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import os
-import secrets
 import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.comm import RankLost
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.parallel.commands import read_bytes
-from engine.wire.frames import NONCE_BYTES, make_proof
+from engine.wire.frames import Channel
+from engine.wire.greeting import (
+    GREETING_BYTES,
+    GREETING_TIMEOUT_S,
+    GreetingRefused,
+    answer,
+    check,
+    make_challenge,
+    verify,
+)  # fmt: skip
 
 logger = logging.getLogger("troupe.engine")
 
 ROOT = Path(__file__).resolve().parents[2]
-GREETING_TIMEOUT_S, RETRY_S = 10.0, 0.5
+RETRY_S = 0.5
 ARRIVAL_TIMEOUT_S = 600.0  # of all ranks
-_NUMBER = struct.Struct("<I")
-_PROOF_BYTES = 32
 
 
 def accept_ranks(config: EngineConfig) -> dict[int, socket.socket]:
@@ -111,46 +110,35 @@ def _start_rank(config: EngineConfig, number: int, index: int) -> subprocess.Pop
                 connection.settimeout(None)
                 return launch(connection, choose_device(index))
         except OSError as error:
-            if isinstance(error, RankLost):
-                logger.warning("rank 0 refused rank %d; does it have the same data_parallel_key?", number)
+            if isinstance(error, GreetingRefused):
+                logger.warning("rank %d and rank 0 do not agree: %s", number, error)
             time.sleep(RETRY_S)
 
 
-def _greet(connection: socket.socket, key: bytes) -> int | None:
+def _greet(connection: socket.socket, key: str) -> int | None:
     """Exchange proofs. Returns the number of the rank; None if it does not know the key."""
     connection.settimeout(GREETING_TIMEOUT_S)
-    nonce = secrets.token_bytes(NONCE_BYTES)
+    channel, challenge = Channel(connection), make_challenge()
     try:
-        connection.sendall(nonce)
-        number = read_bytes(connection, _NUMBER.size)
-        theirs = read_bytes(connection, NONCE_BYTES)
-        if not hmac.compare_digest(
-            read_bytes(connection, _PROOF_BYTES), make_proof(key, b"rank" + number, nonce, theirs)
-        ):
-            return None
-        connection.sendall(make_proof(key, b"rank 0", theirs, nonce))
-    except OSError:  # also RankLost
+        channel.send(challenge)
+        greeting = channel.receive(GREETING_BYTES)
+        welcome = verify(greeting, challenge, "rank", key)
+        channel.send(welcome)
+    except OSError:
         return None
     connection.settimeout(None)
-    return int(_NUMBER.unpack(number)[0])
+    return greeting.rank if welcome.error is None else None
 
 
-def _introduce(connection: socket.socket, key: bytes, number: int) -> None:
-    """Prove to rank 0 that this rank knows the key, and check that rank 0 does.
-
-    Raises:
-        ConfigError: it does not.
-        RankLost: it refuses this rank.
-    """
-    theirs, nonce = read_bytes(connection, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
-    packed = _NUMBER.pack(number)
-    connection.sendall(packed + nonce + make_proof(key, b"rank" + packed, theirs, nonce))
-    if not hmac.compare_digest(
-        read_bytes(connection, _PROOF_BYTES), make_proof(key, b"rank 0", nonce, theirs)
-    ):
-        raise ConfigError("rank 0 does not know data_parallel_key")
+def _introduce(connection: socket.socket, key: str, number: int) -> None:
+    """Raises GreetingRefused: rank 0 refuses this rank, or does not know the key."""
+    channel = Channel(connection)
+    challenge = channel.receive(GREETING_BYTES)
+    greeting = answer(challenge, "rank", key, number)
+    channel.send(greeting)
+    check(channel.receive(GREETING_BYTES), challenge, greeting, "rank", key)
 
 
-def _read_key(config: EngineConfig) -> bytes:
+def _read_key(config: EngineConfig) -> str:
     assert config.data_parallel_key is not None, "EngineConfig requires a key for several nodes"
-    return config.data_parallel_key.encode()
+    return config.data_parallel_key

@@ -5,29 +5,19 @@ The least recently used units are dropped when `num_bytes` are full.
 
 from __future__ import annotations
 
-import hmac
 import logging
-import secrets
 import socket
 from collections import OrderedDict
 from contextlib import suppress
 from threading import Lock, Thread
 
 from engine.errors import ConfigError
-from engine.transfer.tcp_store import TIMEOUT_S, Channel
-from engine.wire.frames import NONCE_BYTES, make_proof
-from engine.wire.link_messages import (
-    PROTOCOL_VERSION,
-    Challenge,
-    Greeting,
-    UnitReply,
-    UnitRequest,
-    Welcome,
-)
+from engine.transfer.tcp_store import TIMEOUT_S
+from engine.wire.frames import Channel
+from engine.wire.greeting import GREETING_BYTES, make_challenge, verify
+from engine.wire.link_messages import UnitReply, UnitRequest
 
 logger = logging.getLogger("troupe.engine")
-
-GREETING_BYTES = 4096  # largest frame of a peer that has proved nothing
 
 
 class BlockServer:
@@ -38,7 +28,7 @@ class BlockServer:
     """
 
     def __init__(self, address: str, port: int, secret: str, num_bytes: int) -> None:
-        self._secret = secret.encode()
+        self._secret = secret
         self._num_free = num_bytes
         # Checksum, value; last used last
         self._units: OrderedDict[bytes, tuple[int, bytearray]] = OrderedDict()
@@ -71,6 +61,7 @@ class BlockServer:
     def _serve(self, connection: socket.socket, peer: object) -> None:
         try:
             channel = Channel(connection)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(TIMEOUT_S)
             self._greet(channel)
             connection.settimeout(None)
@@ -84,15 +75,12 @@ class BlockServer:
             connection.close()
 
     def _greet(self, channel: Channel) -> None:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        channel.send(Challenge(PROTOCOL_VERSION, nonce))
-        greeting = channel.receive(GREETING_BYTES)
-        if not isinstance(greeting, Greeting) or not hmac.compare_digest(
-            greeting.proof, make_proof(self._secret, b"store", nonce, greeting.nonce)
-        ):
-            channel.send(Welcome(error="data_parallel_key differs from that of the front"))
-            raise ConnectionError("its proof is wrong")
-        channel.send(Welcome(make_proof(self._secret, b"server", greeting.nonce, nonce)))
+        challenge = make_challenge()
+        channel.send(challenge)
+        welcome = verify(channel.receive(GREETING_BYTES), challenge, "blocks", self._secret)
+        channel.send(welcome)
+        if welcome.error is not None:
+            raise ConnectionError(welcome.error)
 
     def _answer(self, channel: Channel, request: UnitRequest) -> None:
         if not isinstance(request, UnitRequest):

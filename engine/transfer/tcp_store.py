@@ -1,13 +1,9 @@
-"""TcpStore: a KVConnector over TCP to a BlockServer. Frames and greeting are those of `engine.cluster.remote`.
-
-The connection is not encrypted: use a private network.
+"""TcpStore: a KVConnector over TCP to a BlockServer. Frames and greeting are those of `engine.wire`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -15,60 +11,12 @@ from typing import Any
 
 from engine.kv_transfer_config import UNIT_TOKENS
 from engine.transfer.units import Unit, UnitLayout, compute_checksum
-from engine.wire.frames import (
-    HEADER_BYTES,
-    MAX_FRAME_BYTES,
-    NONCE_BYTES,
-    make_proof,
-    pack_frame,
-    read_header,
-    unpack_body,
-)
-from engine.wire.link_messages import (
-    PROTOCOL_VERSION,
-    Challenge,
-    Greeting,
-    UnitReply,
-    UnitRequest,
-    Welcome,
-)
+from engine.wire.frames import Channel
+from engine.wire.greeting import answer, check
+from engine.wire.link_messages import UnitReply, UnitRequest
 
 TIMEOUT_S = 2.0  # for every read and write; then the tokens are computed instead
 RETRY_S = 1.0  # after a failure, in which everything is a miss
-NO_RANK = 0  # in a Greeting
-
-
-class Channel:
-    """Frames over a blocking socket. A lost or late connection, or a wrong frame, is an OSError."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def send(self, message: Any, values: Sequence[memoryview | bytearray] = ()) -> None:
-        self._connection.sendall(b"".join(pack_frame(message)))
-        for value in values:
-            self._connection.sendall(value)
-
-    def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> Any:
-        length, kind = read_header(bytes(self.read(HEADER_BYTES)), max_bytes)
-        return unpack_body(bytes(self.read(length)), kind)
-
-    def read(self, count: int) -> bytearray:
-        value = bytearray(count)
-        self.read_into(memoryview(value))
-        return value
-
-    def read_into(self, value: memoryview) -> None:
-        """Fill memory with the next bytes."""
-        while value:
-            count = self._connection.recv_into(value)
-            if not count:
-                raise ConnectionError("the connection was closed")
-            value = value[count:]
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 class TcpStore:
@@ -76,7 +24,7 @@ class TcpStore:
 
     def __init__(self, address: tuple[str, int], secret: str, layout: UnitLayout) -> None:
         self._address = address
-        self._secret = secret.encode()
+        self._secret = secret
         self._unit_bytes = layout.num_bytes
         self._prefix = hashlib.sha256(str(layout).encode()).digest()
         self._channel: Channel | None = None
@@ -132,18 +80,14 @@ class TcpStore:
         return reply
 
     def _connect(self) -> Channel:
-        channel = Channel(socket.create_connection(self._address, TIMEOUT_S))
+        connection = socket.create_connection(self._address, TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = Channel(connection)
         try:
             challenge = channel.receive()
-            if not isinstance(challenge, Challenge) or challenge.version != PROTOCOL_VERSION:
-                raise ConnectionError(f"{self._address} does not speak version {PROTOCOL_VERSION}")
-            nonce = secrets.token_bytes(NONCE_BYTES)
-            proof = make_proof(self._secret, b"store", challenge.nonce, nonce)
-            channel.send(Greeting(PROTOCOL_VERSION, NO_RANK, nonce, proof))
-            welcome = channel.receive()
-            expected = make_proof(self._secret, b"server", nonce, challenge.nonce)
-            if not isinstance(welcome, Welcome) or not hmac.compare_digest(welcome.proof, expected):
-                raise ConnectionError(f"{self._address}: {getattr(welcome, 'error', None) or 'wrong proof'}")
+            greeting = answer(challenge, "blocks", self._secret)
+            channel.send(greeting)
+            check(channel.receive(), challenge, greeting, "blocks", self._secret)
         except BaseException:
             channel.close()
             raise

@@ -1,4 +1,4 @@
-"""Link: sends and receives messages over a byte stream between the front and a core in another process.
+"""Link and Channel: send and receive messages over a byte stream to another process, in a task or in a thread.
 
 A frame is the length of the body (uint32, little endian), the code of the message's type (uint8), and the body, which
 `codec.py` encodes. Reader and writer must have the same PROTOCOL_VERSION, because codes are positions in MESSAGE_TYPES.
@@ -7,9 +7,9 @@ A frame is the length of the body (uint32, little endian), the code of the messa
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
+import socket
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ from engine.wire.codec import decode, encode
 from engine.wire.link_messages import MESSAGE_TYPES
 
 MAX_FRAME_BYTES = 2**28
-NONCE_BYTES = 32
 _HEADER = struct.Struct("<IB")
 HEADER_BYTES = _HEADER.size
 _CODES: dict[type, int] = {kind: code for code, kind in enumerate(MESSAGE_TYPES)}
@@ -78,6 +77,38 @@ class Link:
         self._outgoing.clear()
 
 
+class Channel:
+    """Frames over a blocking socket. A lost or late connection, or a wrong frame, is an OSError."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, message: Any, values: Sequence[memoryview | bytearray] = ()) -> None:
+        self._connection.sendall(b"".join(pack_frame(message)))
+        for value in values:
+            self._connection.sendall(value)
+
+    def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> Any:
+        length, kind = read_header(bytes(self.read(HEADER_BYTES)), max_bytes)
+        return unpack_body(bytes(self.read(length)), kind)
+
+    def read(self, count: int) -> bytearray:
+        value = bytearray(count)
+        self.read_into(memoryview(value))
+        return value
+
+    def read_into(self, value: memoryview) -> None:
+        """Fill memory with the next bytes."""
+        while value:
+            count = self._connection.recv_into(value)
+            if not count:
+                raise ConnectionError("the connection was closed")
+            value = value[count:]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 def pack_frame(message: Any) -> tuple[bytes, bytes]:
     """Return the two parts of a message's frame."""
     body = encode(message)
@@ -104,8 +135,3 @@ def unpack_body(body: bytes, kind: type) -> Any:
         return decode(body, kind)
     except msgspec.MsgspecError as error:
         raise FrameError(f"received a malformed {kind.__name__}: {error}") from error
-
-
-def make_proof(key: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
-    """Return the proof of one side; the role makes the sides' proofs differ."""
-    return hmac.digest(key, role + first + second, hashlib.sha256)

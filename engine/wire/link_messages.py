@@ -31,7 +31,7 @@ from engine.messages import (
 )
 from engine.resolved_config import ResolvedConfig
 
-PROTOCOL_VERSION = 6  # raise it with every change of a message or of MESSAGE_TYPES
+PROTOCOL_VERSION = 7  # raise it with every change of a message or of MESSAGE_TYPES
 
 
 class Configure(msgspec.Struct, frozen=True):
@@ -87,14 +87,14 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """First message on a TCP connection, from the front."""
+    """First message on a TCP connection, from the server, see `greeting.py`."""
 
     version: int
     nonce: bytes
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """Reply of a core to Challenge."""
+    """Reply of the client to Challenge."""
 
     version: int
     rank: int
@@ -103,7 +103,7 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Reply of the front to Greeting; `error` if it refuses the core, which then must not try again."""
+    """Reply of the server to Greeting; `error` if it refuses the client."""
 
     proof: bytes = b""
     publishes_kv_events: bool = False

@@ -10,7 +10,8 @@ import pytest
 
 from engine import ConfigError, Engine, EngineConfig
 from engine.cluster.remote import RemoteListener, serve_replica
-from engine.wire.frames import Link, make_proof
+from engine.wire.frames import Link
+from engine.wire.greeting import make_proof
 from engine.wire.link_messages import PROTOCOL_VERSION, Greeting
 from tests.engine.mixed_requests import ROOMY, Completion, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
@@ -77,7 +78,7 @@ async def test_a_replica_with_another_key_is_refused(make_config: MakeConfig) ->
     [
         (
             PROTOCOL_VERSION + 1, 0,
-            f"speaks version {PROTOCOL_VERSION + 1} of the protocol, and the front {PROTOCOL_VERSION}",
+            f"speaks version {PROTOCOL_VERSION + 1} of the protocol, and the server {PROTOCOL_VERSION}",
         ),
         (PROTOCOL_VERSION, 7, r"data_parallel_rank=7 must be one of \[0\]"),
     ],
@@ -88,7 +89,7 @@ async def test_a_greeting_that_does_not_fit_is_answered_with_the_reason(
     async with open_link() as link:
         challenge = await link.receive()
         nonce = b"n" * 32
-        link.send(Greeting(version, rank, nonce, make_proof(KEY.encode(), b"core", challenge.nonce, nonce)))
+        link.send(Greeting(version, rank, nonce, make_proof(KEY, f"replica {rank}", challenge.nonce, nonce)))
         assert re.search(problem, (await link.receive()).error)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from engine import ConfigError, Engine, EngineConfig
-from engine.comm import RankLost
 from engine.parallel.nodes import _greet, _introduce
-from engine.wire.frames import NONCE_BYTES
+from engine.wire.frames import Channel
+from engine.wire.greeting import GreetingRefused, make_challenge
+from engine.wire.link_messages import Welcome
 from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed
 from tests.engine.parallel.test_ranks import find_processes
 
@@ -62,19 +63,20 @@ async def test_two_nodes_have_the_tokens_of_one_and_survive_the_loss_of_a_rank(m
 def test_a_rank_with_another_key_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as threads:
-        introduced = threads.submit(_introduce, theirs, b"another key", 1)
-        assert _greet(ours, KEY.encode()) is None
-        ours.close()
-        with pytest.raises(RankLost):
+        introduced = threads.submit(_introduce, theirs, "another key", 1)
+        assert _greet(ours, KEY) is None
+        with pytest.raises(GreetingRefused, match="data_parallel_key differs"):
             introduced.result()
 
 
 def test_a_rank_0_without_the_key_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(bytes(NONCE_BYTES + 32))
-        with pytest.raises(ConfigError, match="does not know data_parallel_key"):
-            _introduce(theirs, KEY.encode(), 1)
+        channel = Channel(ours)
+        channel.send(make_challenge())
+        channel.send(Welcome(b"no proof"))
+        with pytest.raises(GreetingRefused, match="does not know data_parallel_key"):
+            _introduce(theirs, KEY, 1)
 
 
 @pytest.mark.parametrize(
