@@ -7,7 +7,7 @@ Packing reads a matrix as GroupedRows, some rows at a time, so that no second co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Literal, Protocol
@@ -202,6 +202,17 @@ class StackedRows:
                 found.append(part.read(slice(start, end), convert))
             first += part.shape[0]
         return stack(found)
+
+
+def cut(weight: GroupedRows, step: int, multiple: int) -> Iterator[slice]:
+    """Yield slices of at most `step` rows, from multiples of `multiple`; those of a stack have rows of few parts."""
+    parts = weight.parts if isinstance(weight, StackedRows) else (weight,)
+    start = end = 0
+    for part in parts:
+        end += part.shape[0]
+        border = min(-(-end // multiple) * multiple, weight.shape[0])
+        yield from (slice(at, min(at + step, border)) for at in range(start, border, step))
+        start = max(start, border)
 
 
 def align(parts: Sequence[Tensor | GroupedRows], bits: Bits) -> list[GroupedRows]:

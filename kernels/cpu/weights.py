@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import LinearStruct
-from kernels.grouped import GROUP_SIZE, Bits, Convert, Form, GroupedInt, GroupedRows, RoundedRows
+from kernels.grouped import GROUP_SIZE, Bits, Convert, Form, GroupedInt, GroupedRows, RoundedRows, cut
 from kernels.ops import Quantization
 
 # The codes of `Dtype` in src/linear.h.
@@ -123,15 +123,15 @@ def _pack_grouped(
     struct.panels = panels.data_ptr()
     panel_bytes = len(panels) // -(-out_features // _PANEL_WIDTH)
     convert = make_convert(library, pool)
-    num_panels = max(1, _NUMBERS_AT_ONCE // (_PANEL_WIDTH * in_features))
-    for start in range(0, out_features, num_panels * _PANEL_WIDTH):
-        part = weight.read(slice(start, min(start + num_panels * _PANEL_WIDTH, out_features)), convert)
+    step = max(1, _NUMBERS_AT_ONCE // (_PANEL_WIDTH * in_features)) * _PANEL_WIDTH
+    for rows in cut(weight, step, _PANEL_WIDTH):
+        part = weight.read(rows, convert)
         codes, scales = part.codes.contiguous(), part.scales.float().contiguous()
         minimums = None if part.minimums is None else part.minimums.float().contiguous()
         assert part.form == weight.form and codes.dtype == torch.int8, f"{part.form} {codes.dtype}"
         part_struct = LinearStruct(None, None, in_features, len(codes), kind, part.group_size)
         pointers = (address(each) for each in (codes, scales, minimums))
-        target = panels[start // _PANEL_WIDTH * panel_bytes :]
+        target = panels[rows.start // _PANEL_WIDTH * panel_bytes :]
         library.pack_grouped(pool.handle, ctypes.byref(part_struct), *pointers, target.data_ptr())
     return NativeWeight(kind, dtype, in_features, out_features, panels, bias, struct)
 
