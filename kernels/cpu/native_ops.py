@@ -28,6 +28,7 @@ from kernels.lora import LoraSegment
 from kernels.ops import KVCache, Ops, Quantization, StoredForm
 
 _SILU_MUL, _GELU_MUL, _GELU = range(3)  # `Activation` of elementwise.h
+_PAGES_DELAY_S = 5.0  # until weights get large pages: the first tokens have the processor for themselves
 
 
 class NativeOps:
@@ -36,7 +37,7 @@ class NativeOps:
     def __init__(self, library: NativeLibrary, num_threads: int) -> None:
         self.library = library
         self.pool = ThreadPool(library, num_threads)
-        self._memory = PanelMemory()
+        self._memory = PanelMemory(_PAGES_DELAY_S)
 
     def make_ops(self) -> Ops:
         """These ops as the model takes them."""

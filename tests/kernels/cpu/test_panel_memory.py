@@ -2,13 +2,14 @@
 
 import gc
 import mmap
+import threading
 import weakref
 from pathlib import Path
 
 import pytest
 
 from kernels.cpu import panel_memory
-from kernels.cpu.panel_memory import PanelMemory, map_large_pages
+from kernels.cpu.panel_memory import PanelMemory
 
 
 def test_pieces_start_with_a_cache_line_and_do_not_meet() -> None:
@@ -52,13 +53,18 @@ def test_the_map_goes_with_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> N
     assert maps[0]() is None
 
 
-def test_maps_are_in_large_pages_where_the_system_has_them() -> None:
+@pytest.mark.parametrize("delay_s", [0, 0.01])
+def test_maps_are_in_large_pages_where_the_system_has_them(delay_s: float) -> None:
     """Weights once were in shared memory, to which most systems give small pages."""
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not setting.is_file() or "[never]" in setting.read_text():
         pytest.skip("this system gives no large pages")
-    pages = map_large_pages(8 * 2**20).fill_(1)
+    memory = PanelMemory(delay_s)
+    pages = memory.take(panel_memory._PIECE_BYTES).fill_(1)
+    for thread in threading.enumerate():
+        if thread.name == "large-pages":
+            thread.join()
     maps = Path("/proc/self/smaps").read_text().splitlines()
     sizes = [int(line.split()[1]) for line in maps if line.startswith("AnonHugePages")]
-    assert pages.data_ptr() % 2**21 == 0
+    assert pages.data_ptr() % 2**21 == 0 and (pages == 1).all()
     assert any(size >= 8 * 1024 for size in sizes)
