@@ -1,6 +1,6 @@
 """Replicas on other machines: they connect to the front by TCP, and both sides prove that they know a shared key.
 
-After the greeting of `engine.wire.greeting` the messages are those of a core process, but without Configure.
+After the handshake of `engine.wire.handshake` the messages are those of a core process, but without Configure.
 """
 
 from __future__ import annotations
@@ -16,16 +16,8 @@ from engine.cluster.core_host import CoreHost, load_tokenizer
 from engine.cluster.core_process import serve_link
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.wire import handshake
 from engine.wire.frames import Link
-from engine.wire.greeting import (
-    GREETING_BYTES,
-    GREETING_TIMEOUT_S,
-    GreetingRefused,
-    answer,
-    check,
-    make_challenge,
-    verify,
-)  # fmt: skip
 from engine.wire.link_messages import Welcome
 
 logger = logging.getLogger("troupe.engine")
@@ -70,7 +62,7 @@ class RemoteListener:
         link = Link(reader, writer)
         peer = writer.get_extra_info("peername")
         try:
-            async with asyncio.timeout(GREETING_TIMEOUT_S):
+            async with asyncio.timeout(handshake.TIMEOUT_S):
                 error = await self._authenticate(link)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as failure:
             logger.warning("the connection of %s ended before its greeting: %r", peer, failure)
@@ -82,10 +74,10 @@ class RemoteListener:
 
     async def _authenticate(self, link: Link) -> str | None:
         """Exchange proofs and hand the link over. Returns why the peer is refused; None if it is accepted."""
-        challenge = make_challenge()
+        challenge = handshake.make_challenge()
         link.send(challenge)
-        greeting = await link.receive(GREETING_BYTES)
-        welcome = verify(greeting, challenge, "replica", self.key)
+        greeting = await link.receive(handshake.MAX_BYTES)
+        welcome = handshake.verify(greeting, challenge, "replica", self.key)
         if welcome.error is None and greeting.rank not in self._arrivals:
             welcome = Welcome(error=f"data_parallel_rank={greeting.rank} must be one of {sorted(self._arrivals)}")
         link.send(msgspec.structs.replace(welcome, publishes_kv_events=self._publishes_kv_events))
@@ -128,11 +120,11 @@ async def serve_replica(config: EngineConfig) -> None:
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
-                async with asyncio.timeout(GREETING_TIMEOUT_S):
+                async with asyncio.timeout(handshake.TIMEOUT_S):
                     welcome = await _introduce(link, config.data_parallel_key, config.data_parallel_rank)
                 await serve_link(host, link, welcome.publishes_kv_events)
                 logger.warning("the connection to the front was lost")
-            except GreetingRefused as error:
+            except handshake.PeerRefused as error:
                 raise ConfigError(str(error)) from error
             except (ConnectionError, TimeoutError, asyncio.IncompleteReadError) as error:
                 logger.warning("the front at %s:%d ended the greeting: %r", address, port, error)
@@ -144,7 +136,7 @@ async def serve_replica(config: EngineConfig) -> None:
 
 
 async def _introduce(link: Link, key: str, rank: int) -> Welcome:
-    challenge = await link.receive(GREETING_BYTES)
-    greeting = answer(challenge, "replica", key, rank)
+    challenge = await link.receive(handshake.MAX_BYTES)
+    greeting = handshake.answer(challenge, "replica", key, rank)
     link.send(greeting)
-    return check(await link.receive(GREETING_BYTES), challenge, greeting, "replica", key)
+    return handshake.check(await link.receive(handshake.MAX_BYTES), challenge, greeting, "replica", key)

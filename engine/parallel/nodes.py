@@ -1,6 +1,6 @@
 """Ranks on other nodes: they connect to rank 0, and both sides prove that they know a shared key.
 
-Each rank of `serve_node` greets as in `engine.wire.greeting`. A rank process gets its connection, and Start follows.
+Each rank of `serve_node` greets as in `engine.wire.handshake`. A rank process gets its connection, and Start follows.
 Tensors travel through torch.distributed, neither encrypted nor signed, so use a private network.
 """
 
@@ -17,16 +17,8 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.wire import handshake
 from engine.wire.frames import Channel
-from engine.wire.greeting import (
-    GREETING_BYTES,
-    GREETING_TIMEOUT_S,
-    GreetingRefused,
-    answer,
-    check,
-    make_challenge,
-    verify,
-)  # fmt: skip
 
 logger = logging.getLogger("troupe.engine")
 
@@ -105,24 +97,24 @@ def _start_rank(config: EngineConfig, number: int, index: int) -> subprocess.Pop
     logger.info("rank %d connects to %s:%d", number, *place)
     while True:
         try:
-            with socket.create_connection(place, GREETING_TIMEOUT_S) as connection:
+            with socket.create_connection(place, handshake.TIMEOUT_S) as connection:
                 _introduce(connection, _read_key(config), number)
                 connection.settimeout(None)
                 return launch(connection, choose_device(index))
         except OSError as error:
-            if isinstance(error, GreetingRefused):
+            if isinstance(error, handshake.PeerRefused):
                 logger.warning("rank %d and rank 0 do not agree: %s", number, error)
             time.sleep(RETRY_S)
 
 
 def _greet(connection: socket.socket, key: str) -> int | None:
     """Exchange proofs. Returns the number of the rank; None if it does not know the key."""
-    connection.settimeout(GREETING_TIMEOUT_S)
-    channel, challenge = Channel(connection), make_challenge()
+    connection.settimeout(handshake.TIMEOUT_S)
+    channel, challenge = Channel(connection), handshake.make_challenge()
     try:
         channel.send(challenge)
-        greeting = channel.receive(GREETING_BYTES)
-        welcome = verify(greeting, challenge, "rank", key)
+        greeting = channel.receive(handshake.MAX_BYTES)
+        welcome = handshake.verify(greeting, challenge, "rank", key)
         channel.send(welcome)
     except OSError:
         return None
@@ -131,12 +123,12 @@ def _greet(connection: socket.socket, key: str) -> int | None:
 
 
 def _introduce(connection: socket.socket, key: str, number: int) -> None:
-    """Raises GreetingRefused: rank 0 refuses this rank, or does not know the key."""
+    """Raises handshake.PeerRefused: rank 0 refuses this rank, or does not know the key."""
     channel = Channel(connection)
-    challenge = channel.receive(GREETING_BYTES)
-    greeting = answer(challenge, "rank", key, number)
+    challenge = channel.receive(handshake.MAX_BYTES)
+    greeting = handshake.answer(challenge, "rank", key, number)
     channel.send(greeting)
-    check(channel.receive(GREETING_BYTES), challenge, greeting, "rank", key)
+    handshake.check(channel.receive(handshake.MAX_BYTES), challenge, greeting, "rank", key)
 
 
 def _read_key(config: EngineConfig) -> str:

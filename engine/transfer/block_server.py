@@ -13,8 +13,8 @@ from threading import Lock, Thread
 
 from engine.errors import ConfigError
 from engine.transfer.tcp_store import TIMEOUT_S
+from engine.wire import handshake
 from engine.wire.frames import Channel
-from engine.wire.greeting import GREETING_BYTES, make_challenge, verify
 from engine.wire.link_messages import UnitReply, UnitRequest
 
 logger = logging.getLogger("troupe.engine")
@@ -75,9 +75,9 @@ class BlockServer:
             connection.close()
 
     def _greet(self, channel: Channel) -> None:
-        challenge = make_challenge()
+        challenge = handshake.make_challenge()
         channel.send(challenge)
-        welcome = verify(channel.receive(GREETING_BYTES), challenge, "blocks", self._secret)
+        welcome = handshake.verify(channel.receive(handshake.MAX_BYTES), challenge, "blocks", self._secret)
         channel.send(welcome)
         if welcome.error is not None:
             raise ConnectionError(welcome.error)

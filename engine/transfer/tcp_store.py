@@ -1,4 +1,4 @@
-"""TcpStore: a KVConnector over TCP to a BlockServer. Frames and greeting are those of `engine.wire`.
+"""TcpStore: a KVConnector over TCP to a BlockServer. Frames and handshake are those of `engine.wire`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from engine.kv_transfer_config import UNIT_TOKENS
 from engine.transfer.units import Unit, UnitLayout, compute_checksum
+from engine.wire import handshake
 from engine.wire.frames import Channel
-from engine.wire.greeting import answer, check
 from engine.wire.link_messages import UnitReply, UnitRequest
 
 TIMEOUT_S = 2.0  # for every read and write; then the tokens are computed instead
@@ -85,9 +85,9 @@ class TcpStore:
         channel = Channel(connection)
         try:
             challenge = channel.receive()
-            greeting = answer(challenge, "blocks", self._secret)
+            greeting = handshake.answer(challenge, "blocks", self._secret)
             channel.send(greeting)
-            check(channel.receive(), challenge, greeting, "blocks", self._secret)
+            handshake.check(channel.receive(), challenge, greeting, "blocks", self._secret)
         except BaseException:
             channel.close()
             raise

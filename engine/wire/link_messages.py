@@ -87,7 +87,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """First message on a TCP connection, from the server, see `greeting.py`."""
+    """First message on a TCP connection, from the server, see `handshake.py`."""
 
     version: int
     nonce: bytes

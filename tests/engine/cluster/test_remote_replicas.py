@@ -11,7 +11,7 @@ import pytest
 from engine import ConfigError, Engine, EngineConfig
 from engine.cluster.remote import RemoteListener, serve_replica
 from engine.wire.frames import Link
-from engine.wire.greeting import make_proof
+from engine.wire.handshake import make_proof
 from engine.wire.link_messages import PROTOCOL_VERSION, Greeting
 from tests.engine.mixed_requests import ROOMY, Completion, make_mixed_requests, run_mixed
 from tests.waiting import wait_until

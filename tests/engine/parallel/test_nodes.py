@@ -15,7 +15,7 @@ import pytest
 from engine import ConfigError, Engine, EngineConfig
 from engine.parallel.nodes import _greet, _introduce
 from engine.wire.frames import Channel
-from engine.wire.greeting import GreetingRefused, make_challenge
+from engine.wire.handshake import PeerRefused, make_challenge
 from engine.wire.link_messages import Welcome
 from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed
 from tests.engine.parallel.test_ranks import find_processes
@@ -65,7 +65,7 @@ def test_a_rank_with_another_key_is_refused() -> None:
     with ours, theirs, ThreadPoolExecutor(1) as threads:
         introduced = threads.submit(_introduce, theirs, "another key", 1)
         assert _greet(ours, KEY) is None
-        with pytest.raises(GreetingRefused, match="data_parallel_key differs"):
+        with pytest.raises(PeerRefused, match="data_parallel_key differs"):
             introduced.result()
 
 
@@ -75,7 +75,7 @@ def test_a_rank_0_without_the_key_is_refused() -> None:
         channel = Channel(ours)
         channel.send(make_challenge())
         channel.send(Welcome(b"no proof"))
-        with pytest.raises(GreetingRefused, match="does not know data_parallel_key"):
+        with pytest.raises(PeerRefused, match="does not know data_parallel_key"):
             _introduce(theirs, KEY, 1)
 
 

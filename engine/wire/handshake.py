@@ -1,4 +1,4 @@
-"""The greeting on every TCP connection: both sides prove that they know a shared key.
+"""The handshake of every TCP connection: both sides prove that they know a shared key.
 
     server ──Challenge(nonce)──▶ client
     server ◀──Greeting(rank, nonce, proof)── client       proof: HMAC-SHA256 of service, side and both nonces
@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from engine.wire.link_messages import PROTOCOL_VERSION, Challenge, Greeting, Welcome
 
-GREETING_BYTES = 4096  # largest frame of a peer that has proved nothing
-GREETING_TIMEOUT_S = 10.0
+MAX_BYTES = 4096  # largest frame of a peer that has proved nothing
+TIMEOUT_S = 10.0
 
 Service = Literal["replica", "rank", "blocks"]  # a proof for one is none for another
 
 
-class GreetingRefused(ConnectionError):
+class PeerRefused(ConnectionError):
     """The server refuses this client, or does not know the key."""
 
 
@@ -32,9 +32,9 @@ def make_challenge() -> Challenge:
 
 
 def answer(challenge: Any, service: Service, key: str, rank: int = 0) -> Greeting:
-    """Raises GreetingRefused: the server has another version."""
+    """Raises PeerRefused: the server has another version."""
     if not isinstance(challenge, Challenge) or challenge.version != PROTOCOL_VERSION:
-        raise GreetingRefused(f"it does not speak version {PROTOCOL_VERSION} of the protocol")
+        raise PeerRefused(f"it does not speak version {PROTOCOL_VERSION} of the protocol")
     nonce = secrets.token_bytes(32)
     return Greeting(PROTOCOL_VERSION, rank, nonce, make_proof(key, f"{service} {rank}", challenge.nonce, nonce))
 
@@ -57,12 +57,12 @@ def check(welcome: Any, challenge: Challenge, greeting: Greeting, service: Servi
     """Return the server's welcome.
 
     Raises:
-        GreetingRefused: it is none, or does not prove that the server knows the key.
+        PeerRefused: it is none, or does not prove that the server knows the key.
     """
     if not isinstance(welcome, Welcome) or welcome.error is not None:
-        raise GreetingRefused(f"the server refuses this {service}: {getattr(welcome, 'error', 'no welcome')}")
+        raise PeerRefused(f"the server refuses this {service}: {getattr(welcome, 'error', 'no welcome')}")
     if not hmac.compare_digest(welcome.proof, make_proof(key, f"{service} server", greeting.nonce, challenge.nonce)):
-        raise GreetingRefused("the server does not know data_parallel_key")
+        raise PeerRefused("the server does not know data_parallel_key")
     return welcome
 
 
