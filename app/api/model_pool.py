@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Request
 
 from app.api.context import ApiContext
-from app.api.errors import RETRY_AFTER_S, ApiError, scrub
+from app.api.errors import CLOSING, RETRY_AFTER_S, ApiError, scrub
 from app.config import AppConfig, UsageError
 from engine import (
     Catalogue,
@@ -82,12 +82,6 @@ class Slot:
         """Whether a request uses the model or waits for it."""
         return self.num_users > 0 or (self.context is not None and self.context.engine.stats().num_unfinished > 0)
 
-    @property
-    def state(self) -> str:
-        if self.context is None:
-            return "loading"
-        return self.context.engine.state
-
 
 class ModelPool:
     """Loads models on demand.
@@ -103,6 +97,8 @@ class ModelPool:
         self.roles: dict[Role, CatalogueEntry] = {}
         self.kept: dict[str, ApiContext] = {}  # of the models that have a role, by what `EngineConfig` takes
         self.slots: dict[str, Slot] = {}  # by the same
+        self._loaded: list[ApiContext] = []  # of all slots, also of those that are leaving
+        self._is_closed = False
         self._lock = asyncio.Lock()  # held while a model is loaded or ended
 
     @property
@@ -138,8 +134,7 @@ class ModelPool:
     @property
     def contexts(self) -> list[ApiContext]:
         """The contexts of all models that are loaded."""
-        loaded = (slot.context for slot in self.slots.values() if slot.context is not None)
-        return [self.first, *self.kept.values(), *loaded]
+        return [self.first, *self.kept.values(), *self._loaded]
 
     async def list_entries(self) -> dict[str, CatalogueEntry]:
         """Return the further models that can be loaded, by each of their names."""
@@ -191,12 +186,18 @@ class ModelPool:
             await self._wait_restarted(kept)
             yield kept
             return
+        closing = ApiError(503, "the server is closing", code=CLOSING, retry_after_s=RETRY_AFTER_S)
+        if self._is_closed:
+            raise closing
         slot = self.slots.get(entry.model)
         if slot is None or slot.is_gone:
             slot = self.slots[entry.model] = self._begin(entry, slot)
         slot.num_users += 1
         try:
-            context = await asyncio.shield(slot.loading)
+            await asyncio.wait([slot.loading])
+            if slot.loading.cancelled():
+                raise closing
+            context = slot.loading.result()
             await self._wake(slot, context)
             yield context
         finally:
@@ -239,6 +240,7 @@ class ModelPool:
         except BaseException:
             await context.engine.close()
             raise
+        self._loaded.append(context)
         return context
 
     def _make_context(self, entry: CatalogueEntry, names: list[str]) -> ApiContext:
@@ -272,6 +274,7 @@ class ModelPool:
             await asyncio.sleep(POLL_S)
         assert slot.context is not None, "it was loaded"
         await slot.context.engine.close()
+        self._loaded.remove(slot.context)
         if self.slots.get(slot.entry.model) is slot:
             del self.slots[slot.entry.model]
         logger.info("the model %s is ended", slot.entry.name)
@@ -330,13 +333,12 @@ class ModelPool:
 
     async def close(self) -> None:
         """End all further models."""
-        slots = list(self.slots.values())
+        self._is_closed, slots = True, list(self.slots.values())
         self.slots.clear()
         for slot in slots:
             slot.loading.cancel()
         await asyncio.gather(*(slot.loading for slot in slots), return_exceptions=True)
-        contexts = [*self.kept.values(), *(slot.context for slot in slots if slot.context is not None)]
-        await asyncio.gather(*(context.engine.close() for context in contexts))
+        await asyncio.gather(*(context.engine.close() for context in self.contexts[1:]))
 
 
 def configure(first: EngineConfig, entry: CatalogueEntry, names: list[str]) -> EngineConfig:

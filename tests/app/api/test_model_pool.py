@@ -130,6 +130,26 @@ async def test_the_model_that_was_used_longest_ago_makes_room_when_its_requests_
     assert len(loaded(several)) == 2
 
 
+async def test_a_server_that_closes_ends_every_model_also_one_that_is_leaving(several: Server) -> None:
+    await ask(several, "a")
+    await ask(several, "b")
+    engines = [slot.context.engine for slot in several.pool.slots.values()]
+    for engine in engines:
+        engine.hold = asyncio.Event()
+    running = [asyncio.create_task(several.complete(model=name)) for name in ("a", "b")]
+    await wait_until(lambda: all(engine.stats().num_running for engine in engines))
+    waiting = asyncio.create_task(several.complete(model="c"))
+    await wait_until(lambda: any(slot.is_leaving for slot in several.pool.slots.values()))
+    again = asyncio.create_task(several.complete(model="a"))
+    await wait_until(lambda: not several.pool.slots[engines[0].config.model].is_leaving)
+    await several.pool.close()
+    assert [engine.state for engine in engines] == ["closed", "closed"]
+    assert [(await task)[0] for task in (waiting, again)] == [503, 503]
+    for engine in engines:
+        engine.hold.set()
+    await asyncio.gather(*running)
+
+
 async def test_a_model_that_cannot_be_loaded_says_why_and_leaves_the_others_alone(
     several: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
