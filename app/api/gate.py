@@ -178,8 +178,8 @@ class Gate:
                 receive = self._decoded(receive, BodyDecoder(encoding))
                 # the router passes headers on
                 scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]
-            if scope["path"].startswith("/api/") and b"form" in headers.get(b"content-type", b""):
-                # curl -d without a header, as Ollama's documentation has it
+            if scope["path"].startswith("/api/"):
+                # Ollama asks for no header: its documentation has curl -d, and LiteLLM sends none.
                 headers[b"content-type"] = b"application/json"
                 scope["headers"] = list(headers.items())
             is_json = b"json" in headers.get(b"content-type", b"").lower()

@@ -164,7 +164,8 @@ async def test_an_error_within_a_stream_is_its_last_line(start: Start, client_of
         await collect(client_of(server).chat("fake", USER, stream=True))
 
 
-async def test_json_without_a_content_type_is_read_as_curl_sends_it(server: Server) -> None:
+@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain"])
+async def test_json_is_read_whatever_its_content_type(server: Server, content_type: str) -> None:
     text = json.dumps({"model": "fake", "prompt": "hi", "stream": False})
-    status, reply = await server.post_text("/api/generate", text, "application/x-www-form-urlencoded")
+    status, reply = await server.post_text("/api/generate", text, content_type)
     assert (status, reply["response"]) == (200, "You said <user>hi")
