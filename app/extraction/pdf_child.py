@@ -20,10 +20,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pypdfium2
 import pypdfium2.raw as pdfium
-from PIL import Image
+from PIL import Image, ImageChops
 
 Box = tuple[float, float, float, float]
 # A gap of that many heights of a line ends a cell; so wide a strip without text may separate columns.
@@ -456,26 +455,33 @@ def recognise(image: Any, size: tuple[float, float], ocr: Sequence[str]) -> list
 
 def _erase_rules(image: Any) -> Any:
     """Return an image in grey without the thin lines of tables, because of which Tesseract skips rows."""
-    grey = np.array(image.convert("L"))
-    length, thickness = (max(2, round(share * min(grey.shape))) for share in (RULE_LENGTH, RULE_THICKNESS))
-    dark = grey < DARK
-    for pixels, shown in ((dark, grey), (dark.T, grey.T)):
-        rules = _find_runs(pixels, length) & ~_find_runs(pixels.T, thickness).T
-        pixels[rules], shown[rules] = False, WHITE
-    return Image.fromarray(grey)
+    grey = image.convert("L")
+    length, thickness = (max(2, round(share * min(grey.size))) for share in (RULE_LENGTH, RULE_THICKNESS))
+    if min(grey.size) < length:
+        return grey
+    dark = grey.point(lambda value: WHITE * (value < DARK))
+    for _ in ("horizontal", "vertical"):
+        thick = _find_runs(dark.transpose(Image.Transpose.TRANSPOSE), thickness).transpose(Image.Transpose.TRANSPOSE)
+        rules = ImageChops.subtract(_find_runs(dark, length), thick)
+        grey.paste(WHITE, mask=rules)
+        dark = ImageChops.subtract(dark, rules)
+        grey, dark = (each.transpose(Image.Transpose.TRANSPOSE) for each in (grey, dark))
+    return grey
 
 
-def _find_runs(dark: Any, length: int) -> Any:
-    """Return the pixels in horizontal runs of at least that length, by doubling it."""
+def _find_runs(marked: Any, length: int) -> Any:
+    """Return the marked pixels in horizontal runs of at least that length, by doubling it."""
     steps, size = [], 1
     while size < length:
         steps.append(min(size, length - size))
         size += steps[-1]
     for step in steps:
-        dark = dark[:, step:] & dark[:, :-step]
+        width, height = marked.size
+        marked = ImageChops.darker(marked.crop((step, 0, width, height)), marked.crop((0, 0, width - step, height)))
     for step in steps:
-        dark = np.pad(dark, ((0, 0), (0, step))) | np.pad(dark, ((0, 0), (step, 0)))
-    return dark
+        width, height = marked.size
+        marked = ImageChops.lighter(marked.crop((0, 0, width + step, height)), marked.crop((-step, 0, width, height)))
+    return marked
 
 
 def _open_page(document: Any, number: int) -> Any:
