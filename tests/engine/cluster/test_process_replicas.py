@@ -85,7 +85,7 @@ async def test_a_request_that_crashes_two_cores_fails_alone(make_config: MakeCon
         async def crash_cores() -> None:
             for number in range(2):
                 await wait_until(
-                    lambda n=number: (entry := find_poison()).num_crashes == n and entry.replica is not None
+                    lambda n=number: ((entry := find_poison()).group is not None) == n and entry.replica is not None
                 )
                 send_signal(engine, find_poison().ticket.replica, signal.SIGSEGV)  # type: ignore[union-attr]
 
