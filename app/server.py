@@ -126,7 +126,7 @@ def mount_page(app: FastAPI, pool: ModelPool, timeline: Timeline) -> None:
         # by name, because Gradio's import is the slowest and needed only here
         gradio = importlib.import_module("gradio")
         ui = importlib.import_module("app.ui")
-        demo = ui.make_demo(pool.find_role("extract"), pool.find_role("chat"))
+        demo = ui.make_demo(pool.find_role("extract"), pool.find_role("chat"), pool)
         gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options(pool.first.config.frame_ancestor))
         # the mount takes every path without an API route: unknown paths of the page get the same error
         mount = app.routes[-1]

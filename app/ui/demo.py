@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from app.api.context import ApiContext
+from app.api.model_pool import ModelPool
 from app.ui.api_hint import build_api_tab
 from app.ui.batch.tab import BatchTab
 from app.ui.chat.settings import Settings, recommend_settings
@@ -36,11 +37,12 @@ EXAMPLES = [
 ]
 
 
-def make_demo(context: ApiContext, chat_context: ApiContext | None = None) -> gr.Blocks:
+def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool: ModelPool | None = None) -> gr.Blocks:
     """Build the page; mount it with `mount_options()`. The engines may still be starting.
 
     Args:
         chat_context: the model of the chat, if it is another one.
+        pool: further models, which may answer in the chat.
     """
     engine, talker = context.engine, (chat_context or context).engine
     examples = load_examples()
@@ -57,7 +59,8 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None) -> gr
                 batch.build(demo, extract.panel)
             with gr.Tab("Chat", elem_id="chat-tab"):
                 chat = ChatTab(
-                    talker, describe_model(talker), choose_examples(talker), context.store, choose_settings(talker)
+                    talker, describe_model(talker), choose_examples(talker), context.store, choose_settings(talker),
+                    pool=pool,
                 )
                 chat.build(demo)
             with gr.Tab("Engine", elem_id="engine-tab"):

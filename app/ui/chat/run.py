@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from app.api.errors import ApiError
+from app.api.model_pool import ModelPool
 from app.extraction.choices import describe_position
 from app.reasoning import gate_grammar, prepare_prompt, supports_reasoning
 from app.store import Store, StoreError
@@ -43,7 +44,7 @@ from app.ui.explain import explain
 from app.ui.figures import describe_output
 from app.ui.owner import find_owner
 from app.ui.pacing import pace
-from engine import Engine, InvalidRequest, LoRARequest, RequestOutput
+from engine import Engine, InvalidRequest, LoRARequest, RequestOutput, SamplingParams
 
 WAITING = "…"
 # Number of an answer's first tokens that can be inspected.
@@ -84,18 +85,18 @@ class Turn:
 
 
 class ChatRun:
-    """The handlers of one chat on one engine. Those that begin a turn end in: thread, turn, settings."""
+    """The handlers of one chat. Those that begin a turn end in: thread, turn, settings.
 
-    def __init__(self, engine: Engine, store: Store, interval_s: float) -> None:
+    Args:
+        pool: further models that may answer.
+    """
+
+    def __init__(self, engine: Engine, store: Store, interval_s: float, pool: ModelPool | None = None) -> None:
         self.engine = engine
+        self.pool = pool
         self.store = store
         self.interval_s = interval_s
         self.answers = Answers(engine)
-
-    @cached_property
-    def knows_reasoning(self) -> bool:
-        """Return whether the model's chat template supports reasoning."""
-        return self.engine.tokenizer is not None and supports_reasoning(self.engine.tokenizer.apply_chat_template)
 
     async def send(self, typed: Mapping[str, Any], request: gr.Request, *rest: Any) -> Begun:
         """Begin a turn with the typed text and attachments; do nothing while another turn runs.
@@ -275,16 +276,61 @@ class ChatRun:
             why = f"the message and its files have {num_tokens:,} tokens, and the model takes {limit:,} with the answer"
             raise InvalidRequest(why, "message")
 
-    def list_models(self) -> list[str]:
-        """Return the names of the model and its adapters; empty without adapters."""
+    @property
+    def has_choice(self) -> bool:
+        """Return whether another model or an adapter may answer."""
+        return self.engine.config.enable_lora or (self.pool is not None and self.pool.serves_several)
+
+    async def list_models(self) -> list[str]:
+        """Return the names that may answer: the model, its adapters, further models; empty without a choice."""
+        if not self.has_choice:
+            return []
+        names = [self.engine.model_name, *(ref.name for ref in self.engine.adapters.refs)]
+        if self.pool is not None:
+            names += [*self.pool.first.model_names, *await self.pool.list_entries()]
+        return list(dict.fromkeys(names))
+
+    @asynccontextmanager
+    async def _hold(self, name: str) -> AsyncIterator[tuple[Engine, LoRARequest | None]]:
+        """Load a model if it is not loaded, and keep it for as long as the block runs."""
         engine = self.engine
-        names = [engine.model_name, *(ref.name for ref in engine.adapters.refs)]
-        return names if engine.config.enable_lora else []
+        if self.pool is None or name == engine.model_name or any(ref.name == name for ref in engine.adapters.refs):
+            yield engine, None if name == engine.model_name else LoRARequest(name)
+            return
+        try:
+            async with self.pool.hold(await self.pool.find(name)) as context:
+                yield context.engine, None
+        except ApiError as error:
+            raise InvalidRequest(str(error), "model") from error
 
     async def _generate(
         self, answer: Answer, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput | None, None]:
-        tokenizer = self.engine.tokenizer
+        names = settings.models or [self.engine.model_name]
+        streams = {name: self._generate_by(name, answer, history, settings, session) for name in names}
+        stream = join_streams(streams) if len(names) > 1 else streams[names[0]]
+        async with aclosing(pace(stream, self.interval_s)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _generate_by(
+        self, name: str, answer: Answer, history: History, settings: Settings, session: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        async with self._hold(name) as (engine, lora_request):
+            prompt_ids, params = await self._prepare(engine, answer, history, settings)
+            # A separate cache salt, so that one visitor's prompts never show in another's cache timings.
+            stream = engine.generate(
+                prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority),
+                lora_request=lora_request,
+            )
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    yield output
+
+    async def _prepare(
+        self, engine: Engine, answer: Answer, history: History, settings: Settings
+    ) -> tuple[list[int], SamplingParams]:
+        tokenizer = engine.tokenizer
         if tokenizer is None:
             raise InvalidRequest("this engine runs without a tokenizer and has no chat")
         messages = to_model_messages(history, settings.system_prompt)
@@ -294,29 +340,18 @@ class ChatRun:
             options = {"add_generation_prompt": False, "continue_final_message": True}
         if tokenizer.has_chat_template:
             messages = await asyncio.to_thread(load_images, messages)
-            prompt_ids, answer.thinking = await prepare_prompt(self.engine, self.knows_reasoning, messages, **options)
+            knows_reasoning = supports_reasoning(tokenizer.apply_chat_template)
+            prompt_ids, answer.thinking = await prepare_prompt(engine, knows_reasoning, messages, **options)
         else:
             text = "\n\n".join(m["content"] for m in messages)
-            prompt_ids = await self.engine.encode(text if answer.before else f"{text}\n\n")
-        params = make_sampling_params(settings, len(prompt_ids), self.engine.resolved.max_model_len)
+            prompt_ids = await engine.encode(text if answer.before else f"{text}\n\n")
+        params = make_sampling_params(settings, len(prompt_ids), engine.resolved.max_model_len)
         if answer.thinking is not None:
             # The end mark of reasoning may be a special token, and a grammar begins after it.
             params = replace(params, skip_special_tokens=False)
             if params.grammar is not None:
                 params = replace(params, grammar=gate_grammar(params.grammar, answer.thinking))
-        # A separate cache salt, so that one visitor's prompts never show in another's cache timings.
-        names = settings.models or [self.engine.model_name]
-        streams = {
-            name: self.engine.generate(
-                prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority),
-                lora_request=None if name == self.engine.model_name else LoRARequest(name),
-            )
-            for name in names
-        }
-        stream = join_streams(streams) if len(names) > 1 else streams[names[0]]
-        async with aclosing(pace(stream, self.interval_s)) as outputs:
-            async for output in outputs:
-                yield output
+        return prompt_ids, params
 
 
 def is_running(turn: Turn | None) -> bool:

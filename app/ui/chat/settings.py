@@ -115,17 +115,18 @@ def make_grammar(kind: str, text: str) -> GrammarSpec | None:
             return None
 
 
-def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.components.Component]:
+def build_settings(defaults: Settings, has_models: bool = False) -> list[gr.components.Component]:
     """Put the settings on the page; the components come in the order of Settings' fields. The browser keeps changes.
 
     Args:
-        models: names of the model and its adapters; empty without adapters.
+        has_models: whether others than the first model may answer; the page gets their names when it opens.
     """
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     chosen = next((name for name, prompt in PRESETS.items() if prompt == defaults.system_prompt), None)
     answering = gr.Dropdown(
-        list(models), value=defaults.models, multiselect=True, label="Answered by", visible=bool(models),
-        info="The model or an adapter; several answer side by side, in one batch.",
+        [], value=defaults.models, multiselect=True, label="Answered by", visible=has_models,
+        info="A model or an adapter; several answer side by side.",
+        allow_custom_value=True,  # Gradio would refuse names that came after the page was built
     )
     preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset", interactive=True)
     system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)

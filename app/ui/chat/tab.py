@@ -10,6 +10,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.api.model_pool import ModelPool
 from app.store import Store, StoreError, objects
 from app.ui.chat import store as chats
 from app.ui.chat.attachments import FILE_TYPES, IMAGE_TYPES
@@ -72,9 +73,9 @@ class ChatTab(ChatRun):
 
     def __init__(
         self, engine: Engine, welcome: str, examples: list[str], store: Store,
-        defaults: Settings | None = None, interval_s: float = UPDATE_INTERVAL_S,
+        defaults: Settings | None = None, interval_s: float = UPDATE_INTERVAL_S, pool: ModelPool | None = None,
     ) -> None:
-        super().__init__(engine, store, interval_s)
+        super().__init__(engine, store, interval_s, pool)
         self.defaults = defaults or Settings()
         self.welcome = welcome
         self.examples = examples
@@ -98,7 +99,7 @@ class ChatTab(ChatRun):
                 file_count="multiple", file_types=[*FILE_TYPES, *IMAGE_TYPES],
             )
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
-            self.settings = settings = build_settings(self.defaults, self.list_models())
+            self.settings = settings = build_settings(self.defaults, self.has_choice)
             # Never displayed; they carry the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
@@ -204,12 +205,13 @@ class ChatTab(ChatRun):
         notes = [more["where"]] if owner.startswith(objects.GUEST) else self.store.notes
         more |= {"problem": " ".join(notes)} if notes else {}
         if thread is not None:
-            return *self._skip_opened()[:8], {"updates": restore_settings(self.defaults, kept, self.list_models())}
+            updates = restore_settings(self.defaults, kept, await self.list_models())
+            return *self._skip_opened()[:8], {"updates": updates}
         if chat_id is None:
             listed = await self.store.run(chats.list_chats, owner)
             chat_id = listed[0]["id"] if listed else None
         *opened, settings = await self._open(request, chat_id, more)
-        updates = restore_settings(self.defaults, settings or kept, self.list_models())
+        updates = restore_settings(self.defaults, settings or kept, await self.list_models())
         return *opened, {"updates": updates}
 
     async def pick(self, turn: Turn | None, data: gr.EventData, request: gr.Request) -> Opened:
@@ -293,7 +295,7 @@ class ChatTab(ChatRun):
         _leave(turn)
         *opened, kept = await self._open(request, chat_id, more)
         kept = asdict(self.defaults) | kept if kept else None
-        return *opened, *restore_settings(self.defaults, kept, self.list_models())
+        return *opened, *restore_settings(self.defaults, kept, await self.list_models())
 
     async def _open(self, request: gr.Request, chat_id: str | None, more: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return what the page shows of a stored or a new chat, and the chat's settings."""

@@ -28,6 +28,9 @@ WHO = {"residual": "checked after the value", "annotation": "annotation only", "
 
 Views = dict[Any, Any]  # new values of the panel's components
 
+# While a schema or an example is on its way to the page, polish.js holds a press of Extract back.
+BEGIN_CHANGE, END_CHANGE = "() => { globalThis.changes.begin(); }", "() => { globalThis.changes.end(); }"
+
 
 class SchemaPanel:
     """One schema: a name, a form to edit it, and the JSON Schema, which extractions use.
@@ -101,6 +104,8 @@ class SchemaPanel:
         typed = self.code.input(self.edit_json, self.code, edited, **quiet)
         filled = self.form.edit(self.edit_form, self.form, self.views, **quiet)
         self.changes = [picked, typed, filled]
+        for change in (picked, filled):
+            change.then(None, js=END_CHANGE, **quiet)
 
     @property
     def views(self) -> list[Any]:

@@ -25,7 +25,7 @@ from app.ui.extract.approvals import render_trust
 from app.ui.extract.desk import Update
 from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
-from app.ui.extract.schema_panel import SchemaPanel, dump
+from app.ui.extract.schema_panel import BEGIN_CHANGE, END_CHANGE, SchemaPanel, dump
 from app.ui.extract.shown import Shown, restore
 from app.ui.owner import find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
@@ -158,6 +158,7 @@ class ExtractTab(ExtractRun):
         demo.load(self.offer_files, None, self.upload, **at_once)
         proved = [*ran, *file, *panel.views]
         demo.load(self.open, self.kept, [*proved, self.project], js=READ_OPENING, **quiet)
+        self.sample.input(None, js=BEGIN_CHANGE, **at_once)
         changes = [*panel.changes, self.run_button.click(self.run, inputs, ran, **quiet)]
         self.stop_button.click(self.stop, None, None, **at_once)
         # One after the other, so that each action builds on the one before.
@@ -172,9 +173,10 @@ class ExtractTab(ExtractRun):
         add_approved.click(self.add_approved, [desk.shown, settings[-1]], settings[-1], **quiet)
         changes += [
             self.upload.upload(self.open_file, self.upload, [*ran, *file], **at_once),
-            self.sample.input(self.pick_sample, self.sample, proved, **at_once),
+            picked := self.sample.input(self.pick_sample, self.sample, proved, **at_once),
             panel.describe.click(self.describe, [panel.wish, self.text, self.opened], panel.views, **quiet),
         ]
+        picked.then(None, js=END_CHANGE, **at_once)
         for change in changes:
             change.then(
                 self.keep, [self.project, self.text, panel.code, desk.shown], [self.project, self.kept],

@@ -16,6 +16,7 @@ const make = (tag, attributes = {}, ...children) => {
 const commit = (isRedrawn) => {
   props.value = JSON.parse(JSON.stringify(form));
   if (isRedrawn) draw();
+  changes.begin();
   trigger("edit");
 };
 

@@ -185,3 +185,19 @@ name();
 document.documentElement.lang ||= "en";
 window.addEventListener("pagehide", keepDrafts);
 refreshStrip();
+
+// A press of Extract waits for a text or a schema that was chosen and is on its way.
+globalThis.changes = {
+  begin() { this.isOnItsWay = true; },
+  end() {
+    const { isPressed } = this;
+    this.isOnItsWay = this.isPressed = false;
+    if (isPressed) setTimeout(() => document.querySelector("#run")?.click());
+  },
+};
+document.addEventListener("change", ({ target }) => { if (target.closest?.("#extract .chips")) changes.begin(); }, true);
+document.addEventListener("click", (event) => {
+  if (!changes.isOnItsWay || !event.target.closest?.("#run")) return;
+  event.stopImmediatePropagation();
+  changes.isPressed = true;
+}, true);

@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,9 @@ from app.api import model_pool, model_switch
 from app.api.job_kinds import make_answer
 from app.api.model_pool import choose_roles
 from app.config import AppConfig, UsageError
+from app.store import Store
+from app.ui.chat.settings import Settings
+from app.ui.chat.tab import ChatTab
 from engine import Engine, EngineConfig, EngineDead
 from tests.app.api.harness import Server, events, needs_model, run_server
 from tests.engine.cluster.fault_run import send_signal
@@ -334,3 +338,17 @@ async def test_requests_to_three_models_in_random_order_get_the_texts_of_each_mo
         send_signal(further[0], 0, signal.SIGKILL)
         assert [(await task)[1] for task in tasks] == [alone[name] for name in asked]
         assert further[0].stats().num_restarts == 1
+
+
+async def test_the_chat_is_answered_by_the_models_that_a_person_chose(several: Server) -> None:
+    tab = ChatTab(several.pool.first.engine, "", [], Store(), interval_s=0, pool=several.pool)
+    assert {"fake", "a", "best", "bad"} <= set(await tab.list_models())
+    request = SimpleNamespace(session_hash="abc", request=None)
+    for models, words in ((["a"], "a"), (["b", "a"], "**b**\n\nb\n\n**a**\n\na"), ([], "You said"), (["bad"], "")):
+        settings = asdict(Settings(models=models, max_tokens=64)).values()
+        turn = (await tab.send({"text": "hello", "files": []}, request, None, None, *settings))[4]  # type: ignore[arg-type]
+        await wait_until(lambda turn=turn: turn.answer.is_over)
+        if words:
+            assert turn.answer.output.outputs[0].text.startswith(words)
+        else:
+            assert "'bad' could not be loaded: the weights of" in turn.answer.problem.why
