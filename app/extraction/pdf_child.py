@@ -34,6 +34,7 @@ SAME_LINE = 0.6
 MIN_PROSE_LINES, MIN_PROSE_WIDTH, MIN_PROSE_FILL = 3, 8, 0.6
 MAX_GUTTERS = 8
 MIN_CONTINUED = 0.2  # share of the lines of prose that go on with a small letter
+NEAR_LINES = 100  # lines before and after a row that show how wide its columns are
 WRAPPED_STEP = 1.25  # rows of a table stand at least so many times as far apart as the lines of a cell
 LINE_HEIGHT = 12.0  # points of a line of an annotation
 HYPHENS = (2, 0xFFFE)  # how pdfium marks a hyphen at the end of a line
@@ -183,22 +184,24 @@ def _join_wrapped(lines: list[list[Run]]) -> list[list[Run]]:
         gutters = [(one.box[2], two.box[0]) for one, two in pairwise(fullest)]
         for line in lines[start:end]:
             gutters = [part for gutter in gutters for part in _clear(gutter, line, 0)]
-        columns = _split(lines, gutters)
-        num_cells = [sum(bool(column[number]) for column in columns) for number in range(start, end)]
+        first = max(0, start - NEAR_LINES)
+        columns = _split(lines[first : end + NEAR_LINES], gutters)
+        inside = range(start - first, end - first)
+        num_cells = [sum(bool(column[number]) for column in columns) for number in inside]
         if len(columns) != len(fullest) or num_cells.count(len(columns)) != 1:
             return lines  # cells that overlap those below, or several full rows
         edges = [*(high for _, high in gutters), math.inf]
-        if not all(_is_wrapped(column, start, end, edge) for column, edge in zip(columns, edges, strict=True)):
+        if not all(_is_wrapped(column, inside, edge) for column, edge in zip(columns, edges, strict=True)):
             return lines
-        rows.append([run for column in columns for line in column[start:end] for run in line])
+        rows.append([run for column in columns for number in inside for run in column[number]])
     return rows
 
 
-def _is_wrapped(column: list[list[Run]], start: int, end: int, edge: float) -> bool:
-    """Return whether each of some lines of a column begins with a word for which the line above has no room."""
+def _is_wrapped(column: list[list[Run]], inside: range, edge: float) -> bool:
+    """Return whether each line of a row in a column begins with a word for which the line above has no room."""
     cells = [cell for cell in column if cell and cell[-1].box[2] <= edge]
     width = max((cell[-1].box[2] - cell[0].box[0] for cell in cells), default=0)
-    for above, line in pairwise(filter(None, column[start:end])):
+    for above, line in pairwise(filter(None, column[inside.start : inside.stop])):
         first = "".join(line[0].text).partition(" ")[0]
         boxes = [box for box in line[0].boxes[: len(first)] if box]
         if above[-1].box[2] - above[0].box[0] + boxes[-1][2] - boxes[0][0] + WORD_GAP * line[0].height <= width:
