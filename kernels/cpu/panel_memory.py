@@ -15,6 +15,7 @@ from torch import Tensor
 
 _PIECE_BYTES = 64 * 2**20
 _PAGE_BYTES = 2 * 2**20
+_AT_ONCE_BYTES = 2 * _PIECE_BYTES  # small models need no thread for their pages
 _LINE_BYTES = 64  # of the processor's cache
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1
 _NICENESS = 10
@@ -27,14 +28,16 @@ class PanelMemory:
     through the weights would miss the TLB at every 4 KiB.
 
     Args:
-        delay_s: after which small pages are joined to large ones; 0: they are large from the start. On virtual machines
-            new large pages may be slow: 3 s for the weights of a model of 1.5B, which take 0.7 s in small pages.
+        delay_s: after which small pages are joined to large ones; 0: they are large from the start, as the first
+            _AT_ONCE_BYTES always are. On virtual machines new large pages may be slow: 3 s for the weights of a model
+            of 1.5B, which take 0.7 s in small pages.
     """
 
     def __init__(self, delay_s: float = 0) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)
         self._lock = threading.Lock()
         self._delay_s = delay_s
+        self._num_mapped = 0
         self._small: list[weakref.ref[mmap.mmap]] = []
         self._is_waiting = False  # a thread joins the small pages later
 
@@ -48,7 +51,8 @@ class PanelMemory:
         return taken
 
     def _map(self, num_bytes: int) -> Tensor:
-        if not self._delay_s or not hasattr(mmap, "MADV_HUGEPAGE"):
+        self._num_mapped += num_bytes
+        if not self._delay_s or self._num_mapped <= _AT_ONCE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
             return map_large_pages(num_bytes)
         memory = _map_pages(num_bytes)
         self._small.append(weakref.ref(memory))

@@ -135,7 +135,8 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(site:
     chats, questions = site.page.locator(".chats"), site.page.locator("#chatbot .user-row")
     chats.get_by_role("button", name="Rename What can you do?").click()
     chats.get_by_label("Title of the chat").fill("My questions")
-    site.page.keyboard.press("Enter")
+    with site.page.expect_response("**/gradio_api/run/**"):  # the list is drawn again, and would take a press away
+        site.page.keyboard.press("Enter")
     chats.get_by_role("button", name="My questions").first.wait_for()
     chats.get_by_role("button", name="New chat").click()
     site.wait_for(lambda: questions.count() == 0)

@@ -54,11 +54,12 @@ def test_the_map_goes_with_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("delay_s", [0, 0.01])
-def test_maps_are_in_large_pages_where_the_system_has_them(delay_s: float) -> None:
+def test_maps_are_in_large_pages_where_the_system_has_them(delay_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights once were in shared memory, to which most systems give small pages."""
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not setting.is_file() or "[never]" in setting.read_text():
         pytest.skip("this system gives no large pages")
+    monkeypatch.setattr(panel_memory, "_AT_ONCE_BYTES", 0)
     memory = PanelMemory(delay_s)
     pages = memory.take(panel_memory._PIECE_BYTES).fill_(1)
     for thread in threading.enumerate():
