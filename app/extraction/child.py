@@ -1,4 +1,4 @@
-"""Files that a damaged or hostile one could crash or block are read in a process of their own, by child_main.py."""
+"""Files that a damaged or hostile one could crash or block are read in a process of their own, by readers/main.py."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from app.extraction.decoding import UnreadableSource
 
 MAX_SECONDS = 30  # of processor time
 MAX_MEMORY = 2**30  # bytes of address space
-FOLDER = Path(__file__).parent
+MAIN = Path(__file__).with_name("readers") / "main.py"
 
 
 def run_child(function: str, data: bytes, name: str, patience: int = 4, **asked: Any) -> dict[str, Any]:
     """Return what a function answers for a file.
 
     Args:
-        function: as pdf_child.read_pages; it takes the file's content and `asked`, and returns JSON with an object, in
-            which `refused` says why it does not read the file.
+        function: a module of `readers` and its function, as pdf.read_pages; it takes the file's content and `asked`, and
+            returns JSON with an object, in which `refused` says why it does not read the file.
         patience: how many times as long as its processor time it may take, with the processes that it starts.
     """
     module, _, called = function.partition(".")
-    path, limits = str(FOLDER / f"{module}.py"), [MAX_SECONDS, MAX_MEMORY]
-    head = {"path": path, "function": called, "limits": limits, "asked": asked}
+    head = {"module": module, "function": called, "limits": [MAX_SECONDS, MAX_MEMORY], "asked": asked}
     too_slow = f"{name} takes longer than {MAX_SECONDS} s to read; split it or save it as text"
     try:
-        # -P: the other files in the reader's folder must not hide modules of the standard library.
+        # -P: the other files in the folder must not hide modules of the standard library.
         child = subprocess.run(
-            [sys.executable, "-P", FOLDER / "child_main.py"], input=json.dumps(head).encode() + b"\n" + data,
+            [sys.executable, "-P", MAIN], input=json.dumps(head).encode() + b"\n" + data,
             capture_output=True, timeout=patience * MAX_SECONDS,
         )
     except subprocess.TimeoutExpired as error:

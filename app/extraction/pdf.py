@@ -1,4 +1,4 @@
-"""PDF files: the text of their pages, and pages as images. Both are read in a process of their own (pdf_child.py).
+"""PDF files: the text of their pages, and pages as images. Both are read in a process of their own (readers/pdf.py).
 
 Pages without text are pictures, as a scanner makes them: a model that sees images gets them; for others Tesseract reads
 them, if it is installed.
@@ -48,7 +48,7 @@ def read_pdf(data: bytes, name: str, with_images: bool = False) -> PdfText:
     """Read the pages; those that have marks but no text are drawn with images, and recognised without."""
     ocr = () if with_images else find_ocr()
     found = run_child(
-        "pdf_child.read_pages", data, name, 10 if ocr else 4, max_pages=MAX_PDF_PAGES, max_chars=MAX_PDF_CHARS,
+        "pdf.read_pages", data, name, 10 if ocr else 4, max_pages=MAX_PDF_PAGES, max_chars=MAX_PDF_CHARS,
         max_images=MAX_IMAGES * (with_images or bool(ocr)), ocr=ocr,
     )
     pages, images = found["pages"], tuple(map(base64.b64decode, found["images"]))
@@ -66,7 +66,7 @@ def read_picture(data: bytes, name: str) -> tuple[str, bytes]:
     """
     if not (ocr := find_ocr()):
         raise UnreadableSource(f"{name} is an image, which this model does not see: {NO_OCR}")
-    found = run_child("pdf_child.read_image", data, name, 10, ocr=ocr)
+    found = run_child("scans.read_image", data, name, 10, ocr=ocr)
     if not found["text"]:
         raise UnreadableSource(f"{name} is an image in which Tesseract finds no text, and this model sees none")
     return found["text"], base64.b64decode(found["boxes"])
@@ -92,5 +92,5 @@ def render_page(data: bytes, name: str, number: int, start: int = 0, end: int = 
 
     Raises UnreadableSource: as read_pdf.
     """
-    found = run_child("pdf_child.render_page", data, name, number=number, start=start, end=end, ocr=find_ocr())
+    found = run_child("pdf.render_page", data, name, number=number, start=start, end=end, ocr=find_ocr())
     return base64.b64decode(found["images"][0])

@@ -228,7 +228,7 @@ def read_office(data: bytes, name: str) -> tuple[str, tuple[str, ...]]:
         raise UnreadableSource(f"{name} is of a format that is not read here; save it as {OLD_TYPES[suffix]}")
     if suffix in (".html", ".htm"):
         data = decode(data, name).encode()
-    found = run_child("office_child.read", data, name, kind=suffix[1:], max_chars=MAX_CHARS)
+    found = run_child("office.read", data, name, kind=suffix[1:], max_chars=MAX_CHARS)
     if not found["text"]:
         raise UnreadableSource(f"{name} has no text in it")
     return found["text"], tuple(f"{name}: {note}" for note in found["notes"])

@@ -24,7 +24,7 @@ from app.extraction.decoding import decode_text
 from app.extraction.export import export
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
-from app.extraction.pdf_child import Run, lay_out
+from app.extraction.readers.layout import Run, lay_out
 from app.extraction.sources import UnreadableSource, parse_rows
 from app.extraction.verbatim import list_spellings
 from app.json_text import ValueCounter, check_json, load_json

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from app.extraction import child, pdf, pdf_child
+from app.extraction import child, pdf
 from app.extraction.decoding import UnreadableSource
 from app.extraction.pdf import read_pdf, render_page
+from app.extraction.readers import scans
 from tests.app.extraction.pdf_files import draw, make_pdf, picture
 
 ENCRYPTED = json.loads(Path(__file__).with_name("encrypted_pdfs.json").read_text())
@@ -78,7 +79,7 @@ def test_lines_of_tables_are_erased_for_ocr_and_letters_are_not() -> None:
     image = np.full((1000, 800, 3), 255, np.uint8)
     image[100, 50:700] = image[100:400, 50] = image[100:400, 700:702] = 0
     image[200:230, 100:104] = image[228:232, 100:120] = image[500:700, 300:600] = 0  # a letter, a picture
-    found = np.asarray(pdf_child._erase_rules(Image.fromarray(image)))
+    found = np.asarray(scans._erase_rules(Image.fromarray(image)))
     expected = image[..., 0].copy()
     expected[100, 50:702] = expected[100:400, 50] = expected[100:400, 700:702] = 255
     assert np.array_equal(found, expected)

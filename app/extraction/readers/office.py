@@ -1,4 +1,4 @@
-"""Reads the text of Word, Excel, PowerPoint, HTML and mail files, in a process of its own; see child_main.py.
+"""Reads the text of Word, Excel, PowerPoint, HTML and mail files, in a process of its own (main.py).
 
 Rows of tables are lines with " | " between the cells. Values stand as they are stored: nothing is rounded or guessed.
 """
