@@ -20,8 +20,8 @@ def run_child(function: str, data: bytes, name: str, patience: int = 4, **asked:
     """Return what a function answers for a file.
 
     Args:
-        function: a module of `readers` and its function, as pdf.read_pages; it takes the file's content and `asked`, and
-            returns JSON with an object, in which `refused` says why it does not read the file.
+        function: as pdf.read_pages, in a module of `readers`. It takes the file's content and `asked`, and returns JSON
+            with an object, in which `refused` says why it does not read the file.
         patience: how many times as long as its processor time it may take, with the processes that it starts.
     """
     module, _, called = function.partition(".")
