@@ -6,11 +6,13 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
+
+from torch import Tensor
 
 _MAX_FILE_BYTES = 64 * 2**20  # of mapped files, before their pages are given back
 _RELEASE_PERIOD_S = 0.02
@@ -95,44 +97,50 @@ def _read(path: Path) -> str:
 
 
 @contextmanager
-def release_pages(files: Sequence[Path]) -> Iterator[None]:
+def release_pages(files: Sequence[Path]) -> Iterator[Callable[[Tensor], None]]:
     """Keep few pages of mapped files in memory while the block reads them once.
 
     Pages that were read count as memory of this process until the system needs them. A thread gives them back early,
     so that a whole checkpoint never counts beside the packed model. What is read again comes from the system's cache.
+
+    Yields a function to call with each tensor that lies in such a file. The block's end lets go of it: until then its
+    addresses stay those of the file, and cannot become memory that another thread writes to.
     """
+    held: list[Tensor] = []
     if sys.platform != "linux":
-        yield
+        yield held.append
         return
     start, is_over = _measure_file_pages(), Event()
 
     def watch() -> None:
         while not is_over.wait(_RELEASE_PERIOD_S):
             if _measure_file_pages() - start > _MAX_FILE_BYTES:
-                _release(files)
+                _release(files, held)
 
     thread = Thread(target=watch, name="page-release", daemon=True)
     thread.start()
     try:
-        yield
+        yield held.append
     finally:
         is_over.set()
         thread.join()
-        _release(files)
+        _release(files, held)
 
 
 def _measure_file_pages() -> int:
     return int(_read(Path("/proc/self/statm")).split()[2]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _release(files: Sequence[Path]) -> None:
-    """Drop the pages of the files' private mappings. The readers of checkpoints never write to them."""
+def _release(files: Sequence[Path], held: Sequence[Tensor]) -> None:
+    """Drop the pages of the private mappings that tensors lie in. The readers of checkpoints never write to them."""
     libc, names = ctypes.CDLL(None), {os.path.realpath(file) for file in files}
+    addresses = [tensor.data_ptr() for tensor in held]
     for line in _read(Path("/proc/self/maps")).splitlines():
         place, rights, _, _, _, *name = line.split(maxsplit=5)
         if name and name[0] in names and rights[3] == "p":
             begin, end = (int(each, 16) for each in place.split("-"))
-            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+            if any(begin <= address < end for address in addresses):
+                libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 def return_freed_memory() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from glob import escape
 from pathlib import Path
 from types import MappingProxyType
@@ -152,13 +152,17 @@ def hash_weights(files: list[Path]) -> bytes:
     return found.digest()
 
 
-def read_tensors(files: list[Path], prefixes: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) one at a time, on the CPU; only the current one is in memory."""
+def read_tensors(
+    files: list[Path], prefixes: tuple[str, ...] = ("",), hold: Callable[[Tensor], None] = lambda tensor: None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) one at a time, on the CPU, as a view of its mapped file, after calling `hold` with it."""
     for file in files:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  not a dict
                     if name.startswith(prefixes):
-                        yield name, tensors.get_tensor(name)
+                        tensor = tensors.get_tensor(name)
+                        hold(tensor)
+                        yield name, tensor
         except SafetensorError as error:
             raise ConfigError(f"{file} cannot be read as safetensors: {error}") from error

@@ -128,8 +128,8 @@ def _load_decoder(
         return model
     if is_file:
         source = GGUFModel(path_or_name)
-        with release_pages(files):
-            _load_tensors(model, source.read_tensors(), path_or_name, loading)
+        with release_pages(files) as hold:
+            _load_tensors(model, source.read_tensors(hold), path_or_name, loading)
         model.weights_hash = source.hash_weights()
     else:
         _load_checkpoint(model, folder, files, loading)
@@ -141,8 +141,12 @@ def _load_decoder(
 
 def _load_checkpoint(model: Model, folder: Path, files: list[Path], loading: Loading) -> None:
     weight_format = model.config.weight_format
-    tensors = read_tensors(files) if weight_format is None else read_encoded(files, weight_format)
-    with release_pages(files):
+    with release_pages(files) as hold:
+        tensors = (
+            read_tensors(files, hold=hold)
+            if weight_format is None
+            else read_encoded(files, weight_format, hold)
+        )
         tied = _load_tensors(model, tensors, folder, loading)
     if tied:
         _check_tied(files, tied, folder)

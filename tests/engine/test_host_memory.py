@@ -101,13 +101,25 @@ def test_pages_of_files_that_are_read_once_are_given_back(tmp_path: Path) -> Non
         writer.truncate(300 * 2**20)
     data = torch.from_file(str(file), shared=False, size=300 * 2**20, dtype=torch.uint8)
     start = largest = count_file_pages()
-    with release_pages([file]):
+    with release_pages([file]) as hold:
+        hold(data)
         for piece in data.split(2**20):
             assert not piece.any()
             largest = max(largest, count_file_pages())
             time.sleep(0.001)
     assert (largest - start) * os.sysconf("SC_PAGE_SIZE") < 200 * 2**20
     assert (count_file_pages() - start) * os.sysconf("SC_PAGE_SIZE") < 16 * 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_memory_that_another_thread_may_own_is_not_given_back(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(2**20))
+    held, other = (torch.from_file(str(file), shared=False, size=2**20, dtype=torch.uint8) for _ in range(2))
+    held[0] = other[0] = 1  # into pages that belong to this process alone
+    with release_pages([file]) as hold:
+        hold(held)
+    assert (held[0], other[0]) == (0, 1)
 
 
 def count_file_pages() -> int:

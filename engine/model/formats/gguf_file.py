@@ -136,6 +136,11 @@ class GGUFFile:
         return list(self._entries)
 
     @property
+    def maps(self) -> list[Tensor]:
+        """Bytes of the file and its other parts, read from disk when they are used."""
+        return list(self._maps.values())
+
+    @property
     def is_encoded(self) -> bool:
         """Whether some tensor is stored in blocks."""
         return any(entry.kind in KINDS for entry in self._entries.values())

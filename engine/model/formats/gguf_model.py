@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,13 @@ class GGUFModel:
             config["rope_scaling"] = self._read_llama3(config.get("rope_theta", 10000.0))
         return config
 
-    def read_tensors(self) -> Iterator[tuple[str, Tensor | EncodedTensor]]:
-        """Yield each tensor under the name of our module; unknown ones keep theirs."""
+    def read_tensors(self, hold: Callable[[Tensor], None]) -> Iterator[tuple[str, Tensor | EncodedTensor]]:
+        """Yield each tensor under the name of our module; unknown ones keep theirs.
+
+        `hold` is called with the mapped files first: the tensors are views of them.
+        """
+        for mapped in self._file.maps:
+            hold(mapped)
         self._config = self.make_config()
         for name in self._file.names:
             if name not in _ROPE_TENSORS:

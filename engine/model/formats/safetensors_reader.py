@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,14 @@ _PARTS: dict[str, tuple[_Parts, ...]] = {
 
 
 def read_encoded(
-    files: list[Path], weight_format: WeightFormat
+    files: list[Path], weight_format: WeightFormat, hold: Callable[[Tensor], None]
 ) -> Iterator[tuple[str, Tensor | EncodedTensor]]:
     """Yield each tensor of a checkpoint under the name that it has without quantization.
 
-    Tensors that belong to no matrix keep their names.
+    Tensors that belong to no matrix keep their names. `hold` is called with each part, a view of its mapped file.
     """
     with ExitStack() as stack:
-        index = _TensorIndex(files, stack)
+        index = _TensorIndex(files, stack, hold)
         found = {name: parts for name in index.names if (parts := _find_parts(index, name, weight_format))}
         taken = {part for parts in found.values() for part in parts.values()}
         for name in index.names:
@@ -71,7 +71,8 @@ def read_encoded(
 class _TensorIndex:
     """The tensors of all files by name."""
 
-    def __init__(self, files: list[Path], stack: ExitStack) -> None:
+    def __init__(self, files: list[Path], stack: ExitStack, hold: Callable[[Tensor], None]) -> None:
+        self._hold = hold
         self._files: dict[str, tuple[Path, Any]] = {}
         for file in files:
             try:
@@ -93,6 +94,7 @@ class _TensorIndex:
             tensor: Tensor = opened.get_tensor(name)
         except SafetensorError as error:
             raise ConfigError(f"{file} cannot be read as safetensors: {error}") from error
+        self._hold(tensor)
         return tensor
 
 
