@@ -71,8 +71,8 @@ def test_each_matrix_is_packed_before_the_next_layer_is_read(
         events.append("packed")
         pack(self, *arguments)
 
-    def log_read(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in sorted(read_tensors(files)):
+    def log_read(files: list[Path], hold: Callable[[torch.Tensor], None]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in sorted(read_tensors(files, hold=hold)):
             events.append(name)
             yield name, tensor
 
