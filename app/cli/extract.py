@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="{" + ",".join(FORMATS) + "}",
-        help="default: by the ending of FILE, else jsonl; parquet is written at the end, the others record by record",
+        help="default: by the ending of FILE, else jsonl; xlsx and parquet come at the end, others record by record",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE",

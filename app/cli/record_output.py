@@ -181,8 +181,8 @@ def choose_output(file_format: str | None, name: str | None, inputs: Iterable[st
         if any(path.exists() and Path(each).exists() and path.samefile(each) for each in inputs):
             raise UsageError(f"--output {path} is one of the files that are read")
         check_writable("--output", path)
-    elif chosen == "parquet":
-        raise UsageError("--format parquet needs --output FILE: it is not for a terminal")
+    elif chosen in ("parquet", "xlsx"):
+        raise UsageError(f"--format {chosen} needs --output FILE: it is not for a terminal")
     return RecordOutput(chosen, path)
 
 

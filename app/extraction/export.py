@@ -1,4 +1,6 @@
-"""Records as files: JSONL keeps everything, CSV and Parquet have one row a source and one column a field.
+"""Records as files: JSONL keeps everything, CSV, Excel and Parquet have one row a source and one column a field.
+
+An Excel file has a further sheet for each list of objects, with one row an item.
 
 A table's other columns (such as an id) become the record's `row` in JSONL, and separate columns in the other formats.
 """
@@ -16,10 +18,13 @@ from typing import Any
 
 Path = tuple[str, ...]  # keys of the path to a field
 
-FORMATS = ("jsonl", "csv", "parquet")  # in the order in which they are offered
+FORMATS = ("jsonl", "csv", "xlsx", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
 ABOUT = ("source", "valid", "finish_reason", "confidence", "to_check", "error")
 MAX_CELLS = 20_000_000  # records whose keys all differ would fill the memory
+MAX_SHEET_ROWS, MAX_CELL_CHARS = 2**20, 32_767  # of Excel
+NOT_IN_CELL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+NOT_IN_TITLE = re.compile(r"[\x00-\x1f:\\/?*\[\]']")
 # Text that a spreadsheet would run as a formula, after invisible characters; +44 20 7946 and -12.50 are data.
 FORMULA = re.compile(
     r"[\t\r]|[\s\x00-\x1f\u200b-\u200f\u2060\ufeff]*(?:[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![\d\s().,/-]*\Z))"
@@ -38,6 +43,8 @@ def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
                 return b"".join(_write_line(each) for each in records)
             case "csv":
                 return write_csv(make_rows(records))
+            case "xlsx":
+                return write_xlsx(records)
             case "parquet":
                 return write_parquet(make_rows(records))
     except UnicodeEncodeError as error:
@@ -137,6 +144,62 @@ def _spell(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     return "'" + value if isinstance(value, str) and FORMULA.match(value) else value
+
+
+def write_xlsx(records: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a workbook: a sheet of the records, and one of the items of each list, with the number of their record."""
+    # By name, as for Parquet.
+    openpyxl, cell = importlib.import_module("openpyxl"), importlib.import_module("openpyxl.cell")
+    rows = make_rows(records)
+    json.dumps(rows, ensure_ascii=False).encode()  # raises as the other formats do for what is no text
+    sheets: dict[Path, list[dict[Path, Any]]] = {(): [{(name,): value for name, value in row.items()} for row in rows]}
+    for number, each in enumerate(records, 1):
+        for path, items in _find_lists(each.get("record")):
+            sheets.setdefault(path, []).extend({(): number} | dict(_flatten(item)) for item in items)
+    tables = [(".".join(path) or "records", _make_table(lines)) for path, lines in sheets.items()]
+    for name, table in tables:
+        if len(table) > MAX_SHEET_ROWS:
+            raise ExportError(f"{name} has {len(table) - 1:,} rows; Excel takes {MAX_SHEET_ROWS - 1:,}: export CSV")
+    book = openpyxl.Workbook(write_only=True)
+    for name, table in tables:
+        sheet = book.create_sheet(NOT_IN_TITLE.sub("_", name)[:25])  # openpyxl numbers equal names
+        for row in table:
+            cells = [cell.WriteOnlyCell(sheet, value) for value in row]
+            for each in cells:
+                if each.data_type == "f":
+                    each.data_type = "s"  # a text, which Excel must not run as a formula
+            sheet.append(cells)
+    sink = io.BytesIO()
+    book.save(sink)
+    return sink.getvalue()
+
+
+def _make_table(lines: Sequence[Mapping[Path, Any]]) -> list[list[Any]]:
+    columns = list(dict.fromkeys(key for line in lines for key in line))
+    return [
+        [".".join(column) or "#" for column in columns],
+        *([_make_excel_value(line.get(column)) for column in columns] for line in lines),
+    ]
+
+
+def _find_lists(value: Any, path: Path = ()) -> Iterator[tuple[Path, list[Any]]]:
+    """Yield the lists of objects in a record that lie in objects only."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _find_lists(inner, (*path, key))
+    elif path and isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        yield path, value
+
+
+def _make_excel_value(value: Any) -> Any:
+    """Return a value that a cell can hold: Excel has doubles, no control characters, and bounds a text."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**15:
+        return str(value)
+    if isinstance(value, str):
+        if len(value) > MAX_CELL_CHARS:
+            raise ExportError(f"a text has {len(value):,} characters; Excel takes {MAX_CELL_CHARS:,}: export CSV")
+        return NOT_IN_CELL.sub("\ufffd", value)
+    return value
 
 
 def write_parquet(rows: list[dict[str, Any]]) -> bytes:

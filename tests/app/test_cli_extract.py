@@ -96,7 +96,7 @@ def test_limits_are_added_and_named_unless_switched_off(
         ("--column x t.csv", "--column x: t.csv has the columns id, text, note"),
         ("good.txt --wrong", "--wrong goes with --evaluate"),
         ("good.txt --calibration x", "--calibration goes with --evaluate"),
-        ("good.txt --format xml", "--format 'xml' is not one of jsonl, csv, parquet"),
+        ("good.txt --format xml", "--format 'xml' is not one of jsonl, csv, xlsx, parquet"),
         ("good.txt --format parquet", "--format parquet needs --output FILE"),
         ("good.txt -o missing/out.csv", "cannot write --output missing/out.csv: No such file"),
         ("good.txt -o .", "cannot write --output .: Is a directory"),

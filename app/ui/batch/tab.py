@@ -48,7 +48,7 @@ from app.ui.stops import Stops
 from grammar import GrammarError
 
 FILE_TYPES = [".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".log", ".xml", ".json", ".pdf", *OFFICE_TYPES]
-FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
+FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "xlsx": "Excel", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 UPDATE_INTERVAL_S = 0.25
 NOT_OPEN = Explanation(

@@ -5,6 +5,7 @@ import io
 import json
 from typing import Any
 
+import openpyxl
 import pytest
 
 from app.extraction.export import ExportError, export, make_rows
@@ -74,16 +75,36 @@ def test_jsonl_keeps_half_a_surrogate_pair_and_other_formats_are_refused() -> No
     data = export(HALF, "jsonl")
     assert [json.loads(line) for line in data.splitlines()] == HALF and "é".encode() in data
     assert all(len(export([], file_format).splitlines()) <= 1 for file_format in ("jsonl", "csv"))
-    with pytest.raises(ExportError, match="'xlsx' is not one of jsonl, csv, parquet"):
-        export(RECORDS, "xlsx")
+    with pytest.raises(ExportError, match="'xml' is not one of jsonl, csv, xlsx, parquet"):
+        export(RECORDS, "xml")
 
 
-@pytest.mark.parametrize("file_format", ["csv", "parquet"])
+@pytest.mark.parametrize("file_format", ["csv", "xlsx", "parquet"])
 def test_what_cannot_be_written_is_an_export_error_that_names_the_source(file_format: str) -> None:
     if file_format == "parquet":
         pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     with pytest.raises(ExportError, match="'odd' contains an unpaired surrogate"):
         export(HALF, file_format)
+
+
+def test_a_workbook_has_a_sheet_for_each_list_and_runs_no_formula() -> None:
+    lines = [{"what": "=1+1", "n": 2}, {"what": "pen\x07", "#": "mine"}]
+    records = [
+        {"source": "a", "valid": True, "record": {"no": 10**20, "sold": {"lines": lines}, "tags": ["x", "y"]}},
+        {"source": "b", "valid": True, "record": {"no": 7, "sold": {"lines": [{"what": "ink"}]}}},
+    ]
+    book = openpyxl.load_workbook(io.BytesIO(export(records, "xlsx")))
+    assert book.sheetnames == ["records", "sold.lines"]
+    heads, first, second = book["records"].values
+    assert dict(zip(heads, first, strict=True))["no"] == str(10**20)
+    assert dict(zip(heads, second, strict=True))["no"] == 7
+    assert dict(zip(heads, first, strict=True))["tags"] == '["x", "y"]'
+    items = list(book["sold.lines"].values)
+    assert items[0] == ("#", "what", "n", "#") and items[2] == (1, "pen\ufffd", None, "mine")
+    assert items[1] == (1, "=1+1", 2, None) and items[3] == (2, "ink", None, None)
+    assert book["sold.lines"]["B2"].data_type == "s"
+    with pytest.raises(ExportError, match="a text has 40,000 characters; Excel takes 32,767"):
+        export([{"source": "c", "record": {"text": "x" * 40_000}}], "xlsx")
 
 
 def test_no_field_hides_another_of_the_same_name() -> None:

@@ -84,7 +84,7 @@ def show(tab: BatchTab, update: Any) -> Any:
         "progress": tab.progress, "records": tab.records, "trial": tab.trial, "run": tab.run_button,
         "stop": tab.stop_button, "again": tab.again, "column": tab.column, "place": tab.place, "index": tab.index,
         "review": tab.review, "fields": tab.desk.fields, "shown": tab.desk.shown, "badge": tab.desk.badge,
-        **dict(zip(("jsonl", "csv", "parquet"), tab.downloads, strict=True)),
+        **dict(zip(("jsonl", "csv", "xlsx", "parquet"), tab.downloads, strict=True)),
     }
     return SimpleNamespace(**{name: found.get(part, gr.skip()) for name, part in parts.items()})
 
