@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import html
+import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import gradio as gr
 
 from app.extraction import Extractor, Limits
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
+from app.extraction.export import ExportError, export
 from app.extraction.pdf import find_ocr
 from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, UnreadableSource, read_text
@@ -55,6 +59,15 @@ KEEP_PROJECT = """watch("value", () => {
 if (typeof props.value !== "string") return;
 try { sessionStorage.setItem("troupe-project", props.value); } catch { /* forbidden */ }
 });"""
+# A file as `save_record` made it, into the folder of downloads.
+SAVE = """({ name, data }) => {
+const link = document.createElement("a");
+link.href = URL.createObjectURL(new Blob([Uint8Array.from(atob(data), (char) => char.charCodeAt(0))]));
+link.download = name;
+link.click();
+setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}"""
+FILE_FORMATS = {"json": "Save JSON", "csv": "Save CSV", "xlsx": "Save Excel"}
 # Projects of one owner; the page shows the one of its tab, so older ones are of tabs that were closed.
 MAX_PROJECTS, MAX_PROJECT_BYTES = 20, 20_000_000
 
@@ -83,6 +96,9 @@ class ExtractTab(ExtractRun):
                 settings, add, add_approved = self._build_settings()
             with gr.Column(scale=1, min_width=300, elem_classes="record-side"):
                 self.desk.build_record()
+                with gr.Row(elem_classes="bar", elem_id="save-record"):
+                    saves = [gr.Button(name, size="sm", scale=0, min_width=90) for name in FILE_FORMATS.values()]
+                self.saved = gr.HTML({}, html_template="", apply_default_css=False, elem_id="saved-record")
                 self.figures = gr.HTML("", elem_id="figures", apply_default_css=False)
                 self.trust = gr.HTML("", elem_id="trust", apply_default_css=False)
                 gr.HTML(render_calibration(self.engine), elem_id="calibration", apply_default_css=False)
@@ -94,6 +110,11 @@ class ExtractTab(ExtractRun):
         )
         self.project = gr.State("")
         self._connect(demo, settings, add, add_approved)
+        for file_format, button in zip(FILE_FORMATS, saves, strict=True):
+            button.click(
+                partial(save_record, file_format), self.desk.shown, self.saved, queue=False, show_progress="hidden",
+                api_visibility="private",
+            ).success(None, self.saved, None, js=SAVE, queue=False, show_progress="hidden", api_visibility="private")
 
     def _build_source(self) -> None:
         with gr.Row(elem_classes="bar"):
@@ -293,6 +314,22 @@ class ExtractTab(ExtractRun):
             return self._put("", "", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())
         page = await show_page(opened, 1) if opened.is_pdf else ""
         return {**self._put(opened.path.name, opened.source.text, opened), self.page: page}
+
+
+def save_record(file_format: str, shown: Shown | None) -> dict[str, str]:
+    """Return the record as it was corrected, as the name and the content of a file."""
+    if shown is None:
+        raise gr.Error("There is no record yet: extract one first.", print_exception=False)
+    result = shown.result
+    try:
+        if file_format == "json":
+            content = f"{json.dumps(result.record, indent=2, ensure_ascii=False)}\n".encode()
+        else:
+            content = export([result.to_json()], file_format)
+    except (ExportError, UnicodeEncodeError) as error:
+        raise gr.Error(f"The record cannot be saved: {error}.", print_exception=False) from error
+    name = f"{Path(result.source).stem or 'record'}.{file_format}"
+    return {"name": name, "data": base64.b64encode(content).decode()}
 
 
 logger = logging.getLogger("troupe.ui")

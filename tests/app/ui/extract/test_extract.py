@@ -1,6 +1,7 @@
 """The workbench's handlers on a fake engine: run, explain, keep, compare."""
 
 import asyncio
+import base64
 import copy
 import dataclasses
 import functools
@@ -21,7 +22,7 @@ from app.ui.examples import Examples
 from app.ui.extract.record_view import EMPTY, render_why
 from app.ui.extract.run import add_example
 from app.ui.extract.shown import Shown
-from app.ui.extract.tab import PROOF, ExtractTab
+from app.ui.extract.tab import FILE_FORMATS, PROOF, ExtractTab, save_record
 from app.ui.stops import Stops
 from engine import EngineConfig, EngineOverloaded
 from tests.app.extraction.pdf_files import make_pdf
@@ -229,6 +230,16 @@ async def test_a_correction_that_breaks_the_schema_shows_at_once_and_is_not_appr
 async def test_before_any_run_there_is_nothing_to_do() -> None:
     tab, _ = make_tab()
     assert (await act(tab, None, "approve")).badge == gr.skip()
+
+
+async def test_a_record_is_saved_as_it_was_corrected() -> None:
+    tab, _ = make_tab()
+    shown = (await act(tab, (await run(tab))[-1].shown, "check", "/name", age="37")).shown
+    saved = {file_format: base64.b64decode(save_record(file_format, shown)["data"]) for file_format in FILE_FORMATS}
+    assert json.loads(saved["json"]) == {"name": "Ada", "age": 37}
+    assert b"Ada,37" in saved["csv"] and saved["xlsx"].startswith(b"PK")
+    with pytest.raises(gr.Error, match="extract one first"):
+        save_record("csv", None)
 
 
 async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(tmp_path: Path) -> None:
