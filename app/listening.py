@@ -8,11 +8,10 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -143,7 +142,7 @@ def stop_on_signals(on_stop: Callable[[], None]) -> Iterator[asyncio.Event]:
             signal.signal(number, handler)
 
 
-async def finish_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+async def finish_unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
     """Run the work, but cancel it if `stop` is set first. Returns whether it finished."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())

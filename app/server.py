@@ -1,7 +1,7 @@
 """The server: one uvicorn, one FastAPI app with Gradio behind it, one engine, all in one event loop.
 
-main thread   bind ─▶ answer "starting" ─▶ engine.start() ─▶ admit requests ─▶ serve ─▶ drain ─▶ close
-a thread                                   import Gradio, build the page
+main thread   bind ─▶ answer "starting" ─▶ engine.start() ─▶ open the API ─▶ open the page ─▶ drain ─▶ close
+a thread                                   import Gradio, build the page ───────▲
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from functools import partial
 
 from fastapi import FastAPI
@@ -63,12 +63,19 @@ async def serve(
         pool: ModelPool = app.state.pool
         async with run_uvicorn(startup_app, listener, stop, app_config):
             try:
-                if await finish_unless(stop, prepare(app, pool, timeline)):
-                    # Gradio's queue starts with the app's lifespan, which uvicorn, already running, does not start
-                    async with app.router.lifespan_context(app):
-                        startup_app.open(app)
-                        announce(engine, app_config, listener, timeline)
-                        await finish_unless(stop, tend(pool))
+                page = asyncio.create_task(asyncio.to_thread(mount_page, app, pool, timeline))
+                if await finish_unless(stop, start(pool, timeline)):
+                    startup_app.open(app)
+                    async with AsyncExitStack() as stack:
+                        if await finish_unless(stop, page):
+                            # Gradio's queue starts with the app's lifespan, which the running uvicorn does not start
+                            await stack.enter_async_context(app.router.lifespan_context(app))
+                            startup_app.open_page()
+                            # exclude long-lived objects from garbage collection
+                            gc.freeze()
+                            gc.enable()
+                            announce(engine, app_config, listener, timeline)
+                            await finish_unless(stop, tend(pool))
                         num_cut = await drain(startup_app, pool, app_config.shutdown_grace_s)
                 else:
                     logger.info("closing: startup cancelled")
@@ -104,22 +111,19 @@ async def drop_old(store: Store) -> None:
         await asyncio.sleep(3600)
 
 
-async def prepare(app: FastAPI, pool: ModelPool, timeline: Timeline) -> None:
-    """Start the engines, and build the page meanwhile."""
+async def start(pool: ModelPool, timeline: Timeline) -> None:
+    """Start the engines."""
     gc.disable()
-    contexts = pool.contexts
-    page = [asyncio.to_thread(mount_page, app, pool, timeline)] if pool.first.config.ui else []
-    await asyncio.gather(*(context.engine.start() for context in contexts), *page)
-    for context in contexts:
+    await asyncio.gather(*(context.engine.start() for context in pool.contexts))
+    for context in pool.contexts:
         await asyncio.to_thread(context.warm_up)
     timeline.extend(pool.first.engine.timeline)
-    # exclude long-lived objects from garbage collection
-    gc.freeze()
-    gc.enable()
 
 
 def mount_page(app: FastAPI, pool: ModelPool, timeline: Timeline) -> None:
     """Import Gradio and mount the page at `/`, behind the routes of the API; runs in a thread."""
+    if not pool.first.config.ui:
+        return
     with timeline.phase("page", is_parallel=True):
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)

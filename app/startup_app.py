@@ -1,4 +1,4 @@
-"""StartupApp: the ASGI app that uvicorn runs. It answers requests itself until the engine is ready."""
+"""StartupApp: the ASGI app that uvicorn runs. It answers requests itself until the app is ready for them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
 from huggingface_hub.constants import HF_HUB_CACHE
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
 from app.api.errors import API_PREFIXES, HEALTH_PATHS, RETRY_AFTER_S, ApiError
 from engine import Engine
@@ -77,8 +79,15 @@ def _size(path: Path) -> int:
         return 0  # it was just renamed
 
 
+def _is_routed(app: FastAPI, scope: Scope) -> bool:
+    """Whether the API has a route for the request; a mounted page does not count."""
+    return any(isinstance(route, Route) and route.matches(scope)[0] != Match.NONE for route in app.routes)
+
+
 class StartupApp:
     """Forwards requests to the app between `open` and `close`, and answers them itself before and after.
+
+    Between `open` and `open_page` it forwards those that the app has a route for.
 
     Args:
         is_private: hide what is being loaded, because the server has API keys and they cannot be checked yet.
@@ -88,11 +97,16 @@ class StartupApp:
         self.is_private = is_private
         self.loading = Loading(engine)
         self.is_draining = False
-        self._app: ASGIApp | None = None
+        self._app: FastAPI | None = None
+        self._has_page = False
 
-    def open(self, app: ASGIApp) -> None:
-        """Let requests through to the app."""
+    def open(self, app: FastAPI) -> None:
+        """Let requests of the API through to the app."""
         self._app = app
+
+    def open_page(self) -> None:
+        """Let all requests through."""
+        self._has_page = True
 
     def close(self) -> None:
         """Let nothing through any more."""
@@ -100,8 +114,9 @@ class StartupApp:
         self.is_draining = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app is not None and not self.is_draining:
-            await self._app(scope, receive, send)
+        app = None if self.is_draining else self._app
+        if app is not None and (self._has_page or _is_routed(app, scope)):
+            await app(scope, receive, send)
         elif scope["type"] == "http":
             await self._answer(scope["path"])(scope, receive, send)
 
