@@ -111,6 +111,11 @@ class ModelPool:
         config = self.first.config
         return config.models_dir is not None or bool(config.model_alias)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the page may fetch and load models: only this machine's people can open it."""
+        return self.first.config.is_loopback and not self.first.config.api_key
+
     def keep(self, role: Role, entry: CatalogueEntry) -> None:
         """Give a model the requests of a role that name none. Its engine is started and stays as the first one does."""
         self.roles[role] = entry
@@ -140,13 +145,19 @@ class ModelPool:
         """Return the further models that can be loaded, by each of their names."""
         if not self._lists_all:
             return {each.name: each for each in self.roles.values()}
-        return await asyncio.to_thread(self._list_entries)
+        return {name: each for name, each in (await self._list_all()).items() if each.is_here}
 
-    def _list_entries(self) -> dict[str, CatalogueEntry]:
-        found = [*self.catalogue.list(), *map(self.catalogue.find, self.catalogue.aliases)]
+    async def list_choices(self) -> dict[str, CatalogueEntry]:
+        """Return the further models that the page offers, by their names; some may have to be fetched first."""
+        return await (self._list_all() if self.is_open else self.list_entries())
+
+    async def _list_all(self) -> dict[str, CatalogueEntry]:
+        def read() -> list[CatalogueEntry | None]:
+            return [*self.catalogue.list(), *map(self.catalogue.find, self.catalogue.aliases)]
+
         names, model = self.first.model_names, self.first.engine.config.model
-        here = [each for each in found if each is not None and each.is_here]
-        return {each.name: each for each in here if each.name not in names and each.model != model}
+        found = [each for each in await asyncio.to_thread(read) if each is not None]
+        return {each.name: each for each in found if each.name not in names and each.model != model}
 
     async def find(self, name: str | None, role: Role = "chat") -> CatalogueEntry | None:
         """Return the further model of a name, or of a role; None for the first model and its adapters.

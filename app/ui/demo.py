@@ -17,6 +17,7 @@ from app.ui.examples import is_demo_model, load_examples
 from app.ui.extract.tab import ExtractTab
 from app.ui.header import build_header
 from app.ui.lean import make_lean
+from app.ui.models import ModelPanel
 from app.ui.observatory.tab import build_observatory_tab
 from engine import ConfigError, Engine, read_sampling_defaults
 
@@ -26,7 +27,8 @@ KEEP_FILES_S = (3600, 86400)
 WELCOME = "## Troupe\n{about}\n\nAnswers stream from the engine in this process; nothing leaves this machine."
 ABOUT_DEMO = (
     "This is the **embedded demo model**: a few million parameters, trained to extract data from short texts. "
-    "In the chat it knows little beyond this app. For a real model start with `--model Qwen/Qwen3-0.6B`."
+    "In the chat it knows little beyond this app. For a real model load one under [Engine](#engine), or start with "
+    "`--model Qwen/Qwen3-0.6B`."
 )
 ABOUT_DUMMY = "**Random weights** (`--load-format dummy`): this shows the engine, the text means nothing."
 DEMO_EXAMPLES = ["Hello! Who are you?", "What can you do?", "How do I extract data from a text?"]
@@ -64,6 +66,8 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
                 )
                 chat.build(demo)
             with gr.Tab("Engine", elem_id="engine-tab"):
+                if pool is not None:
+                    ModelPanel(pool).build()
                 build_observatory_tab(engine)
             with gr.Tab("API", elem_id="api-tab"):
                 build_api_tab(demo, talker, needs_key=bool(context.config.api_key))

@@ -50,7 +50,7 @@ def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> s
     title = html.escape(engine.error or "", quote=True) if engine.state in ("dead", "restarting") else ""
     return (
         '<div class="strip"><h1 class="brand">Troupe</h1>'
-        f'<span class="model" title="{card}">{html.escape(engine.model_name)}</span>'
+        f'<a class="model" href="#engine" title="{card}">{html.escape(engine.model_name)}</a>'
         f'<span class="state {state}" title="{title}"><i></i>{state}</span>'
         f'<span class="figure"><b>{tokens_per_second:,.0f}</b> tok/s</span>'
         '<button type="button" class="theme" title="Switch between light and dark">'

@@ -279,7 +279,9 @@ class ChatRun:
     @property
     def has_choice(self) -> bool:
         """Return whether another model or an adapter may answer."""
-        return self.engine.config.enable_lora or (self.pool is not None and self.pool.serves_several)
+        return self.engine.config.enable_lora or (
+            self.pool is not None and (self.pool.is_open or self.pool.serves_several)
+        )
 
     async def list_models(self) -> list[str]:
         """Return the names that may answer: the model, its adapters, further models; empty without a choice."""
@@ -287,7 +289,8 @@ class ChatRun:
             return []
         names = [self.engine.model_name, *(ref.name for ref in self.engine.adapters.refs)]
         if self.pool is not None:
-            names += [*self.pool.first.model_names, *await self.pool.list_entries()]
+            choices = await self.pool.list_choices()
+            names += [*self.pool.first.model_names, *(name for name, each in choices.items() if each.is_here)]
         return list(dict.fromkeys(names))
 
     @asynccontextmanager
@@ -298,7 +301,10 @@ class ChatRun:
             yield engine, None if name == engine.model_name else LoRARequest(name)
             return
         try:
-            async with self.pool.hold(await self.pool.find(name)) as context:
+            entry = None if name in self.pool.first.model_names else (await self.pool.list_choices()).get(name)
+            if entry is None and name not in self.pool.first.model_names:
+                raise InvalidRequest(f"the model {name!r} is not here any more; choose another one", "model")
+            async with self.pool.hold(entry) as context:
                 yield context.engine, None
         except ApiError as error:
             raise InvalidRequest(str(error), "model") from error

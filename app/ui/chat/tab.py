@@ -38,7 +38,7 @@ LATEX: Any = [
     {"left": left, "right": right, "display": display}
     for left, right, display in (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False))
 ]
-GRAMMAR_KIND = [each.name for each in fields(Settings)].index("grammar_kind")
+GRAMMAR_KIND, MODELS = map([each.name for each in fields(Settings)].index, ("grammar_kind", "models"))
 PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Short events need no queue.
@@ -103,6 +103,8 @@ class ChatTab(ChatRun):
             # Never displayed; they carry the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
+        answering: Any = settings[MODELS]
+        answering.focus(self.offer_models, None, answering, **AT_ONCE)
         kind: Any = settings[GRAMMAR_KIND]
         kind.change(show_chip, kind, chip, **AT_ONCE)
         free = ("none", gr.update(**show_grammar("none")))
@@ -213,6 +215,10 @@ class ChatTab(ChatRun):
         *opened, settings = await self._open(request, chat_id, more)
         updates = restore_settings(self.defaults, settings or kept, await self.list_models())
         return *opened, {"updates": updates}
+
+    async def offer_models(self) -> Any:
+        """Offer the models that are here now: one may have been fetched since the page was opened."""
+        return gr.update(choices=[(name, name) for name in await self.list_models()])
 
     async def pick(self, turn: Turn | None, data: gr.EventData, request: gr.Request) -> Opened:
         """Open another chat. The answer in the previous chat continues, and is shown when that chat is opened again."""

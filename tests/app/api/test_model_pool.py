@@ -25,7 +25,9 @@ from app.config import AppConfig, UsageError
 from app.store import Store
 from app.ui.chat.settings import Settings
 from app.ui.chat.tab import ChatTab
-from engine import Engine, EngineConfig, EngineDead
+from app.ui.models import ModelPanel
+from engine import Catalogue, ConfigError, Engine, EngineConfig, EngineDead
+from engine.packaged_models import Progress
 from tests.app.api.harness import Server, events, needs_model, run_server
 from tests.engine.cluster.fault_run import send_signal
 from tests.fakes import FakeEngine
@@ -352,3 +354,30 @@ async def test_the_chat_is_answered_by_the_models_that_a_person_chose(several: S
             assert turn.answer.output.outputs[0].text.startswith(words)
         else:
             assert "'bad' could not be loaded: the weights of" in turn.answer.problem.why
+
+
+async def test_the_page_fetches_loads_and_ends_models(several: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    panel = ModelPanel(several.pool)
+
+    async def read_row(name: str) -> str:
+        return next(row for row in (await panel.draw()).split("<tr>") if f">{name}</th>" in row)
+
+    async def press(verb: str, name: str) -> str:
+        await panel.act(verb, name)
+        await wait_until(lambda: all(work.task.done() for work in panel._work.values()))
+        return await read_row(name)
+
+    assert ">ready<" in await read_row("fake") and "data-act" not in await read_row("fake")
+    assert "77 tokens" in (row := await read_row("a")) and 'data-act="load a"' in row
+    assert ">ready<" in (row := await press("load", "a")) and 'data-act="end a"' in row
+    assert 'data-act="load a"' in await press("end", "a")
+    assert "could not be loaded: the weights of" in await press("load", "bad")
+    assert "torn.gguf" in (row := await read_row("torn.gguf")) and "data-act" not in row
+
+    def fetch(catalogue: Catalogue, name: str, report: Progress) -> None:
+        report(2**20, 4 * 2**20)
+        raise ConfigError("the disk is full")
+
+    monkeypatch.setattr(Catalogue, "fetch", fetch)
+    assert 'data-act="fetch smollm2"' in await read_row("smollm2")
+    assert "the disk is full" in await press("fetch", "smollm2")

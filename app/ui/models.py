@@ -1,0 +1,148 @@
+"""The models of this machine: what is loaded, and buttons to fetch, load and end others."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from dataclasses import dataclass, field
+from typing import Any
+
+import gradio as gr
+
+from app.api.errors import ApiError, scrub
+from app.api.model_pool import ModelPool
+from app.ui.header import STATE_WORDS, RateMeter
+from app.ui.scripts import read_script
+from engine import CatalogueEntry, ConfigError, Engine
+
+INTRO = '<p class="lead"><b>Models</b> A loaded one can answer in the chat: choose it under Settings, Answered by.</p>'
+ELSEWHERE = (
+    '<p class="hint-line">Others can be chosen here when the server is reachable from its own machine only and has no '
+    "API key, or with <code>--models-dir FOLDER</code>.</p>"
+)
+HEADS = ("Model", "State", "Action", "Size", "Context", "Speed", "License")
+
+
+@dataclass
+class Work:
+    """A model that is being fetched or loaded, or the reason why that failed."""
+
+    task: asyncio.Task[None]
+    progress: list[tuple[int, int]] = field(default_factory=list)  # bytes that are here, and of the whole
+    problem: str = ""
+
+    def describe(self) -> str:
+        """Say how far it is, in HTML."""
+        if self.task.done():
+            return f'<span class="bad">{html.escape(self.problem)}</span>'
+        if not self.progress:
+            return "loading …"
+        done, total = self.progress[-1]
+        return f'<progress value="{done}" max="{total}"></progress> {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB'
+
+
+class ModelPanel:
+    """The list of one server, the same for all its pages."""
+
+    def __init__(self, pool: ModelPool) -> None:
+        self.pool = pool
+        self._work: dict[str, Work] = {}  # by the model's name
+        self._meters: dict[str, RateMeter] = {}  # by the same
+
+    def build(self) -> None:
+        """Put the list on the page. Its script asks for it once a second while it is visible."""
+
+        async def look(_: Any = None) -> str:
+            return await self.draw()
+
+        async def act(what: str) -> str:
+            verb, _, name = what.partition(" ")
+            await self.act(verb, name)
+            return await self.draw()
+
+        gr.HTML(
+            html_template='<div class="models batch-table"></div>', apply_default_css=False, elem_id="models",
+            js_on_load=read_script("models"), server_functions=[look, act],
+        )
+
+    async def act(self, verb: str, name: str) -> None:
+        """Begin to fetch or load a model, or end it. What is not offered is left alone: the list was old."""
+        entry = (await self.pool.list_choices()).get(name)
+        if entry is None or ((work := self._work.get(name)) is not None and not work.task.done()):
+            return
+        if verb == "end":
+            await self.pool.unload(entry)
+        elif verb in ("fetch", "load"):
+            work = self._work[name] = Work(asyncio.create_task(self._bring(entry)))
+            if verb == "fetch":
+                work.progress.append((0, entry.num_bytes))
+
+    async def _bring(self, entry: CatalogueEntry) -> None:
+        """Fetch a model if it is not here, and load it."""
+        try:
+            if not entry.is_here:
+                report = self._work[entry.name].progress
+                await asyncio.to_thread(self.pool.catalogue.fetch, entry.name, lambda *pair: report.append(pair))
+                report.clear()
+                entry = (await self.pool.list_choices())[entry.name]
+            async with self.pool.hold(entry):
+                del self._work[entry.name]
+        except (ApiError, ConfigError) as error:
+            self._work[entry.name].problem = scrub(str(error))
+
+    async def draw(self) -> str:
+        """Return the list as HTML."""
+        first = self.pool.first
+        rows = [self._draw_loaded(first.served_names[0], first.engine, entry=None)]
+        choices = await self.pool.list_choices()
+        for entry in choices.values():
+            context = self.pool.find_loaded(entry)
+            if context is not None:
+                rows.append(self._draw_loaded(entry.name, context.engine, entry))
+            else:
+                rows.append(self._draw_other(entry))
+        heads = "".join(f'<th scope="col">{head}</th>' for head in HEADS)
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        return INTRO + table + ("" if self.pool.is_open else ELSEWHERE)
+
+    def _draw_loaded(self, name: str, engine: Engine, entry: CatalogueEntry | None) -> str:
+        state = STATE_WORDS.get(engine.state) or ("busy" if engine.stats().num_running else "ready")
+        rate = self._meters.setdefault(name, RateMeter()).update(engine.stats().generation_tokens)
+        size = context = ""
+        if engine.state in ("ready", "sleeping"):
+            report = engine.describe_model()
+            size = f"{report.weight_bytes / 2**20:,.0f} MiB {html.escape(report.weight_format)}"
+            context = f"{engine.resolved.max_model_len:,} tokens"
+        can_end = entry is not None and entry.model not in self.pool.kept and engine.state != "closed"
+        button = _draw_button("end", name, "End") if can_end else ""
+        badge = f'<span class="state good">{state}</span>'
+        return _draw_row(name, (badge, button, size, context, f"{rate:,.0f} tok/s", _license(entry)))
+
+    def _draw_other(self, entry: CatalogueEntry) -> str:
+        work = self._work.get(entry.name)
+        is_at_work = entry.model in self.pool.slots or (work is not None and not work.task.done())
+        state = "here" if entry.is_here else "not here"
+        if work is not None:
+            state = work.describe()
+        elif is_at_work:
+            state = "loading …"
+        elif entry.problem:
+            state = f'<span class="bad">{html.escape(scrub(entry.problem))}</span>'
+        context = f"{entry.context_length:,} tokens" if entry.context_length else ""
+        button = "" if is_at_work or entry.problem else _draw_button(
+            *(("load", entry.name, "Load") if entry.is_here else ("fetch", entry.name, "Fetch and load"))
+        )
+        size = f"{entry.num_bytes / 2**20:,.0f} MiB"
+        return _draw_row(entry.name, (state, button, size, context, "", _license(entry)))
+
+
+def _license(entry: CatalogueEntry | None) -> str:
+    return html.escape(entry.license or "not stated") if entry is not None else ""
+
+
+def _draw_button(verb: str, name: str, label: str) -> str:
+    return f'<button type="button" data-act="{verb} {html.escape(name, quote=True)}">{label}</button>'
+
+
+def _draw_row(name: str, cells: tuple[str, ...]) -> str:
+    return f'<tr><th scope="row">{html.escape(name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
