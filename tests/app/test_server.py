@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -131,6 +132,22 @@ async def test_it_answers_starting_until_the_engine_is_ready(open_house: Any) ->
             assert response.status == 503 and "Loading fake" in await response.text()
         engine.may_start.set()
         await house.wait_ready()
+
+
+async def test_the_api_answers_while_the_page_is_imported(open_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_mount = threading.Event()
+    monkeypatch.setattr(app.server, "mount_page", lambda *_: may_mount.wait(60))
+    async with open_house(FakeEngine()) as house:
+        assert (await house.chat())[0] == 200
+        async with house.client.get(house.url + "/") as response:
+            assert response.status == 503 and "Loading fake" in await response.text()
+        may_mount.set()
+        async with asyncio.timeout(60):
+            status = 503
+            while status == 503:
+                async with house.client.get(house.url + "/") as response:
+                    status = response.status
+        assert status == 200
 
 
 async def test_with_keys_the_loading_page_does_not_name_the_model(open_house: Any) -> None:
