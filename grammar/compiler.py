@@ -29,7 +29,7 @@ from .match.reasoning import GatedMatcher, ReasoningTables
 from .plan import PlanEntry
 from .spec import GrammarSpec, Reasoning
 from .tags.checked import CheckedVocabulary
-from .tags.compile import TagCompiler
+from .tags.compile import compile_tags
 from .tags.tool_calls import compile_tool_calls
 from .vocabulary import Vocabulary
 
@@ -56,8 +56,8 @@ class GrammarCompiler:
         limits = limits or GrammarLimits()
         self.vocabulary = vocabulary
         llguidance = LLGuidanceBackend(vocabulary, limits, native_pool)
-        checked = CheckedVocabulary(llguidance)
-        self._tags = TagCompiler(llguidance, self._compile_leaf, checked, limits.max_tags_s)
+        self._checked = CheckedVocabulary(llguidance)
+        self._max_tags_s = limits.max_tags_s
         self._llguidance = llguidance
         self._outlines = OutlinesBackend(vocabulary, limits)
         self._xgrammar = XGrammarBackend(vocabulary, limits)
@@ -115,13 +115,11 @@ class GrammarCompiler:
     def _compile_new(self, spec: GrammarSpec) -> CompiledGrammar:
         if spec.reasoning is not None:
             return self._compile_gated(spec, spec.reasoning)
-        if spec.kind == "structural_tag":
-            return self._tags.compile(spec)
+        if spec.kind in ("structural_tag", "tool_calls"):
+            compile_text = compile_tags if spec.kind == "structural_tag" else compile_tool_calls
+            return compile_text(spec, self._llguidance, self._compile_leaf, self._checked, self._max_tags_s)
         if spec.kind == "lark" and "%json" in spec.text:
             return self._compile_with_schemas(spec)
-        if spec.kind == "tool_calls":
-            tags = self._tags
-            return compile_tool_calls(spec, self._llguidance, self._compile_leaf, tags.checked, tags.max_seconds)
         if spec.backend in TAKEN_KINDS and spec.kind != TAKEN_KINDS[spec.backend]:
             raise UnsupportedGrammar("", spec.kind, f"{spec.backend} takes only {TAKEN_KINDS[spec.backend]}")
         if spec.kind in ("json_schema", "json_object"):

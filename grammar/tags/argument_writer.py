@@ -2,17 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
 
-from ..backend import CompiledGrammar
 from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
 from ..errors import InvalidGrammar, UnsupportedGrammar, naming
-from ..match.checks import ResidualChecks
-from ..plan import PlanEntry
 from ..regex.text import escape, quote
 from ..schema.keywords import join_pointer
 from ..schema.plain import check_plain
@@ -20,14 +17,13 @@ from ..schema.property_order import MAX_NUM_BITS, write_members
 from ..spec import GrammarSpec
 from ..validator import SchemaValidator
 from .arguments import ArgumentReader, CallCheck, extract, find_kind, resolve, strip_notes
-from .checked import CheckedValue, CheckedVocabulary
 from .lark_text import LarkText
+from .leaves import LeafWriter
 from .text_body import NUMBERS, asserts, list_keys, split_types, write_body
 from .text_value import TextCheck
 from .tool_styles import ToolStyle
 
 Json = dict[str, Any]
-MAX_LEAD = 24  # bytes
 _JSON_NAME = r'"(?:[^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"'
 _XML_NAME = r"[\w.$@-]{1,128}"
 _SPACE = "[ ]{1}"  # the whitespace of a loose style
@@ -45,34 +41,18 @@ def is_surely_enforced(style: ToolStyle, schema: Mapping[str, Any]) -> bool:
     return (style.parameter is None or (is_known and keys <= _SIMPLE)) and check_plain(schema) is not None
 
 
-@dataclass(slots=True)
-class Leaf:
-    """A schema with a grammar of its own."""
-
-    number: int
-    compiled: CompiledGrammar
-    pointers: list[str]
-
-
 @dataclass
 class ArgumentWriter:
     """Writes the arguments of one grammar.
 
     Attributes:
         whitespace: between the values of JSON, as in a `GrammarSpec`.
-        route: compiles a schema to a grammar of this name.
-        values: the values with checks.
-        leaves: the schemas with grammars of their own.
     """
 
     text: LarkText
     style: ToolStyle
     whitespace: str
-    route: Callable[[GrammarSpec, str], CompiledGrammar]
-    tables: CheckedVocabulary
-    values: list[CheckedValue] = field(default_factory=list)
-    leaves: dict[str, Leaf] = field(default_factory=dict)
-    _marks_values: bool = True
+    leaves: LeafWriter
 
     def __post_init__(self) -> None:
         self._whitespace = _SPACE if self.style.is_loose else self.whitespace
@@ -80,15 +60,6 @@ class ArgumentWriter:
         self._comma, self._colon = SEPARATORS.get(self._whitespace, SEPARATORS["any"])
         if self._gap:
             self.text.rules["gap"] = f"/{find_pattern(self._whitespace)}/"
-
-    def make_plan(self) -> tuple[PlanEntry, ...]:
-        """Return who enforces what in each schema."""
-        return tuple(
-            entry._replace(pointer=pointer + entry.pointer)
-            for leaf in self.leaves.values()
-            for pointer in leaf.pointers
-            for entry in leaf.compiled.plan
-        )
 
     def write_object(self, schema: Json, place: str) -> str:
         """Return the expression of the arguments, which may come in any order."""
@@ -129,17 +100,17 @@ class ArgumentWriter:
         is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
         kept: Json = {key: schema[key] for key in ("properties", "$defs", "definitions", "$schema") if key in schema}
         listed = [name for name in schema.get("required", ()) if name in schema.get("properties", {})]
-        self._marks_values = False
+        self.leaves.marks_values = False
         body = self.write_object({**kept, "required": listed, "additionalProperties": not is_closed}, place)
-        self._marks_values = True
+        self.leaves.marks_values = True
         try:
             validator = SchemaValidator(schema)
         except InvalidGrammar as error:
             raise UnsupportedGrammar("", keyword, "no check reads it") from error
-        tokens = self.tables.list_with(end[-1:].encode())
+        tokens = self.leaves.tables.list_with(end[-1:].encode())
         reader = ArgumentReader(self.style, schema)
-        check = CallCheck(end.encode(), validator, tokens, self.tables.spellings, False, reader)
-        return self._mark(f"({body})" if body else '""', self._find_lead(), check)
+        check = CallCheck(end.encode(), validator, tokens, self.leaves.tables.spellings, False, reader)
+        return self.leaves.mark(f"({body})" if body else '""', self._find_lead(), check)
 
     def _list_idle(self, schema: Json) -> set[str]:
         """Return the keywords of all arguments that hold for any that are written."""
@@ -216,23 +187,7 @@ class ArgumentWriter:
 
     def write_leaf(self, spec: GrammarSpec, place: str, lead: str) -> str:
         """Return the expression of a schema with a grammar of its own."""
-        key = json.dumps([spec.kind, spec.text, spec.whitespace, spec.property_order])
-        leaf = self.leaves.get(key)
-        if leaf is None:
-            number = len(self.leaves)
-            leaf = self.leaves[key] = Leaf(number, self.route(spec, f"v{number}"), [])
-        leaf.pointers.append(place)
-        checks = leaf.compiled.program.checks
-        call = f"@v{leaf.number}"
-        return call if checks is None else self._mark(call, lead, checks)
-
-    def _mark(self, expression: str, lead: str, checks: ResidualChecks | TextCheck) -> str:
-        """Return the expression of a value with checks, which a marker may replace."""
-        if not self._marks_values:
-            return expression
-        value = CheckedValue(len(self.values), lead.encode()[-MAX_LEAD:], checks)
-        self.values.append(value)
-        return f'({expression} | <[{self.tables.marker}]> {self.text.name(quote(f"{value.number};"))})'
+        return self.leaves.refer(self.leaves.compile(spec, place), lead)
 
     def _write_value(self, child: Any, root: Json, name: str | None, place: str, lead: str) -> str:
         """Return the expression of a value as JSON."""
@@ -312,9 +267,9 @@ class ArgumentWriter:
         except InvalidGrammar as error:
             keyword = "$ref" if "$ref" in json.dumps(document) else "pattern"
             raise UnsupportedGrammar("", keyword, "no check reads it") from error
-        tokens = self.tables.list_with(end[-1:].encode())
-        check = TextCheck(end.encode(), validator, tokens, self.tables.spellings, is_string)
-        return self._mark(free, lead, check)
+        tokens = self.leaves.tables.list_with(end[-1:].encode())
+        check = TextCheck(end.encode(), validator, tokens, self.leaves.tables.spellings, is_string)
+        return self.leaves.mark(free, lead, check)
 
     # Literals of other languages than JSON
 

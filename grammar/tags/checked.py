@@ -198,7 +198,9 @@ class CheckedMatcher(OuterMatcher):
             for at in range(len(data)):
                 if text.endswith(lead, 0, num_before + at):
                     value = self._program.find_value(self.inner, self._tail, data[:at])
-                    if value is not None and value.lead == lead:
+                    # Where text may go on instead, the first byte tells.
+                    is_begun = value is not None and (isinstance(value.checks, TextCheck) or _BEGIN.match(data, at))
+                    if value is not None and is_begun and value.lead == lead:
                         yield value, data[at:]
 
     def _take_back(self, num_tokens: int) -> None:

@@ -6,8 +6,7 @@ lexer, which takes the longest lexeme, always knows where a part ends. Each diff
 
 import json
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from .argument_writer import ArgumentWriter
 from .checked import CheckedVocabulary, add_values
 from .free_text import ANY
 from .lark_text import IDS, LarkText
+from .leaves import LeafWriter, Route
 from .tool_styles import ANSWER, MESSAGES, ToolStyle
 
 Json = dict[str, Any]
@@ -62,9 +62,6 @@ def read_style(described: Mapping[str, Any]) -> ToolStyle:
     return ToolStyle(**fields)
 
 
-Route = Callable[[GrammarSpec, str, bool], CompiledGrammar]
-
-
 def compile_tool_calls(
     spec: GrammarSpec, backend: LLGuidanceBackend, route: Route, tables: CheckedVocabulary, max_seconds: float
 ) -> CompiledGrammar:
@@ -73,45 +70,39 @@ def compile_tool_calls(
     Each schema's grammar is first written and not built, which costs little. Where llguidance refuses the whole, each
     is built alone: that names the faulty one, or leaves to checks what llguidance cannot enforce.
     """
-    deadline = time.monotonic() + max_seconds
     for is_built in (False, True):
-        writer = ToolWriter(spec, partial(_route, route, is_built), tables, deadline)
+        make_leaves = partial(LeafWriter, tables=tables, route=route, is_built=is_built, max_seconds=max_seconds)
+        writer = ToolWriter(spec, backend, make_leaves)
         grammar = writer.write()
         try:
             program = backend.compile_text(grammar, is_json=True)
         except Complaint as error:
             complaint = error
             continue
-        return CompiledGrammar(NAME, writer.arguments.make_plan, add_values(program, tables, writer.arguments.values))
+        return CompiledGrammar(NAME, writer.leaves.make_plan, add_values(program, tables, writer.leaves.values))
     raise InvalidGrammar(f"the tool calls cannot be used: {complaint}")
-
-
-def _route(route: Route, is_built: bool, spec: GrammarSpec, name: str) -> CompiledGrammar:
-    return route(spec, name, is_built)
 
 
 class ToolWriter:
     """Writes the grammar of one description of tool calls.
 
     Attributes:
-        arguments: the writer of arguments, which knows the values with checks and the plan.
+        leaves: the values with grammars of their own.
     """
 
-    def __init__(
-        self, spec: GrammarSpec, route: Callable[[GrammarSpec, str], CompiledGrammar],
-        tables: CheckedVocabulary, deadline: float,
-    ) -> None:
+    def __init__(self, spec: GrammarSpec, backend: LLGuidanceBackend, make_leaves: partial[LeafWriter]) -> None:
         self._described = described = spec.document
         self.style = style = read_style(described["style"])
         self._tools: list[tuple[str, Json]] = described["tools"]
         self._is_parallel: bool = described["is_parallel"]
-        self._whitespace, self._deadline = spec.whitespace, deadline
-        specials = tables.backend.vocabulary.special_tokens
+        self._whitespace = spec.whitespace
+        specials = backend.vocabulary.special_tokens
         written = json.dumps(described["style"], ensure_ascii=False).replace('\\"', '"')
         named = {name: specials[name] for name in sorted(specials, key=len, reverse=True) if name in written}
         # Mistral's templates take ids of nine letters and digits only.
         self._text = LarkText(named, _MISTRAL_ID if "[TOOL_CALLS]" in style.openings[0] else IDS["{id}"])
-        self.arguments = ArgumentWriter(self._text, style, spec.whitespace, route, tables)
+        self.leaves = make_leaves(self._text)
+        self.arguments = ArgumentWriter(self._text, style, spec.whitespace, self.leaves)
         self._arguments: list[str] = []
 
     def write(self) -> str:
@@ -135,8 +126,7 @@ class ToolWriter:
             start = self._write_whole(described["answer"])
         else:
             start = self._write_among_text()
-        grammars = (leaf.compiled.program.grammar for leaf in self.arguments.leaves.values())
-        return join_lark(self._text.write(start), grammars)
+        return join_lark(self._text.write(start), self.leaves.list_grammars())
 
     def _write_sections(self, max_calls: int | None) -> str:
         """Return the expression of one section of calls, or of several in a row."""
@@ -227,8 +217,6 @@ class ToolWriter:
     def _write_call(self, index: int) -> str:
         """Return the expression of a call up to the end of its arguments."""
         name, schema = self._tools[index]
-        if time.monotonic() > self._deadline:
-            raise InvalidGrammar("the schemas of the tools take too long to compile")
         place = f"/tools/{index}/parameters"
         try:
             body = self.arguments.write_object(schema, place)

@@ -333,6 +333,15 @@ def test_tokens_that_begin_and_complete_a_checked_value_are_checked_too():
         assert allowed_tokens(matcher, vocabulary) == allowed
 
 
+def test_a_checked_value_begins_where_its_first_character_is_and_nowhere_before(compiler):
+    """After "abab" a value may begin, or the text go on; each of two such values is checked."""
+    many = {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}
+    word = {"type": "regex", "pattern": "(ab)+c?"}
+    compiled = compile_format(compiler, sequence(const("12"), many, word, word, many))
+    assert accepts(compiled.matcher(), VOCABULARY, "12[1]abababcab[2]")
+    assert not accepts(compiled.matcher(), VOCABULARY, "12[1]abab[2, 2]")
+
+
 FREE_TEXT = [["<tool_call>"], ["]", "<a>"], ['{"name": "', "<|x|>"], ["aab"], ["aa", "ba"], ["é!", "!?"]]
 
 

@@ -1,0 +1,474 @@
+"""A structural tag as rules of Lark: a lexeme for the text up to each value, and references to the values' grammars.
+
+The text must determine where each part begins, because llguidance's lexer takes the longest lexeme. A structural tag is
+refused if a lexeme could go on with the first character of the value after it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from llguidance import regex_to_lark
+
+from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..regex.text import quote
+from ..vocabulary import Vocabulary
+from .free_text import ANY, make_hit, make_lexemes, make_tail
+from .lark_text import LarkText
+from .structural_tag import list_children
+
+MAX_NUM_PARTS = 20_000
+MAX_PATTERN_CHARS = 16_384
+MAX_TEXT_CHARS = 256 * 1024
+ANY_CHARACTER = "(?s:.)"
+NO_BEGIN = "nothing marks where it begins; put a const_string before it"
+NO_END = "nothing marks its end; put a const_string behind it, or give the schema a type"
+GBNF_END = "a grammar is followed by one fixed text or by the end"
+_REGULAR, _COMPOSED = ("const_string", "regex"), ("sequence", "or", "optional", "star", "plus", "repeat", "tag")
+_FIXED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+Json = dict[str, Any]
+# What may come next: the name of its rule, "" for the end -> a terminal of the text up to it, "" for none.
+Ways = dict[str, str]
+END: Ways = {"": ""}
+# The ends of a tag, at which free text inside it ends, each with what follows.
+Exits = tuple[tuple[str, Ways], ...]
+
+
+class Value(NamedTuple):
+    """A value in the rules.
+
+    Attributes:
+        text: what the rules write for it.
+        first: class of the characters it may begin with.
+        more: class of the characters that may follow a complete value as a part of it; "" for none.
+        is_checked: something beside llguidance has to know that it is this value which begins.
+        is_spaced: llguidance takes white space between it and a value right behind it.
+    """
+
+    text: str
+    first: str
+    more: str = ""
+    is_checked: bool = False
+    is_spaced: bool = False
+
+
+class Border(NamedTuple):
+    """A rule that begins with a value, a token or free text, to which a lexeme of text leads.
+
+    Attributes:
+        value: None for a token or free text.
+        first: class of the characters that may come first; "" for a token.
+        place: of the value in the structural tag.
+        next: what follows the value.
+    """
+
+    value: Value | None
+    first: str
+    place: str = ""
+    next: Mapping[str, str] = {}
+
+
+@dataclass(eq=False)
+class Conflict(Exception):
+    """The text does not determine where a value begins or ends."""
+
+    place: str
+    reason: str
+
+
+@dataclass
+class TagWriter:
+    """Writes the rules of one structural tag.
+
+    Attributes:
+        write_value: describes the value of a place, with the text before it.
+        is_empty: whether a Lark terminal matches nothing at all.
+        has_fast_text: free text has rules of its own; without, it is part of the text around it.
+    """
+
+    text: LarkText
+    vocabulary: Vocabulary
+    write_value: Callable[[Json, str, str], Value]
+    is_empty: Callable[[str], bool]
+    has_fast_text: bool
+    _borders: dict[str, Border] = field(default_factory=dict)
+    _loops: dict[str, Ways] = field(default_factory=dict)
+    _states: dict[tuple[tuple[str, str], ...], str] = field(default_factory=dict)
+    _num_parts: int = 0
+
+    def write(self, part: Json) -> str:
+        """Return the expression of a format, whose rules are in the text then."""
+        start = self._refer(self._build(part, "/format", END, ())) or '""'
+        for key, name in self._states.items():
+            ways = self._expand(dict(key))
+            self._check_begins(ways)
+            self.text.rules[name] = " | ".join(
+                f"{self.text.name(text) if text else ''} {border}".strip() or '""' for border, text in ways.items()
+            )
+        for border in self._borders.values():
+            self._check_ends(border)
+        return start
+
+    def _refer(self, ways: Ways) -> str:
+        """Return the name of the rule for what may come next, "" at the end."""
+        border = next(iter(ways))
+        if ways == {border: ""} and border in ("", *self._borders):
+            return border
+        return self._states.setdefault(tuple(ways.items()), f"s{len(self._states)}")
+
+    def _expand(self, ways: Ways) -> Ways:
+        """Return the ways with those of each loop in place of its beginning."""
+        while (loop := next((each for each in ways if each in self._loops), None)) is not None:
+            ways = self._enter(loop, ways)
+        return ways
+
+    def _enter(self, loop: str, ways: Ways) -> Ways:
+        """Return the ways with those of a loop in place of its beginning, outside of which none leads to it by text."""
+        if loop not in ways or loop not in self._loops:
+            return ways
+        others = {border: text for border, text in ways.items() if border != loop}
+        return unite(others, prefix(ways[loop], self._loops[loop]))
+
+    def _close(self, loop: str, ways: Ways) -> Ways:
+        """Note what a loop begins with, and return it."""
+        again = ways.pop(loop, "")
+        self._loops[loop] = prefix(f"({again})*", ways) if again else ways
+        return self._loops[loop]
+
+    def _count(self, num_parts: int) -> None:
+        self._num_parts += num_parts
+        if self._num_parts > MAX_NUM_PARTS:
+            raise InvalidGrammar(f"the structural tag unfolds into more than {MAX_NUM_PARTS} parts")
+
+    def _new_name(self, letter: str) -> str:
+        return f"{letter}{self._num_parts}"
+
+    def _add(self, letter: str, border: Border, body: str) -> Ways:
+        name = self._new_name(letter)
+        self._borders[name] = border
+        self.text.rules[name] = body
+        return {name: ""}
+
+    # Formats
+
+    def _build(self, part: Json, where: str, follow: Ways, exits: Exits, lead: str = "") -> Ways:
+        """Return what a format begins with.
+
+        Args:
+            follow: what follows it.
+            exits: the ends of the tag around it, if it is the last part inside.
+            lead: the text right before it, "" where it may be another.
+        """
+        self._count(1)
+        match part["type"]:
+            case "const_string":
+                return self._literal(part["value"], follow)
+            case "token":
+                return self._token(part["token"], where, follow)
+            case "regex":
+                return prefix(f"/{regex_to_lark(part['pattern'])}/", follow)
+            case "json_schema" | "grammar":
+                value = self.write_value(part, where, lead)
+                body = self._write_value(value, where, follow)
+                return self._add("v", Border(value, value.first, where, follow), body)
+            case "sequence":
+                return self._sequence(part["elements"], where, follow, exits, lead)
+            case "or":
+                parts = enumerate(part["elements"])
+                found = [self._build(each, f"{where}/elements/{i}", follow, exits, lead) for i, each in parts]
+                return unite(*found)
+            case "optional":
+                return unite(self._build(part["content"], f"{where}/content", follow, exits, lead), follow)
+            case "star" | "plus" | "repeat":
+                return self._repeat(part, f"{where}/content", follow)
+            case "tag":
+                return self._tag(part, where, follow)
+            case "any_text":
+                return self._free_text(self._new_name("t"), {}, part["excludes"], where, follow, exits)
+            case "triggered_tags" | "token_triggered_tags":
+                return self._triggered(part, where, follow, exits)
+            case "dispatch":
+                return self._dispatch(part, where, follow, exits)
+            case "tags_with_separator":
+                return self._separated(part, where, follow)
+            case kind:
+                raise AssertionError(f"{kind} was let through by the reader")
+
+    def _write_value(self, value: Value, where: str, follow: Ways) -> str:
+        if value.first != ANY_CHARACTER:
+            return f"{value.text} {self._refer(follow)}"
+        # Behind GBNF a text is written letter by letter, so that no lexeme is the longer one.
+        found = []
+        for border, text in follow.items():
+            if not self._is_end({border: ""}) or _FIXED.sub("", text).strip():
+                raise Conflict(where, GBNF_END)
+            letters = [quote(char) for each in _FIXED.findall(text) for char in json.loads(each)]
+            found.append(" ".join([value.text, *letters, border]))
+        return " | ".join(found)
+
+    def _literal(self, text: str, follow: Ways) -> Ways:
+        """Return what a text begins with. A special token's name in it may be written as text or as that token."""
+        before, name, after = self.text.split(text)
+        if name is not None:
+            rest = self._literal(after, follow)
+            token = self._add_token(self.vocabulary.special_tokens[name], rest)
+            follow = unite(prefix(quote(name), rest), token)
+        return prefix(quote(before), follow) if before else follow
+
+    def _add_token(self, token_id: int, follow: Ways) -> Ways:
+        self._count(1)
+        return self._add("k", Border(None, ""), f"<[{token_id}]> {self._refer(follow)}")
+
+    def _token(self, token: int | str, where: str, follow: Ways) -> Ways:
+        return self._add_token(self._find_token(token, where), follow)
+
+    def _find_token(self, token: int | str, where: str) -> int:
+        vocabulary = self.vocabulary
+        if isinstance(token, str):
+            named = vocabulary.special_tokens.get(token)
+            same = [i for i, data in enumerate(vocabulary.token_bytes) if data == token.encode()]
+            ids = [named] if named is not None else same
+            if len(ids) != 1:
+                raise InvalidGrammar(f"{where}: the vocabulary has {len(ids)} tokens {token[:80]!r}, not one")
+            token = ids[0]
+        if not 0 <= token < vocabulary.size or token in vocabulary.eos_token_ids:
+            raise InvalidGrammar(f"{where}: token {token} is not a text token (0..{vocabulary.size - 1}, no EOS)")
+        return token
+
+    def _mark(self, mark: str | Json, where: str, follow: Ways) -> Ways:
+        return self._literal(mark, follow) if isinstance(mark, str) else self._token(mark["token"], where, follow)
+
+    def _sequence(self, elements: Sequence[Json], where: str, follow: Ways, exits: Exits, lead: str) -> Ways:
+        leads = [lead, *map(find_end, elements)]
+        for index, element in reversed([*enumerate(elements)]):
+            follow = self._build(element, f"{where}/elements/{index}", follow, exits, leads[index])
+            exits = ()
+        return follow
+
+    def _tag(self, tag: Json, where: str, follow: Ways) -> Ways:
+        return self._mark(tag["begin"], where, self._tag_content(tag, where, follow))
+
+    def _tag_content(self, tag: Json, where: str, follow: Ways) -> Ways:
+        ends = tag["end"]
+        end = unite(*(self._mark(each, f"{where}/end", follow) for each in ends))
+        is_text = all(isinstance(each, str) and each for each in ends)
+        exits = tuple((each, follow) for each in ends) if is_text else ()
+        begin = tag["begin"]
+        lead = begin if isinstance(begin, str) else str(begin["token"]) if isinstance(begin["token"], str) else ""
+        return self._build(tag["content"], f"{where}/content", end, exits, lead)
+
+    def _repeat(self, part: Json, where: str, follow: Ways) -> Ways:
+        least: int = {"star": 0, "plus": 1}.get(part["type"]) or part.get("min", 0)
+        most: int = part.get("max", -1)
+        loop, num_before = self._new_name("l"), self._num_parts
+        if self._is_regular(part["content"]):
+            text = self._build(part["content"], where, {loop: ""}, ())[loop] or '""'
+            self._count((self._num_parts - num_before) * max(most, least))
+            return prefix(f"({text}){{{least},{most if most >= 0 else ''}}}", follow)
+        found = follow
+        if most < 0:
+            found = self._close(loop, unite(self._build(part["content"], where, {loop: ""}, ()), follow))
+        for number in range(max(most, least), 0, -1):
+            inner = self._build(part["content"], where, found, ())
+            found = inner if number <= least else unite(inner, follow)
+        return found
+
+    def _is_regular(self, part: Json) -> bool:
+        """Return whether a format is one terminal: fixed texts and patterns, without special tokens."""
+        texts = [part.get("value", ""), part.get("begin", ""), *part.get("end", ())]
+        children = [child for _, child in list_children(part, "")]
+        return (
+            (part["type"] in _REGULAR or (bool(children) and part["type"] in _COMPOSED))
+            and all(isinstance(text, str) and self.text.split(text)[1] is None for text in texts)
+            and all(map(self._is_regular, children))
+        )
+
+    def _separated(self, part: Json, where: str, follow: Ways) -> Ways:
+        """Return what `tag (separator tag)*` or the empty text begins with."""
+        loop = self._new_name("l")
+        after = follow if part["stop_after_first"] else {loop: ""}
+        first = unite(*(self._build(tag, f"{where}/tags/{i}", after, ()) for i, tag in enumerate(part["tags"])))
+        if not part["stop_after_first"]:
+            self._close(loop, unite(self._literal(part["separator"], first), follow))
+        first = self._enter(loop, first)
+        return first if part["at_least_one"] else unite(first, follow)
+
+    def _triggered(self, part: Json, where: str, follow: Ways, exits: Exits) -> Ways:
+        text = self._new_name("t")
+        after = follow if part["stop_after_first"] else {text: ""}
+        triggers = part.get("triggers", ())
+        ids = [self._find_token(each, where) for each in part.get("trigger_tokens", ())]
+        rests: dict[str, list[Ways]] = {trigger: [] for trigger in triggers}
+        firsts, tokens = [], []
+        for index, tag in enumerate(part["tags"]):
+            place, begin = f"{where}/tags/{index}", tag["begin"]
+            if isinstance(begin, str) != bool(triggers):
+                raise UnsupportedGrammar(place, "begin", f"it begins with a {'text' if triggers else 'token'}")
+            content = self._tag_content(tag, place, after)
+            firsts.append(self._mark(begin, place, content))
+            if not triggers:
+                if self._find_token(begin["token"], place) not in ids:
+                    raise InvalidGrammar(f"{place}: none of the trigger_tokens begins it")
+                tokens.append(firsts[-1])
+                continue
+            found = [trigger for trigger in triggers if begin.startswith(trigger)]
+            if len(found) != 1:
+                raise InvalidGrammar(f"{place}: {len(found)} triggers fit {begin[:80]!r}; one must")
+            rests[found[0]].append(self._literal(begin.removeprefix(found[0]), content))
+        if not set(ids) <= {*self.vocabulary.special_tokens.values()}:
+            reason = "only special tokens, which no text contains, may open tags"
+            raise UnsupportedGrammar(where, "trigger_tokens", reason)
+        ways = self._free_text(text, rests, part.get("excludes", ()), where, follow, exits, tokens)
+        return self._enter(text, unite(*firsts)) if part["at_least_one"] else ways
+
+    def _dispatch(self, part: Json, where: str, follow: Ways, exits: Exits) -> Ways:
+        text = self._new_name("t")
+        after = {text: ""} if part["loop"] else follow
+        rests: dict[str, list[Ways]] = {}
+        for index, (pattern, content) in enumerate(part["rules"]):
+            found = self._build(content, f"{where}/rules/{index}/1", after, ())
+            rests.setdefault(pattern, []).append(found)
+        return self._free_text(text, rests, part["excludes"], where, follow, exits)
+
+    # Free text
+
+    def _free_text(
+        self, name: str, triggers: Mapping[str, list[Ways]], excludes: Sequence[str], where: str, follow: Ways,
+        exits: Exits, tokens: Sequence[Ways] = (),
+    ) -> Ways:
+        """Return what free text begins with: triggers and exits go on elsewhere, excluded patterns are forbidden.
+
+        Args:
+            name: of this text, by which what follows a trigger may lead back to it.
+        """
+        patterns = {trigger: list(found) for trigger, found in triggers.items()}
+        ends: dict[str, list[Ways]] = {}
+        for text, after in exits:
+            trigger = next((each for each in triggers if text.startswith(each)), None)
+            if trigger is None:
+                ends.setdefault(text, []).append(after)
+            else:
+                # Keep an end possible after a trigger that is its prefix.
+                patterns[trigger].append(self._literal(text.removeprefix(trigger), after))
+        for text, found in ends.items():
+            patterns.setdefault(text, []).extend(found)
+        led = {pattern: unite(*found) for pattern, found in patterns.items()}
+        forbidden = dict.fromkeys(each for each in excludes if not any(pattern in each for pattern in led))
+        every = [*led, *forbidden]
+        check_patterns(every, where)
+        opened = list(tokens)
+        for pattern, after in led.items():
+            if (special := next(filter(pattern.startswith, self.text.specials), None)) is not None:
+                rest = self._literal(pattern.removeprefix(special), after)
+                opened.append(self._add_token(self.vocabulary.special_tokens[special], rest))
+        following = [] if exits else [follow]
+        if self.has_fast_text and all(map(self._is_end, following)):
+            self._borders[name] = Border(None, ANY_CHARACTER)
+            self.text.rules[name] = self._write_free(every, led, opened, following)
+            return {name: ""}
+        hits = [prefix(f"({make_hit(every, pattern)})", after) for pattern, after in led.items()]
+        tails = [prefix(f"({make_tail(every)})", after) for after in (*opened, *following)]
+        return self._close(name, unite(*hits, *tails))
+
+    def _is_end(self, ways: Ways) -> bool:
+        """Return whether the text ends here, or a token comes."""
+        tokens = (border for border in ways if border)
+        return not any(ways.values()) and all(self._borders.get(each, Border(None, "-")).first == "" for each in tokens)
+
+    def _write_free(
+        self, patterns: Sequence[str], led: Mapping[str, Ways], tokens: Sequence[Ways], following: Sequence[Ways]
+    ) -> str:
+        lexemes = make_lexemes(patterns)
+        hits = dict(zip(patterns, lexemes.hits, strict=True))
+        ways = [f"{self.text.name(hits[pattern])} {self._refer(found)}" for pattern, found in led.items()]
+        tail = self.text.name(lexemes.tail)
+        ways += [f"{tail}? {self._refer(found)}" for found in (*tokens, *following)]
+        parts = f"{self.text.name(lexemes.part)}* " if lexemes.part else ""
+        return f"{parts}({' | '.join(ways)})"
+
+    # Borders
+
+    def _find_first(self, border: str) -> str:
+        return self._borders[border].first if border else ""
+
+    def _check_begins(self, ways: Ways) -> None:
+        """Raise Conflict if a text that reaches a border could also continue, or reach another border."""
+        if len(ways) == 1 and "" in ways.values():
+            return
+        texts = {border: f"({text})" if text else '""' for border, text in ways.items()}
+        wrong = {}
+        for border, text in texts.items():
+            if first := self._find_first(border):
+                rivals = [rest for each, rest in texts.items() if each != border and self._are_confused(border, each)]
+                longer = f"{text} /{first}/ {ANY} & ({' | '.join(texts.values())})"
+                wrong[border] = [longer, *([f"{text} & ({' | '.join(rivals)})"] if rivals else [])]
+        every = " | ".join(f"({each})" for parts in wrong.values() for each in parts)
+        if every and not self.is_empty(every):
+            faulty = (each for each, parts in wrong.items() if not all(map(self.is_empty, parts)))
+            raise Conflict(self._borders[next(faulty)].place, NO_BEGIN)
+
+    def _are_confused(self, border: str, rival: str) -> bool:
+        """Return whether two alternatives at one position could be confused."""
+        firsts = self._find_first(border), self._find_first(rival)
+        if not all(firsts):
+            return False
+        pair = [self._borders[each].value for each in (border, rival)]
+        if pair[0] is not None and pair[0] == pair[1]:
+            return False
+        # Free text and GBNF have lexemes of their own, which longer lexemes could override.
+        if ANY_CHARACTER in firsts:
+            return True
+        is_checked = any(value is not None and value.is_checked for value in pair)
+        return is_checked and not self.is_empty(f"/{firsts[0]}/ & /{firsts[1]}/")
+
+    def _check_ends(self, border: Border) -> None:
+        """Raise Conflict if a complete value could continue with the text after it."""
+        value = border.value
+        if value is None or not (value.more or value.is_spaced):
+            return
+        for each, text in self._expand(dict(border.next)).items():
+            first = self._find_first(each)
+            rest = " ".join(filter(None, (f"({text})" if text else "", f"/{first}/ {ANY}" if first else ""))) or '""'
+            is_joined = value.is_spaced and not text and each and self._borders[each].value is not None
+            if is_joined or (value.more and not self.is_empty(f"({rest}) & (/{value.more}/ {ANY})")):
+                raise Conflict(border.place, NO_END)
+
+
+def prefix(text: str, ways: Ways) -> Ways:
+    """Return ways with a text before them."""
+    if sum(map(len, ways.values())) + len(ways) * len(text) > MAX_TEXT_CHARS:
+        raise InvalidGrammar(f"the structural tag unfolds into texts of more than {MAX_TEXT_CHARS} characters")
+    return {border: f"{text} {rest}".strip() for border, rest in ways.items()} if text else dict(ways)
+
+
+def unite(*found: Ways) -> Ways:
+    """Return all ways; of two texts to one border, either."""
+    ways: Ways = {}
+    for border, text in (pair for each in found for pair in each.items()):
+        known = ways.get(border, text)
+        ways[border] = text if known == text else f"({known} | {text})" if known and text else f"({known or text})?"
+    return ways
+
+
+def find_end(part: Json) -> str:
+    """Return the fixed text at the end of a format, "" for none."""
+    if part["type"] == "tag" and len(part["end"]) == 1 and isinstance(part["end"][0], str):
+        return str(part["end"][0])
+    return str(part.get("value", ""))
+
+
+def check_patterns(patterns: Sequence[str], where: str) -> None:
+    """Refuse patterns that contain another pattern, which always completes first."""
+    if sum(map(len, patterns)) > MAX_PATTERN_CHARS:
+        raise InvalidGrammar(
+            f"{where}: its triggers, ends and excludes are longer than {MAX_PATTERN_CHARS} characters"
+        )
+    for inner in patterns:
+        for outer in patterns:
+            if inner != outer and inner in outer:
+                raise InvalidGrammar(
+                    f"{where}: {outer!r} can never be written, because it contains {inner!r}, which completes first"
+                )
