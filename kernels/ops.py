@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -279,6 +280,34 @@ class Tape(Protocol):
         """Bring the contents of others, which must live until `repeat` ends, into a plan or segments."""
 
 
+# See `kernels.torch.sampling.penalise`.
+Penalise = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Sequence[bool]], None]
+
+
+class Draw(Protocol):
+    def __call__(self, logits: Tensor, rows: DrawRows, bitmask: Tensor | None) -> Tensor:
+        """Mask the logits and draw one token per row.
+
+        Args:
+            logits: [R, V] float32; overwritten.
+            bitmask: [R, W] int32 as for `apply_bitmask`; None: no row has a mask.
+
+        Returns [R] int64: the tokens of `draw_greedy`, `draw_full` and `draw_filtered`; -1 if the logits hold NaN or
+        +inf or no number, -2 if the mask leaves no token.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRows:
+    """How R rows draw their tokens; arrays on the host."""
+
+    keys: np.ndarray  # [R, 2] int32 from `make_row_keys`
+    temperature: np.ndarray  # [R] float32; 0: the most likely token
+    top_k: np.ndarray  # [R] int64; at least V: off
+    top_p: np.ndarray  # [R] float32; above 1: off
+    log_min_p: np.ndarray  # [R] float32; -inf: off
+
+
 @dataclass(frozen=True, slots=True)
 class StoredForm:
     """How packed matrices are kept in files."""
@@ -310,11 +339,12 @@ class Ops:
     run_experts: RunExperts
     run_conv: RunConv
     scan_states: ScanStates
-    # See `kernels.torch.sampling` for the arguments of these four.
+    # See `kernels.torch.sampling` for the arguments of these five.
     draw_greedy: Callable[[Tensor], Tensor]
     draw_full: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
     draw_filtered: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
     apply_bitmask: Callable[[Tensor, Tensor], None]
+    penalise: Penalise
     pack_lora: Callable[[LoraMatrix], PackedLora]
     # (y, x, rows, segments); see `kernels.lora.add_lora`
     add_lora: Callable[[Tensor, Tensor, Tensor, Sequence[LoraSegment]], None]
@@ -332,6 +362,8 @@ class Ops:
     make_tape: Callable[[], Tape] | None = None  # None: a step is not recorded
     # None: the keys of a request cannot be divided over ranks.
     partial_attention: PartialAttention | None = None
+    # None: rows are drawn by the ops above, one kind of draw after the other.
+    draw: Draw | None = None
     # None: the host makes the inputs of a step.
     gather_inputs: GatherInputs | None = None
     # Bytes that a step takes at most beside the results of its ops; None: it is not known.

@@ -17,6 +17,7 @@ from kernels.cpu.lora import NativeLora, make_segments, pack_lora
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.pieces import check_caches, count_piece_slots
 from kernels.cpu.plan import NativePlan
+from kernels.cpu.sampling import draw, penalise
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.states import run_conv, scan_states
 from kernels.cpu.stored import put_together, take_apart
@@ -63,6 +64,8 @@ class NativeOps:
             unpack_experts=partial(unpack_experts, self.library, self.pool),
             run_conv=partial(run_conv, self.library, self.pool),
             scan_states=partial(scan_states, self.library, self.pool),
+            draw=partial(draw, self.library, self.pool),
+            penalise=partial(penalise, self.library, self.pool),
             pack_lora=pack_lora,
             add_lora=self.add_lora,
             packs_shared=True,

@@ -149,3 +149,16 @@ class CallStruct(ctypes.Structure):
     """`Call`: of a tape."""
 
     _fields_: ClassVar[list[Field]] = [("function", c_int64), ("arguments", ArgumentUnion * MAX_ARGUMENTS)]
+
+
+class DrawStruct(ctypes.Structure):
+    """`Draw`: rows that draw a token."""
+
+    _fields_: ClassVar[list[Field]] = [
+        ("logits", c_void_p),
+        ("rows", c_int64),
+        ("vocab", c_int64),
+        *((name, c_void_p) for name in ("keys", "temperature", "top_k", "top_p", "log_min_p", "bitmask")),
+        ("words", c_int64),
+        ("token_ids", c_void_p),
+    ]

@@ -24,7 +24,7 @@ from kernels.torch.elementwise import (
 )
 from kernels.torch.experts import pack_experts, run_experts, unpack_experts
 from kernels.torch.linear import linear, pack_linear, unpack_linear
-from kernels.torch.sampling import apply_bitmask, draw_filtered, draw_full, draw_greedy
+from kernels.torch.sampling import apply_bitmask, draw_filtered, draw_full, draw_greedy, penalise
 from kernels.torch.states import run_conv, scan_states
 
 
@@ -54,6 +54,7 @@ def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  
         draw_full=draw_full,
         draw_filtered=draw_filtered,
         apply_bitmask=apply_bitmask,
+        penalise=penalise,
         pack_lora=pack_lora,
         add_lora=add_lora,
         estimate_scratch=partial(estimate_scratch, device=device),

@@ -9,7 +9,7 @@ is summed in integers, so no result depends on how a reduction was split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -29,6 +29,15 @@ HASH_LAST_SHIFT = 14
 UNIFORM_SCALE = (1 - 2**-24) * 2.0**-31
 # Probability mass in fixed point, relative to the most likely token. 2**22 tokens still sum below 2**63.
 MASS_ONE = 2.0**40
+# 2**f = 1 + f (c4 + f (c3 + ...)) for f in [0, 1], within 3e-7. The native ops compute the same products and sums in
+# the same order, so both have the same masses; a library's exp may differ in the last bit.
+POWER_FACTORS = tuple(
+    map(float.fromhex, ("0x1.d52664p-10", "0x1.2d5c5ep-7", "0x1.c7f4aep-5", "0x1.ebf194p-3", "0x1.62e43ep-1"))
+)
+LOG2_E = float.fromhex("0x1.715476p+0")
+LEAST_POWER = -63.0  # the mass of 2**-63 is 0
+# Beside the number of a token in the output: this bit if it is in the prompt.
+IN_PROMPT = 1 << 30
 # A top-k up to this many works on that many candidates instead of a sort.
 NARROW_WIDTH = 1024
 # On CPU, top-p tries these many candidates before it sorts the vocabulary.
@@ -146,6 +155,36 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
         np.copyto(logits.numpy(), -np.inf, where=~allowed.numpy())
     else:
         logits.masked_fill_(~allowed, -torch.inf)
+
+
+def penalise(
+    logits: Tensor, places: Tensor, counts: Tensor, slots: Tensor, penalties: Tensor, used: Sequence[bool]
+) -> None:
+    """Apply penalties in place.
+
+    The repetition penalty divides positive and multiplies negative logits of tokens in prompt or output. The frequency
+    penalty is subtracted per occurrence in the output, the presence penalty once.
+
+    Args:
+        logits: [R, V] float32.
+        places: [P] int64, rows of the logits, distinct.
+        counts: [S, V] int32, how often a token is in the output, and IN_PROMPT if it is in the prompt.
+        slots: [P] int64, rows of the counts.
+        penalties: [P, 3] float32: repetition, frequency, presence.
+        used: whether any row has this penalty, for each of the three.
+    Source: Keskar et al., 2019 (CTRL) for the first; the OpenAI API for the others.
+    """
+    for chunk in split_rows(len(places), logits.shape[1], logits.device):
+        part, seen = logits.index_select(0, places[chunk]), counts.index_select(0, slots[chunk])
+        repetition, frequency, presence = penalties[chunk].unsqueeze(-1).unbind(1)
+        if used[0]:
+            penalised = torch.where(part > 0, part / repetition, part * repetition)
+            part = torch.where(seen > 0, penalised, part)
+        if used[1] or used[2]:
+            num_seen = seen.bitwise_and_(IN_PROMPT - 1).to(torch.float32)
+            part.sub_(num_seen * frequency)
+            part.sub_(num_seen.clamp_(max=1.0).mul_(presence))
+        logits.index_copy_(0, places[chunk], part)
 
 
 def draw_full(logits: Tensor, keys: Tensor, temperature: Tensor, log_min_p: Tensor | None) -> Tensor:
@@ -267,7 +306,13 @@ def _count_kept(values: Tensor, total: Tensor, top_p: Tensor, log_min_p: Tensor)
 
 def _compute_mass(scores: Tensor) -> Tensor:
     """exp(scores) in fixed point, int64: sums are exact, whatever their order."""
-    return scores.exp().mul_(MASS_ONE).to(torch.int64)
+    rest = scores.mul(LOG2_E).clamp_(min=LEAST_POWER)
+    whole = rest.floor()
+    rest.sub_(whole)
+    value = torch.zeros_like(rest)
+    for factor in POWER_FACTORS:
+        value.add_(factor).mul_(rest)
+    return value.add_(1.0).mul_(MASS_ONE).to(torch.int64).bitwise_right_shift_(whole.neg_().to(torch.int64))
 
 
 def _mix64(state: np.ndarray) -> np.ndarray:

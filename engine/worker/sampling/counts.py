@@ -6,12 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device.device_link import RowSlots, pick_rows, put_rows, upload
+from engine.device.device_link import RowSlots, upload, upload_lists
 from engine.sampling_params import SamplingParams
-from kernels.torch.sampling import split_rows
-
-# One int32 per token: its count in the output, and this bit if it is in the prompt.
-IN_PROMPT = 1 << 30
+from kernels.ops import Penalise
+from kernels.torch.sampling import IN_PROMPT
 
 
 class TokenCounts:
@@ -44,31 +42,9 @@ class TokenCounts:
         ones = (token_ids >= 0).to(torch.int32)
         self._counts.index_put_((slots, token_ids.clamp(min=0)), ones, accumulate=True)
 
-    def penalise(self, logits: Tensor, places: np.ndarray, rows: np.ndarray) -> None:
-        """Apply the penalties in place.
-
-        The repetition penalty divides positive and multiplies negative logits of tokens in prompt or output. The
-        frequency penalty is subtracted per occurrence in the output, the presence penalty once.
-        Source: Keskar et al., 2019 (CTRL) for the first; the OpenAI API for the others.
-        """
+    def penalise(self, logits: Tensor, places: np.ndarray, rows: np.ndarray, penalise: Penalise) -> None:
+        """Apply the penalties in place to these rows of the logits."""
         penalties = self.penalties[rows]
-        used = penalties != (1.0, 0.0, 0.0)
-        factors = upload(penalties, self.device)
-        slots = upload(self._slots.slot[rows], self.device)
-        part = pick_rows(logits, places)
-        for chunk in split_rows(len(places), self.vocab_size, self.device):
-            self._penalise_chunk(part[chunk], slots[chunk], factors[chunk], used[chunk].any(axis=0))
-        put_rows(logits, places, part)
-
-    def _penalise_chunk(self, logits: Tensor, slots: Tensor, factors: Tensor, used: np.ndarray) -> None:
-        counts = self._counts.index_select(0, slots)
-        repetition, frequency, presence = factors.unsqueeze(-1).unbind(1)
-        if used[0]:
-            penalised = torch.where(logits > 0, logits / repetition, logits * repetition)
-            logits.copy_(torch.where(counts > 0, penalised, logits))
-        if used[1:].any():
-            num_seen = counts.bitwise_and_(IN_PROMPT - 1).to(torch.float32)
-            if used[1]:
-                logits.sub_(num_seen * frequency)
-            if used[2]:
-                logits.sub_(num_seen.clamp_(max=1.0).mul_(presence))
+        used = (penalties != (1.0, 0.0, 0.0)).any(axis=0).tolist()
+        device_places, slots = upload_lists([places, self._slots.slot[rows]], self.device)
+        penalise(logits, device_places, self._counts, slots, upload(penalties, self.device), used)

@@ -10,6 +10,7 @@ A row's token never depends on other rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from engine.device.device_link import pick_rows, put_rows, upload
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs
 from engine.worker.sampling.state import DrawKind, RowFlag, SamplingState
 from kernels import Ops
+from kernels.ops import DrawRows
 from kernels.torch.sampling import find_sound_rows, make_row_keys, unpack_bitmask
 
 EDIT_FLAGS = RowFlag.PENALTIES | RowFlag.EDITS | RowFlag.BAD_WORDS | RowFlag.MIN_TOKENS
@@ -63,8 +65,8 @@ class Sampler:
         raw, wants_logprobs = None, np.flatnonzero(flags & RowFlag.LOGPROBS)
         if len(wants_logprobs):
             raw = logits.index_select(0, upload(wants_logprobs, logits.device))
-        if masks is None and not used_flags & EDIT_FLAGS:
-            token_ids = self._draw(logits, rows, positions)
+        if not used_flags & EDIT_FLAGS and (masks is None or self.ops.draw is not None):
+            token_ids = self._draw(logits, rows, positions, masks)
         else:
             # Checked before masking, which could hide a NaN.
             is_sound = find_sound_rows(logits)
@@ -105,7 +107,7 @@ class Sampler:
         """Apply every edit before the temperature, in place."""
         state = self.state
         steps = (
-            (RowFlag.PENALTIES, state.counts.penalise),
+            (RowFlag.PENALTIES, partial(state.counts.penalise, penalise=self.ops.penalise)),
             (RowFlag.EDITS, state.edits.apply),
             (RowFlag.BAD_WORDS, state.bad_words.forbid),
         )
@@ -121,31 +123,36 @@ class Sampler:
         if len(places):
             state.edits.forbid_end(logits, places, rows[places], masks is not None)
 
-    def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Draw one token per row. Returns [R] int64, -1 if a row has no token."""
-        kinds = self.state.kind[rows]
-        first = int(kinds[0])
-        if (kinds == first).all():
-            return self._draw_kind(first, logits, rows, positions)
+    def _draw(
+        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, masks: Tensor | None = None
+    ) -> Tensor:
+        """Draw one token per row; masks only for `Ops.draw`. Returns [R] int64, negative if a row has no token."""
+        state = self.state
+        draws = DrawRows(
+            make_row_keys(state.seed[rows], positions), state.temperature[rows], state.top_k[rows],
+            state.top_p[rows], state.log_min_p[rows],
+        )
+        if self.ops.draw is not None:
+            return self.ops.draw(logits, draws, masks)
+        kinds = state.kind[rows]
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         for kind in np.unique(kinds).tolist():
             places = np.flatnonzero(kinds == kind)
-            drawn = self._draw_kind(kind, pick_rows(logits, places), rows[places], positions[places])
-            put_rows(token_ids, places, drawn)
+            put_rows(token_ids, places, self._draw_kind(kind, pick_rows(logits, places), draws, places))
         return token_ids
 
-    def _draw_kind(self, kind: int, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
+    def _draw_kind(self, kind: int, logits: Tensor, draws: DrawRows, places: np.ndarray) -> Tensor:
         if kind == DrawKind.GREEDY:
             return self.ops.draw_greedy(logits)
-        state, device = self.state, logits.device
-        keys = upload(make_row_keys(state.seed[rows], positions), device)
-        temperature = upload(state.temperature[rows], device)
-        log_min_p = upload(state.log_min_p[rows], device)
+        top_k, device = draws.top_k[places], logits.device
+        keys, temperature, top_p, log_min_p = (
+            upload(array[places], device)
+            for array in (draws.keys, draws.temperature, draws.top_p, draws.log_min_p)
+        )
         if kind == DrawKind.FULL:
-            uses_min_p = bool((state.flags[rows] & RowFlag.MIN_P).any())
+            uses_min_p = bool((draws.log_min_p[places] > -np.inf).any())
             return self.ops.draw_full(logits, keys, temperature, log_min_p if uses_min_p else None)
-        top_k, top_p = state.top_k[rows], upload(state.top_p[rows], device)
-        width = int(top_k.max()) if kind == DrawKind.NARROW else state.vocab_size
+        width = int(top_k.max()) if kind == DrawKind.NARROW else self.state.vocab_size
         return self.ops.draw_filtered(
             logits, keys, temperature, upload(top_k, device), top_p, log_min_p, width
         )

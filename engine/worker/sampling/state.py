@@ -37,8 +37,7 @@ class RowFlag:
     EDITS = 2
     BAD_WORDS = 4
     MIN_TOKENS = 8
-    MIN_P = 16
-    LOGPROBS = 32
+    LOGPROBS = 16
 
 
 class SamplingState:
@@ -127,10 +126,8 @@ class SamplingState:
         self.top_p[row] = params.top_p if params.top_p < 1.0 else 2.0
         self.log_min_p[row] = np.log(params.min_p) if params.min_p > 0 else -np.inf
         if params.temperature < MIN_TEMPERATURE or top_k == 1:
-            self.kind[row] = DrawKind.GREEDY
+            self.kind[row], self.temperature[row] = DrawKind.GREEDY, 0.0
         elif top_k == self.vocab_size and params.top_p >= 1.0:
             self.kind[row] = DrawKind.FULL
         else:
             self.kind[row] = DrawKind.NARROW if top_k <= NARROW_WIDTH else DrawKind.SORTED
-        if params.min_p > 0:
-            self.flags[row] |= RowFlag.MIN_P

@@ -11,6 +11,7 @@
 #include "lora.h"
 #include "panels.h"
 #include "pool.h"
+#include "sampling.h"
 #include "states.h"
 
 using namespace troupe;
@@ -142,6 +143,18 @@ EXPORT void troupe_conv(Pool* pool, const Conv* conv, const Segments* segments) 
 EXPORT void troupe_scan(Pool* pool, const Scan* scan, const Segments* segments) {
     PoolLock lock(pool);
     run_scan(pool, *scan, *segments);
+}
+
+EXPORT void troupe_draw(Pool* pool, const Draw* draw) {
+    PoolLock lock(pool);
+    run_draw(pool, *draw);
+}
+
+EXPORT void troupe_penalise(
+    Pool* pool, float* logits, int64_t vocab, const int64_t* places, int64_t num_places, const int32_t* counts,
+    const int64_t* slots, const float* penalties) {
+    PoolLock lock(pool);
+    run_penalise(pool, logits, vocab, places, num_places, counts, slots, penalties);
 }
 
 // A call of a tape. Mirrored by `kernels.cpu.structs`.
