@@ -11,6 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from engine.errors import InvalidRequest
 
+MAX_BYTES = 32 * 2**20  # of one image file
 MAX_PIXELS = 2**24  # 16 megapixels
 MAX_SHAPE_RATIO = 200
 MAX_SCANS = 100  # of a progressive JPEG, each of which costs a pass over the image; encoders write about 10

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import importlib
 import ipaddress
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 from PIL import Image
 
-from engine.input.images.decode import refuse
+from engine.input.images.decode import MAX_BYTES, refuse
 
 Source = str | bytes | Image.Image
-MAX_BYTES = 32 * 2**20  # of one image file
 TIMEOUT_S = 10.0
 _PART_CHARS = 2**18  # of base64, a multiple of 4
 _NAT64 = ipaddress.ip_network("64:ff9b::/32")  # gateways to IPv4
@@ -99,38 +98,22 @@ class MediaReader:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 address = await self._resolve(host, port or (443 if parts.scheme.lower() == "https" else 80))
-                return await self._fetch(source, address)
-        except (TimeoutError, OSError, aiohttp.ClientError, ValueError) as error:
+                # by name, because the import of an HTTP client would delay every start
+                download: Any = importlib.import_module("engine.input.images.download")
+                data: bytes = await download.fetch(source, *address)
+                return data
+        except (TimeoutError, OSError, ValueError) as error:
             raise refuse(
                 f"the image at {host!r} cannot be fetched: {str(error)[:200] or 'timeout'}"
             ) from error
 
-    async def _resolve(self, host: str, port: int) -> ResolveResult:
+    async def _resolve(self, host: str, port: int) -> tuple[str, int]:
+        """Return the address of a host, and its family."""
         loop = asyncio.get_running_loop()
-        family, _, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+        family, _, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
         if not self._is_public(str(address[0])):
             raise refuse(f"images of {host!r} may not be fetched: its address is private")
-        return ResolveResult(
-            hostname=host, host=str(address[0]), port=port, family=family, proto=protocol,
-            flags=socket.AI_NUMERICHOST,
-        )  # fmt: skip
-
-    async def _fetch(self, url: str, address: ResolveResult) -> bytes:
-        connector = aiohttp.TCPConnector(resolver=_Resolved(address))
-        async with (
-            aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False) as session,
-            session.get(url, allow_redirects=False) as response,
-        ):
-            if response.status != 200:
-                raise refuse(
-                    f"the image's server answered with status {response.status}; redirects are not followed"
-                )
-            data = bytearray()
-            async for part in response.content.iter_chunked(2**16):
-                data += part
-                if len(data) > MAX_BYTES:
-                    raise refuse(f"an image file may have at most {MAX_BYTES} bytes")
-            return bytes(data)
+        return str(address[0]), family
 
 
 def is_public_address(address: str) -> bool:
@@ -141,18 +124,3 @@ def is_public_address(address: str) -> bool:
         if any(each is not None for each in inner) or found in _NAT64:
             return False
     return found.is_global and not found.is_multicast
-
-
-class _Resolved(AbstractResolver):
-    """Knows one address, which was checked."""
-
-    def __init__(self, address: ResolveResult) -> None:
-        self._address = address
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        return [self._address]
-
-    async def close(self) -> None:
-        """There is nothing to close."""
