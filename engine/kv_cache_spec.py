@@ -27,6 +27,7 @@ class KVCacheSpec:
     num_kv_heads: int
     head_size: int
     window: int | None  # tokens that a query attends to, its own included; None: all
+    has_values: bool = True  # False: values are the first numbers of the keys
 
     @property
     def num_elements(self) -> int:

@@ -25,7 +25,8 @@ from kernels.step_buffers import StepBuffers
 
 # int6 is for the matrices of an int4 model whose rounding harms most; int4 where a device has no 6 bits.
 Quantization = Literal["int8", "int6", "int4", "fp8"]
-# Keys and values, each [num_blocks, block_size, KV, D]. In int8 the last dimension is D + INT8_SCALE_BYTES, and
+# Keys and values, each [num_blocks, block_size, KV, D]. Where the values are the keys it is one tensor, named
+# twice, which is never int8 and has no pieces of values. In int8 the last dimension is D + INT8_SCALE_BYTES, and
 # block_size is a multiple of PIECE_SLOTS. With `Ops.has_pieces` the numbers of a block are in the order of
 # `cpu/src/kv_pieces.h`.
 KVCache = tuple[Tensor, Tensor]

@@ -26,6 +26,10 @@ def _count_stored(spec: KVCacheSpec, dtype: torch.dtype) -> int:
     """Return how many numbers of the cache's dtype hold the keys of one token."""
     if dtype != torch.int8:
         return spec.num_elements
+    if not spec.has_values:
+        raise ConfigError(
+            "kv_cache_dtype='int8': the model has latent attention, whose values are its keys; use auto"
+        )
     if spec.head_size % 4 or spec.head_size > MAX_INT8_HEAD_DIM:
         raise ConfigError(
             f"kv_cache_dtype='int8': heads of {spec.head_size} numbers; allowed: multiples of 4 up to "
@@ -38,9 +42,13 @@ def compute_bytes_per_block(specs: Sequence[KVCacheSpec], block_size: int, dtype
     """Return the bytes of one block of `block_size` tokens, keys and values, over all layers of the largest group."""
     groups = group_layers(specs)
     num_elements = max(
-        (sum(_count_stored(specs[layer], dtype) for layer in group.layers) for group in groups), default=0
+        (
+            sum((1 + specs[layer].has_values) * _count_stored(specs[layer], dtype) for layer in group.layers)
+            for group in groups
+        ),
+        default=0,
     )
-    return 2 * num_elements * block_size * dtype.itemsize
+    return num_elements * block_size * dtype.itemsize
 
 
 def allocate_kv_cache(
@@ -54,8 +62,9 @@ def allocate_kv_cache(
         free_bytes: free memory of a host, where an allocation succeeds even if the memory is missing; None: the
             device reports missing memory by an error.
 
-    Returns one (k_cache, v_cache) per layer as `kernels.ops.KVCache` says, contiguous. Layers of different groups share
-    memory, but never a block. Block 0 is the null block, used for padding.
+    Returns one (k_cache, v_cache) per layer as `kernels.ops.KVCache` says, contiguous; the same tensor
+    twice where values are a part of the keys. Layers of different groups share memory, but never a block.
+    Block 0 is the null block, used for padding.
     """
     num_bytes = num_blocks * compute_bytes_per_block(specs, block_size, dtype)
     too_large = (
@@ -71,13 +80,15 @@ def allocate_kv_cache(
     try:
         for index, layer in enumerate(largest):
             size = num_blocks * block_size * _count_stored(specs[layer], dtype)
+            num_parts = 1 + specs[layer].has_values
             if device.type == "cpu":
-                pair = [memory.take(size * dtype.itemsize).view(dtype) for _ in range(2)]
+                parts = [memory.take(size * dtype.itemsize).view(dtype) for _ in range(num_parts)]
             else:
-                pair = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
+                parts = [torch.empty(size, dtype=dtype, device=device) for _ in range(num_parts)]
             for sharer in (group.layers[index] for group in groups if index < len(group.layers)):
                 shape = (num_blocks, block_size, specs[sharer].num_kv_heads, -1)
-                caches[sharer] = pair[0].view(shape), pair[1].view(shape)
+                views = [part.view(shape) for part in parts]
+                caches[sharer] = views[0], views[-1]
     except (RuntimeError, OSError, OverflowError) as error:  # torch has no subclass for missing memory
         raise ConfigError(too_large + str(error).partition("\n")[0]) from error
     return [cache for cache in caches if cache is not None]

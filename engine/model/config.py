@@ -18,6 +18,7 @@ from engine.model.formats.gguf_file import is_gguf
 from engine.model.formats.gguf_model import GGUFModel
 from engine.model.formats.quant_config import WeightFormat, parse_format
 from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerStyle
+from engine.model.mixers.latent_spec import LatentSpec
 from engine.model.mixers.state_spec import StateSpec
 from engine.model.moe_spec import MoENames, MoESpec
 from engine.model.rope_config import RopeConfig, parse_ropes
@@ -79,6 +80,7 @@ class ModelConfig:
     num_mtp_layers: int = 0  # further layers in the checkpoint, which are not loaded
     layer_moes: tuple[MoESpec | None, ...] = ()  # per layer, None: an MLP; (): MLPs in all layers
     layer_states: tuple[StateSpec | None, ...] = ()  # per layer, None: attention; (): attention in all layers
+    latent: LatentSpec | None = None  # of all layers, which then have one KV head of `head_dim`
     weight_prefix: str = ""  # of all names in the checkpoint
     weight_renames: tuple[tuple[str, str], ...] = ()  # parts of names, ours and the checkpoint's
     ignored_weights: tuple[str, ...] = ()  # prefixes of names that are not loaded
@@ -101,7 +103,7 @@ class ModelConfig:
             )
         for rope in {self.rope, *self.layer_ropes}:
             if rope is not None:
-                _check_rope(rope, self.head_dim)
+                _check_rope(rope, self.rope_size)
 
     @classmethod
     def from_pretrained(
@@ -146,6 +148,11 @@ class ModelConfig:
         return max(self.max_position_embeddings, self.rope.stretched_len)
 
     @property
+    def rope_size(self) -> int:
+        """Numbers of a head that the tables of RoPE are made for."""
+        return self.head_dim if self.latent is None else self.latent.rope_size
+
+    @property
     def has_plain_logits(self) -> bool:
         """Whether the products of the LM head are the logits."""
         return self.logits_multiplier == 1 and self.logits_cap is None
@@ -156,6 +163,9 @@ class ModelConfig:
         ropes = self.layer_ropes or (self.rope,) * self.num_hidden_layers
         moes = self.layer_moes or (None,) * self.num_hidden_layers
         states = self.layer_states or (None,) * self.num_hidden_layers
+        scale = self.attention_scale or self.head_dim**-0.5
+        if self.latent is not None:
+            scale = self.latent.compute_scale(self.rope)
         return tuple(
             LayerSpec(
                 hidden_size=self.hidden_size,
@@ -165,7 +175,7 @@ class ModelConfig:
                 intermediate_size=self.intermediate_size,
                 rope=rope,
                 norm_eps=self.norm_eps,
-                scale=self.attention_scale or self.head_dim**-0.5,
+                scale=scale,
                 window=window,
                 qkv_bias=self.qkv_bias,
                 output_bias=self.output_bias,
@@ -175,6 +185,7 @@ class ModelConfig:
                 style=self.style,
                 moe=moe,
                 state=state,
+                latent=self.latent,
             )
             for window, rope, moe, state in zip(windows, ropes, moes, states, strict=True)
         )
@@ -237,7 +248,7 @@ def _parse_architecture(reader: ConfigReader, where: str) -> str:
         raise ConfigError(
             f"{where}: architecture {name!r} is not supported; supported: {', '.join(FAMILIES)}"
         )
-    if model_type not in (None, family.model_type):
+    if model_type not in (None, family.model_type, *family.other_types):
         raise reader.error("model_type", model_type, f"does not belong to {name}")
     assert isinstance(name, str)
     return name
@@ -265,7 +276,7 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": reader.integer("num_key_value_heads", num_heads),
-        "head_dim": _parse_head_dim(reader, num_heads),
+        "head_dim": fields.get("head_dim") or _parse_head_dim(reader, num_heads),
         "max_position_embeddings": max_position_embeddings,
         "rope": rope,
         "norm_eps": reader.number(family.eps_key, 1e-6),

@@ -64,8 +64,8 @@ class DecoderModel(nn.Module):
         self.embed_tokens = make_parameter(num_embeddings, config.hidden_size, dtype=dtype, device=device)
         self._given_embedding: Tensor | EncodedTensor | None = None  # as the checkpoint has it, until it is packed
         self.embedding: PackedWeight | None = None  # the table, where it is packed; None: `embed_tokens`
-        ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs if spec.state is None))
-        self.ropes = tuple(RotaryEmbedding(rope, head_size, device) for rope, head_size in ropes)
+        ropes = list(dict.fromkeys((spec.rope, spec.rope_size) for spec in self.specs if spec.state is None))
+        self.ropes = tuple(RotaryEmbedding(rope, size, device) for rope, size in ropes)
         groups = find_groups(self.kv_specs())
         # In a model with several stages, every layer has keys and values.
         num_kv, num_states = self._first, 0
@@ -73,7 +73,7 @@ class DecoderModel(nn.Module):
         for spec in config.layer_specs[self._first : self._end]:
             rope_index, group, cache_index = 0, 0, len(groups) + num_states
             if spec.state is None:
-                rope_index, group = ropes.index((spec.rope, spec.head_size)), groups[num_kv]
+                rope_index, group = ropes.index((spec.rope, spec.rope_size)), groups[num_kv]
                 cache_index, num_kv = num_kv - self._first, num_kv + 1
             else:
                 num_states += 1

@@ -9,6 +9,7 @@ from engine.model.layer_spec import LayerSpec
 from engine.model.mixers.attention import Attention, StepInputs
 from engine.model.mixers.conv import ShortConv
 from engine.model.mixers.delta import GatedDeltaNet
+from engine.model.mixers.latent import LatentAttention
 from engine.model.mixers.mamba import Mamba2
 from engine.model.mlp import MLP
 from engine.model.moe import MoE
@@ -45,9 +46,10 @@ class DecoderLayer(nn.Module):
             return Norm(spec.hidden_size, spec.style, spec.norm_eps, dtype, device)
 
         self.input_norm = make_norm() if placement != "post" else None
-        self.attention: Attention | GatedDeltaNet | Mamba2 | ShortConv
+        self.attention: Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv
         if spec.state is None:
-            self.attention = Attention(spec, rope_index, dtype, device, sharding, group)
+            make_attention = Attention if spec.latent is None else LatentAttention
+            self.attention = make_attention(spec, rope_index, dtype, device, sharding, group)
         else:
             self.attention = STATE_LAYERS[spec.state.kind](spec, dtype, device)
         self.attention_norm = make_norm() if placement in ("post", "sandwich") else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.kv_cache_spec import KVCacheSpec
+from engine.model.mixers.latent_spec import LatentSpec
 from engine.model.mixers.state_spec import StateSpec
 from engine.model.moe_spec import MoESpec
 from engine.model.rope_config import RopeConfig
@@ -57,8 +58,14 @@ class LayerSpec:
     style: LayerStyle = LLAMA_STYLE
     moe: MoESpec | None = None  # in place of the MLP
     state: StateSpec | None = None  # in place of attention
+    latent: LatentSpec | None = None  # its keys are those of one head of `head_size`, and values are a part of them
 
     @property
     def kv_spec(self) -> KVCacheSpec:
         """The layer's content in the KV cache."""
-        return KVCacheSpec(self.num_kv_heads, self.head_size, self.window)
+        return KVCacheSpec(self.num_kv_heads, self.head_size, self.window, has_values=self.latent is None)
+
+    @property
+    def rope_size(self) -> int:
+        """Numbers of a head that the tables of RoPE are made for."""
+        return self.head_size if self.latent is None else self.latent.rope_size

@@ -110,9 +110,9 @@ class Linear(nn.Module):
             return None
         return self._int4_as if quantization == "int4" else quantization
 
-    def take_packed(self, ops: Ops, packed: PackedWeight) -> None:
+    def take_packed(self, ops: Ops, *packed: PackedWeight) -> None:
         """Take the matrix in the layout of the ops, in place of `pack`."""
-        self._packed, self._unpack = [(ops.linear, packed)], ops.unpack_linear
+        self._packed, self._unpack = [(ops.linear, each) for each in packed], ops.unpack_linear
         self.weight = None
 
     def unpack(self) -> Tensor:
@@ -168,7 +168,7 @@ class Linear(nn.Module):
             memory = self.weight[row : row + rows]
             shard = self._shards.get(part)
             matrix_part = MatrixPart(self, row, rows, order, shard)
-            keep = partial(self.keep, part)
+            keep = None if self._shards else partial(self.keep, part)  # all parts are kept, or none
             weight = WeightTarget(memory, order=order, keep=keep, part=matrix_part)
             found: dict[str, Target] = {f"{prefix}weight": weight}
             if self.bias is not None:

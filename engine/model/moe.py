@@ -173,9 +173,9 @@ class Experts(nn.Module):
             dtype=weights.down.dtype,
         )
 
-    def take_packed(self, ops: Ops, packed: PackedExperts) -> None:
+    def take_packed(self, ops: Ops, *packed: PackedExperts) -> None:
         """Take the matrices in the layout of the ops, in place of `pack`."""
-        self._packed = [(ops.run_experts, packed)]
+        self._packed = [(ops.run_experts, each) for each in packed]
         self.gate_up = self.down = None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
@@ -394,7 +394,7 @@ def choose_experts(logits: Tensor, spec: MoESpec, correction_bias: Tensor | None
     scores = logits.softmax(dim=-1) if spec.score == "softmax" else compute_sigmoid(logits)
     ranked = scores if correction_bias is None else scores + correction_bias
     if spec.num_groups > 1:
-        ranked = _keep_best_groups(ranked, spec.num_groups, spec.num_chosen_groups)
+        ranked = _keep_best_groups(ranked, spec)
     ids = ranked.topk(spec.top_k, dim=-1).indices
     weights = scores.gather(1, ids)
     if spec.is_normalized:
@@ -402,9 +402,10 @@ def choose_experts(logits: Tensor, spec: MoESpec, correction_bias: Tensor | None
     return ids, weights * spec.scale
 
 
-def _keep_best_groups(ranked: Tensor, num_groups: int, num_chosen: int) -> Tensor:
-    """Set the scores of all but the best groups to -inf. A group counts as much as its two best experts."""
-    groups = ranked.unflatten(-1, (num_groups, -1))
-    best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(num_chosen, dim=-1).indices
+def _keep_best_groups(ranked: Tensor, spec: MoESpec) -> Tensor:
+    """Set the scores of all but the best groups to -inf."""
+    groups = ranked.unflatten(-1, (spec.num_groups, -1))
+    totals = groups.topk(spec.group_best, dim=-1).values.sum(dim=-1)
+    best = totals.topk(spec.num_chosen_groups, dim=-1).indices
     is_dropped = torch.ones(groups.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, False)
     return groups.masked_fill(is_dropped.unsqueeze(-1), -torch.inf).flatten(1)

@@ -43,6 +43,7 @@ class MoESpec:
     scale: float = 1.0  # factor of the weights
     num_groups: int = 1  # experts are chosen from the best groups only
     num_chosen_groups: int = 1
+    group_best: int = 2  # a group counts as much as so many of its best experts
     has_correction_bias: bool = False  # added to the scores for the choice, not for the weights
     has_bias: bool = False  # of router and experts
     activation: GatedActivation = SWIGLU

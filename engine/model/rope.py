@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.model.rope_config import RopeConfig
+from engine.model.rope_config import RopeConfig, compute_yarn_mscale
 
 _MIN_POSITIONS = 2048
 
@@ -223,9 +223,6 @@ def _compute_attention_scaling(config: RopeConfig) -> float:
         growth = math.log(max(1.0, config.factor))
         return math.sqrt(1 + growth / math.log(config.original_max_position_embeddings)) if growth else 1.0
     if config.mscale and config.mscale_all_dim:
-        return _yarn_mscale(config.factor, config.mscale) / _yarn_mscale(config.factor, config.mscale_all_dim)
-    return _yarn_mscale(config.factor, 1.0)
-
-
-def _yarn_mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+        scale = compute_yarn_mscale(config.factor, config.mscale)
+        return scale / compute_yarn_mscale(config.factor, config.mscale_all_dim)
+    return compute_yarn_mscale(config.factor, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +52,10 @@ class RopeConfig:
         if self.rope_type not in _STRETCHING:
             return 0
         return int(self.original_max_position_embeddings * self.factor)
+
+
+def compute_yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True, slots=True)

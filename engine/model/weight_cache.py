@@ -144,8 +144,7 @@ def _describe(model: DecoderModel, form: StoredForm) -> tuple[dict[str, Any], li
 
     entries: dict[str, Any] = {"modules": {}, "parameters": {}}
     for name, module in _list_packed(model):
-        (packed,) = module.list_packed()
-        entries["modules"][name] = describe(packed)
+        entries["modules"][name] = [describe(packed) for packed in module.list_packed()]
     if model.embedding is not None and model.embedding is not model.lm_head.packed:
         entries[_EMBEDDING] = describe(model.embedding)
     for name, parameter in model.named_parameters():
@@ -176,13 +175,13 @@ def _restore(model: DecoderModel, header: dict[str, Any], data: Tensor, form: St
         return form.put_together(parts)
 
     entries = header["entries"]
-    modules = {name: put(entry) for name, entry in entries["modules"].items()}
+    modules = {name: list(map(put, each)) for name, each in entries["modules"].items()}
     embedding = put(entries[_EMBEDDING]) if _EMBEDDING in entries else None
     parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
     for name, entry in entries["parameters"].items():
         parameters[name].copy_(find(entry))
     for name, module in _list_packed(model):
-        module.take_packed(model.ops, modules[name])
+        module.take_packed(model.ops, *modules[name])
     if "embed_tokens" not in entries["parameters"]:
         model.take_embedding(model.lm_head.packed if embedding is None else embedding)
     model.weights_hash = bytes.fromhex(header["hash"])

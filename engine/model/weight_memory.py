@@ -43,6 +43,8 @@ def count_parameters(config: ModelConfig) -> int:
     rest += (config.num_hidden_layers - len(moes)) * mlp_biases
     states = [spec for spec in config.layer_specs if spec.state is not None]
     rest += sum(total - matrices for total, matrices in map(_count_state_layer, states))
+    if config.latent is not None:
+        head_norms = config.latent.rank + (config.latent.query_rank or 0)
     rest += (config.num_hidden_layers - len(states)) * (biases + head_norms)
     layers = config.num_hidden_layers * norms + _count_matrix_numbers(config) + rest
     return layers + hidden * num_tables * config.vocab_size + norm_size
@@ -53,6 +55,8 @@ def _count_matrix_numbers(config: ModelConfig) -> int:
     num_heads = (2 + config.style.has_output_gate) * config.num_attention_heads
     num_heads += 2 * config.num_key_value_heads
     attention = config.hidden_size * num_heads * config.head_dim
+    if config.latent is not None:
+        attention = config.latent.count_numbers(config.hidden_size, config.num_attention_heads)
     mixers = sum(
         attention if spec.state is None else _count_state_layer(spec)[1] for spec in config.layer_specs
     )

@@ -57,7 +57,7 @@ class StepMemory:
         tokens = self.num_rows * (max_model_len + 1) * torch.int32.itemsize
         tables = self.num_rows * -(-max_model_len // block_size) * torch.int32.itemsize
         # Cosines and sines of half a head, twice while they are computed.
-        rope = 2 * max_model_len * self.config.head_dim * torch.float32.itemsize
+        rope = 2 * max_model_len * self.config.rope_size * torch.float32.itemsize
         return tokens + tables + rope
 
     def _estimate_experts(self) -> int:

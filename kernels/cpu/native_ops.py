@@ -15,7 +15,7 @@ from kernels.cpu.experts import pack_experts, run_experts, unpack_experts
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.lora import NativeLora, make_segments, pack_lora
 from kernels.cpu.panel_memory import PanelMemory
-from kernels.cpu.pieces import check_caches, count_piece_slots
+from kernels.cpu.pieces import check_caches, count_parts, count_piece_slots
 from kernels.cpu.plan import NativePlan
 from kernels.cpu.sampling import draw, penalise
 from kernels.cpu.scratch import estimate_scratch
@@ -155,7 +155,8 @@ class NativeOps:
         heads, cos, sin = heads.contiguous(), cos.contiguous(), sin.contiguous()
         num_tokens, _, head_dim = heads.shape
         num_kv_heads = k_cache.shape[2]
-        _check(heads, (num_tokens, num_heads + 2 * num_kv_heads, head_dim), heads.dtype, "heads")
+        num_stored = num_kv_heads * count_parts(k_cache, v_cache)
+        _check(heads, (num_tokens, num_heads + num_stored, head_dim), heads.dtype, "heads")
         check_caches(k_cache, v_cache, head_dim, heads.dtype)
         _check(cos, (num_tokens, 1, head_dim), torch.float32, "cos")
         _check(sin, (num_tokens, 1, head_dim), torch.float32, "sin")
@@ -177,7 +178,7 @@ class NativeOps:
         """As `kernels.torch.elementwise.store_kv`."""
         # A rotation by an angle of 0, without queries.
         cos = torch.ones(k.shape[0], 1, k.shape[2])
-        heads = torch.cat((k, v), dim=1)
+        heads = k if count_parts(k_cache, v_cache) == 1 else torch.cat((k, v), dim=1)
         self.norm_rope_store(heads, None, 0.0, cos, torch.zeros_like(cos), k_cache, v_cache, slot_mapping, 0)
 
     def make_plan(

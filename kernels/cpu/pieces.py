@@ -18,6 +18,11 @@ def count_piece_slots(block_size: int) -> int:
     return math.gcd(block_size, PIECE_SLOTS)
 
 
+def count_parts(k_cache: Tensor, v_cache: Tensor) -> int:
+    """Return 1 where the values are the keys, in one cache laid out as keys, else 2."""
+    return 1 + (k_cache.data_ptr() != v_cache.data_ptr())
+
+
 def turn_into_pieces(k_cache: Tensor, v_cache: Tensor) -> None:
     """Bring the keys and values of torch's ops, which lie slot after slot, into the layout of the native ops.
 
@@ -31,6 +36,8 @@ def turn_into_pieces(k_cache: Tensor, v_cache: Tensor) -> None:
             continue
         lines = keys.view(-1, slots, num_heads, dim // width, width).permute(0, 2, 3, 1, 4)
         keys.copy_(lines.clone(memory_format=torch.contiguous_format).view(keys.shape))
+        if count_parts(k_cache, v_cache) == 1:
+            continue
         lines = values.view(-1, slots // word_slots, word_slots, num_heads, dim).permute(0, 3, 1, 4, 2)
         values.copy_(lines.clone(memory_format=torch.contiguous_format).view(values.shape))
 

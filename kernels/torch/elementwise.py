@@ -107,7 +107,8 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         k, v = (each.clamp(-_FP8_MAX, _FP8_MAX).to(FP8).view(torch.uint8) for each in (k, v))
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
-    v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
+    if v_cache.data_ptr() != k_cache.data_ptr():
+        v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
 
 def take_slots(cache: Tensor, slots: Tensor) -> Tensor:

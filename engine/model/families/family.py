@@ -41,3 +41,4 @@ class Family:
     constants: Mapping[str, Any] = field(default_factory=dict)  # keys that may have one value only
     inert: frozenset[str] = frozenset()  # keys without influence
     read_fields: ReadFields | None = None
+    other_types: tuple[str, ...] = ()  # further values of model_type

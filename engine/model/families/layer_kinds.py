@@ -30,6 +30,46 @@ def read_experts(reader: ConfigReader, inner_key: str, **fields: Any) -> MoESpec
     return MoESpec(num_experts, top_k, reader.integer(inner_key), **fields)
 
 
+def read_grouped_experts(reader: ConfigReader, has_groups: bool, **fields: Any) -> dict[str, Any]:
+    """Read experts chosen from the best groups, with a shared one; the first layers are dense."""
+    num_groups = reader.integer("n_group", 1)
+    num_chosen = reader.integer("topk_group", 1)
+    if not has_groups:
+        num_groups = num_chosen = 1
+    shared_size = reader.integer("n_shared_experts", 1, minimum=0) * reader.integer("moe_intermediate_size")
+    spec = read_experts(
+        reader, "moe_intermediate_size", scale=reader.number("routed_scaling_factor", 1.0),
+        num_groups=num_groups, num_chosen_groups=num_chosen, shared_size=shared_size, **fields,
+    )
+    if spec.num_experts % num_groups or spec.num_experts < 2 * num_groups:
+        raise reader.error(
+            "n_group", num_groups, f"must divide {spec.num_experts} experts into groups of at least 2"
+        )
+    if num_chosen > num_groups or spec.top_k > num_chosen * (spec.num_experts // num_groups):
+        raise reader.error(
+            "topk_group", num_chosen, f"must leave {spec.top_k} experts in at most {num_groups} groups"
+        )
+    num_dense = reader.integer("first_k_dense_replace", 1, minimum=0)
+    num_layers = reader.integer("num_hidden_layers")
+    types = ["dense" if layer < num_dense else "sparse" for layer in range(num_layers)]
+    found = reader.take("mlp_layer_types") or types  # as newer versions of transformers write it
+    if not isinstance(found, list) or len(found) != num_layers or not set(found) <= {"dense", "sparse"}:
+        raise reader.error("mlp_layer_types", found, f"must be dense or sparse for each of {num_layers} layers")
+    num_mtp_layers = reader.integer("num_nextn_predict_layers", 0, minimum=0)
+    moes = tuple(None if kind == "dense" else spec for kind in found)
+    return {"layer_moes": moes, "num_mtp_layers": num_mtp_layers}
+
+
+def read_corrected_experts(reader: ConfigReader) -> dict[str, Any]:
+    """Read experts of DeepSeek V3: sigmoids, chosen with a correction in the best groups."""
+    for key, value in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        reader.constant(key, value)
+    is_normalized = reader.boolean("norm_topk_prob", True)
+    return read_grouped_experts(
+        reader, True, score="sigmoid", is_normalized=is_normalized, has_correction_bias=True
+    )
+
+
 def in_all_layers(reader: ConfigReader, spec: MoESpec) -> dict[str, Any]:
     return {"layer_moes": (spec,) * reader.integer("num_hidden_layers")}
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_tile.h"
+#include "transpose.h"
 
 namespace troupe {
 
@@ -50,8 +51,13 @@ public:
         bool is_short = pieces.slots < kPieceSlots;
         for (int piece = 0; piece < kTilePieces; ++piece) {
             int64_t first = tile.first_seen(piece), end = tile.end_seen(piece);
-            if (first < end && (is_short || end - first < kPieceSlots)) copy_values(tile, piece, space);
-            if (first < end && is_short) copy_keys(tile, piece, space);
+            if (first == end) continue;
+            bool is_copied = is_short || end - first < kPieceSlots;
+            if (!this->has_values() && !is_copied)
+                turn_piece(tile, piece, space);
+            else if (is_copied)
+                copy_values(tile, piece, space);
+            if (is_short) copy_keys(tile, piece, space);
         }
     }
 
@@ -100,10 +106,23 @@ private:
         std::memset(out, 0, piece_words() * 4);
         for (int64_t key = tile.first_seen(piece); key < tile.end_seen(piece); ++key) {
             int64_t slot = this->find_slot(tile, piece * kPieceSlots + key), width = pieces.word_slots();
-            auto* source = reinterpret_cast<const T*>(this->find_values(tile, slot)) + pieces.value_index(slot);
+            auto* piece_values = reinterpret_cast<const T*>(this->find_values(tile, slot));
             T* target = out + key / kWord * dim_ * kWord + key % kWord;
-            for (int64_t i = 0; i < dim_; ++i) target[i * kWord] = source[i * width];
+            if (this->has_values()) {
+                const T* source = piece_values + pieces.value_index(slot);
+                for (int64_t i = 0; i < dim_; ++i) target[i * kWord] = source[i * width];
+            } else {
+                const T* source = piece_values + slot % pieces.slots * kWord;
+                for (int64_t i = 0; i < dim_; ++i)
+                    target[i * kWord] = source[i / kWord * pieces.slots * kWord + i % kWord];
+            }
         }
+        tile.pieces[kTilePieces + piece] = out;
+    }
+
+    void turn_piece(Tile& tile, int piece, const Workspace& space) const {
+        uint32_t* out = space.more + (kTilePieces + piece) * piece_words();
+        turn_keys<T>(static_cast<const uint32_t*>(tile.pieces[piece]), dim_, out);
         tile.pieces[kTilePieces + piece] = out;
     }
 

@@ -127,7 +127,9 @@ public:
           v_cache_(v_cache),
           block_size_(shape.block_size) {}
 
-    TileFetcher fetcher(const Tile& tile) const { return {tile.pieces, 2 * kTilePieces, pieces.bytes}; }
+    TileFetcher fetcher(const Tile& tile) const {
+        return {tile.pieces, has_values() ? 2 * kTilePieces : kTilePieces, pieces.bytes};
+    }
 
     void find(const TilePlace& place, Tile& tile) const {
         tile.place = place;
@@ -148,6 +150,9 @@ public:
 
     const uint8_t* find_keys(const Tile& tile, int64_t slot) const { return pieces.find(k_cache_, slot, tile.place.head); }
     const uint8_t* find_values(const Tile& tile, int64_t slot) const { return pieces.find(v_cache_, slot, tile.place.head); }
+
+    // Else the values are made from the keys.
+    bool has_values() const { return v_cache_ != k_cache_; }
 
     const Pieces<Number> pieces;
 

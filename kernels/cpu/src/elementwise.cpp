@@ -109,7 +109,7 @@ void store_token(const RopeStore& rope, int64_t token, const T* keys, const T* n
             store_rounded(pieces, slot, rotated, values, key_piece, value_piece);
         } else {
             pieces.put_key(key_piece, slot, rotated);
-            pieces.put_value(value_piece, slot, values);
+            if (rope.has_values()) pieces.put_value(value_piece, slot, values);
         }
     }
 }
@@ -117,7 +117,7 @@ void store_token(const RopeStore& rope, int64_t token, const T* keys, const T* n
 template <class T>
 void rope_token(const RopeStore& rope, int64_t token) {
     int64_t dim = rope.head_dim, num_heads = rope.num_heads, num_kv_heads = rope.num_kv_heads;
-    auto* heads = static_cast<const T*>(rope.heads) + token * (num_heads + 2 * num_kv_heads) * dim;
+    auto* heads = static_cast<const T*>(rope.heads) + token * (num_heads + (1 + rope.has_values()) * num_kv_heads) * dim;
     auto* norm = static_cast<const T*>(rope.qk_norm);
     auto* q = static_cast<T*>(rope.q) + token * num_heads * dim;
     for (int64_t head = 0; head < num_heads; ++head)

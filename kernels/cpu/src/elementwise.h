@@ -41,6 +41,8 @@ struct RopeStore {
     int32_t dtype;
     int32_t is_int8;
     int32_t piece_slots;
+    // Else the caches are one, and `heads` has no values.
+    bool has_values() const { return k_cache != v_cache; }
 };
 
 void run_rope_store(Pool* pool, const RopeStore& rope);

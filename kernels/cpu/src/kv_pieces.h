@@ -3,7 +3,8 @@
 //     keys     number[word of the head][slot][numbers of a word]
 //     values   number[word of slots][dimension][slots of a word]
 //
-// so that the lines of a piece are the operands of a product as they are. A word has 32 bits: 1 float32, 2 bfloat16 or
+// Where the values are the keys there is one cache, laid out as keys. Else both layouts are such
+// that the lines of a piece are the operands of a product as they are. A word has 32 bits: 1 float32, 2 bfloat16 or
 // 4 bytes. A piece has as many slots as the block size allows: the largest power of 2 that divides it, at most 16.
 //
 // In int8, keys are unsigned bytes around 128 and values are signed bytes; the float32 scale of each slot follows them.

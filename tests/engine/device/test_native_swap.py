@@ -101,7 +101,7 @@ def test_a_build_that_fails_leaves_the_model_as_it_is(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("sharding", [Sharding(), Sharding(is_sliced=True)], ids=["whole", "sliced"])
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gpt_oss", "olmoe"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gpt_oss", "olmoe", "deepseek_v3"])
 def test_steps_between_two_moves_give_the_same_logits(
     kind: str, sharding: Sharding, tmp_path: Path, library: NativeLibrary
 ) -> None:

@@ -29,6 +29,8 @@ FAMILIES |= {"cohere2": "Cohere2", "seed_oss": "SeedOss", "starcoder2": "Starcod
 FAMILIES |= {"granitemoehybrid": "GraniteMoeHybrid"}
 FAMILIES |= {"qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral", "gpt_oss": "GptOss"}
 FAMILIES |= {"glm4_moe": "Glm4Moe", "minimax_m2": "MiniMaxM2", "olmoe": "Olmoe", "granitemoe": "GraniteMoe"}
+FAMILIES |= {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite"}
+FAMILIES |= {"minicpm3": "MiniCPM3"}
 # Those with state layers.
 HYBRIDS = {"qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "bamba": "Bamba"}
 HYBRIDS |= {"granite4h": "GraniteMoeHybrid", "granite4h_moe": "GraniteMoeHybrid"}
@@ -42,6 +44,9 @@ _MAMBA |= {"shared_intermediate_size": 40}
 _LOCAL_MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "num_dense_layers": 1}
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
 _DELTA |= {"linear_value_head_dim": 12, "num_hidden_layers": 4}
+_LATENT: dict[str, Any] = {"kv_lora_rank": 22, "q_lora_rank": 36, "qk_rope_head_dim": 12, "head_dim": 12}
+_LATENT |= {"qk_nope_head_dim": 14, "v_head_dim": 10, "num_key_value_heads": 4}
+_ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 # Further config of a family; experts have about the size of the other layers.
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_next": _QWEN | _DELTA | {"shared_expert_intermediate_size": 40},
@@ -56,7 +61,11 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": _QWEN | {"norm_topk_prob": True},
     "mixtral": _LOCAL,
     "gpt_oss": _LOCAL | {"swiglu_limit": 0.5},
-    "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "glm4_moe": _ROUTED,
+    "deepseek_v2": _LATENT | _ROUTED | {"first_k_dense_replace": 1},
+    "deepseek_v3": _LATENT | _ROUTED | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+    "glm4_moe_lite": _LATENT | _ROUTED,
+    "minicpm3": _LATENT,
     "minimax_m2": _LOCAL | {"rope_parameters": {"rope_theta": 5e3, "partial_rotary_factor": 0.5}},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 12},
     "granitemoe": _LOCAL | {"head_dim": 12},

@@ -83,7 +83,18 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", {"sliding_window": 40, "rope_parameters": YARN}),
     "glm4_moe-groups": ("glm4_moe", {"n_group": 4, "topk_group": 2, "norm_topk_prob": False}),
 }
-VARIANTS = DENSE | EXPERTS | {family: (family, {}) for family in HYBRIDS}
+MSCALE = YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}
+LATENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("deepseek_v2", {"q_lora_rank": None, "rope_parameters": MSCALE}),
+    "deepseek_v2-groups": (
+        "deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    ),
+    "deepseek_v3": ("deepseek_v3", {"rope_parameters": MSCALE}),
+    "deepseek_v3-halves": ("deepseek_v3", {"rope_interleave": False, "kv_lora_rank": 52}),
+    "glm4_moe_lite": ("glm4_moe_lite", {"rms_norm_eps": 1e-2}),
+    "minicpm3": ("minicpm3", {"dim_model_base": 16}),
+}
+VARIANTS = DENSE | EXPERTS | LATENT | {family: (family, {}) for family in HYBRIDS}
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 
@@ -109,7 +120,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("variant", DENSE | EXPERTS)
+@pytest.mark.parametrize("variant", DENSE | EXPERTS | LATENT)
 def test_prefill_chunks_decode_and_prefix_hit(variant: str, folders: Callable[[str], Path]) -> None:
     prompt = make_prompt(MAX_LEN)
     expected, model = compute_expected(make_model(variant), prompt), load_model(folders(variant))
@@ -131,7 +142,7 @@ def test_prefill_chunks_decode_and_prefix_hit(variant: str, folders: Callable[[s
 
 
 @pytest.mark.parametrize("kind", [(torch.bfloat16, None), (torch.float32, "int8")], ids=["bfloat16", "int8"])
-@pytest.mark.parametrize("variant", ["phi3-longrope", "olmo3", "gemma2", "cohere2", "starcoder2"])
+@pytest.mark.parametrize("variant", ["phi3-longrope", "olmo3", "gemma2", "cohere2", "starcoder2", "deepseek_v2"])
 def test_lower_precisions_stay_near(variant: str, kind: Any, folders: Callable[[str], Path]) -> None:
     ops = make_native_ops(require_library(), 1)
     model = load_model(folders(variant), dtype=kind[0], ops=ops, quantization=kind[1])
@@ -142,7 +153,7 @@ def test_lower_precisions_stay_near(variant: str, kind: Any, folders: Callable[[
     assert torch.cosine_similarity(logits, expected, dim=-1).median() > 0.998
 
 
-@pytest.mark.parametrize("variant", ["phi3-longrope", "olmo3", "gemma2", "granite4", "starcoder2"])
+@pytest.mark.parametrize("variant", ["phi3-longrope", "olmo3", "gemma2", "granite4", "starcoder2", "deepseek_v3"])
 def test_texts_do_not_depend_on_batch_chunks_or_cache(variant: str, folders: Callable[[str], Path]) -> None:
     prompts = [make_prompt(length) for length in (3, 70, 75, 100)]
     params = [SamplingParams(temperature=n % 2, seed=n, max_tokens=16, ignore_eos=True) for n in range(4)]
@@ -167,7 +178,7 @@ KINDS = [(FLOAT, None), (BRAIN, None), (BRAIN, "int8")]
 @pytest.mark.parametrize(
     ("variant", "kind"),
     [
-        *itertools.product(["qwen3_moe", "qwen2_moe", "glm4_moe-groups", "granitemoe"], KINDS),
+        *itertools.product(["qwen3_moe", "qwen2_moe", "glm4_moe-groups", "granitemoe", "deepseek_v3"], KINDS),
         *((family, KINDS[0]) for family in HYBRIDS),
     ],
 )

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.device.kv_cache import compute_bytes_per_block
 from engine.errors import ConfigError
+from engine.kv_cache_spec import KVCacheSpec
 from engine.model import ModelConfig, load_model
 from engine.model.rope import RotaryEmbedding
 
@@ -53,6 +55,39 @@ def test_published_configs_are_read() -> None:
     assert (qwen3_6.rope.rotary_dim(qwen3_6.head_dim), qwen3_6.weight_renames[0][0]) == (64, "model.")
     starcoder2 = parse(STARCODER2)
     assert starcoder2.mlp_bias and starcoder2.tie_word_embeddings
+
+
+def test_models_with_latents_have_one_key_per_token_and_their_own_scale() -> None:
+    v3, lite = parse(PUBLISHED["deepseek_v3"]), parse(PUBLISHED["deepseek_v2_lite"])
+    kimi = parse(PUBLISHED["deepseek_v3"], model_type="kimi_k2", n_group=1, topk_group=1, num_attention_heads=64,
+                 num_key_value_heads=64, num_nextn_predict_layers=0)  # fmt: skip
+    for config in (v3, lite, kimi):
+        (spec,) = {spec.kv_spec for spec in config.layer_specs}
+        assert (spec.num_kv_heads, spec.head_size, spec.has_values) == (1, 576, False)
+        # Keys and values padded to one size take 2 * 192 numbers for each head.
+        padded = [KVCacheSpec(config.num_attention_heads, 192, None)]
+        sizes = [compute_bytes_per_block(each, 16, torch.bfloat16) for each in ([spec], padded)]
+        assert sizes[0] == 16 * 576 * 2 and sizes[1] > config.num_attention_heads / 2 * sizes[0]
+    assert v3.layer_specs[0].scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    assert lite.layer_specs[0].scale == pytest.approx(192**-0.5 * (0.0707 * math.log(40) + 1) ** 2)
+    assert [spec.moe is None for spec in v3.layer_specs] == [True] * 3 + [False] * 58
+    moe = v3.layer_specs[-1].moe
+    assert moe is not None and (moe.num_groups, moe.num_chosen_groups, moe.shared_size) == (8, 4, 2048)
+    assert v3.num_mtp_layers == 1 and v3.max_model_len == 163840
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_key_value_heads": 8}, "num_key_value_heads=8 is not supported; supported: 16"),
+        ({"norm_topk_prob": True}, "norm_topk_prob=True"), ({"topk_method": "best"}, "topk_method='best'"),
+        ({"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"), ({"attention_bias": True}, "attention_bias=True"),
+        ({"index_topk": 2048}, "index_topk=2048"), ({"moe_layer_freq": 2}, "moe_layer_freq=2"),
+    ],
+)
+def test_what_the_latent_families_do_not_compute_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(PUBLISHED["deepseek_v2_lite"], **change)
 
 
 def test_a_config_of_qwen2_5_vl_may_have_text_and_images_in_one_object() -> None:

@@ -39,8 +39,9 @@ def compute_logits(model: DecoderModel) -> torch.Tensor:
     [
         ("llama", {"tie_word_embeddings": True, "attention_bias": True}), ("gemma3", {}),
         ("qwen3", {"tie_word_embeddings": False}),
+        ("deepseek_v3", {"qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 64, "q_lora_rank": 64}),
     ],
-    ids=["llama", "gemma3", "qwen3"],
+    ids=["llama", "gemma3", "qwen3", "deepseek_v3"],
 )
 def test_the_second_start_maps_the_same_model(
     tmp_path: Path, family: str, overrides: dict[str, Any], quantization: Any

@@ -119,13 +119,15 @@ def compute_logits(folder: Path, ops: Callable[[], Ops], sharding: Sharding) -> 
     [
         *(("llama", *shape, make_native) for shape in [(2, 1, 2), (4, 1, 2), (4, 1, 4)]),
         ("llama", 4, 2, 2, make_ops), ("qwen3_moe", 4, 2, 2, make_native), ("gemma2", 2, 1, 2, make_native),
+        ("deepseek_v3", 2, 8, 2, make_native),
     ],
 )  # fmt: skip
 def test_ranks_compute_the_logits_of_transformers(
     family: str, size: int, kv_heads: int, context_size: int, ops: Callable[[], Ops], tmp_path: Path
 ) -> None:
     """Gemma 2 with all layers of full attention bounds its scores."""
-    more = {"layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 20} if family == "gemma2" else {}
+    more: dict[str, Any] = {"head_dim": 12} if family == "deepseek_v3" else {}
+    more |= {"layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 20} if family == "gemma2" else {}
     source = make_transformers_model(family, **EIGHTHS | {"num_key_value_heads": kv_heads} | more)
     folder = save(source, tmp_path)
     found = run_ranks(size, partial(compute_logits, folder, ops), context_size=context_size)[0]

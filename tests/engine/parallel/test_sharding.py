@@ -25,6 +25,7 @@ from tests.kernels.cpu.conftest import require_library
 
 EIGHTHS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "head_dim": 16}
 GEMMA = {"sliding_window": 20, "num_hidden_layers": 6, "query_pre_attn_scalar": 20}
+LATENT = {"num_key_value_heads": 8, "head_dim": 12}
 GPT_OSS = {"num_key_value_heads": 4, "sliding_window": 20}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "one KV head, odd vocabulary": ("llama", {"num_key_value_heads": 1, "vocab_size": 133}),
@@ -34,6 +35,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "interleaved heads, parallel MLP": ("cohere2", {"sliding_window": 20, "num_hidden_layers": 4}),
     "experts": ("qwen3_moe", {}), "experts with other names": ("mixtral", {}),
     "stacked and shared experts": ("granitemoe", {}), "sinks and expert biases": ("gpt_oss", GPT_OSS),
+    "latents": ("deepseek_v2", LATENT | {"q_lora_rank": None}),
+    "latents and small queries, experts": ("deepseek_v3", LATENT),
 }  # fmt: skip
 # Some numbers of experts are not multiples of the number of ranks.
 WHOLE_EXPERTS: dict[str, dict[str, Any]] = {

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.cpu.native_ops import NativeOps
+from kernels.cpu.pieces import turn_into_pieces
 from tests.kernels import reference
 from tests.kernels.cpu.conftest import require_library
 from tests.kernels.paged import make_batch, to_int8, to_pieces
@@ -20,6 +21,25 @@ def test_a_group_may_be_larger_than_a_piece_of_work(native: NativeOps) -> None:
     expected = reference.paged_attention(*batch.tensors, scale=0.3)
     actual = native.paged_attention(*to_pieces(batch).tensors, scale=0.3)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 576), (32, 34), (16, 20), (8, 60), (2, 20), (1, 34)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_cache_holds_keys_that_are_the_values_too(
+    ops: NativeOps, dtype: torch.dtype, block_size: int, head_dim: int
+) -> None:
+    batch = make_batch(MIXED[:6], 20, 1, head_dim, block_size, dtype)
+    q, keys, _, tables, *lengths = batch.tensors
+    expected = reference.paged_attention(q, keys, keys, tables, *lengths, scale=0.1)
+    slots = (~keys[:, :, 0, 0].isnan()).flatten().nonzero().flatten()
+    cache = torch.full_like(keys, torch.nan)
+    ops.store_kv(*(keys.flatten(0, 1)[slots],) * 2, cache, cache, slots)
+    turned = keys.clone()
+    turn_into_pieces(turned, turned)
+    assert torch.equal(cache.nan_to_num(), turned.nan_to_num())
+    actual = ops.paged_attention(q, cache, cache, tables, *lengths, scale=0.1)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("window", [None, 70])
