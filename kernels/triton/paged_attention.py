@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -19,7 +21,7 @@ from kernels.triton.launch import (
     make_output,
     next_power_of_2,
 )
-from kernels.triton.tiles import Tiles, choose_tiles
+from kernels.triton.tiles import WIDE_DIM, Tiles, choose_tiles
 
 # Parts that a context is cut into at most.
 MAX_SPLITS = 16
@@ -28,6 +30,7 @@ MAX_SPLITS = 16
 MIN_PROGRAMS = 4
 # Rows of a tile of short queries at most, unless one group of heads is larger.
 MAX_SHORT_ROWS = 32
+MAX_WIDE_ROWS = 16  # of any tile of wide heads
 # Scratch of a step's drafts at most: where their parts would take more, one program does all parts of its tile.
 MAX_DRAFT_BYTES = 2**28
 
@@ -61,6 +64,12 @@ def paged_attention(
     if plan is None:
         plan = AttentionPlan(query_start_loc.diff().tolist(), seq_lens.tolist())
     tiles = tiles or choose_tiles(k_cache.element_size(), q.shape[2])
+    if q.shape[2] > WIDE_DIM and k_cache.shape[2] == 1 and q.shape[1] > MAX_WIDE_ROWS:
+        # One program has no room for more heads, though they share their keys.
+        caches = (k_cache, v_cache, block_tables, query_start_loc, seq_lens)
+        rest: dict[str, Any] = {"scale": scale, "plan": plan, "tiles": tiles}
+        parts = [paged_attention(heads, *caches, **rest) for heads in q.split(MAX_WIDE_ROWS, dim=1)]
+        return torch.cat(parts, dim=1, out=out)
     result = make_output(out, tuple(q.shape), q)
     is_fp8 = k_cache.dtype == torch.float8_e4m3fn
     if is_fp8:
@@ -144,7 +153,8 @@ class _Call:
     def _attend_short(self, plan: AttentionPlan, limits: tuple[int, int], max_query_len: int) -> None:
         tile = self._tiles.short
         rows = max(tile.block_m, next_power_of_2(self._group))
-        rows = max(rows, min(MAX_SHORT_ROWS, next_power_of_2(limits[1] * self._group)))
+        most = MAX_WIDE_ROWS if self._head_dim > WIDE_DIM else MAX_SHORT_ROWS
+        rows = max(rows, min(most, next_power_of_2(limits[1] * self._group)))
         block_q = rows // self._group
         min_split = self._tiles.min_split // tile.block_n * tile.block_n
         query_tiles = triton.cdiv(max_query_len, block_q)

@@ -28,6 +28,9 @@ class Tiles:
     target_programs: int = 512  # programs that fill a device
 
 
+# Heads of more elements have latents for keys. Their tiles have 16 rows, or registers would spill.
+WIDE_DIM = 256
+_WIDE = Tiles(Tile(16, 16, 8, 2), Tile(16, 16, 8, 2))
 # By bytes of an element of the cache; for heads of about 64, 128 and 256 elements.
 _TILES = {
     1: (
@@ -54,4 +57,6 @@ def choose_tiles(itemsize: int, head_dim: int) -> Tiles:
     Args:
         itemsize: bytes of an element of the cache: 1, 2 or 4.
     """
+    if head_dim > WIDE_DIM:
+        return _WIDE
     return _TILES[itemsize][(head_dim > 90) + (head_dim > 181)]

@@ -19,14 +19,14 @@ from kernels.triton.draw_filtered import draw_filtered_kernel
 from kernels.triton.draw_tiles import pick_winner_kernel, tile_max_kernel, tile_noise_kernel, tile_sums_kernel
 from kernels.triton.experts import combine_experts_kernel, expert_down_kernel, expert_gate_up_kernel
 from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
-from kernels.triton.launch import EXACT, FUSED
+from kernels.triton.launch import EXACT, FUSED, next_power_of_2
 from kernels.triton.lora import lora_add_kernel, lora_low_kernel
 from kernels.triton.norm_rope_store import norm_rope_store_kernel
-from kernels.triton.paged_attention import MAX_SHORT_ROWS
+from kernels.triton.paged_attention import MAX_SHORT_ROWS, MAX_WIDE_ROWS
 from kernels.triton.rms_norm import rms_norm_kernel
 from kernels.triton.silu_mul import silu_mul_kernel
 from kernels.triton.states import scan_states_kernel
-from kernels.triton.tiles import Kind, Tile, choose_tiles
+from kernels.triton.tiles import WIDE_DIM, Kind, Tile, choose_tiles
 from kernels.triton.token_bitmask import apply_bitmask_kernel
 from tests.kernels.triton.ahead import Compiled, compile_for
 from tests.kernels.triton.conftest import IS_INTERPRETED
@@ -70,8 +70,9 @@ def compile_attention(
     window: int = 0,
     is_draft: bool = False,
     has_sinks: bool = False,
+    num_kv_heads: int = 8,
 ) -> tuple[Compiled, Tile]:
-    """Compile the tile of such a layer for an architecture, for 16 heads in groups of two."""
+    """Compile the tile of such a layer for an architecture, for 16 heads, by default in groups of two."""
     cache_dtype = cache_dtype or dtype
     tiles = choose_tiles(ITEMSIZE[cache_dtype], head_dim)
     tile = tiles.long if kind == "long" else tiles.short
@@ -80,7 +81,8 @@ def compile_attention(
     arguments |= dict.fromkeys(("tables_ptr", "query_start_ptr", "seq_lens_ptr"), "*i32")
     arguments |= {"q_stride": "i32:16", "table_stride": "i32", "scale": "fp32", "soft_cap": "fp32"}
     constants: dict[str, object] = {
-        "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_DIM": head_dim, "BLOCK_SIZE": 16,
+        "NUM_HEADS": 16, "NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim, "BLOCK_DIM": next_power_of_2(head_dim),
+        "BLOCK_SIZE": 16,
         "HAS_SOFT_CAP": False, "HAS_SINKS": has_sinks, "IS_FP8": cache_dtype == "u8",
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
     }  # fmt: skip
@@ -92,7 +94,8 @@ def compile_attention(
             "MIN_SPLIT": tiles.min_split, "MAX_SPLITS": 16, "IS_FOLDED": is_folded, "WINDOW": window,
             "MIN_QUERY": 2 if is_draft else 1, "MAX_QUERY": 16 if is_draft else 1,
         }  # fmt: skip
-        constants["BLOCK_M"] = max(tile.block_m, MAX_SHORT_ROWS if is_draft else 1)
+        most = MAX_WIDE_ROWS if head_dim > WIDE_DIM else MAX_SHORT_ROWS
+        constants["BLOCK_M"] = max(tile.block_m, most if is_draft else 1)
     else:
         arguments |= {"num_requests": "i32"}
         constants |= {"SHORT_LIMIT": 16, "WINDOW": window}
@@ -138,6 +141,9 @@ def test_prefill_uses_warpgroup_products_where_there_are_some() -> None:
     [
         ("short", {"cache_dtype": "u8"}),
         ("long", {"dtype": "fp32", "head_dim": 64, "window": 4096}),
+        ("short", {"head_dim": 576, "num_kv_heads": 1}),
+        pytest.param("long", {"head_dim": 576, "num_kv_heads": 1}, marks=SOAK),
+        pytest.param("short", {"head_dim": 576, "num_kv_heads": 1, "is_draft": True, "is_folded": False}, marks=SOAK),
         ("short", {"is_folded": False, "is_draft": True, "has_sinks": True}),
         pytest.param("long", {"head_dim": 256}, marks=SOAK),
         pytest.param("long", {"cache_dtype": "u8"}, marks=SOAK),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.triton.attention_plan import AttentionPlan
 from kernels.triton.paged_attention import paged_attention
-from kernels.triton.tiles import Tile, Tiles
+from kernels.triton.tiles import Tile, Tiles, choose_tiles
 from tests.kernels import reference
 from tests.kernels.paged import spoil_hidden_keys
 from tests.kernels.triton.batches import TOLERANCE, make_paged
@@ -64,6 +64,12 @@ def test_any_block_size(device: torch.device, block_size: int) -> None:
 def test_heads_of_a_group_share_their_key_head(device: torch.device, group_size: int) -> None:
     lens = [(1, 17), (3, 18), (19, 33)]
     assert_equals_reference(make_paged(lens, device, num_heads=group_size, head_dim=16))
+
+
+@pytest.mark.parametrize("num_heads", [16, 20])
+def test_wide_heads_over_keys_that_are_the_values(device: torch.device, num_heads: int) -> None:
+    q, keys, _, *rest = make_paged(FEW, device, num_heads=num_heads, num_kv_heads=1, head_dim=288)
+    assert_equals_reference((q, keys, keys, *rest), choose_tiles(4, 288), scale=0.05)
 
 
 @pytest.mark.parametrize("window", [1, 30])
