@@ -219,36 +219,35 @@ class GrammarCache:
     def __init__(self, max_bytes: int, max_num_programs: int) -> None:
         self._max_bytes = max_bytes
         self._max_num_programs = max_num_programs
-        self._entries: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
+        # Spec -> its grammar, and the memory of both when it was new.
+        self._entries: OrderedDict[GrammarSpec, tuple[CompiledGrammar, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def num_bytes(self) -> int:
-        return sum(cost_bytes(spec, compiled) for spec, compiled in self._entries.items())
+        return sum(size + compiled.program.usage.grown_bytes for compiled, size in self._entries.values())
 
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """Return the grammar and make it the most recently used; a program that has grown large is dropped."""
-        compiled = self._entries.get(spec)
-        if compiled is not None and compiled.program.usage.grown_bytes > MAX_GROWTH_BYTES:
+        compiled, _ = self._entries.get(spec, (None, 0))
+        if compiled is None:
+            return None
+        if compiled.program.usage.grown_bytes > MAX_GROWTH_BYTES:
             del self._entries[spec]
             return None
-        if compiled is not None:
-            self._entries.move_to_end(spec)
+        self._entries.move_to_end(spec)
         return compiled
 
     def add(self, spec: GrammarSpec, compiled: CompiledGrammar) -> None:
         """Keep a grammar, unless it alone is larger than the cache."""
-        if cost_bytes(spec, compiled) > self._max_bytes:
+        # The program, the spec's text, and the nodes for the plan.
+        size = compiled.program.size_bytes + 20 * len(spec.text) + 2 * len(spec.source or "")
+        if size + compiled.program.usage.grown_bytes > self._max_bytes:
             return
-        self._entries[spec] = compiled
+        self._entries[spec] = compiled, size
         num_bytes = self.num_bytes
         while num_bytes > self._max_bytes or len(self) > self._max_num_programs:
-            num_bytes -= cost_bytes(*self._entries.popitem(last=False))
-
-
-def cost_bytes(spec: GrammarSpec, compiled: CompiledGrammar) -> int:
-    """Return the memory of an entry: the program as it has grown, the spec's text, and the nodes for the plan."""
-    program = compiled.program
-    return program.size_bytes + program.usage.grown_bytes + 20 * len(spec.text) + 2 * len(spec.source or "")
+            _, (oldest, size) = self._entries.popitem(last=False)
+            num_bytes -= size + oldest.program.usage.grown_bytes
