@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema_rs
-
 from .backend import CompiledGrammar, Matcher, Program
 from .engines.llguidance_backend import Complaint, LLGuidanceBackend
 from .engines.llguidance_json import make_json_grammar
@@ -24,7 +22,6 @@ from .plan import GROUNDING, RESIDUAL, PlanEntry
 from .regex.text import may_backtrack
 from .schema.emit import Emitter, Json, adapt_for_llguidance
 from .schema.exactness import Gap, Surroundings, find_gaps
-from .schema.keywords import join_pointer
 from .schema.node import Node, iterate_children, iterate_nodes
 from .schema.places import PlaceMap
 from .schema.plain import Plain, check_plain, write_formats
@@ -35,7 +32,7 @@ from .schema.rule_writer import RuleWriter
 from .schema.rules import GROUNDED
 from .schema.weaken import Weakening
 from .spec import GrammarSpec
-from .validator import MAX_BACKTRACKS, find_slow_text
+from .validator import MAX_BACKTRACKS, SchemaValidator, find_slow_text
 
 # Each refusal costs a compile and up to 200 probes.
 MAX_NUM_REFUSALS = 16
@@ -311,19 +308,11 @@ def add_checks(program: Program, document: Any, places: PlaceMap, tokens: Closin
     """
     try:
         checks = ResidualChecks(document, places, tokens)
-    except InvalidGrammar as error:
-        cause = error.__cause__
-        if not isinstance(cause, jsonschema_rs.ValidationError) or not is_pattern(cause.instance):
-            raise
-        # Among the names of patternProperties it is the last step itself.
-        path = cause.instance_path
-        *above, keyword = path[:-1] if path[-2:-1] == ["patternProperties"] else path
-        if keyword not in ("pattern", "patternProperties"):
-            raise
-        reason = "neither the engines nor the checks read all of it"
-        raise UnsupportedGrammar(join_pointer("", *above), keyword, reason) from error
+    except InvalidGrammar:
+        refuse_patterns(places.root.nodes, explain_unreadable)
+        raise
     if checks.may_backtrack:
-        refuse_slow_patterns(places.root.nodes)
+        refuse_patterns(places.root.nodes, explain_slowness)
     # The engine's grammar, the document and one validator for each checked place.
     size = program.size_bytes + 32 * len(json.dumps(document))
     make_inner, grammar = program.new_matcher, program.grammar
@@ -332,24 +321,30 @@ def add_checks(program: Program, document: Any, places: PlaceMap, tokens: Closin
     )
 
 
-def refuse_slow_patterns(roots: Iterable[Node]) -> None:
-    """Raise UnsupportedGrammar for a pattern that takes exponential time over a short text."""
+def refuse_patterns(roots: Iterable[Node], explain: Callable[[str], str | None]) -> None:
+    """Raise UnsupportedGrammar for the first pattern against which something speaks."""
     for node in iterate_nodes(roots):
         patterns = dict.fromkeys(node.get("patternProperties", ()), "patternProperties")
         if "pattern" in node.keywords:
             patterns[node.keywords["pattern"]] = "pattern"
         for pattern, keyword in patterns.items():
-            if may_backtrack(pattern) and (text := find_slow_text(pattern)) is not None:
-                reason = f"it backtracks more than {MAX_BACKTRACKS} steps over {text!r}"
+            if (reason := explain(pattern)) is not None:
                 raise UnsupportedGrammar(node.pointer, node.written_name(keyword), reason)
 
 
-def is_pattern(value: Any) -> bool:
-    """Return whether a text is well formed as a pattern of JSON Schema, as far as Python's reader tells."""
-    if not isinstance(value, str):
-        return False
+def explain_slowness(pattern: str) -> str | None:
+    """Return the reason against a pattern that takes exponential time over a short text."""
+    text = find_slow_text(pattern) if may_backtrack(pattern) else None
+    return None if text is None else f"it backtracks more than {MAX_BACKTRACKS} steps over {text!r}"
+
+
+def explain_unreadable(pattern: str) -> str | None:
+    """Return the reason against a pattern that no validator reads, but Python's reader of patterns does."""
     try:
-        re.compile(re.sub(r"\\k<(\w+)>", r"(?P=\1)", re.sub(r"\(\?<(?=[^\W\d])", "(?P<", value)))
+        re.compile(re.sub(r"\\k<(\w+)>", r"(?P=\1)", re.sub(r"\(\?<(?=[^\W\d])", "(?P<", pattern)))
+        SchemaValidator({"pattern": pattern})
+    except InvalidGrammar:
+        return "neither the engines nor the checks read all of it"
     except (re.error, RecursionError, OverflowError):
-        return False
-    return True
+        pass
+    return None

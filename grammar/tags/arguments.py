@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from ..errors import GrammarError
-from ..schema.keywords import join_pointer
+from ..schema.keywords import join_pointer, map_subschemas
 from ..schema.plain import is_note
 from ..schema.rules import TYPES, types_of
 from ..validator import SchemaValidator
@@ -19,7 +19,6 @@ Json = dict[str, Any]
 Kind = Literal["text", "either", "other"]
 KEY = r"([\w.$@-]{1,128})"
 _ROOT = "urn:troupe:arguments"
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def find_types(schema: Any) -> set[str]:
@@ -77,18 +76,11 @@ def strip_notes(schema: Any) -> Any:
     """Return a schema without annotations, so that equal schemas are compiled once."""
     if not isinstance(schema, dict):
         return schema
-    found = {}
-    for key, value in schema.items():
-        if is_note(key) and key != "$schema":
-            continue
-        if key in _MAPS and isinstance(value, dict):
-            value = {name: strip_notes(child) for name, child in value.items()}
-        elif key in ("anyOf", "allOf", "oneOf", "prefixItems") and isinstance(value, list):
-            value = [*map(strip_notes, value)]
-        elif key in ("items", "additionalProperties"):
-            value = strip_notes(value)
-        found[key] = value
-    return found
+    return {
+        key: map_subschemas(key, value, lambda _, each: strip_notes(each))
+        for key, value in schema.items()
+        if key == "$schema" or not is_note(key)
+    }
 
 
 @dataclass(frozen=True)
