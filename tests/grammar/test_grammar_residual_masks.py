@@ -18,8 +18,6 @@ from grammar import (
     InvalidGrammar,
     SchemaValidator,
     UnsupportedGrammar,
-    allocate_bitmask,
-    fill_bitmask,
 )
 from grammar.match.residual import ResidualMatcher
 from tests.grammar.schemas import SCHEMAS
@@ -106,7 +104,6 @@ CHECKED = {
         "$defs": {"name": {"enum": NAMES}},
     },
     "names not in a list": {"propertyNames": {"not": {"enum": NAMES}}, "maxProperties": 3},
-    "names of a length": {"propertyNames": {"minLength": 2, "maxLength": 3}},
     "unevaluated": {
         "properties": {"kind": {"enum": ["in", "on"]}},
         "anyOf": [
@@ -210,25 +207,3 @@ def test_a_walk_over_a_schema_of_maskbench_meets_no_dead_end_and_ends_valid(merg
         return event("a number too large for a double")
     assert SchemaValidator(case["schema"]).first_error(value) is None, (case["name"], text)
     return event("checked" if is_checked(compiled) else "plain")
-
-
-@pytest.mark.parametrize("items", [{"type": "string"}, {"type": "string", "maxLength": 6}], ids=json.dumps)
-def test_rows_of_a_batch_with_nothing_left_to_decide_are_those_of_fresh_matchers(merged_compiler, items):
-    compiled = merged_compiler.compile(GrammarSpec.json_schema({"items": items, "uniqueItems": True}))
-    size = merged_compiler.vocabulary.size
-    starts = ['["ab", "', '["ab", "a', '["x", "xy', "[", '["x"]']
-    texts = [start.encode() for start in starts]
-    matchers = [compiled.matcher() for _ in texts]
-    for matcher, text in zip(matchers, texts, strict=True):
-        assert all(matcher.accept_token(byte) for byte in text)
-    for letter in b"zst":
-        rows, fresh = allocate_bitmask(len(texts), size), allocate_bitmask(len(texts), size)
-        fill_bitmask(matchers, list(range(len(texts))), rows)
-        for number, text in enumerate(texts):
-            matcher = compiled.matcher()
-            assert all(matcher.accept_token(byte) for byte in text)
-            matcher.fill_next_token_bitmask(fresh, number)
-        assert (rows == fresh).all()
-        for number, matcher in enumerate(matchers):
-            if matcher.accept_token(letter):
-                texts[number] += bytes([letter])

@@ -80,7 +80,6 @@ BOUNDED = {
     "60 levels": lambda: json_schema(nest(60, "items")),
     "60 levels of not": lambda: json_schema(nest(60, "not")),
     "a recursive schema": lambda: json_schema({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
-    "a recursive not": lambda: json_schema({"not": {"$ref": "#"}}),
     "2 ** 25 paths of allOf": lambda: json_schema(fan_out(25, "allOf")),
     "2 ** 25 paths of anyOf": lambda: json_schema(fan_out(25, "anyOf")),
     "2 ** 25 places": lambda: json_schema(fan_out(25, "properties", **{"not": {"required": ["z"]}})),
@@ -88,16 +87,10 @@ BOUNDED = {
     "an enumeration of 200 kB": lambda: json_schema({"enum": number_texts(9_000)}),
     "a distinct enumeration": lambda: json_schema({"items": {"enum": number_texts(9_000)}, "uniqueItems": True}),
     "(.*a){30}": lambda: GrammarSpec.regex("(.*a){30}"),
-    "(.*a){30} in a schema": lambda: string(pattern="(.*a){30}"),
     ".*a.{20}": lambda: GrammarSpec.regex(".*a.{20}"),
-    "100,000 repeats": lambda: GrammarSpec.regex("a{100000}"),
     "a million repeats": lambda: GrammarSpec.regex("((a{100}){100}){100}"),
-    "repeats of repeats": lambda: GrammarSpec.regex("((a{1,30}){1,30}){1,30}"),
-    "endless repeats of repeats": lambda: GrammarSpec.regex("(((a*)*)*)*"),
     "states that double": lambda: GrammarSpec.regex("(a|b)*a(a|b){14}"),
-    "5,000 characters": lambda: GrammarSpec.regex(".{0,5000}"),
     "300 letters of any script": lambda: GrammarSpec.regex(r"\w{1,300}"),
-    "100,000 repeats in a schema": lambda: string(pattern="^a{100000}$"),
     "100,000 characters": lambda: string(minLength=100_000, maxLength=100_000),
     "a billion items": lambda: json_schema({"type": "array", "minItems": 10**9}),
     "a million properties": lambda: json_schema({"minProperties": 10**6}),
@@ -105,7 +98,6 @@ BOUNDED = {
     "8,000 references": lambda: numbered(8_000, "properties", "{}", lambda i: {"$ref": "#"}),
     "an ambiguous grammar": lambda: GrammarSpec.lark('start: e\ne: e e | "a" | e "a"'),
     "ambiguous GBNF": lambda: GrammarSpec.ebnf('root ::= e\ne ::= e e | [a-z] | e "a" e'),
-    "GBNF of 100,000 repeats": lambda: GrammarSpec.ebnf('root ::= "a"{100000}'),
     "400 classes in a row": lambda: GrammarSpec.ebnf("root ::= (" + "[a-z]+ " * 400 + ")*"),
     "400 classes in a row, xgrammar": lambda: GrammarSpec.ebnf(SLOW, "xgrammar"),
     "GBNF that takes any text": lambda: GrammarSpec.ebnf('root ::= ("x" | .)* "end"'),
@@ -207,12 +199,6 @@ def test_the_schemas_that_are_tried_to_locate_a_complaint_are_bounded():
 
 
 SLOW = "root ::= (" + "[a-z]+ " * 400 + ")*"
-
-
-def test_a_grammar_that_compiles_too_long_is_refused():
-    compiler = GrammarCompiler(make_byte_vocabulary(), GrammarLimits(max_xgrammar_s=1e-4))
-    with pytest.raises(UnsupportedGrammar, match=r"too large for xgrammar: no answer within 0\.0001 s"):
-        compiler.compile(GrammarSpec.ebnf(SLOW, "xgrammar"))
 
 
 def test_a_process_that_never_reads_is_killed_at_the_deadline(tmp_path, monkeypatch):

@@ -108,14 +108,6 @@ def test_rolling_back_more_than_was_accepted_is_an_error_that_changes_nothing(ca
     assert allowed_tokens(matcher, vocabulary) == before
 
 
-def test_matchers_of_one_grammar_are_independent(case):
-    vocabulary, compiled, text = case
-    first, second = compiled.matcher(), compiled.matcher()
-    start = allowed_tokens(second, vocabulary)
-    assert all(first.accept_token(byte) for byte in text)
-    assert allowed_tokens(second, vocabulary) == start == allowed_tokens(compiled.matcher(), vocabulary)
-
-
 def test_random_walks_never_meet_a_dead_end(case):
     vocabulary, compiled, _ = case
     for seed in range(10):
@@ -165,11 +157,12 @@ def test_a_batch_fill_over_mixed_backends_equals_single_fills(merged_compiler):
     assert (batch[sorted(untouched)] == 12345).all()
 
 
-def test_a_batch_fill_needs_a_row_for_each_matcher(merged_compiler):
-    fill_bitmask([], [], np.full((2, 1), 12345, np.int32))
+def test_rows_and_drafts_that_do_not_fit_the_matchers_are_refused(merged_compiler):
     matcher = merged_compiler.compile(GrammarSpec.json_object()).matcher()
     with pytest.raises(ValueError, match="rows"):
         fill_bitmask([matcher], [], allocate_bitmask(1, merged_compiler.vocabulary.size))
+    with pytest.raises(ValueError, match="1 matchers, 2 drafts and 1 rows"):
+        fill_draft_bitmask([matcher], [[1], [2]], [0], allocate_bitmask(4, merged_compiler.vocabulary.size))
 
 
 RECORD = {
@@ -259,9 +252,3 @@ def test_the_masks_of_a_draft_are_those_of_its_tokens_taken_one_by_one(merged_co
             bits = bitmask[row + position]
             assert [i for i in range(vocabulary.size) if bits[i >> 5] >> (i & 31) & 1] == mask
         assert allowed_tokens(matcher, vocabulary) == allowed_tokens(compiled.matcher(), vocabulary)
-
-
-def test_drafts_that_do_not_fit_the_matchers_are_refused(merged_compiler):
-    matcher = merged_compiler.compile(SPECS["choice"]).matcher()
-    with pytest.raises(ValueError, match="1 matchers, 2 drafts and 1 rows"):
-        fill_draft_bitmask([matcher], [[1], [2]], [0], allocate_bitmask(4, merged_compiler.vocabulary.size))

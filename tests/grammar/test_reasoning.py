@@ -33,9 +33,7 @@ def compiler():
 
 
 def make_matcher(compiler: GrammarCompiler, kind: str, reasoning: Reasoning) -> Matcher:
-    spec = SPECS[kind][0]
-
-    return compiler.compile(replace(spec, reasoning=reasoning)).matcher()
+    return compiler.compile(replace(SPECS[kind][0], reasoning=reasoning)).matcher()
 
 
 @pytest.mark.parametrize("kind", SPECS)

@@ -1,6 +1,5 @@
 """Lark and GBNF grammars, and CSV tables."""
 
-
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar, read_spec
