@@ -13,7 +13,7 @@ from engine.errors import InvalidRequest
 from engine.structured_outputs import read_structured_outputs
 from grammar import GrammarSpec
 
-PoolingKind = Literal["last", "mean", "logits"]
+PoolingKind = Literal["last", "mean", "logits", "cls", "labels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,12 @@ class Pooling:
 
     last: the final hidden state of the last token, [hidden_size]. mean: the mean over all tokens, which are therefore
     all computed, without the prefix cache. logits: the logits of `token_ids` after the prompt, [len(token_ids)].
+    Of encoders only: cls: the final hidden state of the first token; labels: the logits of the classifier's labels.
     """
 
     kind: PoolingKind
     token_ids: tuple[int, ...] = ()
+    second_start: int | None = None  # first token of the second text of a pair, where the model marks it
 
     @property
     def needs_all_tokens(self) -> bool:

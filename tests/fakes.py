@@ -159,6 +159,7 @@ class FakeEngine:
     config: EngineConfig = field(default_factory=lambda: EngineConfig(served_model_name="fake"))
     state: str = "ready"
     sees_images: bool = False
+    refusal: str = ""
     error: str | None = None
     requests: list[FakeRequest] = field(default_factory=list)
     tokenizer: FakeTokenizer | None = field(default_factory=FakeTokenizer)

@@ -36,11 +36,16 @@ class PoolingFields(Fields):
     model: str | None = None
     priority: Integer = Field(default=0, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    # Of each text, or pair of texts, this many first tokens are read; -1: as many as the model takes.
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
 
     def read_options(self, context: ApiContext, model: str) -> dict[str, Any]:
         """Return the options of the engine's requests."""
         adapter = context.select_adapter(model)
-        return {"lora_request": adapter, "priority": self.priority, "cache_salt": self.cache_salt}
+        if (most := self.truncate_prompt_tokens) == 0:
+            raise BadRequest("truncate_prompt_tokens=0 must be -1 or at least 1", "truncate_prompt_tokens")
+        options = {"lora_request": adapter, "priority": self.priority, "cache_salt": self.cache_salt}
+        return options | {"max_tokens": most}
 
 
 class EmbeddingRequest(PoolingFields):

@@ -59,7 +59,6 @@ VECTOR: dict[str, Values] = {
     "add_special_tokens": (True,), "embedding_types": (["float"],), "embed_dtype": ("float32",),
     "lora_path": (), "lora_request": (), "mm_processor_kwargs": ({},), "normalize": (True,),
     "output_dtype": ("float",), **dict.fromkeys(("dimensions", "output_dimension", "pooling"), ()),
-    "truncate_prompt_tokens": (-1,),
     "truncate": ("NONE",), "use_activation": (True,),
 }
 # Names that constrain in whatever dialect they come: json_schema, guided_regex, stop_words, max_new_tokens.

@@ -187,6 +187,8 @@ class Extractor:
 
     async def encode_prompt(self, schema: Schema, text: str) -> list[int]:
         """Return the ids of the prompt for a text."""
+        if self.engine.refusal:
+            raise InvalidRequest(self.engine.refusal, "model")
         if self.images and not self.engine.sees_images:
             raise InvalidRequest(f"the model {self.model_name} does not see images: send text only", "images")
         messages = make_messages(schema, text, self.instructions, self.examples, self.images)

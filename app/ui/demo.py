@@ -89,6 +89,8 @@ def describe_model(engine: Engine) -> str:
         return WELCOME.format(about=ABOUT_DUMMY)
     if is_demo_model(engine):
         return WELCOME.format(about=ABOUT_DEMO)
+    if engine.refusal:
+        return f"{engine.model_name}: {engine.refusal}."
     return WELCOME.format(about=f"You talk to **{engine.model_name}**.")
 
 

@@ -34,6 +34,7 @@ from engine.kv_transfer_config import DEFAULT_MIN_PREFILL
 from engine.messages import CoreStats, Sleep
 from engine.metrics import Histogram, Metrics, ReplicaStats
 from engine.model import ModelConfig, read_model_config
+from engine.model.implementation import EncoderConfig
 from engine.resolved_config import ResolvedConfig
 from engine.wire.link_messages import Asleep, StepHangs
 
@@ -120,6 +121,12 @@ class Supervisor:
         """The config with every "auto" filled in; available once the engine has started."""
         assert self._resolved is not None, "the engine has not started"
         return self._resolved
+
+    @property
+    def refusal(self) -> str:
+        """Why the model generates no text, as encoders do not; "": it does, or it is not read yet."""
+        config = getattr(self, "model_config", None)
+        return config.refusal if isinstance(config, EncoderConfig) else ""
 
     @property
     def sees_images(self) -> bool:
@@ -378,6 +385,7 @@ class Supervisor:
                 self.eos_token_ids, self._images, self.config.max_logprobs,
                 uses_predictions=self.config.speculative_config is not None,
                 saves_blocks=transfer is not None and transfer.saves,
+                refusal=self.refusal,
             )
             for notice in self._resolved.notices:
                 logger.warning("%s", notice)

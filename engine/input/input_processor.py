@@ -84,8 +84,9 @@ class InputProcessor:
     def __init__(
         self, tokenizer: Tokenizer | None, max_model_len: int, vocab_size: int,
         eos_token_ids: tuple[int, ...] = (), images: ImageIntake | None = None, max_logprobs: int = 20,
-        uses_predictions: bool = False, saves_blocks: bool = False,
+        uses_predictions: bool = False, saves_blocks: bool = False, refusal: str = "",
     ) -> None:
+        self._refusal = refusal  # why the model generates no text; "": it does
         self._max_logprobs = max_logprobs
         self._tokenizer = tokenizer
         self._uses_predictions = uses_predictions
@@ -143,6 +144,7 @@ class InputProcessor:
     ) -> list[int]:
         """Return the token ids of a conversation under the model's chat template; the work is done in a thread."""
         tokenizer = self._tokenizer
+        self._check_text()
         if tokenizer is None:
             raise InvalidRequest(
                 "this engine was started without a tokenizer: it cannot render messages", "messages"
@@ -167,6 +169,8 @@ class InputProcessor:
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """Raise InvalidRequest if the request does not fit this model."""
+        if params.pooling is None:
+            self._check_text()
         num_tokens = len(prompt_token_ids)
         if num_tokens == 0:
             raise InvalidRequest("prompt is empty: it must have at least one token", "prompt")
@@ -202,6 +206,10 @@ class InputProcessor:
                     raise InvalidRequest(
                         f"{name} needs a tokenizer; this engine was started without one", name
                     )
+
+    def _check_text(self) -> None:
+        if self._refusal:
+            raise InvalidRequest(self._refusal, "model")
 
     async def encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Return the token ids of each bad word, without and with a leading space.

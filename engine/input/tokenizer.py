@@ -139,6 +139,42 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"the text is not valid Unicode: {error}", "prompt") from error
 
+    def encode_whole(
+        self, text: str, second: str | None = None, max_tokens: int | None = None
+    ) -> tuple[list[int], int | None, bool]:
+        """Return the ids of a text, or of a pair, between the special tokens that the model reads around it.
+
+        Args:
+            max_tokens: the longer text is cut until this many tokens are left, special tokens included.
+
+        Returns the ids, the place of the first token that is marked as one of the second text, and whether it was cut.
+        """
+        backend, texts = self._backend, [text] if second is None else [text, second]
+        if backend is None:
+            if second is not None:
+                raise InvalidRequest("pairs of texts need a model with a tokenizer.json", "model")
+            ids = self.encode(text)
+            return ids[:max_tokens], None, max_tokens is not None and len(ids) > max_tokens
+        if max_tokens is not None:
+            texts = [each[: (max_tokens + 1) * self.max_token_chars] for each in texts]
+        try:
+            parts = backend.encode_batch(texts, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"the text is not valid Unicode: {error}", "prompt") from error
+        num_special = backend.num_special_tokens_to_add(second is not None)
+        is_cut = max_tokens is not None and sum(map(len, parts)) + num_special > max_tokens
+        if max_tokens is not None and is_cut:
+            if (room := max_tokens - num_special) < len(parts):
+                message = f"truncate_prompt_tokens={max_tokens} must be at least {num_special + len(parts)}"
+                raise InvalidRequest(message, "truncate_prompt_tokens")
+            short = 0 if second is None else min(room // 2, *map(len, parts))
+            for part in parts:
+                part.truncate(short if len(part) == short else room - short)
+            if second is not None and sum(map(len, parts)) > room:  # both were longer than half of an odd room
+                parts[1].truncate(short)
+        found = backend.post_process(*parts, add_special_tokens=True)
+        return found.ids, found.type_ids.index(1) if 1 in found.type_ids else None, is_cut
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids beyond the vocabulary are ignored."""
         try:

@@ -24,6 +24,7 @@ class AttnMetadata:
     query_lens_list: list[int]  # new tokens of each request, at least 1
     seq_lens_list: list[int]
     states: StateSegments | None = None  # for models with state layers
+    token_types: Tensor | None = None  # [T] int64, for encoders: 1 in the second text of a pair; None: all 0
 
     def use_first_group(self, num_groups: int) -> AttnMetadata:
         """Return metadata for a model of so many groups whose layers all use the blocks of the first group here."""

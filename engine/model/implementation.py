@@ -19,6 +19,7 @@ from engine.model.families import FAMILIES
 from engine.model.families.text_parts import TEXT_PARTS
 from engine.model.formats.gguf_file import is_gguf
 
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "modernbert")  # and gemma3_text if it looks both ways
 _BACKEND = "engine.model.transformers_backend.loader"
 
 
@@ -34,6 +35,23 @@ class TransformersConfig(ModelConfig):
     # A Skeleton of engine.model.transformers_backend.
     skeleton: Any = field(default=None, compare=False, repr=False)
     notices: tuple[str, ...] = ()  # log messages about limits of the backend
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig(TransformersConfig):
+    """The sizes of a model that makes no text: vectors of texts, or scores of pairs of them."""
+
+    num_labels: int = 0  # of its classifier; 0: it has none
+    first_position: int = 0  # of a text
+    has_token_types: bool = False  # whether the second text of a pair is marked
+
+    @property
+    def refusal(self) -> str:
+        """The answer to who asks it for text."""
+        does = "scores pairs of texts: use /rerank or /score"
+        if not self.num_labels:
+            does = "makes embeddings: use /v1/embeddings, or /rerank and /score, which compare them"
+        return f"this model is an encoder and generates no text; it {does}"
 
 
 def read_model_config(
@@ -52,9 +70,16 @@ def read_model_config(
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is not a checkpoint: it has no config.json")
     data = override(read_json_object(folder / "config.json"), overrides)
+    if model_impl != "troupe" and _is_encoder(data):
+        return import_backend().read_encoder_config(folder, data)  # type: ignore[no-any-return]
     if model_impl == "troupe" or (model_impl == "auto" and _is_native(data)):
         return ModelConfig.from_dict(data, str(folder / "config.json"))
     return import_backend().read_config(folder, data if overrides else None)  # type: ignore[no-any-return]
+
+
+def _is_encoder(data: dict[str, Any]) -> bool:
+    kind = data.get("model_type")
+    return kind in ENCODERS or (kind == "gemma3_text" and bool(data.get("use_bidirectional_attention")))
 
 
 def _is_native(data: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Reads from a checkpoint's files how its hidden states become an embedding. What they do not say is refused.
 
 modules.json              Transformer, Pooling, and Normalize if vectors have length 1 (sentence-transformers)
-1_Pooling/config.json     last token or mean
+1_Pooling/config.json     last token, mean, or first token (cls)
 config.json               the lengths to which vectors may be cut (matryoshka)
 """
 
@@ -21,8 +21,10 @@ _PATTERNS = (
     *("sentence_bert_config.json", "config_sentence_transformers.json"),
 )
 # Older files have a flag per mode; newer ones have `pooling_mode`.
-_FLAGS: dict[str, PoolingKind] = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
-_MODES: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
+_FLAGS: dict[str, PoolingKind] = {
+    "pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls",
+}
+_MODES: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class EmbeddingSpec:
     is_normalized: bool  # vectors are scaled to length 1
     prompt: str = ""  # put before every text
     max_tokens: int | None = None  # longest text; None: as the model
+    is_lowered: bool = False  # texts are written in lower case first
     lengths: tuple[int, ...] | None = None  # lengths to which vectors may be cut; (): any; None: none
 
     def check_dimensions(self, dimensions: int, size: int) -> None:
@@ -65,18 +68,28 @@ def read_embedding_spec(path_or_name: str | Path) -> EmbeddingSpec:
         raise ConfigError(reason) from None
 
 
+def read_activation(path_or_name: str | Path) -> bool:
+    """Whether the scores of a cross-encoder are sigmoids of its logits: by default, as in sentence-transformers."""
+    data = read_json_object(resolve_checkpoint(path_or_name, ("config.json",)) / "config.json")
+    settings = data.get("sentence_transformers")
+    named = settings.get("activation_fn") if isinstance(settings, dict) else None
+    named = str(named or data.get("sbert_ce_default_activation_function") or "Sigmoid").rpartition(".")[2]
+    if named not in ("Sigmoid", "Identity"):
+        raise ConfigError(f"config.json: the activation {named} is not supported; Sigmoid and Identity are")
+    return named == "Sigmoid"
+
+
 def _read_spec(folder: Path) -> EmbeddingSpec:
     places = _read_modules(folder)
     pooling = folder / places["Pooling"] / "config.json"
     bert = _read_if_present(folder / places["Transformer"] / "sentence_bert_config.json")
-    if bert.get("do_lower_case"):
-        raise ConfigError(f"{folder}: do_lower_case=true in sentence_bert_config.json is not supported")
     max_tokens = bert.get("max_seq_length")
     return EmbeddingSpec(
         kind=_read_kind(pooling),
         is_normalized="Normalize" in places,
         prompt=_read_prompt(folder / "config_sentence_transformers.json"),
         max_tokens=max_tokens if isinstance(max_tokens, int) else None,
+        is_lowered=bert.get("do_lower_case") is True,
         lengths=_read_lengths(folder / "config.json"),
     )
 
@@ -113,7 +126,7 @@ def _read_kind(path: Path) -> PoolingKind:
     )
     known: dict[Any, PoolingKind] = {**_FLAGS, **_MODES}
     if len(modes) != 1 or modes[0] not in known:
-        raise ConfigError(f"{path}: pooling_mode is {modes}; last token (lasttoken) or mean is supported")
+        raise ConfigError(f"{path}: pooling_mode is {modes}; lasttoken, mean or cls is supported")
     if data.get("include_prompt") is False:
         raise ConfigError(f"{path}: include_prompt=false is not supported")
     return known[modes[0]]

@@ -22,7 +22,7 @@ from engine.model.decoder import DecoderModel
 from engine.model.families import FAMILIES
 from engine.model.families.text_parts import TEXT_PARTS
 from engine.model.formats.gguf_file import GGUFFile, is_gguf
-from engine.model.implementation import TransformersConfig, read_model_config
+from engine.model.implementation import EncoderConfig, TransformersConfig, read_model_config
 from engine.model.pooling import read_embedding_spec
 from engine.model.weight_memory import count_parameters
 
@@ -103,7 +103,7 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
     specs: Sequence[KVCacheSpec]
     if isinstance(config, TransformersConfig):
         implementation, num_parameters, notices = "transformers", config.num_parameters, config.notices
-        specs = config.skeleton.kv_specs
+        specs = () if isinstance(config, EncoderConfig) else config.skeleton.kv_specs
     else:
         implementation, num_parameters = "troupe", count_parameters(config)
         specs = [spec.kv_spec for spec in config.layer_specs if spec.state is None]
@@ -119,7 +119,7 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
         architecture=config.architecture,
         implementation=implementation,
         num_parameters=num_parameters,
-        num_layers=len(specs),
+        num_layers=len(specs) or config.num_hidden_layers,
         max_model_len=config.max_model_len,
         dtype=config.dtype,
         weight_format=weight_format,
@@ -168,6 +168,8 @@ def _check_tensors(folder: Path, config: ModelConfig) -> None:
 
 
 def _describe_windows(specs: Sequence[KVCacheSpec]) -> str:
+    if not specs:
+        return "within each text, in both directions"
     counts = Counter(spec.window for spec in specs)
     return ", ".join(
         f"{count} layers over {'all tokens' if window is None else f'{window} tokens'}"
@@ -180,7 +182,7 @@ def _describe_embeddings(path_or_name: str | Path) -> str:
         spec = read_embedding_spec(path_or_name)
     except ConfigError as error:
         return f"none: {error}"
-    return f"{spec.kind} token" if spec.kind == "last" else "mean of all tokens"
+    return {"last": "last token", "cls": "first token"}.get(spec.kind, "mean of all tokens")
 
 
 def _format(num_bytes: int) -> str:

@@ -17,6 +17,7 @@ from engine.host_memory import return_freed_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.model import ModelConfig, load_model
 from engine.model.decoder import DecoderModel
+from engine.model.implementation import EncoderConfig
 from engine.model.loader import BuildDecoder
 from engine.model.sharding import Sharding, check_context, check_shardable
 from engine.model.vision.encoder import ImageEncoder
@@ -120,6 +121,8 @@ class LoadedModel:
         # their heads differ, stay in the layout in which they were written.
         specs = [spec for spec in self._model_config.layer_specs if spec.state is None]
         self._waits = has_ranks or any(self._model_config.layer_states) or self._config.host_bytes > 0
+        # An encoder's vectors must not depend on when they were asked for.
+        self._waits |= isinstance(self._model_config, EncoderConfig)
         self._waits |= len({(spec.num_kv_heads, spec.head_size) for spec in specs}) > 1
         ops, self.native = start_ops(config, self._dtype, self._num_threads, has_codes, self._waits)
         sharding, build = self._choose_decoder()

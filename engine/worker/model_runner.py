@@ -81,7 +81,7 @@ class ModelRunner:
         self._fresh_rows: set[int] = set()  # rows parked by the last step
         self._late_rows: set[int] = set()  # rows whose last mask was late
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
-        self._pooler = Pooler(model.compute_logits)
+        self._pooler = Pooler(model.compute_logits, getattr(model, "classify", None))
 
     @property
     def has_stages(self) -> bool:

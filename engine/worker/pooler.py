@@ -25,8 +25,12 @@ class _RowPooling:
 class Pooler:
     """The rows of a batch whose requests return a pooled vector."""
 
-    def __init__(self, compute_logits: Callable[[Tensor, StepAdapters | None], Tensor]) -> None:
+    def __init__(
+        self, compute_logits: Callable[[Tensor, StepAdapters | None], Tensor],
+        classify: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self._compute_logits = compute_logits
+        self._classify = classify
         self.rows: dict[int, _RowPooling] = {}
 
     def add(self, new_row: NewRow) -> None:
@@ -52,10 +56,19 @@ class Pooler:
                 state.total = total if start == 0 or state.total is None else state.total + total
                 if is_end:
                     found[index] = (state.total / state.num_prompt_tokens).float()
+            elif state.pooling.kind in ("cls", "labels"):
+                assert is_end and start == 0, "an encoder computes whole texts"
+                found[index] = self._take_whole(state.pooling, part)
             elif is_end:
                 head = None if adapters is None else adapters.select_head(np.array([first + count - 1]))
                 found[index] = self._take_last(state.pooling, part[-1:], head)
         return found
+
+    def _take_whole(self, pooling: Pooling, text: Tensor) -> Tensor:
+        if pooling.kind == "cls":
+            return text[0].float().clone()
+        assert self._classify is not None, "the model has a classifier"
+        return self._classify(text)
 
     def _take_last(self, pooling: Pooling, last: Tensor, head: StepAdapters | None) -> Tensor:
         """Return the vector of a prompt from the hidden state of its last token [1, D]."""

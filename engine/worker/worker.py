@@ -29,7 +29,7 @@ from engine.host_memory import measure_host_memory, return_freed_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.kv_transfer_config import UNIT_TOKENS, count_units
 from engine.model import Model, read_model_config
-from engine.model.implementation import TransformersConfig
+from engine.model.implementation import EncoderConfig, TransformersConfig
 from engine.model.vision.encoder import ImageEncoder
 from engine.parallel.leader import LeaderDecoder
 from engine.resolved_config import ResolvedConfig
@@ -39,6 +39,7 @@ from engine.worker.adapter_store import AdapterStore
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.decode_graphs import DecodeGraphs
 from engine.worker.device_choice import choose_worker_config, probe_device
+from engine.worker.encoder_rows import EncoderRows, adapt_config
 from engine.worker.executor import Loaded
 from engine.worker.image_rows import ImageRows
 from engine.worker.input_batch import InputBatch
@@ -123,6 +124,8 @@ class Worker:
         self.model_config = read_model_config(
             self.config.model, self.config.model_impl, self.config.read_hf_overrides()
         )
+        if isinstance(self.model_config, EncoderConfig):
+            self.config = adapt_config(self.config, self.model_config)
         check_states(self.config, self.model_config)
         facts = probe_device(self.config.device)
         self._worker_config, notices = choose_worker_config(self.config, self.model_config, facts)
@@ -177,6 +180,8 @@ class Worker:
             parts.append(AdapterRows(adapters, self.model, self.device))
         if self.encoder is not None:
             parts.append(ImageRows(self.model.dtype, self.device, bool(self.model_config.rope.axes)))
+        if isinstance(self.model_config, EncoderConfig):
+            parts.append(EncoderRows(self.device))
         self._runner = ModelRunner(
             self.model, [*self.kv_caches, *self._state_caches], batch, state, self._eos_token_ids, self._link,
             self._graphs, drafter, parts, states,

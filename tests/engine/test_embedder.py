@@ -97,7 +97,7 @@ def add_dense(folder: Path) -> None:
     [
         (remove_modules, "has no modules.json"),
         (remove_pooling, "1_Pooling/config.json is missing"),
-        (pool_by_cls, r"pooling_mode is \['pooling_mode_cls_token'\]"),
+        (pool_by_cls, "pooling_mode=cls is for encoders"),
         (add_dense, "has the modules Transformer, Pooling, Normalize, Dense"),
     ],
 )

@@ -24,7 +24,6 @@ from app.api.ollama.request import NAMES, OllamaChat, OllamaEmbed, OllamaGenerat
 from app.api.ollama.writer import AnswerWriter, make_line, show_time
 from app.api.protocol import ChatFields, CompletionRequest
 from app.api.sse import JsonLines, unless_gone
-from app.api.tokens import require_tokenizer
 from app.api.tools.use import read_tools
 from app.json_text import ValueCounter
 from engine import Embedding
@@ -33,7 +32,6 @@ router = APIRouter(prefix="/api", route_class=JsonRoute)
 router.include_router(models.router)
 Json = dict[str, Any]
 
-MAX_SPECIAL = 8  # tokens kept free for those that a tokenizer adds to a text
 STREAMED: dict[int | str, Json] = {200: {"content": {"application/x-ndjson": {}}}}
 
 
@@ -102,24 +100,14 @@ async def embed(body: OllamaEmbed, request: Request, context: Context) -> JSONRe
     model = context.check_model(own_model(body.model, context))
     context.require_ready()
     texts = [body.input] if isinstance(body.input, str) else body.input
-    if body.truncate:
-        texts = [await cut(text, context) for text in texts]
     adapter = context.select_adapter(model)
     found: list[Embedding] = []
     if texts:
-        work = context.embedder.embed(texts, body.dimensions, lora_request=adapter)
+        most = -1 if body.truncate else None
+        work = context.embedder.embed(texts, body.dimensions, lora_request=adapter, max_tokens=most)
         found = await finish(work, request, model)
+    if any(each.is_cut for each in found):
+        warn("an input was cut to the tokens that the model reads")
     vectors = [each.vector.tolist() for each in found]
     num_tokens = sum(each.num_tokens for each in found)
     return JSONResponse({"model": model, "embeddings": vectors, "prompt_eval_count": num_tokens})
-
-
-async def cut(text: str, context: ApiContext) -> str:
-    """Return as much of a text as the model reads."""
-    limit, tokenizer = context.engine.resolved.max_model_len, require_tokenizer(context)
-    ids = await context.engine.encode(text[: limit * tokenizer.max_token_chars], add_special_tokens=False)
-    room = limit - MAX_SPECIAL
-    if len(ids) <= room:
-        return text
-    warn(f"an input was cut to {room} tokens, which the model reads")
-    return tokenizer.decode(ids[:room]).rstrip("\ufffd")

@@ -20,9 +20,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ConfigError
 from engine.model.checkpoint import hash_weights, resolve_weights, weight_files
-from engine.model.implementation import TransformersConfig
+from engine.model.implementation import EncoderConfig, TransformersConfig
 from engine.model.rope_config import RopeConfig
-from engine.model.transformers_backend import packed_experts, paged_interface
+from engine.model.transformers_backend import encoder, packed_experts, paged_interface
 from engine.model.transformers_backend.leak_probe import probe
 from engine.model.transformers_backend.model import Skeleton, TransformersModel, find_auto_class, make_model
 from engine.model.transformers_backend.paged_interface import UnsupportedModel
@@ -37,17 +37,7 @@ _MAX_NAMES = 8
 
 def read_config(folder: Path, data: Mapping[str, Any] | None = None) -> TransformersConfig:
     """Read config.json, trace the model on the meta device and probe a tiny model of its kind."""
-    try:
-        with TemporaryDirectory() as made:
-            source = folder
-            if data is not None:
-                source = Path(made)
-                (source / "config.json").write_text(json.dumps(data), encoding="utf-8")
-            config = transformers.AutoConfig.from_pretrained(
-                source, local_files_only=True, trust_remote_code=False
-            )
-    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
-        raise ConfigError(f"{folder / 'config.json'}: transformers cannot read it: {error}") from error
+    config = _read_source(folder, data)
     try:
         _check(config)
         probe(config)
@@ -60,10 +50,29 @@ def read_config(folder: Path, data: Mapping[str, Any] | None = None) -> Transfor
     return _make_config(config, skeleton, str(folder / "config.json"))
 
 
+def read_encoder_config(folder: Path, data: Mapping[str, Any]) -> EncoderConfig:
+    """Read the config.json of an encoder."""
+    return encoder.make_config(_read_source(folder, data), str(folder / "config.json"))
+
+
+def _read_source(folder: Path, data: Mapping[str, Any] | None) -> PreTrainedConfig:
+    try:
+        with TemporaryDirectory() as made:
+            source = folder
+            if data is not None:
+                source = Path(made)
+                (source / "config.json").write_text(json.dumps(data), encoding="utf-8")
+            return transformers.AutoConfig.from_pretrained(  # type: ignore[no-any-return]
+                source, local_files_only=True, trust_remote_code=False
+            )
+    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
+        raise ConfigError(f"{folder / 'config.json'}: transformers cannot read it: {error}") from error
+
+
 def load(
     path_or_name: str | Path, config: TransformersConfig, dtype: torch.dtype, device: torch.device,
     ops: Ops | None, seed: int | None = None,
-) -> TransformersModel:
+) -> TransformersModel | encoder.EncoderModel:
     """Build the model with the weights of the checkpoint, not packed yet.
 
     Args:
@@ -72,6 +81,8 @@ def load(
     Raises:
         ConfigError: the tensors do not match the config.
     """
+    if isinstance(config, EncoderConfig):
+        return encoder.load(path_or_name, config, dtype, device, ops, seed)
     if seed is not None:
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(seed)

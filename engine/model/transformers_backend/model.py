@@ -160,7 +160,7 @@ class TransformersModel(nn.Module):
         # A Python reference, not a submodule: the decoder is one of the source already.
         self._decoder = (decoder,)
         self._hidden = HiddenStates()
-        self._head = (_replace_child(model, prefix, self._hidden),)
+        self._head = (replace_child(model, prefix, self._hidden),)
 
     @property
     def lm_head(self) -> Linear:
@@ -318,7 +318,7 @@ def _list_linears(model: nn.Module) -> list[tuple[str, nn.Linear]]:
     return [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
 
 
-def _replace_child(model: PreTrainedModel, name: str, child: nn.Module) -> nn.Module:
+def replace_child(model: PreTrainedModel, name: str, child: nn.Module) -> nn.Module:
     """Return a copy of the model that shares everything but one child."""
     twin = copy(model)
     twin.__dict__["_modules"] = {**model._modules, name: child}

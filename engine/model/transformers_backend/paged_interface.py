@@ -28,7 +28,7 @@ from kernels.ops import KVCache
 NAME = "troupe"
 _ATTRIBUTE = "troupe_attention"
 # Arguments without effect: the step's metadata contains them, or they concern unused outputs.
-_INERT = frozenset(
+INERT = frozenset(
     [
         *("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"),
         *("return_dict", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
@@ -82,7 +82,7 @@ def _forward(
     softcap: float | None = None, is_causal: bool | None = None, s_aux: Tensor | None = None, **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of transformers' interface."""
-    refused = [name for name, each in others.items() if each is not None and name not in _INERT]
+    refused = [name for name, each in others.items() if each is not None and name not in INERT]
     refused += ["attention_mask"] if attention_mask is not None else []
     refused += ["dropout"] if dropout else []
     refused += ["is_causal"] if is_causal is False or getattr(module, "is_causal", True) is False else []

@@ -77,7 +77,7 @@ async def test_inputs_may_be_texts_or_token_ids(server: Server) -> None:
         ({"input": "a", "pooling": "mean"}, "pooling", "pooling"),
         ({"input": ["a", [5] * 4000]}, "input", r"input\[1\] has 4000 tokens"),
         ({"input": "a", "body": "b"}, "body", "body is not a field of this route"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "is not a field"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be -1 or at least 1"),
         ({"input": "a", "dimensions": 1.5}, "dimensions", "must be an integer"),
         ({"input": "a", "model": "other"}, "model", "does not exist"),
     ],
