@@ -234,7 +234,7 @@ def write_checkpoint(folder: Path, method: str, family: str = "qwen3", **sizes: 
     save(source, folder)
     stored, decoded = {}, {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if not name.endswith("proj.weight"):
+        if "proj" not in name:
             stored[name] = decoded[name] = tensor
             continue
         parts, matrix = encode(tensor.shape)
@@ -251,9 +251,12 @@ def set_format(folder: Path, settings: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
 
 
-@pytest.mark.parametrize("method", FORMATS)
-def test_a_checkpoint_gives_the_logits_of_transformers_with_the_decoded_weights(tmp_path: Path, method: str) -> None:
-    source, decoded = write_checkpoint(tmp_path, method)
+@pytest.mark.parametrize(("method", "family"), [*((method, "qwen3") for method in FORMATS), ("fp8", "deepseek_v3")])
+def test_a_checkpoint_gives_the_logits_of_transformers_with_the_decoded_weights(
+    tmp_path: Path, method: str, family: str
+) -> None:
+    dense = {"qk_rope_head_dim": 32, "kv_lora_rank": 150, "first_k_dense_replace": 3}
+    source, decoded = write_checkpoint(tmp_path, method, family, **dense if family == "deepseek_v3" else {})
     actual = Driver(load_model(tmp_path)).step({"a": make_prompt(30)})["a"]
     expected = compute_expected(load_reference(source, decoded), make_prompt(30))
     torch.testing.assert_close(actual, expected, atol=3e-4, rtol=1e-3)
