@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -181,7 +181,9 @@ class EngineConfig(EngineFields):
             return None
         if not isinstance(given, str):
             raise ConfigError(f"speculative_config={given!r} must be a JSON object")
-        return parse_speculative_config(given)
+        parsed = parse_speculative_config(given)
+        # The layers that predict several tokens are in the model's own checkpoint.
+        return replace(parsed, model=self.model) if parsed.device_method == "mtp" else parsed
 
     def read_kv_transfer(self) -> KVTransferConfig | None:
         """Return the parsed `kv_transfer_config`; None without one."""

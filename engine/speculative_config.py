@@ -10,11 +10,10 @@ from typing import Any
 from engine.errors import ConfigError
 
 HOST_METHODS = ("ngram", "suffix", "prediction", "forced")
-DEVICE_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
+DEVICE_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
 METHODS = HOST_METHODS + DEVICE_METHODS
 MAX_SPECULATIVE_TOKENS = 128
 DEFAULT_NUM_TOKENS = 4
-_MTP = "is not supported: no model family of this engine has multi-token-prediction layers; use eagle3 or draft_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,6 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         for name in self.method:
-            if name == "mtp" or name.endswith("_mtp"):
-                raise ConfigError(f"speculative_config: method={name!r} {_MTP}")
             if name not in METHODS:
                 raise ConfigError(
                     f"speculative_config: method={name!r} must be one of {', '.join(METHODS)}, or a list of them"
@@ -55,7 +52,7 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"speculative_config: method names {' and '.join(devices)}; one of them is possible"
             )
-        if devices and self.model is None:
+        if devices and devices != ["mtp"] and self.model is None:
             raise ConfigError(
                 f"speculative_config: method={devices[0]!r} needs model, the folder of its weights"
             )
@@ -136,7 +133,8 @@ def _read_values(data: Mapping[str, Any]) -> dict[str, Any]:
     methods = [method] if isinstance(method, str) else method
     if not isinstance(methods, list) or not methods or not all(isinstance(name, str) for name in methods):
         raise _error("method", method, f"must be one of {', '.join(METHODS)}, or a list of them")
-    values["method"] = tuple(dict.fromkeys(methods))
+    # vLLM has a name for each family's layers.
+    values["method"] = tuple(dict.fromkeys("mtp" if name.endswith("_mtp") else name for name in methods))
     if "model" in values and not isinstance(values["model"], str):
         raise _error("model", values["model"], "must be a string")
     # One of the two bounds alone sets both, as in vLLM.

@@ -20,6 +20,7 @@ from engine.model.decoder import DecoderModel
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.formats.gguf_file import is_gguf, list_parts, resolve_gguf
 from engine.model.formats.gguf_model import GGUFModel
+from engine.model.formats.quant_config import WeightFormat
 from engine.model.formats.safetensors_reader import read_encoded
 from engine.model.implementation import TransformersConfig, import_backend, read_model_config
 from engine.model.linear import Linear
@@ -129,7 +130,8 @@ def _load_decoder(
     if is_file:
         source = GGUFModel(path_or_name)
         with release_pages(files) as hold:
-            _load_tensors(model, source.read_tensors(hold), path_or_name, loading)
+            tensors = source.read_tensors(hold)
+            _load_tensors(model.weight_targets(), model.ops, tensors, path_or_name, loading)
         model.weights_hash = source.hash_weights()
     else:
         _load_checkpoint(model, folder, files, loading)
@@ -139,28 +141,44 @@ def _load_decoder(
     return model
 
 
-def _load_checkpoint(model: Model, folder: Path, files: list[Path], loading: Loading) -> None:
-    weight_format = model.config.weight_format
+def _read_files(
+    files: list[Path], weight_format: WeightFormat | None, hold: Callable[[Tensor], None]
+) -> Iterator[tuple[str, Tensor | EncodedTensor]]:
+    yield from read_tensors(files, hold=hold) if weight_format is None else read_encoded(files, weight_format, hold)
+
+
+def load_part(
+    path_or_name: str | Path, wanted: WeightTargets, ops: Ops, weight_format: WeightFormat | None,
+    quantization: Quantization | None,
+) -> None:
+    """Load a few tensors of a checkpoint, and pack the modules that own them."""
+    if is_gguf(path_or_name):
+        raise ConfigError(f"{path_or_name}: layers that predict several tokens are not read from GGUF files")
+    keeps_codes = weight_format is not None and ops.takes_grouped and quantization in (None, "int4")
+    folder = resolve_weights(path_or_name)
+    files = weight_files(folder)
     with release_pages(files) as hold:
-        tensors = (
-            read_tensors(files, hold=hold)
-            if weight_format is None
-            else read_encoded(files, weight_format, hold)
-        )
-        tied = _load_tensors(model, tensors, folder, loading)
+        tensors = _read_files(files, weight_format, hold)
+        _load_tensors(wanted, ops, tensors, folder, Loading(quantization, keeps_codes, keeps_tensors=False))
+
+
+def _load_checkpoint(model: Model, folder: Path, files: list[Path], loading: Loading) -> None:
+    with release_pages(files) as hold:
+        tensors = _read_files(files, model.config.weight_format, hold)
+        tied = _load_tensors(model.weight_targets(), model.ops, tensors, folder, loading)
     if tied:
         _check_tied(files, tied, folder)
     model.weights_hash = hash_weights(files)
 
 
 def _load_tensors(
-    model: Model, tensors: Iterable[tuple[str, Tensor | EncodedTensor]], source: str | Path, loading: Loading
+    wanted: WeightTargets, ops: Ops, tensors: Iterable[tuple[str, Tensor | EncodedTensor]],
+    source: str | Path, loading: Loading,
 ) -> dict[str, str]:
-    """Give tensors to the model, and pack each module as soon as it has all of its own.
+    """Give tensors to a model, and pack each module as soon as it has all of its own.
 
     Returns the tied tensors among them, with the name of the tensor that each must equal.
     """
-    wanted = model.weight_targets()
     waiting = Counter(target.owner for target in wanted.targets.values())
     loaded: set[str] = set()
     unexpected: list[str] = []
@@ -173,7 +191,7 @@ def _load_tensors(
         if waiting[target.owner]:
             return
         if isinstance(target.owner, Linear | Experts):
-            target.owner.pack(model.ops, loading.quantization)
+            target.owner.pack(ops, loading.quantization)
         elif isinstance(target.owner, DecoderModel):
             target.owner.pack_embedding(loading.quantization)
 

@@ -36,8 +36,6 @@ def test_a_model_alone_is_a_draft_model() -> None:
     [
         ({"method": "ngrams"}, "method='ngrams' must be one of ngram, suffix"),
         ({"method": "ngram", "k": 3}, "unknown k; known: adaptive"),
-        ({"method": "mtp"}, "no model family of this engine has multi-token-prediction layers"),
-        ({"method": "qwen3_next_mtp"}, "multi-token-prediction"),
         ({"method": "eagle"}, "method='eagle' needs model"),
         ({"method": "ngram", "model": "x"}, "model='x' belongs to the methods draft_model"),
         ({"method": ["eagle", "medusa"], "model": "x"}, "eagle and medusa; one of them"),

@@ -137,7 +137,7 @@ class LatentAttention(nn.Module):
         """Map [T, hidden_size] to [T, hidden_size], and write the step's keys into the cache."""
         ops, metadata, spec = step.ops, step.attn_metadata, self._spec
         group = step.groups[self._group]
-        q = self._store(hidden, kv_cache, step)
+        q = self.store_keys(hidden, kv_cache, step)
         if group.part is not None:
             attended = group.part.attend(ops, q, kv_cache, spec, self._sharding)
         else:
@@ -148,7 +148,7 @@ class LatentAttention(nn.Module):
         values = self.kv_b_proj.expand(attended.view(*q.shape)).flatten(1)
         return self.o_proj(values, adapters=step.adapters)
 
-    def _store(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
+    def store_keys(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         """Write the step's keys into the cache. Returns the queries, [T, heads, key_size]."""
         sizes, ops, rotation = self._latent, step.ops, step.rotations[self._rope_index]
         projected = self.a_proj(hidden, adapters=step.adapters)

@@ -22,6 +22,7 @@ from engine.model.layer_spec import LayerSpec
 from engine.model.layer_tape import LayerTapes
 from engine.model.linear import Linear, make_parameter, pack_linears, repack_linears
 from engine.model.mixers.attention import Attention, StepInputs, plan_groups
+from engine.model.mixers.latent import LatentAttention
 from engine.model.rope import RotaryEmbedding, Rotation
 from engine.model.sharding import ONE_RANK
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
@@ -69,6 +70,7 @@ class EagleNet(nn.Module):
         if not shape.is_eagle3 and not shape.has_input_norm:
             self.layer.input_norm = None
         self.hidden_norm = self.norm = None
+        self.pair_norms: tuple[nn.Parameter, ...] = ()  # of embedding and hidden state before `fc`
         self.lm_head: Linear | None = None
         if shape.is_eagle3:
             self.hidden_norm = make_parameter(size, dtype=dtype, device=device)
@@ -80,7 +82,7 @@ class EagleNet(nn.Module):
                 {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, dtype=dtype, device=device,
             )
         self._tapes: LayerTapes | None = None  # of the present ops
-        self.rope = RotaryEmbedding(spec.rope, spec.head_size, device)
+        self.rope = RotaryEmbedding(spec.rope, spec.rope_size, device)
 
     def weight_targets(self) -> Targets:
         """Return the memory for each tensor of the checkpoint; the layer is named `layers.0`."""
@@ -115,7 +117,7 @@ class EagleNet(nn.Module):
     def store_keys(self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> None:
         """Write the keys and values of tokens, given as in `forward`."""
         attention = self.layer.attention
-        assert isinstance(attention, Attention), "the layer has no state"
+        assert isinstance(attention, Attention | LatentAttention), "the layer has no state"
         embedded = F.embedding(token_ids, self.embedding)
         attention.store_keys(self._read(embedded, hidden)[0], kv_cache, step)
 
@@ -154,6 +156,11 @@ class EagleNet(nn.Module):
         """Return the input of attention, and the residual stream."""
         ops, input_norm = self.ops, self.layer.input_norm
         if self.hidden_norm is None:
+            if self.pair_norms:
+                embedded, hidden = (
+                    ops.rms_norm(part.contiguous(), norm, self.shape.layer.norm_eps)
+                    for part, norm in zip((embedded, hidden), self.pair_norms, strict=True)
+                )
             residual = self.fc(torch.cat((embedded, hidden), dim=-1))
             return residual if input_norm is None else input_norm(residual, ops), residual
         assert input_norm is not None, "EAGLE-3 has this norm"
