@@ -18,11 +18,12 @@ from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
 from ..match.checks import ResidualChecks
 from ..match.closing_tokens import TokenClass
 from ..match.residual import ResidualMatcher
+from .counted_text import CountedMatcher, TextLimit
 from .text_value import TextCheck, TextMatcher
 
 # Where a value may begin in a token, and what may complete a part of it behind that.
 _BEGIN, _CLOSE = re.compile(rb'[\[{"\-0-9tfn]'), re.compile(rb'[}\],"\s<)]')
-ValueMatcher = ResidualMatcher | TextMatcher
+ValueMatcher = ResidualMatcher | TextMatcher | CountedMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,17 @@ class CheckedValue:
 
     number: int
     lead: bytes
-    checks: ResidualChecks | TextCheck
+    checks: ResidualChecks | TextCheck | TextLimit
     size_bytes: int = 0
 
     def begin(self, inner: Matcher, text: bytes) -> ValueMatcher | None:
         """Return a matcher after the first bytes of the value; None if they break a check."""
-        make = TextMatcher if isinstance(self.checks, TextCheck) else ResidualMatcher
-        return make.start_inside(inner, self.checks, text)  # type: ignore[arg-type]
+        match self.checks:
+            case ResidualChecks():
+                return ResidualMatcher.start_inside(inner, self.checks, text)
+            case TextLimit():
+                return CountedMatcher(inner, self.checks, text)
+        return TextMatcher.start_inside(inner, self.checks, text)
 
 
 # The bytes of the lead before a token, those in it, and the tokens, each with the beginning of the value.
@@ -199,8 +204,9 @@ class CheckedMatcher(OuterMatcher):
                 if text.endswith(lead, 0, num_before + at):
                     value = self._program.find_value(self.inner, self._tail, data[:at])
                     # Where text may go on instead, the first byte tells.
-                    is_begun = value is not None and (isinstance(value.checks, TextCheck) or _BEGIN.match(data, at))
-                    if value is not None and is_begun and value.lead == lead:
+                    if value is None or value.lead != lead:
+                        continue
+                    if not isinstance(value.checks, ResidualChecks) or _BEGIN.match(data, at):
                         yield value, data[at:]
 
     def _take_back(self, num_tokens: int) -> None:

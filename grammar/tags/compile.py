@@ -1,6 +1,6 @@
 """Compile a structural tag: the grammars of its values, then all of it as one grammar."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from ..plan import PlanEntry
 from ..spec import GrammarSpec
 from .arguments import find_types
 from .checked import CheckedVocabulary, add_values
+from .counted_text import TextLimit
 from .gbnf_rules import write_gbnf
 from .lark_text import IDS, LarkText
 from .leaves import LeafWriter, Route
@@ -104,7 +105,9 @@ class TagText:
         for has_fast_text in (True, False):
             text = LarkText(specials, IDS["{id}"])
             self.leaves = self.make_leaves(text)
-            writer = TagWriter(text, vocabulary, self._describe, self.backend.is_empty, has_fast_text)
+            writer = TagWriter(
+                text, vocabulary, self._describe, self._limit_text, self.backend.is_empty, has_fast_text
+            )
             try:
                 return join_lark(text.write(writer.write(self._format)), self.leaves.list_grammars())
             except Conflict as error:
@@ -130,3 +133,8 @@ class TagText:
         more = _NUMBER_MORE if types & {"number", "integer"} else ""
         spaced = is_flexible(self.spec.whitespace)
         return Value(self.leaves.refer(leaf, lead), f"[{first}]", more, checks is not None, spaced)
+
+    def _limit_text(self, body: str, most: int, lead: str, ends: Sequence[str]) -> str:
+        spellings = self.leaves.tables.spellings
+        limit = TextLimit(tuple(each.encode() for each in ends), most, self.backend.vocabulary, spellings)
+        return self.leaves.mark(f"({body})", lead, limit)

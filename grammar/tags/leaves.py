@@ -12,6 +12,7 @@ from ..plan import PlanEntry
 from ..regex.text import quote
 from ..spec import GrammarSpec
 from .checked import CheckedValue, CheckedVocabulary
+from .counted_text import TextLimit
 from .lark_text import LarkText
 from .text_value import TextCheck
 
@@ -78,7 +79,7 @@ class LeafWriter:
             self._marked[key] = self.mark(f"@v{leaf.number}", lead, checks)
         return self._marked[key]
 
-    def mark(self, expression: str, lead: str, checks: ResidualChecks | TextCheck) -> str:
+    def mark(self, expression: str, lead: str, checks: ResidualChecks | TextCheck | TextLimit) -> str:
         """Return the expression of a value with checks, which a marker may replace."""
         if not self.marks_values:
             return expression

@@ -22,7 +22,7 @@ MAX_DEPTH = 32
 MAX_REPEAT = 256
 # Types of xgrammar, and fields, that are known but not enforced.
 _BY_TOKENS = ("exclude_token", "any_tokens", "token_dispatch")
-_ONLY_DEFAULT = ("style", "max_whitespace_cnt", "max_tokens", "max_chars", "exclude_tokens", "excludes")
+_ONLY_DEFAULT = ("style", "max_whitespace_cnt", "max_chars", "exclude_tokens", "excludes")
 LEAVES = ("json_schema", "regex", "grammar")
 
 Json = dict[str, Any]
@@ -42,7 +42,9 @@ FORMATS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
         ("json_schema", Any), ("style", Annotated[str, Meta(pattern="^json$")], "json"),
         ("any_order", bool, False), ("max_whitespace_cnt", None, None), ("excludes", _Nothing, []),
     ),
-    "any_text": (_EXCLUDES, ("max_tokens", None, None), ("max_chars", None, None)),
+    "any_text": (
+        _EXCLUDES, ("max_tokens", Annotated[int, Meta(ge=1)] | None, None), ("max_chars", None, None)
+    ),
     "regex": (("pattern", str),),
     "grammar": (("grammar", str),),
     "token": (("token", int | _Name),),

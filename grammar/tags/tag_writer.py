@@ -85,6 +85,7 @@ class TagWriter:
 
     Attributes:
         write_value: describes the value of a place, with the text before it.
+        limit_text: returns the expression of a text with a limit of its tokens, of the text before it and its ends.
         is_empty: whether a Lark terminal matches nothing at all.
         has_fast_text: free text has rules of its own; without, it is part of the text around it.
     """
@@ -92,6 +93,7 @@ class TagWriter:
     text: LarkText
     vocabulary: Vocabulary
     write_value: Callable[[Json, str, str], Value]
+    limit_text: Callable[[str, int, str, Sequence[str]], str]
     is_empty: Callable[[str], bool]
     has_fast_text: bool
     _borders: dict[str, Border] = field(default_factory=dict)
@@ -178,8 +180,7 @@ class TagWriter:
                 return self._sequence(part["elements"], where, follow, exits, lead)
             case "or":
                 parts = enumerate(part["elements"])
-                found = [self._build(each, f"{where}/elements/{i}", follow, exits, lead) for i, each in parts]
-                return unite(*found)
+                return unite(*(self._build(e, f"{where}/elements/{i}", follow, exits, lead) for i, e in parts))
             case "optional":
                 return unite(self._build(part["content"], f"{where}/content", follow, exits, lead), follow)
             case "star" | "plus" | "repeat":
@@ -187,7 +188,11 @@ class TagWriter:
             case "tag":
                 return self._tag(part, where, follow)
             case "any_text":
-                return self._free_text(self._new_name("t"), {}, part["excludes"], where, follow, exits)
+                name = self._new_name("t")
+                found = self._free_text(name, {}, part["excludes"], where, follow, exits)
+                if part["max_tokens"] is not None:
+                    self._limit(name, part["max_tokens"], where, lead, exits)
+                return found
             case "triggered_tags" | "token_triggered_tags":
                 return self._triggered(part, where, follow, exits)
             case "dispatch":
@@ -372,6 +377,12 @@ class TagWriter:
         hits = [prefix(f"({make_hit(every, pattern)})", after) for pattern, after in led.items()]
         tails = [prefix(f"({make_tail(every)})", after) for after in (*opened, *following)]
         return self._close(name, unite(*hits, *tails))
+
+    def _limit(self, name: str, most: int, where: str, lead: str, exits: Exits) -> None:
+        """Limit the tokens of a text, which has a rule of its own."""
+        if name not in self._borders:
+            raise UnsupportedGrammar(where, "max_tokens", "only text that a tag's end or the whole text's end follows")
+        self.text.rules[name] = self.limit_text(self.text.rules[name], most, lead, [end for end, _ in exits])
 
     def _is_end(self, ways: Ways) -> bool:
         """Return whether the text ends here, or a token comes."""

@@ -16,7 +16,15 @@ from grammar import (
     UnsupportedGrammar,
     Vocabulary,
 )
-from tests.grammar.vocabularies import BYTES, CLOSED, SETTINGS, accepts, allowed_tokens, check_texts
+from tests.grammar.vocabularies import (
+    BYTES,
+    CLOSED,
+    SETTINGS,
+    accepts,
+    allowed_tokens,
+    check_mask,
+    check_texts,
+)
 
 EOS, CALL, PYTHON, OTHER = 256, 257, 258, 259
 # Tokens that cross the borders of the tags below, in all the ways there are.
@@ -229,7 +237,8 @@ def test_the_older_form_is_the_same_grammar(compiler):
          "/format/content/json_schema/items", "$dynamicRef"),
         (T | {"content": {"type": "json_schema", "json_schema": True, "style": "qwen_xml"}},
          "/format/content", "style"),
-        (TEXT | {"max_tokens": 5}, "/format", "max_tokens"),
+        (TEXT | {"max_chars": 5}, "/format", "max_chars"),
+        (sequence(TEXT | {"max_tokens": 5}, const("!")), "/format/elements/0", "max_tokens"),
         ({"type": "any_tokens"}, "/format", "any_tokens"),
         (sequence(TEXT, NUMBER), "/format/elements/1", "json_schema"),
         ({"type": "star", "content": {"type": "json_schema", "json_schema": True}}, "/format/content", "json_schema"),
@@ -340,6 +349,32 @@ def test_a_checked_value_begins_where_its_first_character_is_and_nowhere_before(
     compiled = compile_format(compiler, sequence(const("12"), many, word, word, many))
     assert accepts(compiled.matcher(), VOCABULARY, "12[1]abababcab[2]")
     assert not accepts(compiled.matcher(), VOCABULARY, "12[1]abab[2, 2]")
+
+
+ENDS = [("</t>", {*b"<"}), ("<|python|>", {*b"<", PYTHON}), (["!", "</t>"], {*b"<!"})]
+
+
+@pytest.mark.parametrize(("end", "firsts"), ENDS)
+def test_a_text_in_a_tag_has_at_most_so_many_tokens(compiler, end, firsts):
+    part = {"type": "tag", "begin": "<t>", "content": TEXT | {"max_tokens": 3}, "end": end}
+    compiled = compile_format(compiler, sequence(const("a"), part))
+    for start in (b"abc", b"a", "é".encode(), "日".encode(), b"ab\xc3"):
+        matcher = compiled.matcher()
+        assert all(map(matcher.accept_token, b"a<t>" + start + b"x" * (3 - len(start))))
+        allowed = {i for i in check_mask(matcher, VOCABULARY) if i < 260}
+        if start.endswith(b"\xc3"):
+            assert allowed == {*range(0x80, 0xC0)} and matcher.accept_token(0xA9)
+            allowed = {i for i in check_mask(matcher, VOCABULARY) if i < 260}
+        assert allowed == firsts
+        text = (end if isinstance(end, str) else end[0]).encode()
+        assert all(map(matcher.accept_token, text)) and matcher.is_completed()
+    short = compiled.matcher()
+    assert all(map(short.accept_token, b"a<t>" + (end if isinstance(end, str) else end[1]).encode()))
+
+
+def test_an_answer_may_be_a_text_of_so_many_tokens(compiler):
+    matcher = compile_format(compiler, TEXT | {"max_tokens": 2}).matcher()
+    assert all(map(matcher.accept_token, b"ab")) and check_mask(matcher, VOCABULARY) == {EOS}
 
 
 FREE_TEXT = [["<tool_call>"], ["]", "<a>"], ['{"name": "', "<|x|>"], ["aab"], ["aa", "ba"], ["é!", "!?"]]
