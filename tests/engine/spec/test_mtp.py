@@ -90,6 +90,27 @@ def test_drafts_of_the_layer_change_no_text(family: str, tmp_path: Path) -> None
     assert drafts["mtp"].num_draft_tokens > 100
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_that_knows_the_answer_is_accepted_whole(family: str, tmp_path: Path) -> None:
+    """Layers add nothing here, so the next token follows from the last one alone."""
+    write(family, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight"))]:
+        tensors[name].zero_()
+    size, prefix = len(tensors["model.norm.weight"]), "model.layers.3."
+    tensors[f"{prefix}eh_proj.weight"] = torch.eye(size, 2 * size)
+    tensors[f"{prefix}enorm.weight"].fill_(1.0)
+    tensors[f"{prefix}shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    method = {"method": "mtp", "adaptive": False, "num_speculative_tokens": 3}
+    settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "max_model_len": 128, "num_blocks": 40}
+    with LLM(str(tmp_path), speculative_config=method, **settings) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        llm.generate([make_prompt(20), make_prompt(3)], params, use_tqdm=False)
+        counts = llm.stats().drafts["mtp"]
+    assert sum(counts.accepted_per_position) >= 0.9 * counts.num_draft_tokens >= 50
+
+
 def test_a_checkpoint_without_such_layers_is_refused(tmp_path: Path) -> None:
     save(make_transformers_model("glm4_moe", num_nextn_predict_layers=0), tmp_path)
     with pytest.raises(ConfigError, match="method='mtp': Glm4MoeForCausalLM has no multi-token-prediction layers"):
