@@ -186,6 +186,7 @@ class Worker:
             self.model, [*self.kv_caches, *self._state_caches], batch, state, self._eos_token_ids, self._link,
             self._graphs, drafter, parts, states,
         )
+        self.model.before_layers = self.before_layers
         if drafter is not None:
             drafter.start(batch, self._runner.sampler, self._draft_caches)
 

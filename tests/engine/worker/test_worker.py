@@ -18,6 +18,7 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.model_runner import ModelRunner
 from engine.worker.worker import Worker
 from tests.engine.model.drive import make_transformers_model, save
+from tests.engine.worker.plans import make_new_row, make_plan
 
 MakeWorker, SayMemory = Callable[..., Worker], Callable[[int, int], None]
 
@@ -179,6 +180,18 @@ def test_on_a_device_that_counts_the_largest_steps_run_before_the_cache_is_there
     assert [len(plan.rows) for plan in plans[1:]] == [32, 1]
     ends = plans[0].starts + plans[0].num_scheduled_tokens
     assert ends.max() == loaded.resolved.max_model_len
+
+
+def test_a_step_says_when_its_layers_start(make_worker: MakeWorker) -> None:
+    """Meanwhile the loop works on the result of the step before; also after a reset."""
+    worker, calls = make_worker(device="cpu"), []
+    worker.before_layers = lambda: calls.append(len(calls))
+    worker.load()
+    for _ in range(2):
+        calls.clear()
+        worker.execute(make_plan([(0, 0, 2)], new=[make_new_row(0, [5, 6], [1])]))
+        assert calls == [0]
+        worker.reset()
 
 
 def test_a_reset_forgets_rows_before_it_makes_new_ones_and_keeps_weights_and_memory(
