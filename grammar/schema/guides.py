@@ -6,8 +6,16 @@ places where the check allows no continuation. It may be weaker than the keyword
 
 from typing import Any
 
-from ..regex.assertions import remove_assertions
-from .count_guides import guide_contains, guide_distinct, guide_names, guide_number, list_values, make
+from ..regex.assertions import find_guides as find_patterns
+from .count_guides import (
+    guide_contains,
+    guide_distinct,
+    guide_integers,
+    guide_names,
+    guide_number,
+    list_values,
+    make,
+)
 from .keywords import TYPES_OF_KEYWORD
 from .node import Node, Schema, find_member, list_properties
 from .rules import list_types
@@ -32,21 +40,20 @@ def find_guides(node: Node, keyword: str) -> list[Node]:
             is_known = is_listed(node, {*(demand if isinstance(demand, list) else ())})
             found.append(guide_condition(node, make(required=[name]), then, True) if is_known else None)
     elif keyword == "not":
-        found = [negate(value, node)]
+        found = [guide_integers(node), negate(value, node)]
     elif keyword == "oneOf":
-        found = [guide_one_of(node, value)]
+        found = [guide_integers(node) or guide_one_of(node, value)]
     elif keyword == "if":
         then, other = node.get("then", True), node.get("else", True)
-        found = [guide_condition(node, value, then, other)]
+        found = [guide_integers(node) or guide_condition(node, value, then, other)]
     elif keyword == "pattern":
-        plain = remove_assertions(value)
-        found = [make(pattern=plain) if plain != value else None]
+        found = [make(pattern=pattern) for pattern in find_patterns(value) if pattern != value]
     elif keyword == "uniqueItems":
         found = [guide_distinct(node)]
     elif keyword == "propertyNames":
         found = [guide_names(node, value)]
     elif keyword == "contains":
-        found = [guide_contains(node)]
+        found = [guide_contains(node, value)]
     elif keyword in ("minProperties", "maxProperties"):
         found = [guide_number(node, keyword)]
     guides = (make(allOf=[False]) if guide is False else guide for guide in found)
