@@ -153,11 +153,6 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.rope_size
 
     @property
-    def has_plain_logits(self) -> bool:
-        """Whether the products of the LM head are the logits."""
-        return self.logits_multiplier == 1 and self.logits_cap is None
-
-    @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:
         windows = self.sliding_windows or (None,) * self.num_hidden_layers
         ropes = self.layer_ropes or (self.rope,) * self.num_hidden_layers
