@@ -87,7 +87,7 @@ def test_flagged_fields_are_stepped_through_by_keyboard(site: Site) -> None:
     button.click()
     first = site.page.evaluate("document.activeElement.dataset.pointer")
     site.page.keyboard.press("Enter")
-    site.page.get_by_text("✓ checked:").wait_for()
+    site.page.get_by_text("checked by you:").wait_for()
     assert site.page.evaluate("document.activeElement.dataset.pointer") != first
     site.page.keyboard.press("Alt+ArrowUp")
 

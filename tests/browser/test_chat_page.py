@@ -55,14 +55,17 @@ def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
     lasting.wait_for(lambda: growing.count() > 0 and len(lasting.answer) > 0)
     length = len(lasting.answer)
     lasting.wait_for(lambda: len(lasting.answer) > length)
+    # What is entered meanwhile is sent when the answer has ended.
+    lasting.composer.fill("And then?")
+    lasting.composer.press("Enter")
+    lasting.page.locator("#composer.waiting").wait_for()
+    assert lasting.num_running() == 1
     lasting.press_stop()
-    lasting.figures.wait_for()
-    assert lasting.figures.inner_text().strip().endswith("stopped")
     # Ended by the button, not by the token limit: the engine counts how requests end.
-    lasting.wait_for(lambda: lasting.num_running() == 0)
-    assert lasting.num_aborted() == num_aborted + 1
-    lasting.wait_for(lambda: growing.count() == 0)
-    begin_a_long_answer(lasting)
+    lasting.wait_for(lambda: lasting.num_aborted() == num_aborted + 1)
+    lasting.page.locator(".user-row").get_by_text("And then?").wait_for()
+    lasting.page.get_by_text("stopped").first.wait_for()
+    assert lasting.composer.input_value() == ""
     # The engine may have begun before the page shows it: until then, the last answer is the one before.
     lasting.wait_for(lambda: growing.count() > 0 and len(lasting.answer) > 5)
     begun = lasting.answer

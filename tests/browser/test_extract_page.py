@@ -113,6 +113,8 @@ def test_json_and_classes_follow_the_form(site: Site) -> None:
     site.go_to("Extract")
     page = site.page
     site.unfold("describe your own")
+    page.locator("#run").wait_for()  # what is unfolded stands below it
+    assert page.locator(".schema-form").bounding_box()["y"] > page.locator("#run").bounding_box()["y"]
     page.get_by_role("button", name="Details of date").click()
     page.locator(".schema-form .hint", has_text="format").get_by_text("llguidance").wait_for()
     page.get_by_text("schema keywords are enforced").click()

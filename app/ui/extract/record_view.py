@@ -58,7 +58,8 @@ def render_fields(shown: Shown) -> str:
         return EMPTY
     missing = [change for change in shown.changes.values() if change.kind == "missing"]
     gone = f"<table><tbody>{''.join(map(_render_missing, missing))}</tbody></table>" if missing else ""
-    made_of = f'data-text="{digest(shown.text)}" data-schema="{digest(shown.schema)}"'
+    source = html.escape(shown.result.source, quote=True)
+    made_of = f'data-text="{digest(shown.text)}" data-schema="{digest(shown.schema)}" data-source="{source}"'
     return f'<div class="record" {made_of}>{_render_review(shown)}{view.render()}{gone}</div>'
 
 
@@ -167,7 +168,7 @@ class _View:
         pointer, told = leaf.pointer, []
         is_checked = pointer in self.shown.checked
         if pointer in self.reasons:
-            kind, sign = ("done", "✓ checked: ") if is_checked else ("check", "Check: ")
+            kind, sign = ("aside", "checked by you: ") if is_checked else ("check", "Check: ")
             told.append((kind, sign + "; ".join(self.reasons[pointer]) + ("" if is_checked else self._rate(pointer))))
         if pointer in self.shown.by_hand:
             told.append(("aside", "typed by you"))

@@ -325,7 +325,7 @@ def save_record(file_format: str, shown: Shown | None) -> dict[str, str]:
         if file_format == "json":
             content = f"{json.dumps(result.record, indent=2, ensure_ascii=False)}\n".encode()
         else:
-            content = export([result.to_json()], file_format)
+            content = export([result.to_json() | {"flags": dict.fromkeys(shown.to_check, ())}], file_format)
     except (ExportError, UnicodeEncodeError) as error:
         raise gr.Error(f"The record cannot be saved: {error}.", print_exception=False) from error
     name = f"{Path(result.source).stem or 'record'}.{file_format}"

@@ -27,6 +27,7 @@ const name = () => {
   const talk = document.querySelector("#talk");
   if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); linkImages(talk); }
   restoreDrafts();
+  sendWaiting();
   openLink();
   for (const box of document.querySelectorAll(".cm-scroller, #talk, #talk pre")) if (box.tabIndex !== 0) box.tabIndex = 0;
 };
@@ -67,6 +68,22 @@ document.addEventListener("keydown", (event) => {
     if (go) { event.preventDefault(); go.click(); }
   }
 });
+// What is entered while an answer is written is sent when the answer has ended.
+let isWaiting = false;
+document.addEventListener("keydown", ({ key, shiftKey, isComposing, target }) => {
+  if (key !== "Enter" || shiftKey || isComposing || !target.matches?.("#composer textarea")) return;
+  isWaiting = isVisible(document.querySelector("#composer .stop-button")) && target.value.trim() !== "";
+  sendWaiting();
+});
+const sendWaiting = () => {
+  const composer = document.querySelector("#composer"), send = composer?.querySelector(".submit-button");
+  if (isWaiting && !composer.querySelector("textarea").value.trim()) isWaiting = false;
+  composer?.classList.toggle("waiting", isWaiting);
+  if (!isWaiting || !isVisible(send)) return;
+  isWaiting = false;
+  composer.classList.remove("waiting");
+  send.click();
+};
 // Arrow keys move between tabs.
 document.addEventListener("keydown", (event) => {
   const list = event.target.role === "tab" && !("index" in event.target.dataset) && event.target.closest('[role="tablist"]');
@@ -77,6 +94,7 @@ document.addEventListener("keydown", (event) => {
   const tab = tabs.at(to % tabs.length);
   tab.focus();
   tab.click();
+  setTimeout(() => tab.focus(), 100); // the composer takes the focus when it appears
 });
 // The address names the open tab, and the open chat, so that a link leads there.
 const tabOf = (name) => document.querySelector(`#tabs > .tab-wrapper [aria-controls="${name}-tab"]`);

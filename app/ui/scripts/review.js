@@ -127,4 +127,13 @@ if (area) {
   document.addEventListener("selectionchange", offer, { signal });
   new MutationObserver(compare).observe(area, { childList: true, subtree: true });
 }
-watch("value", () => { mend(); restore(); compare(); });
+// Gradio keeps an input, with what was typed, where the new record has one, too: that belongs to the old record.
+let drawn = "";
+const settle = () => {
+  const record = element.querySelector(".record[data-text]");
+  const now = record ? JSON.stringify(record.dataset) : "";
+  if (now !== drawn) held = last = null;
+  for (const input of all(".value")) if (now !== drawn || input !== document.activeElement) input.value = input.defaultValue;
+  drawn = now;
+};
+watch("value", () => { settle(); mend(); restore(); compare(); });

@@ -51,7 +51,7 @@ async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure
     assert "%" not in show(dataclasses.replace(found, sure_from=None))
     checked = Shown(found, "", PERSON).act({"action": "check", "pointer": "/name"})
     page = render_fields(checked)
-    assert "✓ checked: the model was unsure" in page and ">1 unchecked</button>" in page
+    assert "checked by you: the model was unsure" in page and ">1 unchecked</button>" in page
 
 
 def test_a_growing_record_shows_values_without_judging_them() -> None:
