@@ -24,7 +24,7 @@ from .schema.emit import Emitter, Json, adapt_for_llguidance
 from .schema.exactness import Gap, Surroundings, find_gaps
 from .schema.node import Node, iterate_children, iterate_nodes
 from .schema.places import PlaceMap
-from .schema.plain import Plain, check_plain, write_formats
+from .schema.plain import Plain, check_plain, write_strings
 from .schema.quotations import Source
 from .schema.reader import read_schema
 from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate
@@ -93,7 +93,7 @@ def compile_plain(
     spec: GrammarSpec, backend: LLGuidanceBackend, plain: Plain, name: str, is_built: bool
 ) -> Program | None:
     """Return the program of a plain schema, None if llguidance does not take it."""
-    document = write_formats(spec.document) if plain.has_formats else spec.document
+    document = write_strings(spec.document) if plain.has_strings else spec.document
     grammar = make_json_grammar(f"start: @{name}v0", [document], spec.whitespace, plain.is_open, name)
     if not is_built:
         return Program(refuse_matcher, len(grammar), grammar)

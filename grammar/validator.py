@@ -6,6 +6,7 @@ from typing import Any
 import jsonschema_rs
 
 from .errors import InvalidGrammar, is_panic
+from .regex.dialects import read_ecma, read_names
 from .regex.text import may_backtrack
 from .schema.dialect import Dialect, detect_dialect, find_named, with_dialect
 from .schema.formats import CHECKED_FORMATS
@@ -41,7 +42,7 @@ class SchemaValidator:
         draft = dialect or detect_dialect(schema)
         is_annotating = dialect is None and find_named(schema) is not None and draft.annotates_formats
         try:
-            written = encode_references(with_dialect(schema, draft))
+            written = translate(with_dialect(schema, draft))
             self.backtracking = list_backtracking(written)
             options: dict[str, Any] = {
                 # A format that is only an annotation accepts any value.
@@ -121,17 +122,21 @@ def find_slow_text(pattern: str) -> str | None:
     return None
 
 
-def encode_references(value: Any) -> Any:
-    """Return a document in which every `$ref` of what may be a schema is written as the library reads it."""
+def translate(value: Any) -> Any:
+    """Return a document in which all references and patterns of schemas are written as the library reads them."""
     if isinstance(value, list):
-        return [encode_references(child) for child in value]
+        return [translate(child) for child in value]
     if not isinstance(value, dict):
         return value
-    encoded = {}
+    encoded: dict[str, Any] = {}
     for name, child in value.items():
         if name in SCHEMA_MAP_KEYWORDS and isinstance(child, dict):
-            encoded[name] = {key: encode_references(each) for key, each in child.items()}
+            encoded[name] = {key: translate(each) for key, each in child.items()}
+            if name == "patternProperties":
+                encoded[name] = read_names(encoded[name])
+        elif name == "pattern" and isinstance(child, str):
+            encoded[name] = read_ecma(child)
         else:
-            encoded[name] = child if name in ("const", "enum") else encode_references(child)
+            encoded[name] = child if name in ("const", "enum") else translate(child)
     ref = encoded.get("$ref")
     return {**encoded, "$ref": encode_reference(ref)} if isinstance(ref, str) else encoded

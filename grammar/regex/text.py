@@ -83,12 +83,10 @@ def read_pattern(pattern: str) -> Matches | None:
 
 _TOKEN = re.compile(
     r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[xu]\{[0-9A-Fa-f]{1,6}\}|[pP](?:\{\^?[\w=:-]+\}|[A-Z])|.)"
-    r"|\[\^?\]?(?:[^\]\\]|\\.)*\]|.",
+    r"|\[(?:[^\]\\]|\\.)*\]|.",
     re.DOTALL,
 )
 _CODE = re.compile(r"\\[xu]\{?([0-9A-Fa-f]{2,6})")
-# Inside a class, some engines read these as nesting or subtraction.
-_AMBIGUOUS = re.compile(r"\[|&&|--|~~")
 _BEYOND_ASCII = "\x80ÿ\u2028\uffff\U0001f600"
 
 
@@ -113,10 +111,10 @@ def find_members(token: str) -> frozenset[int]:
     if token[0] not in "[\\":
         return frozenset([ord(token)])
     is_class = token[0] == "["
-    if is_class and (len(token) == 1 or _AMBIGUOUS.search(re.sub(r"\\.", "", token[1:]))):
+    if is_class and len(token) == 1:
         raise UnknownSyntax
     known = None if token == "\\" else read_pattern(token)
-    if known is None and is_class:
+    if known is None and (is_class or token == r"\a"):  # A bell to llguidance, and nothing to ECMA-262.
         raise UnknownSyntax
     if known is None:  # A back reference is not a set of characters.
         return frozenset()

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from ..regex.text import UnknownSyntax, list_sets
 from .formats import CHECKED_FORMATS
 from .node import Node
-from .patterns import make_safe, spell_spaces
+from .patterns import make_safe
 from .rules import GROUNDED
 
 Verdict = Literal["checked", "refused"]
@@ -140,7 +140,7 @@ def needs_long_escape_in_pattern(node: Node, value: Any, around: Surroundings) -
 def is_pattern_inexact(node: Node, value: Any, around: Surroundings) -> Reason:
     """A pattern without a safe form; under `oneOf` also one whose safe form is narrower."""
     safe = make_safe(value)
-    return PATTERN_REASON if safe is None or (safe != spell_spaces(value) and around.has_one_of) else None
+    return PATTERN_REASON if safe is None or (safe != value and around.has_one_of) else None
 
 
 def are_patterns_inexact(node: Node, value: Any, around: Surroundings) -> Reason:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import InvalidGrammar
+from ..regex.dialects import read_ecma
 from ..regex.text import ends_in_escape
 from .exactness import LONG_ESCAPED, MAX_BOUND, is_long_escaped
 from .formats import CHECKED_FORMATS, ENGINE_FORMATS, EXACT_PATTERNS
@@ -27,11 +28,11 @@ class Plain(NamedTuple):
 
     Attributes:
         is_open: an object in it lists names and allows others.
-        has_formats: a format in it is written as a pattern, or left out (`write_formats`).
+        has_strings: a format or a pattern in it is written as another pattern, or left out (`write_strings`).
     """
 
     is_open: bool
-    has_formats: bool
+    has_strings: bool
 
 
 def check_plain(root: Mapping[str, Any]) -> Plain | None:
@@ -46,17 +47,19 @@ def check_plain(root: Mapping[str, Any]) -> Plain | None:
             return None
         pending += reading.list_children(schema)
     # Names that are not listed may have short escapes only; a pattern may need others.
-    return None if reading.has_long_escape and reading.is_open else Plain(reading.is_open, reading.has_formats)
+    return None if reading.has_long_escape and reading.is_open else Plain(reading.is_open, reading.has_strings)
 
 
-def write_formats(value: Any) -> Any:
-    """Return a plain schema without unknown formats, and with patterns for those that llguidance reads too loosely."""
+def write_strings(value: Any) -> Any:
+    """Return a plain schema without unknown formats, and with patterns that llguidance reads exactly."""
     if isinstance(value, list):
-        return [*map(write_formats, value)]
+        return [*map(write_strings, value)]
     if not isinstance(value, dict):
         return value
-    written = {key: write_formats(each) if isinstance(each, dict | list) else each for key, each in value.items()}
-    # A property may have the name of the keyword.
+    written = {key: write_strings(each) if isinstance(each, dict | list) else each for key, each in value.items()}
+    # A property may have the name of a keyword.
+    if isinstance(pattern := written.get("pattern"), str):
+        written["pattern"] = make_safe(read_ecma(pattern))
     if isinstance(name := written.get("format"), str) and name not in ENGINE_FORMATS:
         del written["format"]
         if name in EXACT_PATTERNS:
@@ -70,7 +73,7 @@ class _Reading:
         self._referred: set[str] = set()
         self.is_open = False
         self.has_long_escape = False  # in a pattern
-        self.has_formats = False  # that are written as patterns, or mean nothing
+        self.has_strings = False  # formats and patterns that are written as other patterns, or mean nothing
 
     def takes(self, schema: dict[str, Any]) -> bool:
         """Return whether every keyword of a schema itself is plain."""
@@ -90,8 +93,10 @@ class _Reading:
             self.is_open |= bool(schema.get("properties"))
         if not all(_is_plain(key, schema, types) for key in keys - {"type"}):
             return False
-        self.has_formats |= "format" in keys and schema["format"] not in ENGINE_FORMATS
-        self.has_long_escape |= "pattern" in keys and is_long_escaped(schema["pattern"])
+        self.has_strings |= "format" in keys and schema["format"] not in ENGINE_FORMATS
+        if "pattern" in keys:
+            self.has_strings = True
+            self.has_long_escape |= is_long_escaped(read_ecma(schema["pattern"]))
         return True
 
     def _find(self, reference: Any) -> Any:
@@ -142,7 +147,7 @@ def _is_plain(key: str, schema: dict[str, Any], types: set[str]) -> bool:
         case "format":
             return value not in CHECKED_FORMATS and (value not in EXACT_PATTERNS or "pattern" not in schema)
         case "pattern":
-            return isinstance(value, str) and make_safe(value) == value and not ends_in_escape(value)
+            return isinstance(value, str) and not ends_in_escape(value) and make_safe(read_ecma(value)) is not None
         case "uniqueItems":
             return value is False
     is_count = isinstance(value, int) and not isinstance(value, bool)

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..errors import InvalidGrammar
 from ..plan import ANNOTATION
+from ..regex.dialects import read_ecma, read_names
 from ..regex.text import ends_in_escape
 from .formats import ASSERTED_FORMATS
 from .keywords import IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
@@ -84,13 +85,17 @@ def types_of(value: Any) -> set[str]:
 
 
 def check_strings(node: Node) -> None:
-    """Refuse a malformed pattern; note the formats that are annotations."""
+    """Refuse a malformed pattern, translate the others; note the formats that are annotations."""
     if ends_in_escape(node.get("pattern", "")):
         where = node.pointer or "#"
         raise InvalidGrammar(
             f"the schema is malformed at {where}: its pattern ends with a backslash that escapes nothing",
             node.pointer,
         )
+    if "pattern" in node.keywords:
+        node.keywords["pattern"] = read_ecma(node.keywords["pattern"])
+    if "patternProperties" in node.keywords:
+        node.keywords["patternProperties"] = read_names(node.keywords["patternProperties"])
     if "format" in node.keywords and node.keywords["format"] not in ASSERTED_FORMATS:
         node.drop("format", ANNOTATION)
 
@@ -127,7 +132,8 @@ def close_unevaluated(node: Node) -> None:
 _RULES: tuple[tuple[Callable[[Node], None], frozenset[str]], ...] = (
     (write_counts_as_integers, COUNTS), (modernise_bounds, frozenset(["exclusiveMinimum", "exclusiveMaximum"])),
     (modernise_items, frozenset(["items", "additionalItems", "prefixItems"])),
-    (exclude_types, frozenset(TYPES_OF_KEYWORD)), (check_strings, frozenset(["pattern", "format"])),
+    (exclude_types, frozenset(TYPES_OF_KEYWORD)),
+    (check_strings, frozenset(["pattern", "patternProperties", "format"])),
     (drop_idle, frozenset(_IDLE) | frozenset(name for name, _ in _PARTNERS)),
     (close_unevaluated, frozenset(["unevaluatedItems", "unevaluatedProperties"])),
 )

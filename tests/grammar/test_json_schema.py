@@ -134,7 +134,6 @@ PATTERNS = [
     ),
     *(
         r"^\s$", r"^\S$", r"^[\s]$", r"^[^\s]$", r"^[\S ]$", r"^[^\S\t]$", r"^[\s-]$", r"^[^-\Sx]$", r"^\\s$",
-        r"^[]\S]$",
     ),
 ]
 
@@ -150,7 +149,7 @@ def test_patterns_hold_for_what_json_escapes_and_for_the_white_space_of_ecma_262
 @pytest.mark.parametrize(
     "schema",
     [
-        {"pattern": "^[[:alpha:]]$"}, {"pattern": "^[a-z&&[^b]]$"}, {"pattern": r"^[\x00-\x1f]*$"},
+        {"pattern": r"^[\x00-\x1f]*$"},
         {"pattern": r'^(\x00|[^"])$'}, {"patternProperties": {'^[^"]$': {}}},
         {"oneOf": [{"type": "null"}, {"type": "string", "pattern": '^[^"]$'}]},
     ],
@@ -182,8 +181,8 @@ def test_the_plan_names_an_enforcer_for_every_keyword(byte_compiler):
         ({"items": {"$ref": "https://example.com/schema"}}, "/items", "$ref"),
         ({"$dynamicRef": "#node"}, "", "$dynamicRef"),
         # The library that checks reads it as little as the engines do, while guides are looked for too.
-        ({"type": ["integer", "string"], "pattern": "[\\b]", "not": {"const": 3}}, "", "pattern"),
-        ({**OPEN, "propertyNames": {"pattern": r"\0", "minLength": 1}}, "/propertyNames", "pattern"),
+        ({"type": ["integer", "string"], "pattern": r"(?<n>a)\k<n>", "not": {"const": 3}}, "", "pattern"),
+        ({**OPEN, "propertyNames": {"pattern": r"(?<n>a)\k<n>", "minLength": 1}}, "/propertyNames", "pattern"),
     ],
 )
 def test_a_refusal_names_pointer_and_keyword_as_the_user_wrote_them(byte_compiler, schema, pointer, keyword):

@@ -154,7 +154,7 @@ def test_an_ordinary_multiple_is_the_engines(byte_compiler, step):
     assert PlanEntry("", "multipleOf", "llguidance") in plan
 
 
-@pytest.mark.parametrize("pattern", [r"^[\b]$", r"^\0$", r"(?<n>a)\k<n>", r"^\ud83d\ude00$", "^(?=b)?b|d"])
+@pytest.mark.parametrize("pattern", [r"(?<n>a)\k<n>", r"^\ud83d$", "^(?=b)?b|d", r"\a"])
 def test_a_pattern_that_no_check_reads_is_refused_with_its_place(byte_compiler, pattern):
     for schema, pointer, keyword in (
         ({"properties": {"a/b": {"pattern": pattern}}}, "/properties/a~1b", "pattern"),
