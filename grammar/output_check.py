@@ -8,6 +8,7 @@ import re
 from typing import Any, Literal
 
 from .csv_table import SCALAR_PATTERNS
+from .regex.dialects import read_classes
 from .regex.text import Matches, read_pattern
 from .spec import GrammarSpec
 from .validator import SchemaValidator
@@ -46,9 +47,9 @@ def find_check(spec: GrammarSpec) -> Matches | None:
         case "csv":
             table = json.loads(spec.text)
             return lambda text: is_table(text, table)
-        case "regex" if re.search(r"\[\[|\[:|&&|--|~~|\\[pPzAbB]", spec.text) is None:
+        case "regex" if re.search(r"\[:|\\[pPzAbB]", spec.text) is None:
             # Other patterns may mean something else to the engines.
-            return read_pattern(spec.text)
+            return read_pattern(read_classes(spec.text))
     return None
 
 

@@ -12,6 +12,7 @@ from llguidance import LLMatcher, regex_to_lark
 from ..backend import Program
 from ..csv_table import make_csv_pattern
 from ..errors import GrammarError, InvalidGrammar, UnsupportedGrammar
+from ..regex.dialects import read_classes
 from ..regex.text import choices_to_regex, explain_pattern
 from ..spec import GrammarSpec
 from ..tags.gbnf_rules import write_gbnf
@@ -21,6 +22,7 @@ from .llguidance_engines import Complaint, Engines
 from .llguidance_json import HEADER
 from .llguidance_matcher import LLGuidanceMatcher, Template
 
+NOTHING = "NoExtensionBias"  # llguidance's word for a state without a next byte
 MAX_SHOWN = 80  # characters of a pattern in a message
 # Masks of these kinds walk through the vocabulary character by character, so that a program begins apart from others.
 SLOW_KINDS = ("ebnf", "lark")
@@ -38,6 +40,10 @@ class LLGuidanceBackend(Engines):
             return self.compile_text(make_grammar(spec), is_slow=spec.kind in SLOW_KINDS)
         except Complaint as complaint:
             raise explain_refusal(spec, str(complaint)) from complaint
+        except InvalidGrammar as error:
+            if spec.kind == "regex" and NOTHING in str(error):
+                raise InvalidGrammar(f"no text matches the regex {show(spec)}") from error
+            raise
 
     def compile_text(
         self, grammar: str, num_quotable: int = 0, is_slow: bool = False, is_json: bool = False
@@ -70,15 +76,20 @@ def explain_refusal(spec: GrammarSpec, message: str) -> GrammarError:
         return InvalidGrammar(f"the Lark grammar cannot be used: {explain_complaint(message)}")
     if spec.kind == "ebnf":
         # Its places are those of the Lark grammar, which is not the user's.
-        reason = re.sub(r"^(?:at )?\d+\(\d+\): ", "", explain_pattern("\n", message))
+        reason = re.sub(r"^(?:at )?\d+\(\d+\): ", "", explain_pattern(message, has_places=False))
         return InvalidGrammar(f"the GBNF grammar cannot be used: {reason}")
     reason = message
     if spec.kind == "regex":
-        shown = spec.text if len(spec.text) <= MAX_SHOWN else spec.text[:MAX_SHOWN] + "…"
-        reason = f"{shown!r}: {explain_pattern(spec.text, message)}"
+        # The places are those of the text that the engine got, in its line.
+        has_places = read_classes(spec.text) == spec.text and "\n" not in spec.text
+        reason = f"{show(spec)}: {explain_pattern(message, has_places)}"
     if "parse error" in message and "not supported" not in message:
         return InvalidGrammar(f"the {spec.kind} cannot be parsed: {reason}")
     return UnsupportedGrammar("", spec.kind, reason)
+
+
+def show(spec: GrammarSpec) -> str:
+    return repr(spec.text if len(spec.text) <= MAX_SHOWN else spec.text[:MAX_SHOWN] + "…")
 
 
 def make_grammar(spec: GrammarSpec) -> str:
@@ -96,5 +107,5 @@ def make_grammar(spec: GrammarSpec) -> str:
         case "csv":
             lark = f"start: /{regex_to_lark(make_csv_pattern(spec.text))}/"
         case _:
-            lark = f"start: /{regex_to_lark(spec.text)}/"
+            lark = f"start: /{regex_to_lark(read_classes(spec.text))}/"
     return LLMatcher.grammar_from_lark(HEADER + lark)

@@ -29,8 +29,8 @@ def ends_in_escape(pattern: str) -> bool:
     return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
-def explain_pattern(pattern: str, message: str) -> str:
-    """Return what is wrong with a pattern and where, out of the complaint of Rust's regex parser.
+def explain_pattern(message: str, has_places: bool) -> str:
+    """Return what is wrong with a pattern, and with `has_places` where, out of the complaint of Rust's regex parser.
 
     The parser writes the pattern, carets below what it does not like, and `error: ` with the reason; around that
     stands the grammar in which the engine wrapped the pattern.
@@ -39,7 +39,7 @@ def explain_pattern(pattern: str, message: str) -> str:
     if reason is None:
         return message.strip().split("\n")[0]
     carets = re.search(r"^ {4}( *)\^+$", message, re.MULTILINE)
-    if carets is None or "\n" in pattern:
+    if carets is None or not has_places:
         return reason[1]
     return f"{reason[1]}, at character {len(carets[1]) + 1}"
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from llguidance import regex_to_lark
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..regex.dialects import read_classes
 from ..regex.text import quote
 from ..vocabulary import Vocabulary
 from .free_text import ANY, make_hit, make_lexemes, make_tail
@@ -171,7 +172,7 @@ class TagWriter:
             case "token":
                 return self._token(part["token"], where, follow)
             case "regex":
-                return prefix(f"/{regex_to_lark(part['pattern'])}/", follow)
+                return prefix(f"/{regex_to_lark(read_classes(part['pattern']))}/", follow)
             case "json_schema" | "grammar":
                 value = self.write_value(part, where, lead)
                 body = self._write_value(value, where, follow)

@@ -11,6 +11,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from ..csv_table import SCALAR_PATTERNS
+from ..regex.dialects import read_classes
 from ..regex.text import escape, quote
 from .tree import XML_DECLARATION, counts_of
 
@@ -114,7 +115,7 @@ def write_value(value: Json, character: str, plain: str, is_attribute: bool) -> 
         return "/" + regex_to_lark("(?:" + "|".join(escape(text) for text in texts) + ")") + "/"
     if "pattern" in value:
         # Patterns speak about characters that stand for themselves; & cuts the others out.
-        return f"(/{regex_to_lark('(?:' + value['pattern'] + ')')}/ & /{regex_to_lark(plain)}*/)"
+        return f"(/{regex_to_lark('(?:' + read_classes(value['pattern']) + ')')}/ & /{regex_to_lark(plain)}*/)"
     if value["type"] != "string":
         return "/" + regex_to_lark(SCALAR_PATTERNS[value["type"]]) + "/"
     least, most = value.get("min_length", 0), value.get("max_length")

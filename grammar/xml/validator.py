@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ..csv_table import SCALAR_PATTERNS
+from ..regex.dialects import read_classes
 from ..regex.text import read_pattern
 from .tree import counts_of
 
@@ -83,7 +84,7 @@ def is_value(text: str, value: Json) -> bool:
     if "enum" in value:
         return text in value["enum"]
     if "pattern" in value:
-        pattern = read_pattern(value["pattern"])
+        pattern = read_pattern(read_classes(value["pattern"]))
         # What cannot be matched in linear time is left to the grammar.
         return pattern is None or pattern(text) is not False
     if value["type"] != "string":

@@ -8,26 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarSpec, SchemaValidator
+from grammar.output_check import OutputCheck
 from tests.grammar.vocabularies import SETTINGS, accepts
 
 PATTERNS = [
     *(r"\d+(\.\d+)?", "a(bc)?", "[a-z]+(, [a-z]+)*", ".*", "a.*é", "é+", "(ab)+", "(ab|abc)(c|d)?", "|a"),
     *("[^a]{1,3}", r"[^\n\"]*", "(a|b)*abb", "a{2,4}b{0,2}", "a{3}", "a{2,}", "(a*)*b", "x?y?z?", r"\x41\u00e9"),
     *(r"\w+@\w+\.com", "日(本|記)?", r"\[\]\{\}\(\)\\\.", r"[\]\-a]+", "(?P<year>[0-9]{4})-(?:0[1-9]|1[0-2])"),
+    *("[^[]{1,2}", "[a&&b]+", "[a~~b]+", "[+--]", "[--a]", "[a-z&&[^b]]", "[]a-]+", "[^]a]"),
 ]
 TEXTS = [
     *("", "a", "ab", "abc", "abcd", "abb", "aabb", "aab", "aaaa", "b", "1", "1.5", "12.50", "1.", "é", "éé"),
     *("aé", "a\né", "aaé", "cab, ab", "ab, ", "abab", "aba", "日", "日本", "日記", "日本本", "x", "xz", "zx"),
     *("Aé", "me@x.com", "me@x.co", "[]{}()\\.", "]-a", "2024-07", "2024-13", "\n", "bb\n", "0", "٣"),
+    *("[", "[[", "&", "~", "+", ",", "-", "a]", "&]", "]a-"),
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Possible")
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_engine_and_pythons_re_agree(byte_compiler, pattern):
-    compiled = byte_compiler.compile(GrammarSpec.regex(pattern))
+    compiled, check = byte_compiler.compile(GrammarSpec.regex(pattern)), OutputCheck(GrammarSpec.regex(pattern))
     for text in TEXTS:
         expected = re.fullmatch(pattern, text) is not None
         assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == expected, text
+        assert check.is_valid(text) in (expected, None), text
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ ACCEPTED = [
      ["<t>a</t>", "<t>a<a>x</a></t>"], ["<t>a<a>x</a>", "<t></t>a"]),
     (sequence(TEXT, const("END")), ["END", "abEND", "abENDcEND"], ["ab", "abENDc"]),
     (sequence({"type": "regex", "pattern": "[a-z]*"}, const("end")), ["abend", "end", "endend"], ["ab", "endx"]),
+    (sequence({"type": "regex", "pattern": "[[&&~~]"}, const("end")), ["&end", "[end"], ["aend", "end"]),
     (sequence({"type": "optional", "content": A}, {"type": "star", "content": T}, const("!")),
      ["!", "<a>x</a>!", '<t>{"n": 1}</t><t>{"n": 2}</t>!'], ["", '<t>{"n": 1}</t><a>x</a>!']),
     ({"type": "repeat", "min": 1, "max": 2, "content": A}, ["<a>x</a>", "<a>x</a><a>x</a>"], ["", "<a>x</a>" * 3]),
