@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import unicodedata
 from contextlib import suppress
 
@@ -37,6 +38,10 @@ COMMON = " \n\r\t.,;:0123456789aeinorstAEINORST"
 WRONG_CATEGORIES = frozenset(("Cc", "Cn", "Co", "Cs"))
 # In UTF-16 at least that share of the bytes of a text of ASCII characters is zero.
 MIN_ZEROS = 0.45
+DECLARED = re.compile(rb"""<(?:meta[^>]*charset|\?xml[^>]*encoding)\s*=\s*["']?([\w:-]+)""", re.IGNORECASE)
+# Encodings by which a declaration is believed, and wider ones for those that programs write under their names.
+BELIEVED = re.compile(r"gb|big5|euc|iso|cp|shift|koi8|mac|hz|tis|kz|johab")
+WIDER = {"gb2312": "gb18030", "gbk": "gb18030", "iso8859-1": "cp1252", "shift_jis": "cp932", "euc_kr": "cp949"}
 
 
 class UnreadableSource(ValueError):
@@ -48,13 +53,41 @@ def decode(data: bytes, name: str) -> str:
     return decode_text(data, name)[0]
 
 
-def decode_text(data: bytes, name: str) -> tuple[str, str]:
+def decode_text(data: bytes, name: str, declared: str = "") -> tuple[str, str]:
     """Return a file's text with plain line ends, and its encoding if that was guessed, else "".
+
+    Args:
+        declared: the encoding that the file names.
 
     Raises UnreadableSource: it is binary, damaged, or in an encoding that cannot be recognised.
     """
-    text, guessed = _decode(data, name)
+    text = _decode_declared(data, declared)
+    text, guessed = _decode(data, name) if text is None else (text, "")
     return text.replace("\r\n", "\n").replace("\r", "\n"), guessed
+
+
+def find_declared(page: bytes) -> str:
+    """Return the encoding that an HTML page names, "" if none."""
+    found = DECLARED.search(page[:4096])
+    return found[1].decode("ascii", "replace") if found else ""
+
+
+def describe_guess(name: str, encoding: str) -> str:
+    return f"{name} names no encoding that fits and was read as {encoding}; save it as UTF-8 if letters are wrong"
+
+
+def _decode_declared(data: bytes, declared: str) -> str | None:
+    """Return the text if all bytes fit the encoding; UTF-8 is believed before one that fits all bytes."""
+    with suppress(LookupError, ValueError):
+        encoding = codecs.lookup({"x-sjis": "shift_jis"}.get(declared.lower(), declared)).name
+        if not BELIEVED.match(encoding) or b"\0" in data or data.startswith(tuple(MARKS)):
+            return None
+        text = data.decode(WIDER.get(encoding, encoding))
+        if len(text) == len(data):
+            with suppress(UnicodeDecodeError):
+                return data.decode()
+        return text
+    return None
 
 
 def _decode(data: bytes, name: str) -> tuple[str, str]:
@@ -70,6 +103,10 @@ def _decode(data: bytes, name: str) -> tuple[str, str]:
         text = data[len(mark) :].decode(encoding)
         if "\0" in text:
             raise UnreadableSource(f"{name} is not a text: it has a NUL at character {text.index(chr(0)):,}")
+        if b"\x1b$" in data and data.isascii():  # JIS and its Korean kin
+            for encoding in ("iso2022_kr", "iso2022_jp_2", "iso2022_jp_ext"):
+                with suppress(UnicodeDecodeError):
+                    return data.decode(encoding), encoding
         return text, encoding.upper() if is_wide else ""
     except UnicodeDecodeError as error:
         reason = f"{name} is not {encoding.upper()} text: {error.reason} at byte {error.start:,}"

@@ -19,7 +19,7 @@ from typing import Any
 from app.extraction.boxes import find_boxes
 from app.extraction.child import run_child
 from app.extraction.csv_table import TEXT_NAMES, read_csv
-from app.extraction.decoding import UnreadableSource, decode, decode_text
+from app.extraction.decoding import UnreadableSource, decode, decode_text, describe_guess, find_declared
 from app.extraction.pdf import read_pdf, read_picture
 from app.json_text import TOO_MANY_VALUES, has_too_many_values, load_json
 from engine import is_unicode
@@ -30,7 +30,10 @@ FILE_COLUMN, TEXT_COLUMN = "file", "text"
 IMAGE_TYPES = (".png", ".jpg", ".jpeg", ".webp")
 MAX_IMAGE_BYTES = 24 * 2**20
 # Read in a process of their own, as PDFs are.
-OFFICE_TYPES = (".docx", ".xlsx", ".pptx", ".html", ".htm", ".eml", ".msg")
+OFFICE_TYPES = (
+    ".docx", ".docm", ".dotx", ".dotm", ".xlsx", ".xlsm", ".xltx", ".xltm", ".pptx", ".pptm", ".potx", ".ppsx",
+    ".html", ".htm", ".eml", ".msg",
+)
 OLD_TYPES = {".doc": ".docx", ".xls": ".xlsx", ".ppt": ".pptx", ".odt": ".docx", ".ods": ".xlsx", ".rtf": ".docx"}
 MAX_CHARS = 10_000_000  # of the text of such a file
 TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -216,8 +219,7 @@ def parse_rows(data: bytes, name: str, limits: TableLimits = UNLIMITED, with_ima
     else:
         rows = [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: text})]
     if guessed:
-        note = f"{name} names no encoding and was read as {guessed}; save it as UTF-8 if letters are wrong"
-        rows[0] = replace(rows[0], notes=(note, *rows[0].notes))
+        rows[0] = replace(rows[0], notes=(describe_guess(name, guessed), *rows[0].notes))
     return rows
 
 
@@ -226,12 +228,16 @@ def read_office(data: bytes, name: str) -> tuple[str, tuple[str, ...]]:
     suffix = PurePath(name).suffix.lower()
     if suffix in OLD_TYPES:
         raise UnreadableSource(f"{name} is of a format that is not read here; save it as {OLD_TYPES[suffix]}")
+    notes = []
     if suffix in (".html", ".htm"):
-        data = decode(data, name).encode()
+        page, guessed = decode_text(data, name, find_declared(data))
+        data, notes = page.encode(), [describe_guess(name, guessed)] if guessed else []
+    if suffix == ".eml" and b"\0" in data:
+        raise UnreadableSource(f"{name} is not a mail: it has a NUL character at byte {data.index(0):,}")
     found = run_child("office.read", data, name, kind=suffix[1:], max_chars=MAX_CHARS)
     if not found["text"]:
         raise UnreadableSource(f"{name} has no text in it")
-    return found["text"], tuple(f"{name}: {note}" for note in found["notes"])
+    return found["text"], (*notes, *(f"{name}: {note}" for note in found["notes"]))
 
 
 def read_text(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:

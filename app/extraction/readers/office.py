@@ -266,10 +266,32 @@ def read_eml(data: bytes, notes: list[str]) -> Lines:
             yield f"{name}: {message[name]}"
     yield ""
     found = [message.get_body((kind,)) for kind in ("plain", "html")]  # type: ignore[attr-defined]
-    plain, page = ("" if each is None else each.get_content() for each in found)
+    if found == [None, None]:  # another kind of text, as of a calendar; a multipart without parts is one text
+        parts = list(message.iter_parts()) if message.is_multipart() else [message]  # type: ignore[attr-defined]
+        texts = (each for each in parts if each.get_content_maintype() in ("text", "multipart"))
+        found[0] = next((each for each in texts if not each.is_multipart() and not each.is_attachment()), None)
+    plain, page = ("" if each is None else _decode_part(each, notes) for each in found)
+    if not plain.strip() and not page.strip():
+        kinds = {each.get_content_type(): None for each in message.walk() if not each.is_multipart()}
+        notes.append(f"the mail has no text that can be read; it is {', '.join(kinds)}")
     yield from _choose_body(plain, page)
-    names = [each.get_filename() or each.get_content_type() for each in message.iter_attachments()]  # type: ignore[attr-defined]
+    left = [each for each in message.iter_attachments() if each not in found]  # type: ignore[attr-defined]
+    names = [each.get_filename() or each.get_content_type() for each in left]
     _note_attachments(names, notes)
+
+
+def _decode_part(part: Any, notes: list[str]) -> str:
+    """Return the text of a part of a mail by the encoding it names, or else as that of a text file."""
+    decoding = importlib.import_module("decoding")  # of the folder above, slow to import
+    payload = part.get_payload(decode=True) or b""
+    try:
+        text, guessed = decoding.decode_text(payload, "the mail", part.get_content_charset(""))
+    except decoding.UnreadableSource as error:
+        notes.append(f"{error}; letters are missing")
+        return str(payload.decode("utf-8", "replace"))
+    if guessed:
+        notes.append(decoding.describe_guess("the mail", guessed))
+    return str(text)
 
 
 def _choose_body(plain: str, page: str) -> list[str]:
@@ -328,5 +350,6 @@ def _note_attachments(names: list[str], notes: list[str]) -> None:
 
 READERS: dict[str, Callable[[bytes, list[str]], Lines]] = {
     "docx": read_docx, "pptx": read_pptx, "xlsx": read_xlsx, "html": read_html, "htm": read_html, "eml": read_eml,
-    "msg": read_msg,
+    "msg": read_msg, "docm": read_docx, "dotx": read_docx, "dotm": read_docx, "xlsm": read_xlsx, "xltx": read_xlsx,
+    "xltm": read_xlsx, "pptm": read_pptx, "potx": read_pptx, "ppsx": read_pptx,
 }

@@ -42,3 +42,10 @@ def test_unicode_with_a_mark_needs_no_guess(encoding: str) -> None:
 def test_what_is_no_text_is_refused_with_the_reason(data: bytes, reason: str) -> None:
     with pytest.raises(UnreadableSource, match=f"a.txt is .*{reason}"):
         decode_text(data, "a.txt")
+
+
+@pytest.mark.parametrize("encoding", ["iso2022_jp", "iso2022_kr"])
+def test_escape_sequences_name_the_encoding(encoding: str) -> None:
+    text = "請求書" if encoding == "iso2022_jp" else "송장"
+    decoded, guessed = decode_text(text.encode(encoding), "a.txt")
+    assert decoded == text and guessed.startswith(encoding)

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import sys
 import zipfile
 from datetime import date, datetime
 from itertools import pairwise
@@ -9,8 +10,10 @@ from itertools import pairwise
 import openpyxl
 import pytest
 
-from app.extraction.decoding import UnreadableSource
-from app.extraction.sources import read_office
+from app.extraction import decoding
+from app.extraction.decoding import UnreadableSource, decode_text, find_declared
+from app.extraction.readers.office import READERS, read_eml
+from app.extraction.sources import OFFICE_TYPES, parse_rows, read_office
 
 WORD = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 DRAWING = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
@@ -218,3 +221,51 @@ def test_the_text_of_each_kind(name: str, data: bytes, text: str, notes: tuple[s
 def test_what_cannot_be_read_says_why(name: str, data: bytes, words: str) -> None:
     with pytest.raises(UnreadableSource, match=words):
         read_office(data, name)
+
+
+@pytest.mark.parametrize("head", ["<meta charset={}>", "<meta http-equiv=content-type content='a; charset={}'>"])
+@pytest.mark.parametrize(
+    ("declared", "encoding", "text"),
+    [
+        ("gb2312", "gbk", "发票号码镕"), ("big5", "big5", "發票"), ("euc-kr", "euc_kr", "송장"),
+        ("iso-8859-2", "iso8859-2", "Łódź"), ("iso-8859-15", "iso8859-15", "5 €"), ("x-sjis", "cp932", "請求書"),
+        ("iso-2022-jp", "iso2022_jp", "請求書"), ("windows-1251", "cp1251", "Счёт"), ("iso-8859-1", "utf-8", "Größe €"),
+        ("unicode_escape", "utf-8", "Größe"), ("nonsense", "utf-8", "Größe"),
+    ],
+)
+def test_page_is_decoded_as_it_declares(head: str, declared: str, encoding: str, text: str) -> None:
+    page = head.format(declared).encode() + text.encode(encoding)
+    assert decode_text(page, "a.html", find_declared(page)) == (head.format(declared) + text, "")
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "text", "note"),
+    [
+        ("X: y", "Größe".encode(), "Größe", ""),
+        ("X: y", "Größe".encode("cp1252"), "Größe", "was read as cp1252"),
+        ("Content-Type: text/plain; charset=us-ascii", "Größe".encode(), "Größe", ""),
+        ("Content-Type: text/plain; charset=gb2312", "發票镕".encode("gbk"), "發票镕", ""),
+        ("Content-Type: text/calendar", b"BEGIN:VCALENDAR", "BEGIN:VCALENDAR", ""),
+        ("Content-Type: multipart/mixed", b"no boundary", "no boundary", ""),
+        ("Content-Type: multipart/mixed; boundary=b", b"--b\nContent-Type: text/x\n\nDTSTART\n--b--", "DTSTART", ""),
+        ("Content-Type: application/pdf", b"%PDF", "", "no text that can be read; it is application/pdf"),
+    ],
+)
+def test_mail_body_is_read_or_a_note_says_why_not(
+    monkeypatch: pytest.MonkeyPatch, head: str, body: bytes, text: str, note: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "decoding", decoding)
+    notes: list[str] = []
+    lines = list(read_eml(f"Subject: x\nMIME-Version: 1.0\n{head}\n\n".encode() + body, notes))
+    assert "\n".join(lines).strip() == f"Subject: x\n\n{text}".strip()
+    assert len(notes) == bool(note) and note in "".join(notes)
+
+
+def test_binary_mail_is_refused() -> None:
+    with pytest.raises(UnreadableSource, match="is not a mail"):
+        parse_rows(bytes(range(256)), "a.eml")
+
+
+@pytest.mark.parametrize("kind", ["docm", "dotx"])
+def test_files_with_macros_and_templates_are_read(kind: str) -> None:
+    assert f".{kind}" in OFFICE_TYPES and list(READERS[kind](make_docx(), []))
