@@ -17,7 +17,7 @@ from typing import Any
 from app.extraction.bounds import walk_narrowable
 from app.extraction.dates import Date, find_unread_date, read_dates
 from app.extraction.grounding import NUMBER_WORDS
-from app.extraction.numbers import find_numbers
+from app.extraction.numbers import Number, find_numbers
 from app.extraction.prompt import Schema
 from grammar import SchemaValidator
 
@@ -35,11 +35,46 @@ UNREAD_AMOUNT = re.compile(
     r"|[〇零一二三四五六七八九十百千万萬億亿兆壱弐参]{2,}|[一二三四五六七八九十百千][円元圆圓块塊원]|[½-¾⅐-ⅿⅰ-↋①-⓿]",
     re.IGNORECASE,
 )
+# Digits with a scale, a unit or a form that changes their value.
+UNREAD_FORM = re.compile(
+    r"\d[^\S\n]?(?:tys|tis|mill\w*|mil\.|mili[oaó]\w*|miliard\w*|(?-i:MM|[TkMm]\s?€)|[TkM](?:EUR|USD|CHF|GBP)|grand"
+    r"|dozens?|dutzend|douzaines?|docenas?|dozzin[ae]|d[uú]zias?|dozijn|tuzin\w*|cents?|centimes?|c[eé]nt[ei]si?mos?|centavos?"
+    r"|centesimi|pence|grosz\w*|öre|øre|haléř\w*|kopek\w*|bps?|basis\spoints?|basispunkte?n?|pb|v\.\s?[HT]\.)(?!\w)"
+    r"|\d(?-i:p)(?!\w)|\d[€$£¥]\d|\d-\d{1,2}/\d|\d\s\d{1,2}/100|\d:\d\d\s?kr\b|\d\s\.\s?\d"
+    r"|\d(?:\s?°\s?[CF]?|\s\w+)?\s(?:below\szero|unter\snull)\b|\b(?!a\s)\w+[\s-]dozen\b|\band\sa\shalf\b|\bhalf\san?\b"
+    r"|\bpoint\s(?:zero|one|two|three|four|five|six|seven|eight|nine)\b",
+    re.IGNORECASE,
+)
+# Beside a number it may be negative: a bracket, a sign apart from it, or a word that takes it away.
+SIGN_BEFORE = re.compile(
+    r"(?:[(\[<]|(?<![\w-])[−–~-]|\./\.|\b(?:minus|negative|less|loss\sof|discount|credit|refund|abzgl|abzüglich|moins|menos"
+    r"|meno|minder|remise|rabatt|skonto|sconto|descuento|desconto|korting|rabat))[^\w\n]{0,3}(?:[^\W\d_]{1,7}\W{1,3})?"
+    r"[^\w\n]{0,3}\Z",
+    re.IGNORECASE,
+)
+SIGN_BEHIND = re.compile(
+    r"[^\w\n]{0,2}(?:[^\W\d_]{1,7}\W{0,2})?(?:[)\]>]|[−–-](?!\s?\w)|(?:negative|credit|debit|soll|haben|od|db|dr|cr)\b)",
+    re.IGNORECASE,
+)
+# Numbers from two to twelve, and some more, in other languages.
+FOREIGN_WORDS = {
+    "zwei zwo deux dos due twee dwa dwie duas dois": 2, "drei trois tres tre drie trzy três": 3,
+    "vier quatre cuatro quattro cztery quatro": 4, "fünf cinq cinco cinque vijf pięć": 5,
+    "sechs seis sei zes sześć": 6, "sieben sept siete sette zeven siedem sete": 7,
+    "acht huit ocho otto osiem oito": 8, "neun neuf nueve nove negen dziewięć": 9,
+    "zehn dix diez dieci tien dziesięć dez": 10, "elf onze undici jedenaście": 11,
+    "zwölf douze doce dodici twaalf dwanaście doze": 12,
+}
 INTEGER_WORDS = {word: value for value, word in enumerate(NUMBER_WORDS)} | {
     "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19,
     "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+    **{word: value for words, value in FOREIGN_WORDS.items() for word in words.split()},
     "a": 1, "an": 1, "once": 1, "single": 1, "both": 2, "pair": 2, "twice": 2, "dozen": 12, "no": 0, "none": 0,
 }
+# Words that are no amount in most sentences.
+NO_AMOUNTS = frozenset(
+    ["a", "an", "one", "once", "single", "both", "no", "none", "due", "sei", "sept", "dos", "elf", "twice"]
+)
 # Compounds of words, words that mean no definite number, and number words of languages that are not read here.
 UNREAD_INTEGER = re.compile(
     r"\b(?:twen|thir|for|fif|six|seven|eigh|nine)ty[\s-](?:one|two|three|four|five|six|seven|eight|nine)\b"
@@ -50,13 +85,19 @@ UNREAD_INTEGER = re.compile(
     r"quindici|sedici|vent[io]\w*|trenta|quaranta|cinquanta|sessanta|settanta|ottanta|novanta|treze|catorze|dezesseis|"
     r"dezoito|vinte|trinta|quarenta|cinquenta|sessenta|oitenta|dertien|veertien|vijftien|zestien|\w{0,12}(?:twin|der|veer|"
     r"vijf|zes|zeven|tach|negen)tig)\b"
-    # Words in letters other than Latin ones.
-    r"|[\u0370-\u1dff\u2c00-\u2dff\u3040-\u9fff\ua000-\uabff\uac00-\ud7ff\uf900-\ufaff]",
+    r"|\b(?:trzynaście|czternaście|piętnaście|szesnaście|siedemnaście|osiemnaście|dziewiętnaście|dwadzieścia|trzydzieści"
+    r"|\w{3,10}dziesiąt|sto|tysiąc\w*)\b",
+    re.IGNORECASE,
+)
+# Words in letters other than Latin ones.
+UNREAD_LETTERS = re.compile(
+    r"[\u0370-\u1dff\u2c00-\u2dff\u3040-\u9fff\ua000-\uabff\uac00-\ud7ff\uf900-\ufaff]",
     re.IGNORECASE,
 )
 STARS = re.compile(r"[★⭐*]+")
 LIST_ITEM = re.compile(r"^[^\S\n]*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 MAX_COUNT = 12
+CONTEXT_CHARS = 24  # searched before a number for a sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +176,8 @@ class _Reader:
         return self.amounts
 
     def _find_amounts(self) -> tuple[list[Any], str]:
-        unread = _first(UNREAD_AMOUNT, self.text)
+        patterns = (UNREAD_AMOUNT, UNREAD_FORM, UNREAD_INTEGER)
+        unread = next(filter(None, (_first(pattern, self.text) for pattern in patterns)), "")
         found: dict[int | float, None] = {}
         last = len(self.text)
         spans = iter([*((date.start, date.end) for date in self.dates if date.readings), (last, last)])
@@ -147,8 +189,20 @@ class _Reader:
             if not number.is_sure and not is_in_date:
                 unread = unread or self.text[number.start : number.end + 8].split("\n")[0].strip()
             found |= dict.fromkeys(value for reading in number.readings for value in (abs(reading), reading))
+            if not is_in_date and self._may_be_negative(number):
+                found |= dict.fromkeys(-abs(reading) for reading in number.readings if reading)
         found |= dict.fromkeys(_list_parts(self.dates))
+        words = re.findall(r"[^\W\d_]+", self.text.lower())
+        values = [INTEGER_WORDS[word] for word in words if word in INTEGER_WORDS and word not in NO_AMOUNTS]
+        if found:
+            found |= dict.fromkeys(values)
+        if found and ("minus" in words or "negative" in words):
+            found |= dict.fromkeys(-value for value in values)
         return list(found), unread
+
+    def _may_be_negative(self, number: Number) -> bool:
+        before = SIGN_BEFORE.search(self.text, max(0, number.start - CONTEXT_CHARS), number.start)
+        return before is not None or SIGN_BEHIND.match(self.text, number.end) is not None
 
     def list_integers(self) -> tuple[list[Any], str]:
         amounts, unread = self.list_amounts()
@@ -160,7 +214,7 @@ class _Reader:
             parts = re.split(r"[.!?\n]", self.text)
             num_items = max(len(LIST_ITEM.findall(self.text)), *(part.count(",") + 2 for part in parts))
             found += range(min(num_items, MAX_COUNT) + 1)
-        return list(dict.fromkeys(found)), unread or _first(UNREAD_INTEGER, self.text)
+        return list(dict.fromkeys(found)), unread or _first(UNREAD_LETTERS, self.text)
 
 
 def _list_parts(dates: Iterable[Date]) -> Iterator[int]:

@@ -24,10 +24,11 @@ LANGUAGES = (
 # Words inside a date: endings of its numbers, and what joins day, month and year.
 FILLERS = frozenset(
     [*("st", "nd", "rd", "th", "er", "ere", "re", "o", "a", "of", "the", "d", "de", "del", "do", "di", "den", "der"),
-     *("ngay", "thang", "thg", "nam", "г", "ค", "ศ", "年", "月", "日", "년", "월", "일")]
+     *("day", "ngay", "thang", "thg", "nam", "г", "ค", "ศ", "年", "月", "日", "년", "월", "일")]
 )
 SEPARATORS = "./．／·_‐‑–−－-"
-GAP = re.compile(rf"[\s\u200e\u200f\u0970\u05f3,،，、'’{SEPARATORS}]{{0,6}}")
+RANGES = "~～〜&+"
+GAP = re.compile(rf"[\s\u200e\u200f\u0970\u05f3,،，、'’°{RANGES}{SEPARATORS}]{{0,6}}")
 MAX_TEXT_CHARS = 64  # of one date in any spelling
 MAX_GAP = 16  # characters between two parts of a date
 YEAR_FIRST = {("年", "月"), ("년", "월")}
@@ -35,8 +36,23 @@ NUMERIC_GAPS = YEAR_FIRST | {(mark, mark) for mark in SEPARATORS}
 NUMERIC_GAPS |= {("thang", "nam"), ("thg", "nam"), ("/", "nam")}
 NUMERIC_GAPS |= {(word, mark) for word in ("thang", "thg") for mark in ("", ",")}
 # A dot ends a day and a month, and a slash may stand free: `12. 3. 2026`, `12 / 3 / 2026`.
-SPACED = "./．／,年월년월"
+SPACED = "./．／,年月년월"
 CENTURIES = (2000, 1900)
+# Words between two days of one month: `12 and 13 March`, `du 12 au 15 mars`.
+JOINS = frozenset(
+    [*("and", "to", "or", "until", "till", "through", "thru", "und", "bis", "oder", "et", "au", "ou", "y", "e", "o"),
+     *("al", "ed", "i", "do", "lub", "en", "tot", "t", "m", "tm", "ate", "och", "till", "og", "til", "ja", "a", "az"),
+     *("και", "и")]
+)
+# Spellings of months that the Unicode CLDR lacks or has for one country only.
+OTHER_MONTHS = {"janner": 1, "feber": 2, "maerz": 3, "mrz": 3}
+# A day without its month, as in `delivered on the 12th`, and a date of three numbers with spaces.
+LONE_DAY = re.compile(
+    r"\b(?:on|by|until|till|before|after|from|to)\s+the\s+\d{1,2}(?:st|nd|rd|th)\b"
+    r"(?!\s+(?:of|floor|edition|century|anniversary|street|avenue|birthday|place|grade|day|time|item|row|page)\b)"
+    r"|(?<!\d)(?<!\d )(?:(?:19|20)\d\d \d\d \d\d|\d\d \d\d (?:19|20)\d\d)(?! ?\d)",
+    re.IGNORECASE,
+)
 # Years of other calendars look like these.
 USUAL_YEARS = range(1500, 2400)
 CJK_DATE = re.compile(r"[〇零一二三四五六七八九十]{1,4}[年月日]|\d[年月]|\d{4}-?W\d")
@@ -132,7 +148,7 @@ def month_names() -> dict[str, int]:
                         names.setdefault(plain, month)
                         if language == "he":  # with "in" before it
                             names.setdefault(f"ב{plain}", month)
-    return names
+    return OTHER_MONTHS | names
 
 
 def _is_mark(char: str) -> bool:
@@ -191,10 +207,46 @@ def _read_chain(text: str, chain: list[_Part]) -> Iterator[Date]:
         if date is None:
             at += 1
             continue
-        found += [*_read_rest(text, chain[begin:at]), date]
+        first, days = _read_days(text, chain, begin, at, date)
+        found += [*_read_rest(text, chain[begin:first]), *days, date]
         at = begin = at + 3
+        if (last := _read_end(chain, at, date)) is not None:
+            found.append(last)
+            at = begin = at + 1
     yield from found
     yield from _read_rest(text, chain[begin:])
+
+
+def _read_days(text: str, chain: list[_Part], begin: int, at: int, date: Date) -> tuple[int, list[Date]]:
+    """Return the days before the one of a date that share its month, and where in the row they begin."""
+    days: list[Date] = []
+    if not chain[at].is_short or chain[at + 1].kind != "month" or not date.readings:
+        return at, days
+    year, month, _ = date.readings[0]
+    first = at
+    while first > begin:
+        place, marks = first - 1, _squeeze(chain[first].gap)
+        is_joined = any(mark in marks for mark in f"{RANGES}{SEPARATORS},،،、" if mark not in ".．") or marks in JOINS
+        if chain[place].kind == "word" and fold_word(text[chain[place].start : chain[place].end]) in JOINS:
+            is_joined, place = True, place - 1
+            if place > begin and text[chain[place].start : chain[place].end] == "t":  # t/m
+                place -= 1
+        if place < begin or not is_joined or not chain[place].is_short:
+            break
+        if readings := _keep_real([(year, month, chain[place].value)]):
+            days.insert(0, Date(readings, chain[place].start, date.end, date.is_sure))
+        first = place
+    return first, days
+
+
+def _read_end(chain: list[_Part], at: int, date: Date) -> Date | None:
+    """Return the last day of a range that names it alone: 2026-03-12/15."""
+    if at >= len(chain) or not chain[at - 3].is_year or not chain[at].is_short or not date.readings:
+        return None
+    mark = chain[at].gap.lstrip("日일")
+    year, month, _ = date.readings[0]
+    readings = _keep_real([(year, month, chain[at].value)]) if mark and mark in f"{RANGES}{SEPARATORS}" else ()
+    return Date(readings, chain[at - 3].start, chain[at].end, date.is_sure) if readings else None
 
 
 def _read_full(text: str, chain: list[_Part], at: int) -> Date | None:
@@ -334,5 +386,8 @@ def find_unread_date(text: str, dates: list[Date]) -> str:
         while end <= match.start():
             start, end = next(spans)
         if match.end() <= start:
+            return match.group()
+    for match in LONE_DAY.finditer(text):
+        if not any(date.start < match.end() <= date.end for date in dates):
             return match.group()
     return ""

@@ -31,12 +31,18 @@ NUMBER_WORDS = (
 )
 NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
 CLOCK = re.compile(
-    r"(?:\b|(?<=\dT))(?P<hour>\d{1,2})(?:(?P<mark>[:.h])(?P<minute>\d{2})(?::(?P<second>\d{2}))?)?"
+    r"(?:\b|(?<=\dT))(?P<hour>\d{1,2})(?:(?P<mark>[:.]|\s?h\s?)(?P<minute>\d{2})(?::(?P<second>\d{2}))?)?"
     r"(?P<half>\s*[ap]\.?\s?m\b|[ap]\b)?(?:\b|(?=Z))(?!\d)",
     re.IGNORECASE,
 )
 OFFSET = re.compile(
     r"(?:[.,]\d{1,9})?\s?(?:(?P<utc>Z|UTC|GMT)\b|(?P<sign>[+−-])(?P<hours>\d{2}):?(?P<minutes>\d{2})\b)"
+)
+# A whole hour, or one with its minutes in words: `10 Uhr`, `22時30分`.
+SPOKEN_CLOCK = re.compile(
+    r"(?<![\d.,:])(?:(?P<half>午前|午後|上午|下午|오전|오후)\s?)?(?P<hour>\d{1,2})\s?"
+    r"(?:(?:時|时|點|点|시)\s?(?:(?P<minute>\d{1,2})\s?[分분])?|(?P<uhr>Uhr)\b(?:\s(?P<late>\d{2})(?![\d.,]))?)",
+    re.IGNORECASE,
 )
 CLOCK_DISTANCE = 24  # characters between a date and its time of day
 # "7.30" may be a time or a price. The text around it decides, see BEFORE_CLOCK, BEHIND_CLOCK and BEHIND_PRICE.
@@ -320,6 +326,12 @@ def find_clocks(source: str) -> Iterator[tuple[str, Span]]:
         clock = _read_clock(match)
         if clock is not None:
             yield f"{clock[0]:02}:{clock[1]:02}" + (f":{match['second']}" if match["second"] else ""), match.span()
+    for match in SPOKEN_CLOCK.finditer(source):
+        hour, minute = int(match["hour"]), int(match["minute"] or match["late"] or 0)
+        if match["half"]:
+            hour = hour % 12 + (12 if match["half"] in ("午後", "下午", "오후") else 0)
+        if hour < 24 and minute < 60:
+            yield f"{hour:02}:{minute:02}", match.span()
     yield from (("12:00", match.span()) for match in re.finditer(r"\bnoon\b", source, re.IGNORECASE))
 
 

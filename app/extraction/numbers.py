@@ -26,13 +26,16 @@ MAX_TEXT_CHARS = 64  # of one number in any spelling
 CONTEXT_CHARS = 16  # searched before a number
 SURE_MINUS = "−﹣－-"
 MINUS = rf"‐‑–—△▲{re.escape(SURE_MINUS)}"
-CURRENCY = (
-    r"(?:[$¢-¥֏؋৲৳૱௹฿៛\u20a0-\u20cf﷼﹩＄￠￡￥￦]|\b(?:EUR|USD|GBP|CHF|JPY|CNY|INR|BRL|PLN|SEK|NOK|DKK|Rs|Fr|kr|zł)\b\.?)"
+CURRENCY_SIGN = r"[$¢-¥֏؋৲৳૱௹฿៛\u20a0-\u20cf﷼﹩＄￠￡￥￦]"
+# Any code of three capitals, short symbols such as Kč, Ft and Rp, and letters with a sign such as US$.
+CURRENCY = rf"(?:(?:[^\W\d_]{{1,3}}\.?)?{CURRENCY_SIGN}|(?<![^\W\d_])[^\W\d_]{{1,3}}(?:\.|/\.?)?(?![^\W\d_]))"
+KNOWN_CURRENCY = (
+    rf"(?:[A-Z]{{0,3}}{CURRENCY_SIGN}|\b(?:EUR|USD|GBP|CHF|JPY|CNY|INR|BRL|PLN|SEK|NOK|DKK|Rs|Fr|kr|zł)\b\.?)"
 )
 # A minus of the digits after it, not a hyphen, a range or a list bullet.
 BEFORE = re.compile(
-    rf"(?:\(\s?(?:{CURRENCY}\s?)?|(?<![\w.,){MINUS}\]])(?:(?:{CURRENCY}\s?)?(?P<sign>[{MINUS}])(?P<gap>\s{{0,2}})"
-    rf"|(?P<word>minus|negative|moins|menos|meno|минус|[CD]R\.?)\s)(?:{CURRENCY}\s?)?)\Z",
+    rf"(?:\(\s?(?:{CURRENCY}\s?)?|(?<![\w.,){MINUS}\]])(?:(?:{KNOWN_CURRENCY}\s?)?(?P<sign>[{MINUS}])(?P<gap>\s{{0,2}})"
+    rf"|(?P<word>minus|negative|moins|menos|meno|минус|[CD]R\.?)\s)(?P<unit>{CURRENCY}\s?)?)\Z",
     re.IGNORECASE,
 )
 # A minus behind the digits ends a word, or stands alone at the end of a line or cell.
@@ -157,7 +160,7 @@ def _read(text: str, start: int, end: int) -> Iterator[Number]:
     is_negative = False
     if before is not None and (sign := before["sign"]):
         # Only a minus right before the digits is sure: a dash with a space may be a bullet.
-        is_negative = sign in SURE_MINUS and not before["gap"]
+        is_negative = sign in SURE_MINUS and not before["gap"] and not (before["unit"] or "").islower()
     elif before is not None and (word := before["word"]):
         is_negative = word[1].lower() != "r"  # CR and DR are a minus to some
     for values, last in ((readings, end), (more, more_end)):

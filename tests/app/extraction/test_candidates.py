@@ -15,6 +15,8 @@ DATE: dict[str, Any] = {"type": "string", "format": "date"}
 AMOUNTS: list[tuple[str, list[Any]]] = [
     ("2 pens at 3.20, sum 6.40", [2, 3.2, 6.4]), ("CHF 1'250.50", [1250.5]), ("1.234,50 EUR", [1234.5]),
     ("1,234", [1.234, 1234]), ("62k to 75 k", [62, 62000, 75, 75000]),
+    ("fifteen hours, 4 EUR", [4, 15]), ("drei Stunden, 4 EUR", [4, 3]), ("(about 4)", [4, -4]),
+    ("less 4, 100 Soll", [4, -4, 100, -100]), ("minus five, 7", [7, -7, 5, -5]), ("one of 4 due once", [4]),
     ("it was -4.5 degrees, 2019-20", [4.5, -4.5, 2019, 20]), ("7 30 4", [7, 30, 4]),
     ("5 300.50", [5300.5, 5, 300.5]), ("none", []), ("12.50, key " + "9" * 400 + ", 4", [12.5, 4]),
     ("9" * 307 + "k", [int("9" * 307)]),
@@ -60,7 +62,9 @@ def test_dates_and_amounts_may_only_be_those_of_the_text() -> None:
         "no figures here", " ".join(map(str, range(MAX_CANDIDATES + 1))),
         "Total: fifty dollars. Invoice 7781", "twenty five US dollars for 3 pens", "$1.2 million, 15%",
         "EUR 3.5m and 12 pens", "3,5 Mrd und 2", "version 1.2.3, 9 pens", "fünfhundert Euro, Rechnung 12",
-        "金额三百元 3", "12 plus ¾",
+        "金额三百元 3", "12 plus ¾", "1,5 tys. zł", "1.5 MM USD", "1,5 TEUR", "2 dozen eggs", "two dozen, 5",
+        "99 cents", "99p", "12€50", "5-1/4", "125 bps", "12,5 v.H.", "100:50 kr", "5 below zero",
+        "treize personnes, 4 EUR", "1234 .56",
     ],
 )
 def test_a_text_that_offers_none_or_too_many_or_unread_ones_binds_nothing_and_says_so(text: str) -> None:
