@@ -21,6 +21,7 @@ MAX_CELL_CHARS = 64 * 2**20  # csv refuses longer cells by default, and long tex
 MAX_HEADER_CHARS = 80  # of a cell below lines that are not part of the table
 NUM_SNIFFED = 20_000  # characters used to find delimiter and header
 MAX_NOTED_CHARS = 200
+MAX_ABOVE = 2  # lines that may be wider than the table below them
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,9 @@ def _lay_out(text: str, delimiter: str, is_cut: bool) -> Layout:
 def _find_header(rows: list[list[str]], is_apart: list[bool], text: str, delimiter: str) -> int:
     """Return the index of the header: the first row, unless what is above another is clearly no part of the table."""
     filled = [_count_filled(row) for row in rows]
+    apart = next((number for number, is_first in enumerate(is_apart) if number and is_first), 0)
+    if 0 < apart <= MAX_ABOVE and _is_wider_preamble(rows[:apart], rows[apart:]):
+        return apart
     width = max(Counter(map(len, rows)).items(), key=lambda each: (each[1], each[0]))[0]
     if width < 2 or filled[0] >= width or rows[0][0].strip().lower() in TEXT_NAMES:
         return 0
@@ -159,6 +163,15 @@ def _find_header(rows: list[list[str]], is_apart: list[bool], text: str, delimit
     is_prose = 2 * text.count(f"{delimiter} ") > text.count(delimiter)
     has_line = is_apart[index] or (len(below) > 1 and not re.search(r"\d", "".join(cells)) and " " in rows[0][0])
     return index if has_numbers or (has_line and not is_prose) else 0
+
+
+def _is_wider_preamble(above: list[list[str]], block: list[list[str]]) -> bool:
+    """Return whether lines with numbers, and of another width, stand above a longer and regular table."""
+    widths, names = set(map(len, block)), [cell.strip() for cell in block[0]]
+    is_table = len(block) > len(above) and len(widths) == 1 and len(names) > 1 and all(names)
+    has_numbers = any(NUMBER.fullmatch(cell.strip()) for row in above for cell in row)
+    is_header = len(set(names)) == len(names) and not any(map(NUMBER.fullmatch, names))
+    return is_table and has_numbers and is_header and widths.isdisjoint(map(len, above))
 
 
 def _count_filled(row: list[str]) -> int:

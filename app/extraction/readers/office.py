@@ -28,6 +28,8 @@ CELL_GAP = " | "
 UNSEEN = {"del", "moveFrom", "instrText", "delText", "Fallback", "pPr", "rPr"}
 BREAKS = {"tab": " ", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 UNCOMPUTED = re.compile(rb"(?:</f>|<f[^>]*/>)\s*(?:<v\s*/>|<v></v>)?\s*</c>")  # a formula without its value
+PADDED = re.compile(r"0[0 /-]*0")  # the format of a number with leading zeros, as 000-00
+MAX_WHOLE = 1e21  # numbers below are written with all their digits
 RELATIONS = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".emf", ".wmf", ".bmp", ".tiff")
 # Fields of an Outlook file, by their numbers.
@@ -194,8 +196,14 @@ def _spell(cell: Any) -> str:
         return ""
     if isinstance(value, float) and "%" in cell.number_format:
         return f"{value * 100:.10g}%"
+    shape = cell.number_format.split(";")[0].replace("\\", "")
+    if isinstance(value, int | float) and PADDED.fullmatch(shape) and value >= 0 and value == int(value):
+        size = shape.count("0")
+        digits = f"{int(value):0{size}d}"
+        last = iter(digits[-size:])
+        return digits[:-size] + re.sub("0", lambda _: next(last), shape)
     if isinstance(value, float):
-        return f"{value:.15g}"
+        return f"{value:.0f}" if value.is_integer() and abs(value) < MAX_WHOLE else f"{value:.15g}"
     if isinstance(value, datetime) and not any(sign in cell.number_format.lower() for sign in ("h", "s")):
         value = value.date()
     return " ".join(str(value).split())  # a date is written as 2026-05-03

@@ -73,3 +73,9 @@ def test_columns_without_a_name_of_their_own_are_noted() -> None:
 def test_an_error_names_its_line_below_what_was_left_out() -> None:
     with pytest.raises(UnreadableSource, match=r"a\.csv is not CSV, line 6: "):
         read(f"Statement\n\n{BODY}" + '"x" y;1;2\n')
+
+
+@pytest.mark.parametrize("above", ["Account;123;Balance;5\n", "Account;123;Balance;5\nBank;DE1;7;x;y\n"])
+def test_lines_wider_than_the_table_below_are_no_header(above: str) -> None:
+    found = read_csv(above + "\nid;text;amount\n1;abc;5\n2;def;6\n", "a.csv", lambda *_: None)
+    assert (found.columns, len(found.rows)) == (["id", "text", "amount"], 2) and "Account" in found.notes[0]

@@ -6,13 +6,14 @@ import sys
 import zipfile
 from datetime import date, datetime
 from itertools import pairwise
+from types import SimpleNamespace
 
 import openpyxl
 import pytest
 
 from app.extraction import decoding
 from app.extraction.decoding import UnreadableSource, decode_text, find_declared
-from app.extraction.readers.office import READERS, read_eml
+from app.extraction.readers.office import READERS, _spell, read_eml
 from app.extraction.sources import OFFICE_TYPES, parse_rows, read_office
 
 WORD = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
@@ -269,3 +270,14 @@ def test_binary_mail_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["docm", "dotx"])
 def test_files_with_macros_and_templates_are_read(kind: str) -> None:
     assert f".{kind}" in OFFICE_TYPES and list(READERS[kind](make_docx(), []))
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "text"),
+    [
+        (42, "00000", "00042"), (42.0, "00000;-0", "00042"), (123456789, "000\\-00\\-0000", "123-45-6789"),
+        (123, "00", "123"), (12345678901234567.0, "General", "12345678901234568"), (0.1 + 0.2, "General", "0.3"),
+    ],
+)
+def test_numbers_keep_leading_zeros_and_all_digits(value: float, shape: str, text: str) -> None:
+    assert _spell(SimpleNamespace(value=value, number_format=shape)) == text
