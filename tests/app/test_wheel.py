@@ -35,4 +35,4 @@ def test_an_installed_wheel_serves_page_and_api_from_an_empty_folder(tmp_path: P
             found = json.load(urlopen(Request(f"{url}/v1/extract", body, {"Content-Type": "application/json"})))
         finally:
             process.terminate()
-    assert "watchServer" in page and found["valid"] and list(empty.iterdir()) == []
+    assert "refreshStrip" in page and found["valid"] and list(empty.iterdir()) == []
