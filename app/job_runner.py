@@ -94,6 +94,10 @@ class JobRunner:
         except StoreFull as error:
             logger.warning("the job %s ends: %s", job.id, error)
             await self._store.run(jobs.end_job, job.number, "cancelled", str(error))
+        except Exception as error:
+            # the border of the job: begun again, it would fail again
+            logger.exception("the job %s ends", job.id)
+            await self._store.run(jobs.end_job, job.number, "cancelled", f"internal error: {type(error).__name__}")
         finally:
             await cancel_all(workers)
             await self._store.run(jobs.release, job.number)

@@ -73,14 +73,17 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
             raise EngineDead(str(caught)) from caught
         known = to_api_error(caught)
         status, body = known.status, known.body
-    return {
-        "id": f"batch_req_{request_id}",
-        "custom_id": row["custom_id"],
-        "response": {"status_code": status, "request_id": request_id, "body": body}
-        | ({"warnings": warnings} if warnings else {}),
-        # for requests without a response; here every row gets one
-        "error": None,
-    }
+    reply = make_reply(row, status, body, request_id)
+    if warnings:
+        reply["response"]["warnings"] = warnings
+    return reply
+
+
+def make_reply(row: Json, status: int, body: Json, request_id: str) -> Json:
+    """The output row for an input row."""
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    # "error" is for requests without a response; here every row gets one
+    return {"id": f"batch_req_{request_id}", "custom_id": row["custom_id"], "response": response, "error": None}
 
 
 async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:

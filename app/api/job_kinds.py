@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from app.api.batch import answer_row
+from app.api.batch import answer_row, make_reply
 from app.api.call import usage
 from app.api.context import ApiContext
 from app.api.errors import to_api_error
@@ -36,7 +37,7 @@ def make_answer(pool: ModelPool, job: Item) -> AnswerRow | None:
 
     async def answer(given: str) -> RowAnswer:
         try:
-            named = model or json.loads(given).get("body", {}).get("model")
+            named = model or _read_model(json.loads(given))
             async with pool.hold(await pool.find(named)) as context:
                 work = works.get(id(context)) or works.setdefault(id(context), kind(context, job.body))
                 return await work(given)
@@ -45,15 +46,24 @@ def make_answer(pool: ModelPool, job: Item) -> AnswerRow | None:
         except Exception as error:
             # the border of the job: whatever it was, the row has failed, and the others go on
             logger.exception("a row of the job %s failed", job.id)
-            return RowAnswer(json.dumps(to_api_error(error).body), is_failed=True)
+            known = to_api_error(error)
+            is_batch = job.body["kind"] == "batch"
+            row = make_reply(json.loads(given), known.status, known.body, uuid.uuid4().hex) if is_batch else known.body
+            return RowAnswer(json.dumps(row), is_failed=True)
 
     return answer
+
+
+def _read_model(row: Any) -> str | None:
+    """Return the model that a batch's row names; what is wrong with the row is in its answer."""
+    named = body.get("model") if isinstance(body := row.get("body"), dict) else None
+    return named if isinstance(named, str) else None
 
 
 def _answer_requests(context: ApiContext, body: dict[str, Any]) -> Work:
     async def answer(given: str) -> RowAnswer:
         reply = await answer_row(context, json.loads(given))
-        return RowAnswer(json.dumps(reply, ensure_ascii=False), reply["response"]["status_code"] != 200)
+        return RowAnswer(json.dumps(reply), reply["response"]["status_code"] != 200)
 
     return answer
 
@@ -71,7 +81,7 @@ def _extract(context: ApiContext, body: dict[str, Any]) -> Work:
         if result is not None and is_weighed:
             found = await asyncio.to_thread(find_choices, result, context.engine)
             more["choices"] = {pointer: asdict(choice) for pointer, choice in found.items()}
-        return RowAnswer(json.dumps(record | more, ensure_ascii=False), not record["valid"])
+        return RowAnswer(json.dumps(record | more), not record["valid"])
 
     return answer
 

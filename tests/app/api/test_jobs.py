@@ -84,6 +84,38 @@ async def test_the_official_client_runs_a_batch_from_upload_to_removal() -> None
         assert [each.id async for each in client.files.list()] == [file.id]
 
 
+async def test_rows_that_no_request_could_be_fail_alone_and_once() -> None:
+    """Half a surrogate pair is legal in JSON, and cannot be written as UTF-8."""
+    async with working() as server, openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        (row,) = make_rows(1)
+        bodies = ["c", [1], None, {**row["body"], "model": "\ud800"}]
+        rows = [row, row | {"custom_id": "\ud800"}]
+        rows += [row | {"custom_id": f"bad{at}", "body": body} for at, body in enumerate(bodies)]
+        file = await client.files.create(file=to_lines(rows), purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        batch = await wait_for(client, batch.id)
+        lines = (await client.files.content(batch.output_file_id)).text.splitlines()
+        assert {json.loads(line)["custom_id"] for line in lines} == {"c0", "\ud800"}
+        errors = [json.loads(line) for line in (await client.files.content(batch.error_file_id)).text.splitlines()]
+        assert {each["custom_id"]: each["response"]["status_code"] for each in errors} == (
+            {"bad0": 400, "bad1": 400, "bad2": 400, "bad3": 404}
+        )
+
+
+async def test_a_job_whose_work_fails_ends_with_the_reason() -> None:
+    async with working() as server, openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        file = await client.files.create(file=to_lines(make_rows(2)), purpose="batch")
+        jobs = server.pool.first.jobs
+        jobs._answer_rows = None  # type: ignore[assignment]
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        assert (await wait_for(client, batch.id)).status == "cancelled"
+        assert (await server.ask(f"/v1/jobs/{batch.id}"))[1]["error"] == "internal error: TypeError"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
