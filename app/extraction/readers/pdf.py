@@ -137,11 +137,19 @@ def _read_field(form: Any, annotation: Any) -> tuple[str, bool]:
     flags = pdfium.FPDFAnnot_GetFormFieldFlags(form, annotation)
     if kind in (pdfium.FPDF_FORMFIELD_CHECKBOX, pdfium.FPDF_FORMFIELD_RADIOBUTTON):
         return ("[x]" if pdfium.FPDFAnnot_IsChecked(form, annotation) else "[ ]"), False
+    options = range(pdfium.FPDFAnnot_GetOptionCount(form, annotation))
+    if chosen := [each for each in options if pdfium.FPDFAnnot_IsOptionSelected(form, annotation, each)]:
+        return ", ".join(_read_option(form, annotation, each) for each in chosen), False
     is_text = kind == pdfium.FPDF_FORMFIELD_TEXTFIELD and not flags & PASSWORD
     if is_text or kind in (pdfium.FPDF_FORMFIELD_COMBOBOX, pdfium.FPDF_FORMFIELD_LISTBOX):
         value = _read_string(lambda *room: pdfium.FPDFAnnot_GetFormFieldValue(form, annotation, *room))
         return value, bool(flags & MULTILINE)
     return "", False
+
+
+def _read_option(form: Any, annotation: Any, index: int) -> str:
+    """Return what is shown of an option, which may differ from its value."""
+    return _read_string(lambda *room: pdfium.FPDFAnnot_GetOptionLabel(form, annotation, index, *room))
 
 
 def _read_contents(annotation: Any) -> str:

@@ -105,7 +105,7 @@ def test_fields_stand_beside_their_labels_and_comments_at_the_end() -> None:
         f"<< {widget} /FT /Tx /T (city) /V (Ghent) /Rect [100 695 200 715] >>",
         f"<< {widget} /FT /Btn /T (member) /V /Yes /AS /Yes /Rect [100 675 110 685] "
         "/AP << /N << /Yes 95 0 R /Off 95 0 R >> >> >>",
-        f"<< {widget} /FT /Ch /Ff 131072 /T (land) /V (Belgium) /Opt [(France) (Belgium)] /Rect [100 650 200 665] >>",
+        f"<< {widget} /FT /Ch /Ff 131072 /T (land) /V (be) /Opt [(France) [(be) (Belgium)]] /Rect [100 650 200 665] >>",
         "<< /Type /Annot /Subtype /FreeText /Contents (typed over) /DA (/Helv 10 Tf) /Rect [300 695 400 710] >>",
         "<< /Type /Annot /Subtype /Text /Contents (check\\rthis) /Rect [300 600 320 620] >>",
         "<< /Type /XObject /Subtype /Form /BBox [0 0 9 9] /Length 0 >>\nstream\n\nendstream",
