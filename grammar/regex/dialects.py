@@ -12,18 +12,19 @@ from typing import TypeVar
 # One escape, with all digits and names that belong to it.
 _ESCAPE = (
     r"\\(?:c[A-Za-z]|u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}"
-    r"|[ux]\{[0-9A-Fa-f]+\}|[pP]\{[^}]*\}|[pP][A-Z]|0[0-9]*|.)"
+    r"|[ux]\{[0-9A-Fa-f]+\}|[pP]\{[^}]{0,64}\}|[pP][A-Z]|0[0-9]*|.)"
 )
 _MEMBER = rf"{_ESCAPE}|[^\]\\]"
+# A class that nobody closes is one token too, so that it is looked through once.
 _ECMA = re.compile(
-    rf"\[(?P<negated>\^?)(?P<members>(?:{_MEMBER})*+)\]|(?P<escape>{_ESCAPE})|(?P<times>\{{\d+(?:,\d*)?\}})"
+    rf"\[(?P<negated>\^?)(?P<members>(?:{_MEMBER})*+)(?P<end>\]?)|(?P<escape>{_ESCAPE})|(?P<times>\{{\d+(?:,\d*)?\}})"
     r"|(?P<brace>\{)|(?P<dot>\.)",
     re.DOTALL,
 )
 # A first bracket is a member here, and names such as [:alpha:] are those of POSIX.
 _NAMED = r"\[:\^?[a-z]+:\]"
 _OTHERS = re.compile(
-    rf"{_ESCAPE}|\[(?P<negated>\^?)(?P<members>\]?(?:{_NAMED}|{_MEMBER})*+)\]", re.DOTALL
+    rf"{_ESCAPE}|\[(?P<negated>\^?)(?P<members>\]?(?:{_NAMED}|{_MEMBER})*+)(?P<end>\]?)", re.DOTALL
 )
 # A range, or a member alone: beside a shorthand a hyphen is itself.
 _RANGE = re.compile(rf"({_NAMED}|{_ESCAPE}|.)(?:-({_ESCAPE}|.))?", re.DOTALL)
@@ -56,8 +57,10 @@ def read_ecma(pattern: str) -> str:
     dot = "." if _FLAGS.search(pattern) else _DOT
 
     def write(found: re.Match[str]) -> str:
-        if found["members"] is not None:
-            return write_class(found, _SPELT) if found["members"] else f"[{'' if found['negated'] else '^'}{_ANY}]"
+        if found["members"]:
+            return write_class(found, _SPELT)
+        if found["end"]:
+            return f"[{'' if found['negated'] else '^'}{_ANY}]"
         if (token := found["escape"]) is not None:
             return _SPELT_ALONE.get(token) or write_escape(token)
         return dot if found["dot"] else r"\{" if found["brace"] else found[0]
@@ -78,7 +81,7 @@ def read_names(schemas: dict[str, T]) -> dict[str, T]:
 
 def read_classes(pattern: str) -> str:
     """Return a pattern of Python in Rust's syntax, as far as its classes are concerned."""
-    return _OTHERS.sub(lambda found: found[0] if found["members"] is None else write_class(found, {}), pattern)
+    return _OTHERS.sub(lambda found: write_class(found, {}) if found["members"] else found[0], pattern)
 
 
 def write_class(found: re.Match[str], spelt: dict[str, str]) -> str:
@@ -95,7 +98,7 @@ def write_class(found: re.Match[str], spelt: dict[str, str]) -> str:
         is_range = not any(map(_SHORTHAND.match, found.groups()))
         return f"{first}-{last}" if is_range else rf"{first}\-{last}"
 
-    return f"[{found['negated']}{_RANGE.sub(write, found['members'])}]"
+    return f"[{found['negated']}{_RANGE.sub(write, found['members'])}]" if found["end"] else found[0]
 
 
 def write_member(token: str) -> str:
