@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Query, Request, UploadFile
 from fastapi.responses import Response, StreamingResponse
@@ -29,18 +29,23 @@ STATUSES = {"queued": "validating", "running": "in_progress"}
 router = APIRouter(route_class=JsonRoute)
 
 
+Purpose = Literal["batch", "assistants", "fine-tune", "vision", "user_data", "evals"]  # all are kept alike
+
+
 class BatchRequest(Fields):
     """POST /v1/batches."""
 
     input_file_id: str
     endpoint: str
-    completion_window: str = "24h"
+    completion_window: Literal["24h"] = "24h"
     metadata: dict[str, str] | None = None
     output_expires_after: dict[str, Any] | None = None
 
 
 @router.post("/v1/files")
-async def upload_file(request: Request, context: Context, file: UploadFile, purpose: Annotated[str, Form()]) -> Json:
+async def upload_file(
+    request: Request, context: Context, file: UploadFile, purpose: Annotated[Purpose, Form()]
+) -> Json:
     """Keep a file."""
     name = PurePath(file.filename or "file").name[-MAX_NAME_CHARS:]
     file_id = f"file-{secrets.token_hex(16)}"

@@ -133,6 +133,8 @@ async def list_objects(
         raise ApiError(403, message, code="list_not_allowed")
 
     def read(db: Connection) -> Json:
+        if after is not None and objects.get(db, owner, kind, after) is None:
+            raise BadRequest(f"after={after[:80]!r} must be the id of a {kind}", "after")
         found = objects.find(db, owner, kind, text=text, after=after, limit=limit + 1)
         data = [describe(db, item) for item in found[:limit]]
         first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)

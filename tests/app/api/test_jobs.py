@@ -84,6 +84,16 @@ async def test_the_official_client_runs_a_batch_from_upload_to_removal() -> None
         assert [each.id async for each in client.files.list()] == [file.id]
 
 
+async def test_what_a_list_or_a_batch_cannot_honour_is_refused_by_name() -> None:
+    async with working() as server:
+        for path in ("/v1/files?after=nix", "/v1/batches?after=nix", "/v1/jobs?after=nix"):
+            status, reply = await server.ask(path)
+            assert (status, reply["error"]["param"]) == (400, "after") and "'nix'" in reply["error"]["message"]
+        asked = {"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "1h"}
+        status, reply = await server.post("/v1/batches", asked)
+        assert status == 400 and "24h" in reply["error"]["message"] and "'1h'" in reply["error"]["message"]
+
+
 async def test_rows_that_no_request_could_be_fail_alone_and_once() -> None:
     """Half a surrogate pair is legal in JSON, and cannot be written as UTF-8."""
     async with working() as server, openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
