@@ -83,9 +83,10 @@ class JobRunner:
         self.wake()
 
     async def _work(self, job: Item, answer: AnswerRow) -> None:
-        await self._store.run(jobs.set_status, job.number, "running")
-        workers = [asyncio.ensure_future(self._answer_rows(job.number, answer)) for _ in range(MAX_ROWS)]
+        workers: list[asyncio.Future[None]] = []
         try:
+            await self._store.run(jobs.set_status, job.number, "running")
+            workers += [asyncio.ensure_future(self._answer_rows(job.number, answer)) for _ in range(MAX_ROWS)]
             await asyncio.gather(*workers)
             await self._store.run(jobs.end_job, job.number, "completed")
         except (EngineDead, EngineSleeping) as error:
