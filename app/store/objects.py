@@ -45,8 +45,6 @@ def put(
     Raises StoreFull: there is no room.
     """
     text, now = json.dumps(body, ensure_ascii=False, separators=(",", ":")), db.clock()
-    if text != text.encode(errors="replace").decode():  # half a surrogate pair can be kept as an escape only
-        text = json.dumps(body, separators=(",", ":"))
     text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")  # half a character cannot be stored
     holder = None
     if parent is not None:
