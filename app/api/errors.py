@@ -63,8 +63,8 @@ TYPES = {
     415: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable", 504: "timeout_error",
 }
 ANTHROPIC_TYPES = TYPES | {413: "request_too_large", 503: "overloaded_error"}
-# pydantic's name of a union member in a location, which is not a field of the request
-UNION_MEMBER = re.compile(r"str|bool|int|float|(?:list|dict|literal)\[.*\]")
+# pydantic's name of a union member in a location, such as function-after[f(), Model]: not a field of the request
+UNION_MEMBER = re.compile(r"str|bool|int|float|[a-z-]+\[.*\]")
 HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-9a-fA-F]{4,}\b")
 
 
