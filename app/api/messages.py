@@ -106,7 +106,12 @@ def read_message(where: Path, message: Mapping[str, Any], counter: ValueCounter)
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
             raise refuse((*where, "name"), f" must be a text of 1 to {MAX_NAME_CHARS} characters")
         read["name"] = name  # a template decides whether to write it
-    if calls := message.get("tool_calls"):
+    if isinstance(call := message.get("function_call"), dict):  # OpenAI's older form of one call
+        if role != "assistant":
+            raise refuse((*where, "function_call"), " is a part of an assistant's message")
+        older = {"id": f"call_{call.get('name')}", "function": call}
+        read["tool_calls"] = [_read_call(where, older, counter, "function_call")]
+    elif calls := message.get("tool_calls"):
         place = (*where, "tool_calls")
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
             raise refuse(place, f" must be a list of at most {MAX_TOOL_CALLS}, of an assistant")
@@ -124,24 +129,22 @@ def _as_tools(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message with OpenAI's older function calls as one with tool calls."""
     if message.get("role") == "function":
         return {**message, "role": "tool", "tool_call_id": f"call_{message.get('name')}"}
-    if isinstance(call := message.get("function_call"), dict):
-        calls = [{"id": f"call_{call.get('name')}", "type": "function", "function": call}]
-        return {**message, "tool_calls": calls}
     return message
 
 
-def _read_call(where: Path, call: object, counter: ValueCounter) -> dict[str, Any]:
+def _read_call(where: Path, call: object, counter: ValueCounter, name: str = "") -> dict[str, Any]:
+    """Return a call as chat templates read it; `name` is the client's name of its function."""
     kind = "custom" if isinstance(call, dict) and isinstance(call.get("custom"), dict) else "function"
     given = call.get(kind) if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(given, dict):
         raise refuse(where, ' must be {"id": ..., "type": "function", "function": {...}}')
-    inner = (*where, kind)
+    inner = (*where, name or kind)
     if kind == "custom":
         arguments = {"input": read_text((*inner, "input"), given.get("input"))}
     else:
         arguments = parse_arguments((*inner, "arguments"), given.get("arguments"), counter)
-    name = read_text((*inner, "name"), given.get("name"))
-    return make_call(read_text((*where, "id"), call.get("id")), name, arguments)
+    called = read_text((*inner, "name"), given.get("name"))
+    return make_call(read_text((*where, "id"), call.get("id")), called, arguments)
 
 
 def make_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

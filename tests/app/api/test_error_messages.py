@@ -101,6 +101,21 @@ async def test_half_of_a_surrogate_pair_in_a_text_of_json_is_a_400(server: Serve
     assert reply["error"]["message"].startswith("messages[1].tool_calls[0].function.arguments must be")
 
 
+@pytest.mark.parametrize(
+    ("role", "call", "message"),
+    [
+        ("assistant", {"name": "f", "arguments": "[1]"}, "function_call.arguments must be the text of a JSON object"),
+        ("assistant", {"name": 5, "arguments": "{}"}, "function_call.name must be a text"),
+        ("user", {"name": "f", "arguments": "{}"}, "function_call is a part of an assistant's message"),
+    ],
+)
+async def test_an_older_call_is_named_as_the_client_wrote_it(
+    server: Server, role: str, call: dict[str, Any], message: str
+) -> None:
+    status, reply = await server.chat(messages=[USER, {"role": role, "content": "x", "function_call": call}])
+    assert (status, reply["error"]["message"]) == (400, f"messages[1].{message}")
+
+
 def test_messages_of_the_system_lose_their_paths() -> None:
     assert scrub("no file /usr/lib/x.so at 0x7f001122") == "no file ... at ..."
 
