@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.body_decoder import BodyDecoder
+from app.api.body_decoder import BodyDecoder, make_decoder
 from app.api.errors import API_PREFIXES, HEALTH_PATHS, REQUEST_ID, ApiError, BadRequest, to_api_error
 from app.api.fields import WARNINGS
 from app.api.key_page import KEY_PATH, ask_for_key, let_in, read_cookie, read_form, wants_page
@@ -174,8 +174,8 @@ class Gate:
             if is_work and scope["path"] in WORK_PATHS:
                 self.check_room()
             encoding = headers.get(b"content-encoding", b"").decode("latin-1")
-            if encoding.lower() not in ("", "identity"):
-                receive = self._decoded(receive, BodyDecoder(encoding))
+            if (decoder := make_decoder(encoding)) is not None:
+                receive = self._decoded(receive, decoder)
                 # the router passes headers on
                 scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]
             if scope["path"].startswith("/api/"):
