@@ -358,6 +358,7 @@ def _read_part(name: str, part: str | bytes) -> Any:
     try:
         value = part if isinstance(part, str) else decode(part, name)
     except UnreadableSource as error:
-        raise BadRequest(str(error), name) from error
+        hint = "; images are a JSON list of data: URLs, and the part `file` takes one image" if name == "images" else ""
+        raise BadRequest(f"{error}{hint}", name) from error
     is_json = name in JSON_PARTS or (name == "schema" and value.lstrip().startswith("{"))
     return parse_json(value.encode(), (name,)) if is_json else value

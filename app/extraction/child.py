@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from app.extraction.decoding import UnreadableSource
 
 MAX_SECONDS = 30  # of processor time
 MAX_MEMORY = 2**30  # bytes of address space
+ADDRESS = re.compile(r" ?<[^<>]* at 0x[0-9a-fA-F]+>")  # of an object in the message of a library
 MAIN = Path(__file__).with_name("readers") / "main.py"
 
 
@@ -39,7 +41,7 @@ def run_child(function: str, data: bytes, name: str, patience: int = 4, **asked:
         raise UnreadableSource(too_slow)
     if child.returncode:
         lines = child.stderr.decode(errors="replace").splitlines() or [""]
-        reason = lines[-1].partition(": ")[2] or lines[-1]
+        reason = ADDRESS.sub("", lines[-1].partition(": ")[2] or lines[-1])
         if child.returncode < 0 or "MemoryError" in lines[-1]:
             reason = f"it is damaged, or needs more than {MAX_MEMORY >> 20} MiB of memory"
         raise UnreadableSource(f"{name} cannot be read as {Path(name).suffix[1:].upper() or 'PDF'}: {reason}")

@@ -122,6 +122,18 @@ async def send_form(server: Server, *files: tuple[str, str, bytes], **parts: str
     return await server.post_form("/v1/extract", form)
 
 
+async def test_a_form_says_where_an_image_belongs(server: Server) -> None:
+    status, reply = await send_form(server, ("images", "a.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"))
+    assert (status, reply["error"]["param"]) == (400, "images")
+    assert "data: URLs, and the part `file` takes one image" in reply["error"]["message"]
+
+
+@pytest.mark.skipif(not find_ocr(), reason="tesseract is not installed")
+async def test_a_text_named_as_an_image_is_refused_without_addresses(server: Server) -> None:
+    status, reply = await send_form(server, ("file", "a.png", b"hello"))
+    assert (status, reply["error"]["message"]) == (400, "a.png cannot be read as PNG: cannot identify image file")
+
+
 @pytest.mark.parametrize(
     ("parts", "status", "message"),
     [
