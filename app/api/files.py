@@ -59,9 +59,13 @@ async def upload_file(
 
 
 @router.get("/v1/files")
-async def list_files(request: Request, context: Context, limit: Limit = 10_000, after: str | None = None) -> Json:
+async def list_files(
+    request: Request, context: Context, limit: Limit = 10_000, after: str | None = None,
+    order: Literal["asc", "desc"] = "desc",
+) -> Json:
     """List the files, the latest first."""
-    return await list_objects(context, request.state.info.owner, "file", limit, after, describe_file)
+    owner = request.state.info.owner
+    return await list_objects(context, owner, "file", limit, after, describe_file, oldest_first=order == "asc")
 
 
 @router.get("/v1/files/{file_id}")

@@ -125,7 +125,7 @@ def find_object(db: Connection, owner: str, kind: str, item_id: str) -> Item:
 
 async def list_objects(
     context: ApiContext, owner: str, kind: str, limit: int, after: str | None,
-    describe: Callable[[Connection, Item], Json], text: str = "",
+    describe: Callable[[Connection, Item], Json], text: str = "", oldest_first: bool = False,
 ) -> Json:
     """Return a page of the owner's objects of a kind whose JSON contains a text, the latest changed first."""
     if not owner and not context.config.is_loopback:
@@ -135,7 +135,7 @@ async def list_objects(
     def read(db: Connection) -> Json:
         if after is not None and objects.get(db, owner, kind, after) is None:
             raise BadRequest(f"after={after[:80]!r} must be the id of a {kind}", "after")
-        found = objects.find(db, owner, kind, text=text, after=after, limit=limit + 1)
+        found = objects.find(db, owner, kind, text=text, after=after, limit=limit + 1, oldest_first=oldest_first)
         data = [describe(db, item) for item in found[:limit]]
         first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
         return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(found) > limit}

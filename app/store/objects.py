@@ -95,7 +95,8 @@ def get_data(db: Connection, owner: str, kind: str, item_id: str) -> bytes | Non
 
 
 def find(
-    db: Connection, owner: str, kind: str, *, text: str = "", after: str | None = None, limit: int = -1
+    db: Connection, owner: str, kind: str, *, text: str = "", after: str | None = None, limit: int = -1,
+    oldest_first: bool = False,
 ) -> list[Item]:
     """Return the owner's objects of a kind, the latest changed first.
 
@@ -103,10 +104,11 @@ def find(
         text: a part of the body's JSON.
         after: id of the last object of the page before.
     """
+    sign, order = (">", "ASC") if oldest_first else ("<", "DESC")
     rows = db.execute(
         f"SELECT {COLUMNS} FROM objects WHERE owner = :owner AND kind = :kind AND instr(body, :text) AND "
-        "(:after IS NULL OR (changed, number) < (SELECT changed, number FROM objects WHERE owner = :owner AND "
-        "id = :after)) ORDER BY changed DESC, number DESC LIMIT :limit",
+        f"(:after IS NULL OR (changed, number) {sign} (SELECT changed, number FROM objects WHERE owner = :owner AND "
+        f"id = :after)) ORDER BY changed {order}, number {order} LIMIT :limit",
         {"owner": owner, "kind": kind, "text": text, "after": after, "limit": limit},
     )
     return [make_item(row) for row in rows]

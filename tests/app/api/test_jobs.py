@@ -81,7 +81,9 @@ async def test_the_official_client_runs_a_batch_from_upload_to_removal() -> None
         with pytest.raises(openai.BadRequestError, match="completed"):
             await client.batches.cancel(batch.id)
         assert (await server.ask(f"/v1/jobs/{batch.id}", "DELETE"))[0] == 200
-        assert [each.id async for each in client.files.list()] == [file.id]
+        later = await client.files.create(file=b"{}", purpose="batch")
+        assert [each.id async for each in client.files.list()] == [later.id, file.id]
+        assert [each.id async for each in client.files.list(order="asc", limit=1)] == [file.id, later.id]
 
 
 async def test_what_a_list_or_a_batch_cannot_honour_is_refused_by_name() -> None:
@@ -89,6 +91,8 @@ async def test_what_a_list_or_a_batch_cannot_honour_is_refused_by_name() -> None
         for path in ("/v1/files?after=nix", "/v1/batches?after=nix", "/v1/jobs?after=nix"):
             status, reply = await server.get(path)
             assert (status, reply["error"]["param"]) == (400, "after") and "'nix'" in reply["error"]["message"]
+        status, reply = await server.get("/v1/files?order=foo")
+        assert (status, reply["error"]["message"]) == (400, "order='foo' must be 'asc' or 'desc'")
         asked = {"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "1h"}
         status, reply = await server.post("/v1/batches", asked)
         assert status == 400 and "24h" in reply["error"]["message"] and "'1h'" in reply["error"]["message"]
