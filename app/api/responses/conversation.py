@@ -76,12 +76,13 @@ class Conversation:
                 raise refuse(where, rule, "unsupported_content")
 
     def _add_result(self, where: Path, item: Mapping[str, Any]) -> None:
-        name = "output" if "output" in item or "tools" not in item else "tools"
-        output = item.get(name)
+        is_own = item["type"] in ("function_call_output", "custom_tool_call_output")
+        name = next((each for each in ("output", "tools", "status") if item.get(each) is not None), "output")
+        output = item.get("output" if is_own else name)
         if isinstance(output, dict):
             output = [output] if "type" in output else json.dumps(output, ensure_ascii=False)
-        elif name == "tools":
-            output = json.dumps(output, ensure_ascii=False)
+        elif isinstance(output, list) and not is_own and (name == "tools" or not all(map(_has_type, output))):
+            output = json.dumps(output, ensure_ascii=False)  # tools, or what commands of a shell have written
         # OpenAI's outputs of the local shell name their call by `id`
         identity = item.get("id" if item["type"] == "local_shell_call_output" else "call_id")
         parts = read_parts((*where, name), output, is_history=True)
@@ -115,6 +116,10 @@ class Conversation:
         if found := "\n\n".join(filter(None, texts)):
             message["reasoning_content"] = found
         self._reasoning = []
+
+
+def _has_type(value: object) -> bool:
+    return isinstance(value, dict) and "type" in value
 
 
 def seal(text: str) -> str:

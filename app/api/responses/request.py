@@ -130,8 +130,9 @@ def _check_unsupported(body: ResponsesRequest) -> None:
     for name in body.include or ():
         if name not in INCLUDES:
             warn(f"include {name[:80]!r} was left out: there is no such output here")
-    # "auto" has no effect: a conversation that is too long is refused
     check_choice(("truncation",), body.truncation or "disabled", ("auto", "disabled"))
+    if body.truncation == "auto":
+        warn("truncation 'auto' has no effect: an input that is too long is refused")
 
 
 def _read_effort(reasoning: Json) -> Any:

@@ -337,7 +337,7 @@ async def test_a_response_has_every_required_field_and_takes_the_sampling_of_cha
     assert status == 200 and not set(REQUIRED) - reply.keys(), reply
     assert reply["tools"] == [{**body["tools"][0], "description": None, "parameters": None, "strict": True}]
     assert reply["reasoning"] == {"effort": "low", "summary": None, "context": "all_turns"}
-    assert all(name in headers["x-troupe-warning"] for name in ("include 'web_search", "client_metadata"))
+    assert all(name in headers["x-troupe-warning"] for name in ("include 'web_search", "client_metadata", "truncation"))
     params = server.engine.requests[-1].params
     assert (params.ignore_eos, params.stop_token_ids, params.logit_bias) == (True, (1,), {5: 1})
 
@@ -476,6 +476,9 @@ async def test_a_local_shell_is_called_by_its_own_item(start: Start) -> None:
         ({"type": "tool_search_output", "call_id": "1", "tools": [{"name": "t9"}]}, "t9"),
         ({"type": "local_shell_call", "call_id": "1", "action": {"command": ["ls"]}}, '"ls"'),
         ({"type": "local_shell_call_output", "id": "1", "output": "a.txt"}, "a.txt"),
+        ({"type": "shell_call_output", "call_id": "1", "output": [{"stdout": "a.txt", "outcome": {}}]}, "a.txt"),
+        ({"type": "apply_patch_call_output", "call_id": "1", "status": "failed", "output": "no file"}, "no file"),
+        ({"type": "apply_patch_call_output", "call_id": "1", "status": "completed"}, "completed"),
         ({"type": "mcp_list_tools", "tools": [{"name": "t9"}]}, "t9"),
         ({"type": "additional_tools", "tools": [{"name": "t9"}]}, ""),
         ({"type": "compaction", "encrypted_content": "x"}, ""),
