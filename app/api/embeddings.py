@@ -36,7 +36,7 @@ class PoolingFields(Fields):
     model: str | None = None
     priority: Integer = Field(default=0, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
-    # Of each text, or pair of texts, this many first tokens are read; -1: as many as the model takes.
+    # Number of tokens to read of each text or pair of texts; -1: as many as the model takes.
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
 
     def read_options(self, context: ApiContext, model: str) -> dict[str, Any]:
@@ -158,7 +158,7 @@ async def finish(work: Coroutine[Any, Any, list[Pooled]], request: Request, mode
     """Await vectors or scores, unless the client goes away, and note their tokens."""
     info = request.state.info
     info.model = model
-    # A task of its own: the task group in it cancels the task that it runs in, which anyio would take for its own.
+    # Run in a separate task: its task group cancels its task, which anyio would mistake for a cancelled request.
     found = await unless_gone(request.receive, asyncio.ensure_future(work))
     for each in found:
         info.count(each.num_tokens, 0, 0)

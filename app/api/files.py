@@ -16,6 +16,7 @@ from app.api.batch import ROUTES, check_lines
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import ApiError, BadRequest
 from app.api.jobs import add_job, cancel, find_object, list_objects, to_seconds
+from app.api.model_pool import Pool
 from app.api.protocol import Fields
 from app.store import Connection, Item, jobs, objects
 
@@ -102,7 +103,7 @@ async def delete_file(file_id: str, request: Request, context: Context) -> Json:
 
 
 @router.post("/v1/batches")
-async def create_batch(body: BatchRequest, request: Request, context: Context) -> Json:
+async def create_batch(body: BatchRequest, request: Request, context: Context, pool: Pool) -> Json:
     """Begin to answer the rows of a file."""
     owner = request.state.info.owner
     if body.endpoint not in ROUTES:
@@ -117,8 +118,10 @@ async def create_batch(body: BatchRequest, request: Request, context: Context) -
     if problems or not rows:
         shown = "; ".join(problems[:5]) or "it has no rows"
         raise BadRequest(f"this file cannot be used: {shown}", "input_file_id", "invalid_file")
-    models = {row["body"].get("model") for row in rows if isinstance(row.get("body"), dict)}
-    more = {"model": models.pop()} if len(models) == 1 else {}
+    models = {json.dumps(row["body"].get("model")) for row in rows if isinstance(row.get("body"), dict)}
+    named = json.loads(models.pop()) if len(models) == 1 else None
+    # A batch for one of this server's models waits for it after a restart; any other name fails in its rows.
+    more = {"model": named} if named in [*context.model_names, *await pool.list_entries()] else {}
     asked = body.model_dump(include={"input_file_id", "endpoint", "completion_window", "metadata"})
     job = await add_job(context, owner, "batch", {**asked, **more}, map(json.dumps, rows))
     return await context.store.run(describe_batch, job)

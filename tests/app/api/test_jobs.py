@@ -118,6 +118,19 @@ async def test_rows_that_no_request_could_be_fail_alone_and_once() -> None:
         )
 
 
+async def test_a_batch_for_a_model_that_is_not_here_ends() -> None:
+    async with working() as server, openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        (row,) = make_rows(1)
+        for model in ("another", 5, ["a"]):
+            lines = to_lines([row | {"body": {**row["body"], "model": model}}])
+            file = await client.files.create(file=lines, purpose="batch")
+            batch = await client.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            batch = await wait_for(client, batch.id)
+            assert batch.request_counts is not None and batch.request_counts.failed == 1
+
+
 async def test_a_job_whose_work_fails_ends_with_the_reason() -> None:
     async with working() as server, openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
         file = await client.files.create(file=to_lines(make_rows(2)), purpose="batch")
