@@ -15,7 +15,7 @@ _ESCAPE = (
     r"|[ux]\{[0-9A-Fa-f]+\}|[pP]\{[^}]{0,64}\}|[pP][A-Z]|0[0-9]*|.)"
 )
 _MEMBER = rf"{_ESCAPE}|[^\]\\]"
-# A class that nobody closes is one token too, so that it is looked through once.
+# An unclosed class is one token, too, so that it is scanned once.
 _ECMA = re.compile(
     rf"\[(?P<negated>\^?)(?P<members>(?:{_MEMBER})*+)(?P<end>\]?)|(?P<escape>{_ESCAPE})|(?P<times>\{{\d+(?:,\d*)?\}})"
     r"|(?P<brace>\{)|(?P<dot>\.)",
@@ -30,7 +30,7 @@ _OTHERS = re.compile(
 _RANGE = re.compile(rf"({_NAMED}|{_ESCAPE}|.)(?:-({_ESCAPE}|.))?", re.DOTALL)
 _SHORTHAND = re.compile(r"\\[dDwWsSpP]|\[:")
 _PAIR = re.compile(r"\\u([Dd][89ABab]..)\\u([Dd][C-Fc-f]..)")
-# With these a pattern is Rust's or Python's, so that the dot may be another one.
+# ECMA-262 has no inline flags: a pattern with them is Rust's or Python's, and keeps that dot.
 _FLAGS = re.compile(r"\(\?[A-Za-z-]+[:)]")
 
 _SPACES = r"\x09-\x0D\x20\xA0\u1680\u2000-\u200A\u2028-\u2029\u202F\u205F\u3000\uFEFF"
@@ -38,7 +38,7 @@ _OTHER_THAN_SPACES = (
     r"\x00-\x08\x0E-\x1F\x21-\x9F\xA1-\u167F\u1681-\u1FFF\u200B-\u2027\u202A-\u202E\u2030-\u205E\u2060-\u2FFF"
     r"\u3001-\uFEFE\uFF00-\u{10FFFF}"
 )
-# In a class; some engines go beyond ASCII here.
+# ECMA's shorthands, written out for use in a class: other engines take letters and digits beyond ASCII, too.
 _SPELT = {
     r"\d": "0-9", r"\D": r"\x00-/:-\u{10FFFF}", r"\w": "0-9A-Z_a-z",
     r"\W": r"\x00-/:-@\[-\^`\{-\u{10FFFF}", r"\s": _SPACES, r"\S": _OTHER_THAN_SPACES,

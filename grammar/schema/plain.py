@@ -24,7 +24,7 @@ _REFERENCE = {f"#/{place}/": place for place in _DEFINITIONS}
 
 
 class Plain(NamedTuple):
-    """What is known of a plain schema.
+    """Facts about a plain schema.
 
     Attributes:
         is_open: an object in it lists names and allows others.
@@ -73,7 +73,7 @@ class _Reading:
         self._referred: set[str] = set()
         self.is_open = False
         self.has_long_escape = False  # in a pattern
-        self.has_strings = False  # formats and patterns that are written as other patterns, or mean nothing
+        self.has_strings = False  # formats and patterns to rewrite or leave out
 
     def takes(self, schema: dict[str, Any]) -> bool:
         """Return whether every keyword of a schema itself is plain."""
@@ -100,7 +100,7 @@ class _Reading:
         return True
 
     def _find(self, reference: Any) -> Any:
-        """Return what a reference leads to, None if that is not plain: a definition with a type or values."""
+        """Return the definition that a reference names; None unless it has a type or values."""
         place = next((place for start, place in _REFERENCE.items() if str(reference).startswith(start)), None)
         if place is None or not isinstance(self._root.get(place), dict):
             return None
@@ -118,7 +118,7 @@ class _Reading:
 
 
 def is_note(key: str) -> bool:
-    """Return whether a keyword is an annotation, by its name or since nobody knows it."""
+    """Return whether a keyword is an annotation, by its name or because no keyword has that name."""
     return key not in _MEANT
 
 

@@ -12,13 +12,14 @@ from ..errors import InvalidGrammar, UnsupportedGrammar, naming
 from ..plan import PlanEntry
 from ..spec import GrammarSpec
 from .arguments import find_types
+from .borders import ANY_CHARACTER, Borders, Conflict, Value
 from .checked import CheckedVocabulary, add_values
 from .counted_text import TextLimit
 from .gbnf_rules import write_gbnf
 from .lark_text import IDS, LarkText
 from .leaves import LeafWriter, Route
 from .structural_tag import list_children, list_leaves, name_place
-from .tag_writer import ANY_CHARACTER, Conflict, TagWriter, Value
+from .tag_writer import TagWriter
 
 NAME = "structural_tag"
 # The characters that a JSON value of a type begins with, and those that may go on a complete one.
@@ -106,7 +107,7 @@ class TagText:
             text = LarkText(specials, IDS["{id}"])
             self.leaves = self.make_leaves(text)
             writer = TagWriter(
-                text, vocabulary, self._describe, self._limit_text, self.backend.is_empty, has_fast_text
+                text, vocabulary, self._describe, self._limit_text, Borders(self.backend.is_empty), has_fast_text
             )
             try:
                 return join_lark(text.write(writer.write(self._format)), self.leaves.list_grammars())

@@ -1,14 +1,13 @@
 """A structural tag as rules of Lark: a lexeme for the text up to each value, and references to the values' grammars.
 
-The text must determine where each part begins, because llguidance's lexer takes the longest lexeme. A structural tag is
-refused if a lexeme could go on with the first character of the value after it.
+A format is written from its end, because what follows a part decides how the part is written.
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from llguidance import regex_to_lark
 
@@ -16,68 +15,21 @@ from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..regex.dialects import read_classes
 from ..regex.text import quote
 from ..vocabulary import Vocabulary
-from .free_text import ANY, make_hit, make_lexemes, make_tail
+from .borders import ANY_CHARACTER, Border, Borders, Conflict, Value
+from .free_text import make_hit, make_lexemes, make_tail
 from .lark_text import LarkText
 from .structural_tag import list_children
+from .ways import END, Loops, Ways, prefix, unite
 
 MAX_NUM_PARTS = 20_000
 MAX_PATTERN_CHARS = 16_384
-MAX_TEXT_CHARS = 256 * 1024
-ANY_CHARACTER = "(?s:.)"
-NO_BEGIN = "nothing marks where it begins; put a const_string before it"
-NO_END = "nothing marks its end; put a const_string behind it, or give the schema a type"
 GBNF_END = "a grammar is followed by one fixed text or by the end"
 _REGULAR, _COMPOSED = ("const_string", "regex"), ("sequence", "or", "optional", "star", "plus", "repeat", "tag")
 _FIXED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 Json = dict[str, Any]
-# What may come next: the name of its rule, "" for the end -> a terminal of the text up to it, "" for none.
-Ways = dict[str, str]
-END: Ways = {"": ""}
 # The ends of a tag, at which free text inside it ends, each with what follows.
 Exits = tuple[tuple[str, Ways], ...]
-
-
-class Value(NamedTuple):
-    """A value in the rules.
-
-    Attributes:
-        text: what the rules write for it.
-        first: class of the characters it may begin with.
-        more: class of the characters that may follow a complete value as a part of it; "" for none.
-        is_checked: something beside llguidance has to know that it is this value which begins.
-        is_spaced: llguidance takes white space between it and a value right behind it.
-    """
-
-    text: str
-    first: str
-    more: str = ""
-    is_checked: bool = False
-    is_spaced: bool = False
-
-
-class Border(NamedTuple):
-    """A rule that begins with a value, a token or free text, to which a lexeme of text leads.
-
-    Attributes:
-        value: None for a token or free text.
-        first: class of the characters that may come first; "" for a token.
-        place: of the value in the structural tag.
-        next: what follows the value.
-    """
-
-    value: Value | None
-    first: str
-    place: str = ""
-    next: Mapping[str, str] = {}
-
-
-@dataclass(eq=False)
-class Conflict(Exception):
-    """The text does not determine where a value begins or ends."""
-
-    place: str
-    reason: str
 
 
 @dataclass
@@ -87,7 +39,7 @@ class TagWriter:
     Attributes:
         write_value: describes the value of a place, with the text before it.
         limit_text: returns the expression of a text with a limit of its tokens, of the text before it and its ends.
-        is_empty: whether a Lark terminal matches nothing at all.
+        borders: to which texts lead; empty before writing.
         has_fast_text: free text has rules of its own; without, it is part of the text around it.
     """
 
@@ -95,10 +47,9 @@ class TagWriter:
     vocabulary: Vocabulary
     write_value: Callable[[Json, str, str], Value]
     limit_text: Callable[[str, int, str, Sequence[str]], str]
-    is_empty: Callable[[str], bool]
+    borders: Borders
     has_fast_text: bool
-    _borders: dict[str, Border] = field(default_factory=dict)
-    _loops: dict[str, Ways] = field(default_factory=dict)
+    _loops: Loops = field(default_factory=Loops)
     _states: dict[tuple[tuple[str, str], ...], str] = field(default_factory=dict)
     _num_parts: int = 0
 
@@ -106,40 +57,21 @@ class TagWriter:
         """Return the expression of a format, whose rules are in the text then."""
         start = self._refer(self._build(part, "/format", END, ())) or '""'
         for key, name in self._states.items():
-            ways = self._expand(dict(key))
-            self._check_begins(ways)
+            ways = self._loops.expand(dict(key))
+            self.borders.check_begins(ways)
             self.text.rules[name] = " | ".join(
                 f"{self.text.name(text) if text else ''} {border}".strip() or '""' for border, text in ways.items()
             )
-        for border in self._borders.values():
-            self._check_ends(border)
+        for border in self.borders:
+            self.borders.check_ends(border, self._loops.expand(dict(border.next)))
         return start
 
     def _refer(self, ways: Ways) -> str:
         """Return the name of the rule for what may come next, "" at the end."""
         border = next(iter(ways))
-        if ways == {border: ""} and border in ("", *self._borders):
+        if ways == {border: ""} and (not border or border in self.borders):
             return border
         return self._states.setdefault(tuple(ways.items()), f"s{len(self._states)}")
-
-    def _expand(self, ways: Ways) -> Ways:
-        """Return the ways with those of each loop in place of its beginning."""
-        while (loop := next((each for each in ways if each in self._loops), None)) is not None:
-            ways = self._enter(loop, ways)
-        return ways
-
-    def _enter(self, loop: str, ways: Ways) -> Ways:
-        """Return the ways with those of a loop in place of its beginning, outside of which none leads to it by text."""
-        if loop not in ways or loop not in self._loops:
-            return ways
-        others = {border: text for border, text in ways.items() if border != loop}
-        return unite(others, prefix(ways[loop], self._loops[loop]))
-
-    def _close(self, loop: str, ways: Ways) -> Ways:
-        """Note what a loop begins with, and return it."""
-        again = ways.pop(loop, "")
-        self._loops[loop] = prefix(f"({again})*", ways) if again else ways
-        return self._loops[loop]
 
     def _count(self, num_parts: int) -> None:
         self._num_parts += num_parts
@@ -151,7 +83,7 @@ class TagWriter:
 
     def _add(self, letter: str, border: Border, body: str) -> Ways:
         name = self._new_name(letter)
-        self._borders[name] = border
+        self.borders.add(name, border)
         self.text.rules[name] = body
         return {name: ""}
 
@@ -209,7 +141,7 @@ class TagWriter:
         # Behind GBNF a text is written letter by letter, so that no lexeme is the longer one.
         found = []
         for border, text in follow.items():
-            if not self._is_end({border: ""}) or _FIXED.sub("", text).strip():
+            if not self.borders.is_end({border: ""}) or _FIXED.sub("", text).strip():
                 raise Conflict(where, GBNF_END)
             letters = [quote(char) for each in _FIXED.findall(text) for char in json.loads(each)]
             found.append(" ".join([value.text, *letters, border]))
@@ -276,7 +208,7 @@ class TagWriter:
             return prefix(f"({text}){{{least},{most if most >= 0 else ''}}}", follow)
         found = follow
         if most < 0:
-            found = self._close(loop, unite(self._build(part["content"], where, {loop: ""}, ()), follow))
+            found = self._loops.close(loop, unite(self._build(part["content"], where, {loop: ""}, ()), follow))
         for number in range(max(most, least), 0, -1):
             inner = self._build(part["content"], where, found, ())
             found = inner if number <= least else unite(inner, follow)
@@ -298,8 +230,8 @@ class TagWriter:
         after = follow if part["stop_after_first"] else {loop: ""}
         first = unite(*(self._build(tag, f"{where}/tags/{i}", after, ()) for i, tag in enumerate(part["tags"])))
         if not part["stop_after_first"]:
-            self._close(loop, unite(self._literal(part["separator"], first), follow))
-        first = self._enter(loop, first)
+            self._loops.close(loop, unite(self._literal(part["separator"], first), follow))
+        first = self._loops.enter(loop, first)
         return first if part["at_least_one"] else unite(first, follow)
 
     def _triggered(self, part: Json, where: str, follow: Ways, exits: Exits) -> Ways:
@@ -328,7 +260,7 @@ class TagWriter:
             reason = "only special tokens, which no text contains, may open tags"
             raise UnsupportedGrammar(where, "trigger_tokens", reason)
         ways = self._free_text(text, rests, part.get("excludes", ()), where, follow, exits, tokens)
-        return self._enter(text, unite(*firsts)) if part["at_least_one"] else ways
+        return self._loops.enter(text, unite(*firsts)) if part["at_least_one"] else ways
 
     def _dispatch(self, part: Json, where: str, follow: Ways, exits: Exits) -> Ways:
         text = self._new_name("t")
@@ -371,24 +303,19 @@ class TagWriter:
                 rest = self._literal(pattern.removeprefix(special), after)
                 opened.append(self._add_token(self.vocabulary.special_tokens[special], rest))
         following = [] if exits else [follow]
-        if self.has_fast_text and all(map(self._is_end, following)):
-            self._borders[name] = Border(None, ANY_CHARACTER)
+        if self.has_fast_text and all(map(self.borders.is_end, following)):
+            self.borders.add(name, Border(None, ANY_CHARACTER))
             self.text.rules[name] = self._write_free(every, led, opened, following)
             return {name: ""}
         hits = [prefix(f"({make_hit(every, pattern)})", after) for pattern, after in led.items()]
         tails = [prefix(f"({make_tail(every)})", after) for after in (*opened, *following)]
-        return self._close(name, unite(*hits, *tails))
+        return self._loops.close(name, unite(*hits, *tails))
 
     def _limit(self, name: str, most: int, where: str, lead: str, exits: Exits) -> None:
         """Limit the tokens of a text, which has a rule of its own."""
-        if name not in self._borders:
+        if name not in self.borders:
             raise UnsupportedGrammar(where, "max_tokens", "only text that a tag's end or the whole text's end follows")
         self.text.rules[name] = self.limit_text(self.text.rules[name], most, lead, [end for end, _ in exits])
-
-    def _is_end(self, ways: Ways) -> bool:
-        """Return whether the text ends here, or a token comes."""
-        tokens = (border for border in ways if border)
-        return not any(ways.values()) and all(self._borders.get(each, Border(None, "-")).first == "" for each in tokens)
 
     def _write_free(
         self, patterns: Sequence[str], led: Mapping[str, Ways], tokens: Sequence[Ways], following: Sequence[Ways]
@@ -400,70 +327,6 @@ class TagWriter:
         ways += [f"{tail}? {self._refer(found)}" for found in (*tokens, *following)]
         parts = f"{self.text.name(lexemes.part)}* " if lexemes.part else ""
         return f"{parts}({' | '.join(ways)})"
-
-    # Borders
-
-    def _find_first(self, border: str) -> str:
-        return self._borders[border].first if border else ""
-
-    def _check_begins(self, ways: Ways) -> None:
-        """Raise Conflict if a text that reaches a border could also continue, or reach another border."""
-        if len(ways) == 1 and "" in ways.values():
-            return
-        texts = {border: f"({text})" if text else '""' for border, text in ways.items()}
-        wrong = {}
-        for border, text in texts.items():
-            if first := self._find_first(border):
-                rivals = [rest for each, rest in texts.items() if each != border and self._are_confused(border, each)]
-                longer = f"{text} /{first}/ {ANY} & ({' | '.join(texts.values())})"
-                wrong[border] = [longer, *([f"{text} & ({' | '.join(rivals)})"] if rivals else [])]
-        every = " | ".join(f"({each})" for parts in wrong.values() for each in parts)
-        if every and not self.is_empty(every):
-            faulty = (each for each, parts in wrong.items() if not all(map(self.is_empty, parts)))
-            raise Conflict(self._borders[next(faulty)].place, NO_BEGIN)
-
-    def _are_confused(self, border: str, rival: str) -> bool:
-        """Return whether two alternatives at one position could be confused."""
-        firsts = self._find_first(border), self._find_first(rival)
-        if not all(firsts):
-            return False
-        pair = [self._borders[each].value for each in (border, rival)]
-        if pair[0] is not None and pair[0] == pair[1]:
-            return False
-        # Free text and GBNF have lexemes of their own, which longer lexemes could override.
-        if ANY_CHARACTER in firsts:
-            return True
-        is_checked = any(value is not None and value.is_checked for value in pair)
-        return is_checked and not self.is_empty(f"/{firsts[0]}/ & /{firsts[1]}/")
-
-    def _check_ends(self, border: Border) -> None:
-        """Raise Conflict if a complete value could continue with the text after it."""
-        value = border.value
-        if value is None or not (value.more or value.is_spaced):
-            return
-        for each, text in self._expand(dict(border.next)).items():
-            first = self._find_first(each)
-            rest = " ".join(filter(None, (f"({text})" if text else "", f"/{first}/ {ANY}" if first else ""))) or '""'
-            is_joined = value.is_spaced and not text and each and self._borders[each].value is not None
-            if is_joined or (value.more and not self.is_empty(f"({rest}) & (/{value.more}/ {ANY})")):
-                raise Conflict(border.place, NO_END)
-
-
-def prefix(text: str, ways: Ways) -> Ways:
-    """Return ways with a text before them."""
-    if sum(map(len, ways.values())) + len(ways) * len(text) > MAX_TEXT_CHARS:
-        raise InvalidGrammar(f"the structural tag unfolds into texts of more than {MAX_TEXT_CHARS} characters")
-    return {border: f"{text} {rest}".strip() for border, rest in ways.items()} if text else dict(ways)
-
-
-def unite(*found: Ways) -> Ways:
-    """Return all ways; of two texts to one border, either."""
-    ways: Ways = {}
-    for border, text in (pair for each in found for pair in each.items()):
-        known = ways.get(border, text)
-        ways[border] = text if known == text else f"({known} | {text})" if known and text else f"({known or text})?"
-    return ways
-
 
 def find_end(part: Json) -> str:
     """Return the fixed text at the end of a format, "" for none."""
