@@ -18,7 +18,7 @@ from engine.model.formats.encoded import EncodedTensor
 from engine.model.layer_tape import LayerTapes
 from engine.model.linear import Linear, make_parameter
 from engine.model.mixers.attention import StepInputs, plan_groups
-from engine.model.moe import Experts
+from engine.model.moe import Experts, repack_modules
 from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
 from engine.model.shard import Shard
@@ -224,10 +224,7 @@ class DecoderModel(nn.Module):
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
-        for module in self.modules():
-            if isinstance(module, Linear | Experts):
-                module.repack(self.ops, ops, self.quantization)
-                yield
+        yield from repack_modules(self.modules(), self.ops, ops, self.quantization)
         self.ops = ops
 
     def weight_targets(self) -> WeightTargets:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -409,3 +409,13 @@ def _keep_best_groups(ranked: Tensor, spec: MoESpec) -> Tensor:
     best = totals.topk(spec.num_chosen_groups, dim=-1).indices
     is_dropped = torch.ones(groups.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, False)
     return groups.masked_fill(is_dropped.unsqueeze(-1), -torch.inf).flatten(1)
+
+
+def repack_modules(
+    modules: Iterable[nn.Module], old: Ops, new: Ops, quantization: Quantization | None
+) -> Iterator[None]:
+    """Move the matrices among modules to other ops, one per iteration; steps may run in between."""
+    for module in modules:
+        if isinstance(module, Linear | Experts):
+            module.repack(old, new, quantization)
+            yield

@@ -152,3 +152,8 @@ def own(targets: Targets, owner: nn.Module) -> Targets:
 def add_prefix(prefix: str, targets: Targets) -> Targets:
     """Return the targets with the prefix and a dot before their names."""
     return {f"{prefix}.{name}": target for name, target in targets.items()}
+
+
+def list_parameters(module: nn.Module) -> WeightTargets:
+    """Return the parameters of a module under their own names."""
+    return WeightTargets({name: WeightTarget(each.data) for name, each in module.named_parameters()}, {}, ())

@@ -60,6 +60,20 @@ def plan_groups(
     return tuple(found)
 
 
+def attend(
+    q: Tensor, kv_cache: KVCache, step: StepInputs, group_index: int, spec: LayerSpec, sharding: Sharding,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return the attention of queries [T, heads, head_size] over the cache of a group of layers."""
+    ops, metadata, group = step.ops, step.attn_metadata, step.groups[group_index]
+    if group.part is not None:
+        return group.part.attend(ops, q, kv_cache, spec, sharding)
+    return ops.paged_attention(
+        q, *kv_cache, group.block_tables, metadata.query_start_loc, metadata.seq_lens, scale=spec.scale,
+        sliding_window=spec.window, soft_cap=spec.soft_cap, sinks=sinks, plan=group.plan,
+    )
+
+
 class Attention(nn.Module):
     """Grouped-query attention over the paged KV cache.
 
@@ -124,18 +138,9 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         """Map [T, hidden_size] to [T, hidden_size], and write the step's keys and values into the cache."""
-        ops, metadata, spec = step.ops, step.attn_metadata, self._spec
-        group = step.groups[self._group]
         heads, gate = self._project(hidden, step)
         q = self._store(heads, kv_cache, step)
-        if group.part is not None:
-            attended = group.part.attend(ops, q, kv_cache, spec, self._sharding)
-        else:
-            attended = ops.paged_attention(
-                q, *kv_cache, group.block_tables, metadata.query_start_loc, metadata.seq_lens,
-                scale=spec.scale, sliding_window=spec.window, soft_cap=spec.soft_cap, sinks=self.sinks,
-                plan=group.plan,
-            )
+        attended = attend(q, kv_cache, step, self._group, self._spec, self._sharding, self.sinks)
         attended = attended.view(hidden.shape[0], -1)
         if gate is not None:
             attended = attended * compute_sigmoid(gate)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
-from engine.model.mixers.attention import StepInputs
+from engine.model.mixers.attention import StepInputs, attend
 from engine.model.rope import order_pairs
 from engine.model.row_linear import make_row_linear
 from engine.model.shard import Shard
@@ -135,16 +135,8 @@ class LatentAttention(nn.Module):
 
     def forward(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         """Map [T, hidden_size] to [T, hidden_size], and write the step's keys into the cache."""
-        ops, metadata, spec = step.ops, step.attn_metadata, self._spec
-        group = step.groups[self._group]
         q = self.store_keys(hidden, kv_cache, step)
-        if group.part is not None:
-            attended = group.part.attend(ops, q, kv_cache, spec, self._sharding)
-        else:
-            attended = ops.paged_attention(
-                q, *kv_cache, group.block_tables, metadata.query_start_loc, metadata.seq_lens,
-                scale=spec.scale, plan=group.plan,
-            )
+        attended = attend(q, kv_cache, step, self._group, self._spec, self._sharding)
         values = self.kv_b_proj.expand(attended.view(*q.shape)).flatten(1)
         return self.o_proj(values, adapters=step.adapters)
 

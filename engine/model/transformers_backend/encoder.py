@@ -27,10 +27,11 @@ from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.checkpoint import hash_weights, resolve_weights, weight_files
 from engine.model.implementation import EncoderConfig
+from engine.model.moe import repack_modules
 from engine.model.rope_config import RopeConfig
 from engine.model.transformers_backend.model import WideLinear, replace_child
 from engine.model.transformers_backend.paged_interface import INERT, UnsupportedModel
-from engine.model.weight_targets import Targets, WeightTarget, WeightTargets
+from engine.model.weight_targets import WeightTargets, list_parameters
 from kernels import Ops
 from kernels.ops import KVCache, Quantization
 from kernels.torch import make_ops
@@ -174,9 +175,7 @@ class EncoderModel(nn.Module):
         return ()
 
     def weight_targets(self) -> WeightTargets:
-        """Return the parameters by name; transformers fills them."""
-        targets: Targets = {name: WeightTarget(each.data) for name, each in self.source.named_parameters()}
-        return WeightTargets(targets, {}, ())
+        return list_parameters(self.source)
 
     def pack(self, quantization: Quantization | None = None) -> None:
         """Convert the loaded matrices to the layout of the ops. Call once, after loading."""
@@ -187,10 +186,7 @@ class EncoderModel(nn.Module):
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
-        for module in self.source.modules():
-            if isinstance(module, WideLinear):
-                module.repack(self.ops, ops, self.quantization)
-                yield
+        yield from repack_modules(self.source.modules(), self.ops, ops, self.quantization)
         self.ops = ops
 
     def reserve_positions(self, num_positions: int) -> None:

@@ -24,10 +24,10 @@ from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.linear import Linear
 from engine.model.mixers.attention import plan_groups
-from engine.model.moe import Experts
+from engine.model.moe import Experts, repack_modules
 from engine.model.transformers_backend import packed_experts, paged_interface
 from engine.model.transformers_backend.paged_interface import AttentionCall, UnsupportedModel
-from engine.model.weight_targets import Targets, WeightTarget, WeightTargets
+from engine.model.weight_targets import WeightTargets, list_parameters
 from kernels import Ops
 from kernels.ops import KVCache, Quantization
 from kernels.torch import make_ops
@@ -201,9 +201,8 @@ class TransformersModel(nn.Module):
         return ()
 
     def weight_targets(self) -> WeightTargets:
-        """Return the parameters by name. transformers fills them: checkpoints may name parts of them."""
-        targets: Targets = {name: WeightTarget(each.data) for name, each in self.source.named_parameters()}
-        return WeightTargets(targets, {}, ())
+        """Return the parameters; transformers fills them, because checkpoints may name parts of them."""
+        return list_parameters(self.source)
 
     def pack(self, quantization: Quantization | None = None) -> None:
         """Convert the loaded matrices to the layout of the ops. Call once, after loading."""
@@ -217,10 +216,7 @@ class TransformersModel(nn.Module):
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
-        for module in self.modules():
-            if isinstance(module, Linear | Experts):
-                module.repack(self.ops, ops, self.quantization)
-                yield
+        yield from repack_modules(self.modules(), self.ops, ops, self.quantization)
         self.ops = _limit(ops)
 
     def reserve_positions(self, num_positions: int) -> None:

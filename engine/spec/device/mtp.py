@@ -15,9 +15,9 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.model import Model, ModelConfig
 from engine.model.decoder import DecoderModel
-from engine.model.linear import Linear, make_parameter
+from engine.model.linear import make_parameter
 from engine.model.loader import load_part
-from engine.model.moe import Experts
+from engine.model.moe import repack_modules
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
 from engine.spec.device.eagle import Eagle
 from engine.spec.device.eagle_net import EagleNet, EagleShape
@@ -53,10 +53,7 @@ class MtpNet(EagleNet):
         return found.rename(self.config.weight_prefix, self.config.weight_renames)
 
     def repack(self, ops: Ops) -> Iterator[None]:
-        for module in self.modules():
-            if isinstance(module, Linear | Experts):
-                module.repack(self.ops, ops, self.quantization)
-                yield
+        yield from repack_modules(self.modules(), self.ops, ops, self.quantization)
         self.ops = ops
 
 
