@@ -14,7 +14,7 @@ MIN_CAPABILITY = (8, 0)
 
 
 def find_triton_gap() -> str:
-    """Return the reason why Triton cannot run here, as the end of a sentence; empty if it can.
+    """Return the reason why Triton cannot run here, "" if it can run.
 
     Triton compiles the code that launches its kernels with the machine's C compiler and Python's headers.
     """

@@ -1,4 +1,4 @@
-"""Applies grammar masks to logits. A mask is a row of int32 words; each bit stands for one token."""
+"""Applies grammar masks to logits. A mask is a row of int32 words with one bit per token."""
 
 from __future__ import annotations
 
