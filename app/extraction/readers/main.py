@@ -1,6 +1,7 @@
 """A process that reads one file from stdin and writes JSON, with limits of its own; see `app.extraction.child`.
 
-It imports only this folder, so that it starts fast. The first line of stdin is JSON, the rest the file.
+It imports this folder, and for mails `decoding.py` beside it, so that it starts fast. The first line of stdin is JSON,
+the rest the file.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any
@@ -37,7 +36,6 @@ SUBJECT, SENDER, ADDRESS, TO, CC = "0037", "0C1A", "5D01", "0E04", "0E03"
 BODY, FILE_NAME, SENT = "1000", "3707", 0x00390040
 PAGE, RTF = "10130102", "10090102"
 MIN_SHOWN = 0.9  # words of the HTML of a mail for each one of its plain text
-CHARSET = re.compile(rb"""charset=["']?([\w-]+)""")
 # HTML elements that begin a line, and those whose content is not shown.
 BLOCKS = {
     "address", "article", "aside", "blockquote", "br", "caption", "dd", "div", "dl", "dt", "fieldset", "figure",
@@ -278,7 +276,9 @@ def read_eml(data: bytes, notes: list[str]) -> Lines:
         parts = list(message.iter_parts()) if message.is_multipart() else [message]  # type: ignore[attr-defined]
         texts = (each for each in parts if each.get_content_maintype() in ("text", "multipart"))
         found[0] = next((each for each in texts if not each.is_multipart() and not each.is_attachment()), None)
-    plain, page = ("" if each is None else _decode_part(each, notes) for each in found)
+    plain, page = (
+        "" if each is None else _decode(_read_payload(each), each.get_content_charset(""), notes) for each in found
+    )
     if not plain.strip() and not page.strip():
         kinds = {each.get_content_type(): None for each in message.walk() if not each.is_multipart()}
         notes.append(f"the mail has no text that can be read; it is {', '.join(kinds)}")
@@ -288,12 +288,15 @@ def read_eml(data: bytes, notes: list[str]) -> Lines:
     _note_attachments(names, notes)
 
 
-def _decode_part(part: Any, notes: list[str]) -> str:
-    """Return the text of a part of a mail by the encoding it names, or else as that of a text file."""
+def _read_payload(part: Any) -> bytes:
+    return part.get_payload(decode=True) or b""
+
+
+def _decode(payload: bytes, charset: str, notes: list[str]) -> str:
+    """Return a text of a mail by the encoding that the mail or the page names, or else as that of a text file."""
     decoding = importlib.import_module("decoding")  # of the folder above, slow to import
-    payload = part.get_payload(decode=True) or b""
     try:
-        text, guessed = decoding.decode_text(payload, "the mail", part.get_content_charset(""))
+        text, guessed = decoding.decode_text(payload, "the mail", charset or decoding.find_declared(payload))
     except decoding.UnreadableSource as error:
         notes.append(f"{error}; letters are missing")
         return str(payload.decode("utf-8", "replace"))
@@ -327,19 +330,11 @@ def read_msg(data: bytes, notes: list[str]) -> Lines:
         yield from (f"{name}: {value}" for name, value in heads.items() if value)
         yield ""
         page = file.openstream(streams[PAGE]).read().rstrip(b"\0") if PAGE in streams else b""
-        yield from _choose_body(find(BODY), _decode_page(page))
+        yield from _choose_body(find(BODY), _decode(page, "", notes))
         if not page and not find(BODY) and RTF in streams:
             notes.append("its text is kept as RTF only, which is not read here; save the mail as HTML or EML")
         names = [path for path in file.listdir() if len(path) == 2 and path[1].endswith(f"{FILE_NAME}001F")]
         _note_attachments([file.openstream(path).read().decode("utf-16-le").rstrip("\0") for path in names], notes)
-
-
-def _decode_page(page: bytes) -> str:
-    """Return the HTML of a mail, whose encoding it names itself."""
-    named = CHARSET.search(page[:4096])
-    with suppress(LookupError):
-        return page.decode(named[1].decode() if named else "utf-8", "replace")
-    return page.decode("cp1252", "replace")
 
 
 def _find_date(file: Any) -> str:
