@@ -7,8 +7,9 @@ and `^X` alone, which an engine can enforce.
 import re
 
 # Escapes and classes, whose brackets are literal; repetitions; look-around; other brackets.
+# An unclosed class is one token, so that it is scanned once.
 _TOKENS = re.compile(
-    r"""\\(?P<border>[bB]) | \\(?P<reference>[1-9]\d*|k<\w+>) | \\. | \[\^?\]?(?:[^\]\\]|\\.)*\]
+    r"""\\(?P<border>[bB]) | \\(?P<reference>[1-9]\d*|k<\w+>) | \\. | \[\^?\]?(?:[^\]\\]|\\.)*+(?:\]|\\?\Z)
     | (?P<times>(?:[*+?]|\{\d+(?:,\d*)?\})\??) | (?P<around>\(\?<?[=!]) | (?P<open>\() | (?P<close>\)) | .""",
     re.VERBOSE | re.DOTALL,
 )

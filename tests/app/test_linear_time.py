@@ -34,6 +34,8 @@ from engine import EngineConfig
 from engine.front.stop_strings import StopStrings
 from engine.input.tokenizer import Tokenizer
 from grammar import GrammarError, GrammarSpec, list_tool_styles
+from grammar.regex.assertions import list_look_aheads, remove_assertions
+from grammar.regex.dialects import read_classes, read_ecma
 from grammar.spec_reader import read_spec
 from grammar.tags.gbnf_rules import read_gbnf
 
@@ -168,6 +170,11 @@ def read_schema(text: str) -> None:
     GrammarSpec.json_schema(text)
 
 
+def translate(text: str) -> None:
+    for read in (read_ecma, read_classes):
+        list_look_aheads(remove_assertions(read(text)))
+
+
 def read_grammar(text: str) -> None:
     for kind in ("regex", "grammar", "ebnf", "lark"):
         with suppress(GrammarError):
@@ -193,6 +200,7 @@ READERS: Mapping[str, tuple[Callable[[str], Any], list[str], int]] = {
     "amounts": (ground, NUMBERS, SIZE // 3), "evidence": (show, NUMBERS, SIZE // 3),
     "parts": (lambda text: cut(text, 300), NUMBERS, SIZE), "record": (scan, JSON_PARTS, SIZE),
     "fence": (fence, ["`", "``` "], LONG), "schema": (read_schema, [*JSON_PARTS, *PATTERNS], SIZE),
+    "pattern": (translate, [*PATTERNS, "[:a", "(?=[", "[\\"], SIZE),
     "grammar": (read_grammar, [*PATTERNS, *RULES], SIZE),
     "errors": (scrub, ["/", "/a", "a.", "a[1]", "C:\\", "0x"], SIZE),
     "gzip": (lambda text: BodyDecoder("gzip").feed(text.encode("utf-8", "replace")), [], LONG),
