@@ -73,6 +73,8 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
                 why,
                 "Undo a turn, shorten the message or the attachment, or start a new chat.",
             )
+        case InvalidRequest(param="model"):
+            return Explanation("This model cannot do that.", why, "Choose another model, or start the server with one.")
         case InvalidRequest(param=param):
             field = f" ({param})" if param else ""
             return Explanation(f"This request cannot be served{field}.", why, "Change it and send it again.")

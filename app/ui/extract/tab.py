@@ -247,7 +247,7 @@ class ExtractTab(ExtractRun):
     async def prove(self, request: gr.Request) -> AsyncGenerator[Update, None]:
         """Extract an example, so that the first look shows what the page is for."""
         has_proof = PROOF in self.examples.samples and self.examples.schema_for(PROOF) is not None
-        if not has_proof or self.engine.config.load_format == "dummy":
+        if not has_proof or self.engine.config.load_format == "dummy" or self.engine.refusal:
             yield gr.skip()
             return
         picked = await self.pick_sample(PROOF, request)

@@ -249,6 +249,8 @@ async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(tmp_path:
     updates = [read(tab, update) async for update in tab.open({"is_new": True}, REQUEST)]
     assert updates[0].text == "Ada, 36" and PROOF in updates[0].name and "Ada" in updates[-1].fields
     assert [update async for update in tab.open({}, REQUEST)] == [gr.skip()] and len(engine.requests) == 1
+    engine.refusal = "an encoder generates no text"
+    assert [update async for update in tab.open({"is_new": True}, REQUEST)] == [gr.skip()]
 
 
 async def test_a_reload_keeps_text_schema_record_and_corrections() -> None:
