@@ -1,5 +1,6 @@
 """Replicas as the operator sees them: routes, health, metrics."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -46,17 +47,26 @@ async def test_replicas_are_drained_and_restarted_by_admin_routes(server: Server
     assert (await server.post("/replicas/2/drain", None, headers=ADMIN))[0] == 400
 
 
-async def test_the_server_stays_healthy_while_one_replica_is_gone(server: Server) -> None:
-    engine = server.engine
-    connection = engine.replicas[0].connection
-    os.kill(connection.process.pid, signal.SIGKILL)
-    await wait_until(lambda: engine.replicas[0].state == "starting")
+async def test_the_server_stays_healthy_while_one_replica_is_gone(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = server.engine.replicas[0]
+    connect, may_connect = replica.connector.connect, asyncio.Event()
+
+    async def connect_when_allowed() -> Any:
+        await may_connect.wait()
+        return await connect()
+
+    monkeypatch.setattr(replica.connector, "connect", connect_when_allowed)
+    os.kill(replica.connection.process.pid, signal.SIGKILL)
+    await wait_until(lambda: replica.state == "starting")
     assert (await server.get("/health"))[0] == 200
     assert (await server.post("/v1/completions", ASKED))[0] == 200
     _, metrics = await server.get("/metrics")
     assert 'troupe:replica_ready{engine="0",model_name="demo_model"} 0.0' in metrics
     assert 'troupe:replica_ready{engine="1",model_name="demo_model"} 1.0' in metrics
-    await wait_until(lambda: engine.replicas[0].state == "ready")
+    may_connect.set()
+    await wait_until(lambda: replica.state == "ready")
 
 
 async def test_replicas_sleep_and_wake_up_together(server: Server) -> None:
