@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.torch.attention_plan import AttentionPlan, Gather, Segment, UniformBatch
+from kernels.torch.attention_plan import MAX_SHORT_LEN, AttentionPlan, Part
 from kernels.torch.elementwise import take_slots
 
 # Queries of `partial_attention` attended at once, which bounds the memory of their scores.
@@ -32,12 +32,15 @@ def paged_attention(
         query_lens = query_start_loc.diff().tolist()
         plan = AttentionPlan(block_tables, query_lens, seq_lens.tolist(), k_cache.shape[1])
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
-    layout = plan.layout(sliding_window, q, k_cache)
+    parts = plan.list_parts(sliding_window, k_cache, q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for batch in layout.batches:
-        _attend_batch(q, keys, values, batch, out, scale, soft_cap, sinks)
-    for segment in layout.segments:
-        _attend_segment(q, keys, values, segment, out, scale, soft_cap, sinks)
+    for part in parts:
+        _gather(keys, part.slots, part.k)
+        _gather(values, part.slots, part.v)
+        rows = out[part.rows]  # a view, or a copy where the rows are no slice
+        _attend_part(q[part.rows], part, rows, scale, soft_cap, sinks)
+        if isinstance(part.rows, Tensor):
+            out[part.rows] = rows
     return out
 
 
@@ -64,67 +67,33 @@ def partial_attention(
     return out, log_sums
 
 
-def _attend_batch(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    batch: UniformBatch,
-    out: Tensor,
-    scale: float,
-    soft_cap: float | None,
-    sinks: Tensor | None,
+def _attend_part(
+    q: Tensor, part: Part, out: Tensor, scale: float, soft_cap: float | None, sinks: Tensor | None
 ) -> None:
-    """Attend the requests of one batch. The heads of a group act as more queries of their shared KV head."""
-    index = batch.token_index
-    rows = q if index is None else q.index_select(0, index)
-    result = out if index is None else torch.empty_like(rows)
-    shape = (batch.num_requests, batch.query_len, keys.shape[1], -1, q.shape[2])
-    # [N, query_len, KV, G, D] -> [N, KV, query_len * G, D]; a view where query_len is 1
-    grouped = rows.view(shape).transpose(1, 2).flatten(2, 3)
-    target = result.view(shape).transpose(1, 2)
-    if sinks is not None:
-        # [KV, query_len * G, 1], the heads of a group for each query
-        sinks = sinks.view(keys.shape[1], 1, -1).expand(-1, batch.query_len, -1).reshape(keys.shape[1], -1, 1)
-    for chunk in batch.chunks:
-        _gather(keys, values, chunk.gather)
-        rows = grouped[chunk.start : chunk.end]
-        attended = _attend(rows, chunk.k, chunk.v, chunk.bias, scale, soft_cap, sinks)
-        part = target[chunk.start : chunk.end]
-        part.copy_(attended.view(part.shape))
-    if index is not None:
-        out.index_copy_(0, index, result)
-
-
-def _attend_segment(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    segment: Segment,
-    out: Tensor,
-    scale: float,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-) -> None:
-    """Attend one request with many new tokens. KV heads act as a batch, the heads of a group as heads."""
-    _gather(keys, values, segment.gather)
-    if sinks is not None:
-        sinks = sinks.view(keys.shape[1], -1, 1, 1)
-    for piece in segment.pieces:
-        rows = slice(piece.start, piece.end)
-        shape = (piece.end - piece.start, keys.shape[1], -1, q.shape[2])
-        grouped = q[rows].view(shape).permute(1, 2, 0, 3)
-        is_causal = piece.bias is None
-        attended = _attend(grouped, piece.k, piece.v, piece.bias, scale, soft_cap, sinks, is_causal)
-        out[rows].view(shape).copy_(attended.permute(2, 0, 1, 3))
-
-
-def _gather(keys: Tensor, values: Tensor, gather: Gather) -> None:
-    if keys.dtype == gather.k.dtype:
-        torch.index_select(keys, 0, gather.slots, out=gather.k)
-        torch.index_select(values, 0, gather.slots, out=gather.v)
+    """Attend queries [num_requests * query_len, H, D] over the gathered keys and values of a part."""
+    num_kv_heads = part.k.shape[1]
+    shape = (part.num_requests, part.query_len, num_kv_heads, -1, q.shape[2])
+    if part.query_len <= MAX_SHORT_LEN:
+        # The heads of a group act as more queries of their shared key head: [N, KV, query_len * G, D].
+        rows = q.view(shape).transpose(1, 2).flatten(2, 3)
+        target = out.view(shape).transpose(1, 2)
+        if sinks is not None:
+            sinks = sinks.view(num_kv_heads, 1, -1).expand(-1, part.query_len, -1).reshape(num_kv_heads, -1, 1)
     else:
-        gather.k.copy_(take_slots(keys, gather.slots))
-        gather.v.copy_(take_slots(values, gather.slots))
+        # The key heads act as a batch, and the heads of a group share their keys: [KV, G, query_len, D].
+        rows = q.view(shape)[0].permute(1, 2, 0, 3)
+        target = out.view(shape)[0].permute(1, 2, 0, 3)
+        if sinks is not None:
+            sinks = sinks.view(num_kv_heads, -1, 1, 1)
+    attended = _attend(rows, part.k_heads, part.v_heads, part.bias, scale, soft_cap, sinks, part.is_causal)
+    target.copy_(attended.view(target.shape))
+
+
+def _gather(cache: Tensor, slots: Tensor, out: Tensor) -> None:
+    if cache.dtype == out.dtype:
+        torch.index_select(cache, 0, slots, out=out)
+    else:
+        out.copy_(take_slots(cache, slots))
 
 
 def _attend(

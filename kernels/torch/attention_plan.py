@@ -1,7 +1,7 @@
 """AttentionPlan: the index work of one step, done once and shared by all layers.
 
-    requests with 1 to 16 new tokens   -> UniformBatch: same query length, contexts of similar length, padded
-    requests with more new tokens      -> Segment: one request, cut into pieces of 256 queries
+    requests with 1 to 16 new tokens   -> parts of several requests: same query length, contexts of similar length
+    requests with more new tokens      -> parts of one request, 256 queries each where they need a mask
 
 Shapes come from host copies of the lengths, so that building a plan never waits for the device.
 """
@@ -16,73 +16,34 @@ from torch import Tensor
 
 from kernels.ops import StepShape
 
-# Requests with at most this many new tokens (decode, verification of drafts) are attended in batches.
-MAX_UNIFORM_QUERY_LEN = 16
-# Queries attended at once by a long request that needs a mask: bounds the mask, skips most future keys.
+# Requests with at most this many new tokens (decode, verification of drafts) are attended together.
+MAX_SHORT_LEN = 16
+# Queries of a long request attended at once: bounds the mask, skips most future keys.
 PIECE_LEN = 256
 # Contexts up to this length are padded together whatever their difference.
-MIN_BUCKET_LEN = 64
+MIN_PADDED_LEN = 64
 # Bytes of keys gathered at once; K and V of that size stay in the L2 cache of a CPU core.
-CPU_CHUNK_BYTES = 512 * 1024
-DEVICE_CHUNK_BYTES = 256 * 1024 * 1024
+CPU_PART_BYTES = 512 * 1024
+DEVICE_PART_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
-    """The slots to copy out of the cache, and their buffers; valid until the next gather."""
+class Part:
+    """Queries attended at once: as many of each request, over keys padded to one length."""
 
-    slots: Tensor  # [n] int64
-    k: Tensor  # [n, num_kv_heads, head_dim]
-    v: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Some requests of a UniformBatch whose keys are gathered together."""
-
-    start: int  # requests [start, end) of the batch
-    end: int
-    gather: Gather
-    k: Tensor  # [end - start, num_kv_heads, num_keys, head_dim], view of the gathered keys
-    v: Tensor
-    bias: Tensor | None  # [end - start, 1, 1 or query_len * group_size, num_keys], 0 or -inf
-
-
-@dataclass(frozen=True, slots=True)
-class UniformBatch:
-    """Requests with the same query length; their contexts are padded to one length."""
-
+    rows: slice | Tensor  # of q
     num_requests: int
     query_len: int
-    token_index: Tensor | None  # [num_requests * query_len] rows of q; None: all of q, in order
-    chunks: list[Chunk]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Queries [start, end) of a step over the keys of a Segment that they can see; bias None: causal."""
-
-    start: int
-    end: int
-    k: Tensor  # [num_kv_heads, group_size, num_keys, head_dim], view of the gathered keys
+    slots: Tensor  # [num_requests * num_keys] int64, of the keys in the cache
+    # 0 or -inf, [num_requests, 1, query_len, num_keys]; of short parts a row for each head of a group.
+    bias: Tensor | None
+    is_causal: bool  # in place of a mask
+    # Room for the gathered keys and values, [num_requests * num_keys, KV, D], and the views of it to attend: of a
+    # short part [num_requests, KV, num_keys, D], of a long one [KV, group_size, num_keys, D].
+    k: Tensor
     v: Tensor
-    bias: Tensor | None  # [end - start, num_keys], 0 or -inf
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One request with many new tokens, and the part of its context that they can see."""
-
-    gather: Gather
-    pieces: list[Piece]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The work of one kind of layer (full attention or one sliding window) in this step."""
-
-    batches: list[UniformBatch]
-    segments: list[Segment]
+    k_heads: Tensor
+    v_heads: Tensor
 
 
 class AttentionPlan:
@@ -103,16 +64,18 @@ class AttentionPlan:
         self._seq_lens = seq_lens
         self._block_size = block_size
         self._device = block_tables.device
-        self._layouts: dict[tuple[int | None, torch.Size, torch.Size], Layout] = {}
-        self._scratch: tuple[Tensor, Tensor] | None = None
+        self._parts: dict[tuple[int | None, torch.Size, torch.Size], list[Part]] = {}
+        # Gathered keys and values, by the shape of one. One pair for all parts and layers: fresh memory costs
+        # more in page faults than the gathering itself.
+        self._buffers: dict[torch.Size, tuple[Tensor, Tensor]] = {}
 
-    def layout(self, sliding_window: int | None, q: Tensor, k_cache: Tensor) -> Layout:
-        """Return the work of a layer, made on the first call for this window and these shapes."""
-        key = (sliding_window, q.shape[1:], k_cache.shape[2:])
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._layouts[key] = self._make_layout(sliding_window, q, k_cache)
-        return layout
+    def list_parts(self, window: int | None, k_cache: Tensor, q: Tensor) -> list[Part]:
+        """Return the work of a layer, made on the first call for its window and these shapes."""
+        key = (window, k_cache.shape[2:], q.shape[1:])
+        if key not in self._parts:
+            self._reserve(k_cache, q.dtype)
+            self._parts[key] = list(self._make_parts(window, k_cache, q))
+        return self._parts[key]
 
     def list_contexts(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield the tokens [start, end) of each request, and the slots of its context."""
@@ -121,135 +84,101 @@ class AttentionPlan:
             yield start, start + query_len, self._slots([request], [0], seq_len).flatten()
             start += query_len
 
-    def _make_layout(self, window: int | None, q: Tensor, k_cache: Tensor) -> Layout:
-        starts: list[int] = []
-        by_query_len: dict[int, list[int]] = {}
-        long_requests: list[int] = []
-        token = 0
+    def _reserve(self, k_cache: Tensor, dtype: torch.dtype) -> None:
+        """Make the pair of buffers for keys of this shape, with room for the most that a part gathers."""
+        shape, longest = k_cache.shape[2:], max(self._seq_lens)
+        if shape not in self._buffers:
+            room = limit_keys(len(self._seq_lens), longest, k_cache.stride(1) * dtype.itemsize, self._device)
+            k, v = (k_cache.new_empty((room, *shape), dtype=dtype) for _ in range(2))
+            self._buffers[shape] = (k, v)
+
+    def _make_parts(self, window: int | None, k_cache: Tensor, q: Tensor) -> Iterator[Part]:
+        starts, token = [], 0
+        short: dict[int, list[int]] = {}
         for request, query_len in enumerate(self._query_lens):
             starts.append(token)
             token += query_len
-            if query_len <= MAX_UNIFORM_QUERY_LEN:
-                by_query_len.setdefault(query_len, []).append(request)
-            else:
-                long_requests.append(request)
-        buckets = [each for requests in by_query_len.values() for each in self._bucket(requests, window)]
-        self._reserve(buckets, long_requests, window, q.dtype, k_cache)
-        batches = [self._make_batch(bucket, starts, window, q, k_cache) for bucket in buckets]
-        segments = []
-        if long_requests:
-            template = self._make_template(long_requests, window, q.dtype)
-            segments = [self._make_segment(r, starts[r], window, template, q, k_cache) for r in long_requests]
-        return Layout(batches, segments)
+            if query_len <= MAX_SHORT_LEN:
+                short.setdefault(query_len, []).append(request)
+        for query_len, requests in short.items():
+            for together in self._split(requests, window, k_cache.stride(1) * q.itemsize):
+                rows = self._list_rows([starts[request] for request in together], query_len)
+                yield self._make_part(together, rows, 0, query_len, window, k_cache, q)
+        for request, query_len in enumerate(self._query_lens):
+            if query_len <= MAX_SHORT_LEN:
+                continue
+            seq_len, end = self._seq_lens[request], starts[request] + query_len
+            is_causal = query_len == seq_len and (window is None or seq_len <= window)
+            step = query_len if is_causal else PIECE_LEN
+            for offset in range(0, query_len, step):
+                rows = slice(end - query_len + offset, min(end, end - query_len + offset + step))
+                yield self._make_part([request], rows, offset, rows.stop - rows.start, window, k_cache, q)
 
-    def _first_key(self, request: int, window: int | None) -> int:
-        """Return the first position that the first new token of the request can see."""
-        if window is None:
-            return 0
-        return max(0, self._seq_lens[request] - self._query_lens[request] + 1 - window)
-
-    def _bucket(self, requests: list[int], window: int | None) -> list[list[int]]:
-        """Split requests so that padding at most doubles a context (log2(longest) buckets at most)."""
-        lens = {r: self._count_keys(r, window) for r in requests}
+    def _split(self, requests: list[int], window: int | None, key_bytes: int) -> Iterator[list[int]]:
+        """Split requests so that their keys stay in the cache, and padding at most doubles a context."""
+        lens = {r: self._seq_lens[r] - self._first_key(r, 0, window) for r in requests}
         longest = max(lens.values())
-        if 2 * min(lens.values()) >= longest or longest <= MIN_BUCKET_LEN:
-            return [requests]
-        buckets: list[list[int]] = []
-        for request in sorted(requests, key=lambda r: -lens[r]):
-            if not buckets or (2 * lens[request] < longest and longest > MIN_BUCKET_LEN):
-                longest = lens[request]
-                buckets.append([])
-            buckets[-1].append(request)
-        return buckets
+        if longest > max(MIN_PADDED_LEN, 2 * min(lens.values())):
+            requests = sorted(requests, key=lambda r: -lens[r])
+        room = limit_keys(len(requests), longest, key_bytes, self._device)
+        together: list[int] = []
+        for request in requests:
+            longest = max(lens[r] for r in (*together, request))
+            is_unlike = longest > max(MIN_PADDED_LEN, 2 * lens[request])
+            if together and (is_unlike or (len(together) + 1) * longest > room):
+                yield together
+                together = []
+            together.append(request)
+        yield together
 
-    def _make_batch(
-        self, requests: list[int], starts: list[int], window: int | None, q: Tensor, k_cache: Tensor
-    ) -> UniformBatch:
-        query_len = self._query_lens[requests[0]]
-        firsts = [self._first_key(r, window) for r in requests]
-        lens = [self._seq_lens[r] - first for r, first in zip(requests, firsts, strict=True)]
-        num_keys = max(lens)
-        is_padded = min(lens) < num_keys
-        slots = self._slots(requests, firsts, num_keys)
-        bias = None
-        if is_padded or query_len > 1:
+    def _first_key(self, request: int, offset: int, window: int | None) -> int:
+        """Return the first position that the new token at an offset can see."""
+        position = self._seq_lens[request] - self._query_lens[request] + offset
+        return 0 if window is None else max(0, position + 1 - window)
+
+    def _list_rows(self, starts: list[int], query_len: int) -> slice | Tensor:
+        if all(each == starts[0] + i * query_len for i, each in enumerate(starts)):
+            return slice(starts[0], starts[0] + len(starts) * query_len)
+        return upload_list([start + i for start in starts for i in range(query_len)], self._device)
+
+    def _make_part(
+        self,
+        requests: list[int],
+        rows: slice | Tensor,
+        offset: int,
+        query_len: int,
+        window: int | None,
+        k_cache: Tensor,
+        q: Tensor,
+    ) -> Part:
+        """Return the part of the new tokens [offset, offset + query_len) of the requests."""
+        firsts = [self._first_key(request, offset, window) for request in requests]
+        ends = [self._seq_lens[r] - self._query_lens[r] + offset + query_len for r in requests]
+        lens = [end - first for end, first in zip(ends, firsts, strict=True)]
+        num_keys, group_size = max(lens), q.shape[1] // k_cache.shape[2]
+        is_short = query_len <= MAX_SHORT_LEN
+        is_causal = not is_short and query_len == num_keys and (window is None or num_keys <= window)
+        slots, bias = self._slots(requests, firsts, num_keys), None
+        if not is_causal and (query_len > 1 or min(lens) < num_keys):
             keys = torch.arange(num_keys, device=self._device)
-            lens_tensor = upload_list(lens, self._device).unsqueeze(1)
-            bias = self._make_batch_bias(keys, lens_tensor, query_len, window, q.dtype)
-            if query_len > 1:
-                bias = bias.repeat_interleave(q.shape[1] // k_cache.shape[2], dim=1)
-            bias = bias.unsqueeze(1)
+            seen = upload_list(lens, self._device).unsqueeze(1)
             # A padded key repeats the request's own first one: masked, and never another's memory, which
             # may hold a NaN that no mask can silence (0 * NaN).
-            slots = torch.where(keys < lens_tensor, slots, slots[:, :1])
-        token_index = self._token_index(requests, starts, query_len, q.shape[0])
-        return UniformBatch(
-            len(requests), query_len, token_index, self._make_chunks(slots, bias, k_cache, q.dtype)
-        )
-
-    def _make_batch_bias(
-        self, keys: Tensor, lens: Tensor, query_len: int, window: int | None, dtype: torch.dtype
-    ) -> Tensor:
-        """Return the mask [N, query_len, num_keys] of requests with `lens` [N, 1] visible keys."""
-        offsets = torch.arange(query_len - 1, -1, -1, device=self._device)
-        last = (lens - 1 - offsets).unsqueeze(2)
-        visible = keys <= last
-        if window is not None:
-            visible &= keys > last - window
-        return _make_bias(visible, dtype)
-
-    def _make_chunks(
-        self, slots: Tensor, bias: Tensor | None, k_cache: Tensor, dtype: torch.dtype
-    ) -> list[Chunk]:
-        num_requests, num_keys = slots.shape
-        step = _count_gathered(num_keys, k_cache.stride(1) * dtype.itemsize, self._device)
-        chunks = []
-        for start in range(0, num_requests, step):
-            end = min(start + step, num_requests)
-            gather = self._make_gather(slots[start:end].flatten())
-            shape = (end - start, num_keys, *k_cache.shape[2:])
-            k, v = gather.k.view(shape).transpose(1, 2), gather.v.view(shape).transpose(1, 2)
-            chunks.append(Chunk(start, end, gather, k, v, None if bias is None else bias[start:end]))
-        return chunks
-
-    def _reserve(
-        self,
-        buckets: list[list[int]],
-        long_requests: list[int],
-        window: int | None,
-        dtype: torch.dtype,
-        k_cache: Tensor,
-    ) -> None:
-        """Make the plan's one pair of buffers, with room for the most keys that are gathered at once.
-
-        Why one pair: fresh memory for gathered keys costs more in page faults than the gathering itself.
-        """
-        key_bytes = k_cache.stride(1) * dtype.itemsize
-        sizes = [self._count_keys(request, window) for request in long_requests]
-        for bucket in buckets:
-            num_keys = max(self._count_keys(request, window) for request in bucket)
-            sizes.append(num_keys * min(len(bucket), _count_gathered(num_keys, key_bytes, self._device)))
-        most = max(sizes, default=0)
-        shape, has = (most, *k_cache.shape[2:]), None if self._scratch is None else self._scratch[0].shape
-        if has is None or has[0] < most or has[1:] != k_cache.shape[2:]:
-            self._scratch = (k_cache.new_empty(shape, dtype=dtype), k_cache.new_empty(shape, dtype=dtype))
-
-    def _count_keys(self, request: int, window: int | None) -> int:
-        """Keys that some new token of the request can see."""
-        return self._seq_lens[request] - self._first_key(request, window)
-
-    def _make_gather(self, slots: Tensor) -> Gather:
-        """Give the slots a place in the plan's pair of buffers."""
-        assert self._scratch is not None, "reserved before the layout is made"
-        k, v = self._scratch
-        return Gather(slots, k[: len(slots)], v[: len(slots)])
-
-    def _token_index(
-        self, requests: list[int], starts: list[int], query_len: int, num_tokens: int
-    ) -> Tensor | None:
-        if len(requests) * query_len == num_tokens and requests == sorted(requests):
-            return None
-        return upload_list([starts[r] + i for r in requests for i in range(query_len)], self._device)
+            slots = torch.where(keys < seen, slots, slots[:, :1])
+            last = (seen - query_len + torch.arange(query_len, device=self._device)).unsqueeze(2)
+            visible = keys <= last
+            if window is not None:
+                visible &= keys > last - window
+            bias = torch.zeros(visible.shape, dtype=q.dtype, device=self._device)
+            bias = bias.masked_fill_(visible.logical_not_(), -torch.inf).unsqueeze(1)
+            if is_short and query_len > 1:
+                bias = bias.repeat_interleave(group_size, dim=2)
+        k, v = (buffer[: slots.numel()] for buffer in self._buffers[k_cache.shape[2:]])
+        if is_short:
+            heads = [each.unflatten(0, slots.shape).transpose(1, 2) for each in (k, v)]
+        else:
+            heads = [each.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1) for each in (k, v)]
+        return Part(rows, len(requests), query_len, slots.flatten(), bias, is_causal, k, v, *heads)
 
     def _slots(self, requests: list[int], firsts: list[int], num_keys: int) -> Tensor:
         """Return the slots of `num_keys` positions of each request from its first on, [N, num_keys] int64.
@@ -259,92 +188,29 @@ class AttentionPlan:
         tables, size = self._block_tables, self._block_size
         if len(requests) != tables.shape[0] or requests != sorted(requests):
             tables = tables.index_select(0, upload_list(requests, self._device))
-        if not any(firsts):
-            starts = tables[:, : -(-num_keys // size)].long().mul_(size)
-            offsets = torch.arange(size, device=self._device)
-            return (starts.unsqueeze(2) + offsets).flatten(1)[:, :num_keys]
-        positions = upload_list(firsts, self._device).unsqueeze(1) + torch.arange(
-            num_keys, device=self._device
-        )
+        offsets = torch.arange(num_keys, device=self._device)
+        positions = upload_list(firsts, self._device).unsqueeze(1) + offsets
         places = positions.div(size, rounding_mode="floor").clamp_(max=tables.shape[1] - 1)
         return tables.gather(1, places).long().mul_(size).add_(positions.remainder_(size))
 
-    def _make_template(self, requests: list[int], window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Return a mask of which every piece's mask is a slice, or None where no piece needs one.
 
-        A mask depends only on key minus query, so one mask with room for the longest cached context,
-        [PIECE_LEN, context + PIECE_LEN], shifted to the left, serves them all.
-        """
-        masked = [r for r in requests if not self._is_plain_causal(r, window)]
-        if not masked:
-            return None
-        context = max(self._seq_lens[r] for r in masked)
-        if window is not None:
-            context = min(context, window - 1)
-        rows = torch.arange(PIECE_LEN, device=self._device).unsqueeze(1) + context
-        keys = torch.arange(context + PIECE_LEN, device=self._device)
-        visible = keys <= rows
-        if window is not None:
-            visible &= keys > rows - window
-        return _make_bias(visible, dtype)
-
-    def _is_plain_causal(self, request: int, window: int | None) -> bool:
-        seq_len = self._seq_lens[request]
-        return seq_len == self._query_lens[request] and (window is None or seq_len <= window)
-
-    def _make_segment(
-        self,
-        request: int,
-        start: int,
-        window: int | None,
-        template: Tensor | None,
-        q: Tensor,
-        k_cache: Tensor,
-    ) -> Segment:
-        query_len, seq_len = self._query_lens[request], self._seq_lens[request]
-        first = self._first_key(request, window)
-        gather = self._make_gather(self._slots([request], [first], seq_len - first).flatten())
-        # [num_keys, KV, D] -> [KV, G, num_keys, D], shared by the heads of a group without a copy
-        group_size = q.shape[1] // k_cache.shape[2]
-        k = gather.k.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1)
-        v = gather.v.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1)
-        if template is None or self._is_plain_causal(request, window):
-            return Segment(gather, [Piece(start, start + query_len, k, v, None)])
-        pieces = []
-        for offset in range(0, query_len, PIECE_LEN):
-            length = min(PIECE_LEN, query_len - offset)
-            position = seq_len - query_len + offset
-            first_key = first if window is None else max(first, position + 1 - window)
-            num_keys = position + length - first_key
-            shift = template.shape[1] - PIECE_LEN - (position - first_key)
-            bias = template[:length, shift : shift + num_keys]
-            if self._device.type != "cpu":
-                # Device kernels want aligned masks.
-                bias = bias.contiguous()
-            seen = slice(first_key - first, first_key - first + num_keys)
-            begin = start + offset
-            pieces.append(Piece(begin, begin + length, k[:, :, seen], v[:, :, seen], bias))
-        return Segment(gather, pieces)
+def limit_keys(num_requests: int, longest: int, key_bytes: int, device: torch.device) -> int:
+    """Return how many keys are gathered at once."""
+    limit = CPU_PART_BYTES if device.type == "cpu" else DEVICE_PART_BYTES
+    return max(longest, min(num_requests * longest, limit // key_bytes))
 
 
 def estimate_scratch(shape: StepShape, device: torch.device) -> int:
     """Return the bytes that a step of sdpa takes at most beside its results: gathered keys and values, slots, masks."""
     key_bytes = shape.num_kv_heads * shape.head_dim * shape.itemsize
-    num_gathered = shape.context_len * min(
-        shape.num_requests, _count_gathered(shape.context_len, key_bytes, device)
-    )
-    num_slots = shape.num_requests * shape.context_len
-    num_drafted = min(shape.num_tokens, shape.num_requests * MAX_UNIFORM_QUERY_LEN)
+    num_keys = limit_keys(shape.num_requests, shape.context_len, key_bytes, device)
+    # Slots of all contexts; a long request has them again for each piece.
+    num_slots = (shape.num_requests + shape.num_tokens // PIECE_LEN) * shape.context_len
     # Rows of masks: of drafts for each head of a group, of pieces one for each token.
-    num_masked = num_drafted * (shape.num_heads // shape.num_kv_heads) + shape.num_tokens + PIECE_LEN
+    num_drafted = min(shape.num_tokens, shape.num_requests * MAX_SHORT_LEN)
+    num_masked = num_drafted * (shape.num_heads // shape.num_kv_heads) + shape.num_tokens
     masks = num_masked * shape.context_len * (shape.itemsize + torch.bool.itemsize)
-    return 2 * num_gathered * key_bytes + 2 * num_slots * torch.int64.itemsize + masks
-
-
-def _count_gathered(num_keys: int, key_bytes: int, device: torch.device) -> int:
-    """How many requests of so many keys are gathered at once."""
-    limit = CPU_CHUNK_BYTES if device.type == "cpu" else DEVICE_CHUNK_BYTES
-    return max(1, limit // max(1, num_keys * key_bytes))
+    return 2 * num_keys * key_bytes + 2 * num_slots * torch.int64.itemsize + masks
 
 
 def upload_list(values: list[int], device: torch.device) -> Tensor:
@@ -353,7 +219,3 @@ def upload_list(values: list[int], device: torch.device) -> Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-def _make_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

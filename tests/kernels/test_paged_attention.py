@@ -14,7 +14,6 @@ from kernels.cpu.native_ops import NativeOps
 from kernels.ops import StepShape
 from kernels.torch import make_ops
 from kernels.torch.attention import paged_attention
-from kernels.torch.attention_plan import AttentionPlan
 from tests.kernels import reference
 from tests.kernels.cpu.conftest import ARCHITECTURES, require_library
 from tests.kernels.paged import PagedBatch, make_batch, spoil_hidden_keys, to_pieces
@@ -125,9 +124,8 @@ def test_queries_may_be_a_view_of_a_fused_projection(name: str) -> None:
 def test_contexts_of_similar_length_are_padded_together() -> None:
     """One long context among short ones must not pad them all: padding at most doubles a context."""
     batch = make_batch([(1, 10)] * 20 + [(1, 900)], num_heads=2, num_kv_heads=1, head_dim=8)
-    layout = batch.plan.layout(None, batch.q, batch.k_cache)
-    gathered = sum(chunk.gather.slots.numel() for b in layout.batches for chunk in b.chunks)
-    assert gathered == 20 * 10 + 900
+    parts = batch.plan.list_parts(None, batch.k_cache, batch.q)
+    assert sum(len(part.slots) for part in parts) == 20 * 10 + 900
     assert_equals_reference(batch)
 
 
@@ -172,12 +170,10 @@ def test_any_batch_equals_the_reference(
     assert_equals_reference(batch, name, sliding_window=window)
 
 
-def list_buffers(plan: AttentionPlan, q: Tensor, k_cache: Tensor) -> dict[int, int]:
+def list_buffers(batch: PagedBatch) -> dict[int, int]:
     """Bytes of the memory that gathered keys and values of a layer go to, by its address."""
-    layout = plan.layout(None, q, k_cache)
-    chunks = [chunk for batch in layout.batches for chunk in batch.chunks]
-    gathers = [part.gather for part in (*chunks, *layout.segments)]
-    storages = [each.untyped_storage() for gather in gathers for each in (gather.k, gather.v)]
+    parts = batch.plan.list_parts(None, batch.k_cache, batch.q)
+    storages = [each.untyped_storage() for part in parts for each in (part.k, part.v)]
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
@@ -187,7 +183,7 @@ def list_buffers(plan: AttentionPlan, q: Tensor, k_cache: Tensor) -> dict[int, i
 def test_all_contexts_of_a_step_are_gathered_into_one_pair_of_buffers(lens: list[tuple[int, int]]) -> None:
     """A longer context that came later got a pair of its own, and the plan kept those before it."""
     batch = make_batch(lens)
-    assert len(list_buffers(batch.plan, batch.q, batch.k_cache)) == 2
+    assert len(list_buffers(batch)) == 2
 
 
 @pytest.mark.parametrize("lens", [MIXED, [(1, 700)] * 40, [(16, 300)] * 9, [(1000, 3000), (1, 10)]])
@@ -196,6 +192,6 @@ def test_what_is_gathered_was_estimated(lens: list[tuple[int, int]]) -> None:
     estimate = make_ops().estimate_scratch
     assert estimate is not None
     lengths = [seq_len for _, seq_len in lens]
-    gathered = sum(list_buffers(batch.plan, batch.q, batch.k_cache).values())
+    gathered = sum(list_buffers(batch).values())
     shape = StepShape(len(lens), len(batch.q), max(lengths), sum(lengths), 4, 2, 64, 256, 512, 4)
     assert gathered <= estimate(shape) <= 4 * gathered + 2**25
