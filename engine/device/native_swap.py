@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from engine.model import ModelConfig
-from engine.model.weight_memory import estimate_head_copy
+from engine.model.weight_memory import estimate_head_copy, measure_layer
 from kernels import Ops
 from kernels.cpu import NativeBuild, count_native_threads, make_native_ops
 from kernels.cpu.pieces import turn_into_pieces
@@ -103,14 +103,9 @@ class NativeSwap:
         """
         if self.is_over:
             return 0
-        num_heads = config.num_attention_heads + 2 * config.num_key_value_heads
-        widths = [2 * config.intermediate_size, num_heads * config.head_dim]
-        widths += [] if config.tie_word_embeddings else [config.vocab_size]
-        counts = [width * config.hidden_size for width in widths]
-        moes = [spec.moe for spec in config.layer_specs]
-        counts += [moe.count_matrix_numbers(config.hidden_size) for moe in moes if moe is not None]
-        matrix_bytes = max(counts) * self._dtype.itemsize
-        return max(2 * matrix_bytes, estimate_head_copy(config, self._dtype))
+        head = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+        largest = max(head, *(measure_layer(spec).largest for spec in config.layer_specs))
+        return max(2 * largest * self._dtype.itemsize, estimate_head_copy(config, self._dtype))
 
     def estimate_scratch(self, shape: StepShape) -> int:
         """Return `estimate_scratch` of the native ops; 0 if the model does not move to them."""

@@ -50,12 +50,3 @@ class MoESpec:
     shared_size: int = 0  # inner size of the expert that all tokens pass through; 0: none
     is_shared_gated: bool = False  # whether a sigmoid scales the shared expert's result
     names: MoENames = MoENames()
-
-    def count_parameters(self, hidden_size: int) -> int:
-        router = self.num_experts * (hidden_size + self.has_bias + self.has_correction_bias)
-        biases = self.has_bias * self.num_experts * (2 * self.inner_size + hidden_size)
-        return self.count_matrix_numbers(hidden_size) + router + biases + self.is_shared_gated * hidden_size
-
-    def count_matrix_numbers(self, hidden_size: int) -> int:
-        """Return the number of elements in the matrices of all experts, the shared one included."""
-        return 3 * hidden_size * (self.num_experts * self.inner_size + self.shared_size)

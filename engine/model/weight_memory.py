@@ -8,16 +8,21 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.model.config import ModelConfig
-from engine.model.decoder_layer import STATE_LAYERS
+from engine.model.decoder_layer import DecoderLayer
 from engine.model.implementation import TransformersConfig
 from engine.model.layer_spec import LayerSpec
+from engine.model.linear import Linear
+from engine.model.moe import Experts
+from engine.model.sharding import ONE_RANK
 from kernels.cpu.weights import WEIGHT_BYTES, estimate_packed_bytes
 from kernels.ops import Quantization
 
@@ -25,56 +30,43 @@ _CODE_BYTES = 9 / 8  # of an element in 8 bits, with its share of scales and min
 _CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of torch's error about missing RAM
 
 
+class LayerSize(NamedTuple):
+    """Numbers of elements in one layer."""
+
+    parameters: int
+    matrices: int  # of these, in matrices that the ops pack
+    experts: int  # of these, in experts that a router chooses
+    largest: int  # in one matrix, or in all experts
+
+
 def count_parameters(config: ModelConfig) -> int:
     if isinstance(config, TransformersConfig):
         return config.num_parameters
-    style, hidden, head_dim = config.style, config.hidden_size, config.head_dim
-    q_size = config.num_attention_heads * head_dim
-    kv_size = config.num_key_value_heads * head_dim
-    num_up = 1 + style.is_gated
-    biases = config.qkv_bias * (q_size + 2 * kv_size) + config.output_bias * hidden
-    mlp_biases = config.mlp_bias * (num_up * config.intermediate_size + hidden)
-    norm_size = hidden * (1 + style.norm_bias)
-    norms = {"parallel": 1, "sandwich": 4}.get(style.placement, 2) * norm_size
-    head_norms = (style.qk_norm != "none") * (q_size + kv_size) + style.has_sinks * config.num_attention_heads
     num_tables = 1 if config.tie_word_embeddings else 2
-    moes = [spec.moe for spec in config.layer_specs if spec.moe is not None]
-    rest = sum(moe.count_parameters(hidden) - moe.count_matrix_numbers(hidden) for moe in moes)
-    rest += (config.num_hidden_layers - len(moes)) * mlp_biases
-    states = [spec for spec in config.layer_specs if spec.state is not None]
-    rest += sum(total - matrices for total, matrices in map(_count_state_layer, states))
-    if config.latent is not None:
-        head_norms = config.latent.rank + (config.latent.query_rank or 0)
-    rest += (config.num_hidden_layers - len(states)) * (biases + head_norms)
-    layers = config.num_hidden_layers * norms + _count_matrix_numbers(config) + rest
-    return layers + hidden * num_tables * config.vocab_size + norm_size
+    norm_size = config.hidden_size * (1 + config.style.norm_bias)
+    layers = sum(measure_layer(spec).parameters for spec in config.layer_specs)
+    return layers + config.hidden_size * num_tables * config.vocab_size + norm_size
 
 
-def _count_matrix_numbers(config: ModelConfig) -> int:
-    """Return the number of elements in the matrices of all layers, experts included."""
-    num_heads = (2 + config.style.has_output_gate) * config.num_attention_heads
-    num_heads += 2 * config.num_key_value_heads
-    attention = config.hidden_size * num_heads * config.head_dim
-    if config.latent is not None:
-        attention = config.latent.count_numbers(config.hidden_size, config.num_attention_heads)
-    mixers = sum(
-        attention if spec.state is None else _count_state_layer(spec)[1] for spec in config.layer_specs
+@lru_cache(maxsize=64)
+def measure_layer(spec: LayerSpec) -> LayerSize:
+    """Return the sizes of a layer.
+
+    Raises:
+        ConfigError: it is larger than any memory.
+    """
+    try:
+        layer = DecoderLayer(spec, 0, 0, 0, torch.float32, torch.device("meta"), ONE_RANK)
+    except RuntimeError as error:
+        raise ConfigError(f"hidden_size={spec.hidden_size}: the layers are too large: {error}") from error
+    packed = [each for each in layer.modules() if isinstance(each, Linear | Experts)]
+    sizes = [(each, sum(part.numel() for part in each.parameters() if part.dim() > 1)) for each in packed]
+    return LayerSize(
+        parameters=sum(parameter.numel() for parameter in layer.parameters()),
+        matrices=sum(size for _, size in sizes),
+        experts=sum(size for each, size in sizes if isinstance(each, Experts)),
+        largest=max(size for _, size in sizes),
     )
-    mlp_width = (2 + config.style.is_gated) * config.intermediate_size
-    moes = [spec.moe for spec in config.layer_specs]
-    blocks = sum(
-        config.hidden_size * mlp_width if moe is None else moe.count_matrix_numbers(config.hidden_size)
-        for moe in moes
-    )
-    return mixers + blocks
-
-
-def _count_state_layer(spec: LayerSpec) -> tuple[int, int]:
-    """Return the number of parameters of a layer with a state, without its norms, and those in its matrices."""
-    assert spec.state is not None, "the layer has a state"
-    layer = STATE_LAYERS[spec.state.kind](spec, torch.float32, torch.device("meta"))
-    sizes = {name: parameter.numel() for name, parameter in layer.named_parameters()}
-    return sum(sizes.values()), sizes["in_proj.weight"] + sizes["out_proj.weight"]
 
 
 def estimate_head_copy(
@@ -97,7 +89,8 @@ def _estimate_native_bytes(
     if keeps_codes:
         return int(count_parameters(config) * _CODE_BYTES)
     itemsize = _packed_itemsize(config, dtype, quantization)
-    matrices, table = _count_matrix_numbers(config), config.vocab_size * config.hidden_size
+    matrices = sum(measure_layer(spec).matrices for spec in config.layer_specs)
+    table = config.vocab_size * config.hidden_size
     heads = 0 if config.tie_word_embeddings else table
     rest = count_parameters(config) - matrices - table - heads
     # A tied head is one matrix with the embedding, unless it is rounded.

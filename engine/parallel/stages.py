@@ -9,6 +9,7 @@ from engine.kv_cache_spec import group_layers
 from engine.model.config import ModelConfig
 from engine.model.implementation import TransformersConfig
 from engine.model.layer_spec import LayerSpec
+from engine.model.weight_memory import measure_layer
 from engine.resolved_config import WorkerConfig
 
 _MAX_STREAMS = 8  # tensors [T, D] in one message: two, and inputs of layers for a draft head
@@ -35,11 +36,10 @@ def split_layers(config: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
 
 def count_layer_numbers(spec: LayerSpec) -> int:
     """Return how many elements of a layer's matrices a token is multiplied with."""
-    attention = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_size
+    size = measure_layer(spec)
     if spec.moe is None:
-        return spec.hidden_size * (attention + (2 + spec.style.is_gated) * spec.intermediate_size)
-    experts = spec.moe.count_matrix_numbers(spec.hidden_size) * spec.moe.top_k // spec.moe.num_experts
-    return spec.hidden_size * attention + experts
+        return size.matrices
+    return size.matrices - size.experts + size.experts * spec.moe.top_k // spec.moe.num_experts
 
 
 def compute_context_cost(config: ModelConfig) -> float:

@@ -34,10 +34,3 @@ class LatentSpec:
         """Return the factor of the attention scores. Source: DeepSeek-V2."""
         mscale = compute_yarn_mscale(rope.factor, rope.mscale_all_dim) if rope.mscale_all_dim else 1.0
         return float(self.query_size**-0.5 * mscale * mscale)
-
-    def count_numbers(self, hidden_size: int, num_heads: int) -> int:
-        """Return the number of elements in the matrices of a layer."""
-        inputs = hidden_size if self.query_rank is None else self.query_rank
-        first = self.key_size + (self.query_rank or 0)
-        heads = inputs * self.query_size + self.rank * (self.plain_size + self.value_size)
-        return hidden_size * first + num_heads * (heads + self.value_size * hidden_size)
