@@ -4,7 +4,7 @@ send ──AddRequest, AbortRequest──▶ Scheduler ──StepPlan (at most 2
   │ (with a grammar)                ▲  ▲  │ │                                          │   ▲
   └▶ Opener (images, grammar) ──────▶┘ │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
                                        └──┼─────────────── StepDone ───────────────────┘
-Scheduler ──PinAdapter──▶ Adapters thread ──AdapterReady──▶ Scheduler
+Scheduler ──▶ threads of adapters and of the store of blocks ──AdapterReady, BlocksAnswer──▶ Scheduler
 deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, Reply
 """
 
@@ -16,14 +16,13 @@ from concurrent.futures import Executor as ThreadExecutor
 from functools import partial
 from typing import Any, assert_never
 
-from engine.actors.adapters import AdapterActor
+from engine.actors.adapters import AdapterLane
 from engine.actors.executor_actor import ExecutorActor
 from engine.actors.grammar_actor import GrammarActor
 from engine.actors.opener import Opener
 from engine.actors.scheduler_actor import SchedulerActor
-from engine.actors.transfer import TransferActor
+from engine.actors.transfer import TransferLane
 from engine.config import EngineConfig
-from engine.core.actor_messages import AdapterInbox, TransferInbox
 from engine.core.block_transfers import BlockTransfers
 from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
@@ -40,6 +39,7 @@ from engine.messages import (
     CoreOutput,
     DropAdapter,
     LoadAdapter,
+    Reply,
     ResetPrefixCache,
     Sleep,
     TakeSnapshot,
@@ -75,7 +75,7 @@ class EngineCore:
         self._report_crash = report_crash
         self._publishes_kv_events = publishes_kv_events
         self._others: list[asyncio.Task[None]] = []  # all but the executor's
-        self.adapters: AdapterActor | None = None  # None if they are not enabled
+        self.adapters: AdapterLane | None = None  # None if they are not enabled
 
     async def start(self, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
         """Start all actors in `tasks`. Returns when the core accepts messages."""
@@ -102,10 +102,10 @@ class EngineCore:
             encode=None if make_drafts is None else self._encode,
         )
         scheduler = Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids, make_drafts=make_drafts)
-        self.transfer = await self._open_transfer(scheduler)
+        transfer = await self._open_transfer(scheduler)
         self.scheduler = SchedulerActor(
             scheduler, tell_executor=self.executor.tell, tell_grammar=self.grammar.tell,
-            tell_adapters=self._tell_adapters, tell_transfer=self._tell_transfer, deliver=self._deliver,
+            deliver=self._deliver,
         )
         self.executor.deliver = self.scheduler.tell
         self.opener = Opener(
@@ -116,12 +116,12 @@ class EngineCore:
             "grammar": self.grammar.run(), "opener": self.opener.run(), "scheduler": self.scheduler.run(),
         }
         if self._worker.adapters is not None:
-            self.adapters = AdapterActor(
-                self._worker.adapters, lambda ready: self.scheduler.tell(ready), self._deliver
-            )
+            self.adapters = AdapterLane(self._worker.adapters, self.scheduler.tell)
+            assert scheduler.state.adapters is not None, "both follow enable_lora"
+            scheduler.state.adapters.loader = self.adapters
             others["adapters"] = self.adapters.run()
-        if self.transfer is not None:
-            others["transfer"] = self.transfer.run()
+        if transfer is not None:
+            others["transfer"] = transfer.run()
         for name, run in others.items():
             self.attach(tasks.create_task(run, name=name))
         executor.add_done_callback(self._note_end)
@@ -140,22 +140,15 @@ class EngineCore:
                 self.scheduler.tell(message)
             case TakeSnapshot() | ResetPrefixCache():
                 self.scheduler.tell(message)
-            case LoadAdapter():
-                self._tell_adapters(message)
+            case LoadAdapter(call_id=call_id, ref=ref):
+                assert self.adapters is not None, "the front refuses adapters that are not enabled"
+                self.adapters.load(ref, lambda error: self._deliver(Reply(call_id, error=error)))
             case DropAdapter():
                 self.scheduler.tell(message)
             case Sleep():
                 self.executor.tell(message)
             case _:
                 assert_never(message)
-
-    def _tell_adapters(self, message: AdapterInbox) -> None:
-        assert self.adapters is not None, "the front refuses adapters that are not enabled"
-        self.adapters.tell(message)
-
-    def _tell_transfer(self, message: TransferInbox) -> None:
-        assert self.transfer is not None, "the scheduler has a store only with it"
-        self.transfer.tell(message)
 
     def attach(self, task: asyncio.Task[None]) -> None:
         """Tie a task of the front to the core: each of them ends when the other does."""
@@ -178,19 +171,18 @@ class EngineCore:
             tier = HostTier(config.num_host_blocks, [] if memory is None else memory.list_stored())
         return KVCacheManager(config, tier, self._eos_token_ids)
 
-    async def _open_transfer(self, scheduler: Scheduler) -> TransferActor | None:
-        """Let the scheduler use the store of several cores, if there is one. Returns the actor of the store."""
+    async def _open_transfer(self, scheduler: Scheduler) -> TransferLane | None:
+        """Let the scheduler use the store of several cores, if there is one. Returns the thread that asks it."""
         config, memory = self._config.read_kv_transfer(), self._worker.host_memory
         if config is None or memory is None:
             return None
         kv_cache = scheduler.kv_cache
         assert kv_cache.tier is not None, "a store has slots in host memory"
-        scheduler.state.transfers = BlockTransfers(kv_cache, kv_cache.tier, config.saves)
         secret = self._config.data_parallel_key
         connector = await asyncio.to_thread(make_connector, config, memory.layout, secret)
-        return TransferActor(
-            memory, connector, lambda answer: self.scheduler.tell(answer), lambda news: self._deliver(news)
-        )
+        lane = TransferLane(memory, connector, lambda answer: self.scheduler.tell(answer))
+        scheduler.state.transfers = BlockTransfers(kv_cache, kv_cache.tier, lane, config.saves)
+        return lane
 
     def _find_planner(self, loaded: Loaded) -> Callable[[RequestTable], DraftPlanner] | None:
         """Return what makes the planner of drafts; None without speculative decoding."""

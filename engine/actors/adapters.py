@@ -1,46 +1,43 @@
-"""AdapterActor: the thread that reads adapters while steps run."""
+"""AdapterLane: the thread that reads adapters while steps run."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
-from engine.actors.thread_actor import ThreadActor
+from engine.actors.lane import Lane
 from engine.comm import RankLost
-from engine.core.actor_messages import AdapterInbox, AdapterReady, PinAdapter, UnpinAdapter
+from engine.core.actor_messages import AdapterReady
 from engine.errors import EngineError
-from engine.messages import AdapterRef, DropAdapter, LoadAdapter, Reply
+from engine.messages import AdapterRef
 from engine.worker.executor import AdapterMemory
 
 logger = logging.getLogger("troupe.engine")
 
 
-class AdapterActor(ThreadActor[AdapterInbox]):
-    """Loads adapters one after another. A broken one is reported only to the requests that need it."""
+class AdapterLane(Lane):
+    """Implements AdapterLoader. A broken adapter is reported only to the requests that need it."""
 
-    def __init__(
-        self, memory: AdapterMemory, tell_scheduler: Callable[[AdapterReady], None],
-        deliver: Callable[[Reply], None],
-    ) -> None:
+    def __init__(self, memory: AdapterMemory, tell_scheduler: Callable[[AdapterReady], None]) -> None:
         super().__init__("troupe-adapters")
         self._memory = memory
         self._tell_scheduler = tell_scheduler
-        self._deliver = deliver
 
-    def work(self) -> None:
-        while (message := self._queue.get()) is not None:
-            match message:
-                case LoadAdapter(call_id=call_id, ref=ref):
-                    self.post(self._deliver, Reply(call_id, error=self._load(ref, pins=False)))
-                case PinAdapter(ref=ref):
-                    self.post(self._tell_scheduler, AdapterReady(ref.digest, self._load(ref, pins=True)))
-                case UnpinAdapter(digest=digest):
-                    self._memory.unpin(digest)
-                case DropAdapter(digest=digest):
-                    self._memory.drop(digest)
+    def load(self, ref: AdapterRef, take: Callable[[str | None], object], *, pins: bool = False) -> None:
+        """Read an adapter. `take` gets why it cannot be used, or None."""
+        self.submit(partial(self._load, ref, pins), take)
+
+    def pin(self, ref: AdapterRef) -> None:
+        self.load(ref, lambda error: self._tell_scheduler(AdapterReady(ref.digest, error)), pins=True)
+
+    def unpin(self, digest: str) -> None:
+        self.submit(partial(self._memory.unpin, digest))
+
+    def drop(self, digest: str) -> None:
+        self.submit(partial(self._memory.drop, digest))
 
     def _load(self, ref: AdapterRef, pins: bool) -> str | None:
-        """Return why the adapter cannot be used; None if it is loaded."""
         try:
             self._memory.load(ref, pins)
         except EngineError as error:

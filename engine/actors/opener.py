@@ -10,12 +10,13 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from engine.actors.grammar_actor import GrammarActor
+from engine.actors.lane import Lane
 from engine.core.grammar_manager import is_fault
 from engine.errors import EngineError
 from engine.messages import Accepted, AddRequest, Detail, ImagePart, NewTokens, Refused
@@ -46,9 +47,6 @@ class EncoderCache:
             self._num_bytes -= self._features.popitem(last=False)[1].nbytes
 
 
-logger = logging.getLogger("troupe.engine")
-
-
 class Opener:
     """Opens each request in a task of its own; one thread encodes images, one after another.
 
@@ -65,10 +63,9 @@ class Opener:
         self._grammar = grammar
         self._encoder = encoder
         self._cache = EncoderCache(int(cache_gb * 2**30))
-        self._pool = ThreadPoolExecutor(1, "troupe-encoder", lower_priority)
+        self._lane = Lane("troupe-encoder", lower_priority)
         self._tell_scheduler = tell_scheduler
         self._deliver = deliver
-        self._at_hand: set[Future[ImagePart]] = set()  # images that wait or are encoded
         # Keys are the handles of the requests' first completions.
         self._opening: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
 
@@ -91,14 +88,10 @@ class Opener:
     async def run(self) -> None:
         """Wait until cancelled, then for the image at hand."""
         try:
-            await asyncio.Event().wait()
+            await self._lane.run()
         finally:
             for _, task in self._opening.values():
                 task.cancel()
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            # Not by a thread that waits: while Python ends there are no new ones.
-            if running := [asyncio.wrap_future(each) for each in tuple(self._at_hand) if each.running()]:
-                await asyncio.wait(running)
 
     async def _open(self, message: AddRequest) -> None:
         handle, info = message.completions[0].handle, None
@@ -119,18 +112,12 @@ class Opener:
         """Return the request with the features of its images."""
         start = time.monotonic()
         try:
-            images = [await self._submit(each) for each in message.images]
+            images = [await self._lane.call(partial(self._encode_image, each)) for each in message.images]
         except Exception as error:  # the border of the request: its images must not end the core
             logger.error("request %s: images cannot be encoded", message.request_id, exc_info=error)
             raise EngineError(f"an image could not be encoded: {error!r}") from error
         age_s = message.age_s + time.monotonic() - start
         return msgspec.structs.replace(message, images=images, age_s=age_s)
-
-    async def _submit(self, image: ImagePart) -> ImagePart:
-        future = self._pool.submit(self._encode_image, image)
-        self._at_hand.add(future)
-        future.add_done_callback(self._at_hand.discard)
-        return await asyncio.wrap_future(future)
 
     def _encode_image(self, image: ImagePart) -> ImagePart:
         features = self._cache.find(image.digest)

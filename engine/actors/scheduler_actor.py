@@ -9,18 +9,14 @@ from collections.abc import Callable
 from typing import assert_never
 
 from engine.core.actor_messages import (
-    AdapterInbox,
     AdapterReady,
-    BlocksLoaded,
-    BlocksMatched,
-    BlocksSaved,
+    BlocksAnswer,
     DropMatchers,
     ExecutorInbox,
     GrammarInbox,
     GrammarReport,
     SchedulerInbox,
     StepDone,
-    TransferInbox,
 )
 from engine.core.block_hash import is_block_hash
 from engine.core.scheduler import Scheduler
@@ -44,8 +40,7 @@ class SchedulerActor:
 
     def __init__(
         self, scheduler: Scheduler, tell_executor: Callable[[ExecutorInbox], None],
-        tell_grammar: Callable[[GrammarInbox], None], tell_adapters: Callable[[AdapterInbox], None],
-        tell_transfer: Callable[[TransferInbox], None], deliver: Callable[[CoreOutput], None],
+        tell_grammar: Callable[[GrammarInbox], None], deliver: Callable[[CoreOutput], None],
     ) -> None:
         self._inbox: deque[SchedulerInbox] = deque()
         self._wake = asyncio.Event()
@@ -53,8 +48,6 @@ class SchedulerActor:
         self._transfers = scheduler.state.transfers
         self._tell_executor = tell_executor
         self._tell_grammar = tell_grammar
-        self._tell_adapters = tell_adapters
-        self._tell_transfer = tell_transfer
         self._deliver = deliver
         self._with_grammar: set[int] = set()
         self._idle_since: float | None = None  # since when the executor has no step
@@ -104,12 +97,6 @@ class SchedulerActor:
                 self._idle_since = None
             while (masks := scheduler.order_masks()) is not None:
                 self._tell_grammar(masks)
-        if scheduler.state.adapters is not None:
-            for order in scheduler.state.adapters.take_orders():
-                self._tell_adapters(order)
-        if self._transfers is not None:
-            for transfer in self._transfers.take_orders():
-                self._tell_transfer(transfer)
         if not scheduler.state.requests:
             self._idle_since = None
         if changes := scheduler.kv_cache.pool.changes:
@@ -136,8 +123,8 @@ class SchedulerActor:
             case DropAdapter(digest=digest):
                 if self.scheduler.state.adapters is not None:
                     self.scheduler.state.adapters.drop(digest)
-            case BlocksMatched() | BlocksLoaded() | BlocksSaved():
-                self.scheduler.take_blocks(message)
+            case BlocksAnswer(take=take):
+                self.scheduler.state.waiting.restore(take())
             case AdapterReady():
                 self._publish(self.scheduler.take_adapter(message))
             case TakeSnapshot(call_id=call_id, with_blocks=with_blocks):
@@ -173,7 +160,7 @@ class SchedulerActor:
 
     def _publish(self, new_tokens: NewTokens) -> None:
         if self._transfers is not None:
-            new_tokens = self._transfers.hold_ends(new_tokens)
+            new_tokens = self._transfers.hold_ends(new_tokens, self._deliver)
         if new_tokens.handles or new_tokens.details:
             self._deliver(new_tokens)
         if self._with_grammar:

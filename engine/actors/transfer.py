@@ -1,29 +1,19 @@
-"""TransferActor: the thread that copies blocks between the host tier and a store of several cores, beside the steps."""
+"""TransferLane: the thread that copies blocks between the host tier and a store of several cores, beside the steps."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from engine.actors.thread_actor import ThreadActor
-from engine.core.actor_messages import (
-    BlockCopy,
-    BlocksLoaded,
-    BlocksMatched,
-    BlocksSaved,
-    DiscardUnits,
-    LoadBlocks,
-    MatchBlocks,
-    ReportEnds,
-    SaveBlocks,
-    TransferInbox,
-)
+from engine.actors.lane import Lane
+from engine.core.actor_messages import BlockCopy, BlocksAnswer
 from engine.core.block_hash import is_state_key
+from engine.core.block_transfers import States, TakeAnswer
 from engine.kv_transfer_config import UNIT_TOKENS
-from engine.messages import NewTokens
 from engine.transfer.connector import KVConnector
 from engine.transfer.host_store import HostStore
 from engine.transfer.units import Unit
@@ -32,51 +22,54 @@ Result = TypeVar("Result")
 logger = logging.getLogger("troupe.engine")
 
 
-class TransferActor(ThreadActor[TransferInbox]):
-    """Serves one message after another. A store that fails costs time, but neither a request nor the core."""
+class TransferLane(Lane):
+    """Implements BlockStore. A store that fails costs time, but neither a request nor the core."""
 
     def __init__(
-        self, memory: HostStore, connector: KVConnector | None,
-        tell_scheduler: Callable[[BlocksMatched | BlocksLoaded | BlocksSaved], None],
-        deliver: Callable[[NewTokens], None],
+        self, memory: HostStore, connector: KVConnector | None, tell_scheduler: Callable[[BlocksAnswer], None],
     ) -> None:
         super().__init__("troupe-transfer")
         self._memory = memory
         self._connector = connector
         self._tell_scheduler = tell_scheduler
-        self._deliver = deliver
         self._has_failed = False
 
-    def work(self) -> None:
-        while (message := self._queue.get()) is not None:
-            match message:
-                case MatchBlocks(transfer_id=transfer_id):
-                    self.post(self._tell_scheduler, BlocksMatched(transfer_id, self._match(message)))
-                case LoadBlocks(transfer_id=transfer_id, blocks=blocks):
-                    self.post(self._tell_scheduler, BlocksLoaded(transfer_id, self._load(blocks)))
-                case SaveBlocks(blocks=blocks):
-                    self.post(self._tell_scheduler, BlocksSaved([b.slot for b in blocks], self._save(blocks)))
-                case DiscardUnits(unit_keys=keys):
-                    self._discard(keys)
-                case ReportEnds(news=news):
-                    self.post(self._deliver, news)
-        if self._connector is not None:
-            self._connector.shutdown()
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            if self._connector is not None:
+                self._connector.shutdown()
 
-    def _match(self, message: MatchBlocks) -> int:
+    def match(self, unit_keys: Sequence[bytes], states: States | None, take: TakeAnswer[int]) -> None:
+        self._ask(partial(self._match, unit_keys, states), take)
+
+    def load(self, blocks: Sequence[BlockCopy], take: TakeAnswer[list[bool]]) -> None:
+        self._ask(partial(self._load, blocks), take)
+
+    def save(self, blocks: Sequence[BlockCopy], take: TakeAnswer[int]) -> None:
+        self._ask(partial(self._save, blocks), take)
+
+    def discard(self, unit_keys: Sequence[bytes]) -> None:
+        self.submit(partial(self._call, None, lambda store: store.discard_kv(unit_keys)))
+
+    def follow(self, act: Callable[[], object]) -> None:
+        self.submit(lambda: None, lambda _: act())
+
+    def _ask(self, work: Callable[[], Result], take: TakeAnswer[Result]) -> None:
+        self.submit(work, lambda result: self._tell_scheduler(BlocksAnswer(partial(take, result))))
+
+    def _match(self, unit_keys: Sequence[bytes], states: States | None) -> int:
         def match(store: KVConnector) -> int:
-            num_tokens = store.get_num_new_matched_tokens(message.unit_keys)
-            if message.states is None:
+            num_tokens = store.get_num_new_matched_tokens(unit_keys)
+            if states is None:
                 return num_tokens
-            for length, keys in message.states:
+            for length, keys in states:
                 if length <= num_tokens and store.get_num_new_matched_tokens(keys) == len(keys) * UNIT_TOKENS:
                     return length
             return 0
 
         return self._call(0, match)
-
-    def _discard(self, keys: Sequence[bytes]) -> None:
-        self._call(None, lambda store: store.discard_kv(keys))
 
     def _load(self, blocks: Sequence[BlockCopy]) -> list[bool]:
         for block in blocks:

@@ -4,24 +4,22 @@
     Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, FindDrafts, DropMatchers──▶ Grammar
     Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
     Executor ──StepDone──▶ Scheduler
-    Scheduler ──PinAdapter, UnpinAdapter──▶ Adapters  Adapters ──AdapterReady──▶ Scheduler
-    Scheduler ──MatchBlocks, LoadBlocks, SaveBlocks, DiscardUnits, ReportEnds──▶ Transfer
-    Transfer ──BlocksMatched, BlocksLoaded, BlocksSaved──▶ Scheduler
+    threads of adapters and of the store of blocks ──AdapterReady, BlocksAnswer──▶ Scheduler
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from engine.messages import (
     AbortRequest,
-    AdapterRef,
     AddRequest,
     DropAdapter,
     ImagePart,
-    LoadAdapter,
-    NewTokens,
     ResetPrefixCache,
     Sleep,
     TakeSnapshot,
@@ -32,18 +30,6 @@ from engine.sampling_params import SamplingParams
 # Reported instead of a token id when none can be sampled.
 BROKEN_LOGITS = -1  # the largest logit is not a number
 NO_TOKEN_LEFT = -2  # the request's constraints forbid every token
-
-
-class PinAdapter(msgspec.Struct, frozen=True):
-    """Read an adapter if it is not in memory, and keep it there; the answer is AdapterReady."""
-
-    ref: AdapterRef
-
-
-class UnpinAdapter(msgspec.Struct, frozen=True):
-    """The adapter may be evicted from memory."""
-
-    digest: str
 
 
 class AdapterReady(msgspec.Struct, frozen=True):
@@ -92,47 +78,10 @@ class BlockCopy(msgspec.Struct, frozen=True):
     unit_keys: list[bytes]  # of its units, in order
 
 
-class MatchBlocks(msgspec.Struct, frozen=True):
-    """How many of these units does the store hold? The answer is BlocksMatched."""
+class BlocksAnswer(msgspec.Struct, frozen=True):
+    """The store of several cores has answered. `take` processes that, and returns requests that may run."""
 
-    transfer_id: int
-    unit_keys: list[bytes]
-    # Where layers have states: number of tokens and keys of the state after them, the longest first.
-    states: list[tuple[int, list[bytes]]] | None = None
-
-
-class BlocksMatched(msgspec.Struct, frozen=True):
-    transfer_id: int
-    num_tokens: int  # of the longest prefix that can be loaded
-
-
-class LoadBlocks(msgspec.Struct, frozen=True):
-    """Load these blocks; the answer is BlocksLoaded."""
-
-    transfer_id: int
-    blocks: list[BlockCopy]
-
-
-class BlocksLoaded(msgspec.Struct, frozen=True):
-    transfer_id: int
-    is_loaded: list[bool]  # for each block; False: it was missing or damaged
-
-
-class SaveBlocks(msgspec.Struct, frozen=True):
-    """Save these blocks; the answer is BlocksSaved."""
-
-    blocks: list[BlockCopy]
-
-
-class BlocksSaved(msgspec.Struct, frozen=True):
-    slots: list[int]
-    num_tokens: int  # that were saved; 0 if the store failed
-
-
-class DiscardUnits(msgspec.Struct, frozen=True):
-    """Remove these units from the store."""
-
-    unit_keys: list[bytes]
+    take: Callable[[], Iterable[Any]]
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -251,12 +200,6 @@ class StepDone(msgspec.Struct, frozen=True):
     pooled: dict[int, np.ndarray] = {}  # by index, vectors [D] float32 of prompts that ended in this step
 
 
-class ReportEnds(msgspec.Struct, frozen=True):
-    """Deliver this when all earlier SaveBlocks are done."""
-
-    news: NewTokens
-
-
 SchedulerInbox = (
     AddRequest
     | AbortRequest
@@ -265,12 +208,8 @@ SchedulerInbox = (
     | GrammarReport
     | AdapterReady
     | DropAdapter
-    | BlocksMatched
-    | BlocksLoaded
-    | BlocksSaved
+    | BlocksAnswer
     | StepDone
 )
-TransferInbox = MatchBlocks | LoadBlocks | SaveBlocks | DiscardUnits | ReportEnds
-AdapterInbox = LoadAdapter | DropAdapter | PinAdapter | UnpinAdapter
 ExecutorInbox = StepPlan | StepMasks | Sleep
 GrammarInbox = FillMasks | FindDrafts | DropMatchers

@@ -12,13 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from engine.core.actor_messages import PinAdapter, UnpinAdapter
 from engine.core.request import Request, RequestStatus
-from engine.messages import AdapterRef, DropAdapter
+from engine.messages import AdapterRef
 
 Key = tuple[float, float, int]
-AdapterOrder = PinAdapter | UnpinAdapter | DropAdapter
+
+
+class AdapterLoader(Protocol):
+    """Reads adapters in the order of these calls, beside the steps."""
+
+    def pin(self, ref: AdapterRef) -> None:
+        """Read an adapter if it is not in memory, and keep it there; the answer is AdapterReady."""
+
+    def unpin(self, digest: str) -> None:
+        """Let an adapter be evicted from memory."""
+
+    def drop(self, digest: str) -> None:
+        """Free an adapter that no request uses any more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -35,13 +47,14 @@ class _Slot:
 class AdapterSlots:
     """The adapters that run, and the requests that wait for one."""
 
+    loader: AdapterLoader  # set before the first request
+
     def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
         self._slots: dict[str, _Slot] = {}  # by digest, the least recently used first
         self._held: dict[str, list[Request]] = {}  # by digest
         self._oldest_step = 0
         self._has_changed = False  # whether held requests may get or reserve a slot now
-        self._orders: list[AdapterOrder] = []
         self._dropped: set[str] = set()  # digests to free as soon as no step uses them
 
     def may_run(self, request: Request) -> bool:
@@ -82,7 +95,7 @@ class AdapterSlots:
                     self._free(slot)
                     if slot.successor is not None:
                         self._replace(None, slot.successor)
-                self._orders.append(DropAdapter(digest))
+                self.loader.drop(digest)
         if not self._held:
             return []
         for slot in list(self._slots.values()):
@@ -113,10 +126,6 @@ class AdapterSlots:
     def drop(self, digest: str) -> None:
         """Free an adapter that has no name any more, once no step uses it."""
         self._dropped.add(digest)
-
-    def take_orders(self) -> list[AdapterOrder]:
-        orders, self._orders = self._orders, []
-        return orders
 
     def _find_slot(self, ref: AdapterRef, key: Key) -> None:
         """Give the adapter a slot, or reserve one."""
@@ -158,9 +167,9 @@ class AdapterSlots:
             self._free(old)
         self._has_changed = True
         self._slots[ref.digest] = _Slot(ref)
-        self._orders.append(PinAdapter(ref))
+        self.loader.pin(ref)
 
     def _free(self, slot: _Slot) -> None:
         self._has_changed = True
         del self._slots[slot.ref.digest]
-        self._orders.append(UnpinAdapter(slot.ref.digest))
+        self.loader.unpin(slot.ref.digest)

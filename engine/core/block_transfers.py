@@ -1,7 +1,7 @@
 """BlockTransfers: decides which blocks are loaded from the store of several cores, and which are saved there.
 
-    waiting request ──MatchBlocks──▶ store ──BlocksMatched──▶ LoadBlocks into slots of the HostTier ──▶ request admitted
-    chunk planned ──copied to slots after its step──▶ SaveBlocks ──▶ store
+    waiting request ──match──▶ store ──load──▶ slots of the HostTier ──▶ request admitted
+    chunk planned ──copied to slots after its step──▶ save ──▶ store
 
 A request is held while its blocks are loaded, and finds them in the tier when it is admitted. Blocks that did not come
 are computed. A step's blocks are saved when it has ended, from slots that are pinned meanwhile.
@@ -9,25 +9,15 @@ are computed. A step's blocks are saved when it has ended, from slots that are p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from engine.core.actor_messages import (
-    BlockCopy,
-    BlocksLoaded,
-    BlocksMatched,
-    BlocksSaved,
-    DiscardUnits,
-    LoadBlocks,
-    MatchBlocks,
-    ReportEnds,
-    SaveBlocks,
-    StateSave,
-    TransferInbox,
-)
+from engine.core.actor_messages import BlockCopy, StateSave
 from engine.core.block_hash import (
     extend_block_hashes,
     is_state_key,
@@ -43,6 +33,30 @@ from engine.core.request import Request, RequestTransfer
 from engine.kv_transfer_config import UNIT_TOKENS
 from engine.messages import NewTokens
 
+Result = TypeVar("Result")
+TakeAnswer = Callable[[Result], list[Request]]  # processes an answer, and returns requests that may run
+# Where layers have states: number of tokens and keys of the state after them, the longest first.
+States = list[tuple[int, list[bytes]]]
+
+
+class BlockStore(Protocol):
+    """The store of several cores. A thread does what these calls ask, in their order."""
+
+    def match(self, unit_keys: Sequence[bytes], states: States | None, take: TakeAnswer[int]) -> None:
+        """Find how many tokens can be loaded: the longest prefix of these units, with a state if there are any."""
+
+    def load(self, blocks: Sequence[BlockCopy], take: TakeAnswer[list[bool]]) -> None:
+        """Load these blocks. The answer says of each whether it came; others are missing or damaged."""
+
+    def save(self, blocks: Sequence[BlockCopy], take: TakeAnswer[int]) -> None:
+        """Save these blocks. The answer is the number of tokens that were saved."""
+
+    def discard(self, unit_keys: Sequence[bytes]) -> None:
+        """Remove these units."""
+
+    def follow(self, act: Callable[[], object]) -> None:
+        """Call this on the event loop when all earlier calls are done."""
+
 
 @dataclass(slots=True)
 class _Load:
@@ -56,18 +70,16 @@ class _Load:
 class BlockTransfers:
     """One per core."""
 
-    def __init__(self, kv_cache: KVCacheManager, tier: HostTier, saves: bool) -> None:
+    def __init__(self, kv_cache: KVCacheManager, tier: HostTier, store: BlockStore, saves: bool) -> None:
+        self._store = store
         self._kv_cache = kv_cache
         self._tier = tier
         self._saves = saves
         self._num_units = kv_cache.block_size // UNIT_TOKENS
-        self._loads: dict[int, _Load] = {}  # by number of the transfer
         self._loading: dict[bytes, _Load] = {}  # by key
         self._planned: list[BlockCopy] = []  # saves of the step that is being planned
         self._by_step: dict[int, list[BlockCopy]] = {}
         self._reporting: set[int] = set()  # handles whose end is reported when their blocks are saved
-        self._orders: list[TransferInbox] = []
-        self._num_transfers = 0
         self.num_received_tokens = self.num_saved_tokens = 0
 
     def may_run(self, request: Request) -> bool:
@@ -81,49 +93,40 @@ class BlockTransfers:
         """Report the end of this completion only when its blocks are saved."""
         self._reporting.add(handle)
 
-    def take_answer(self, message: BlocksMatched | BlocksLoaded | BlocksSaved) -> list[Request]:
-        """Take an answer of the store. Returns requests that may run."""
-        match message:
-            case BlocksMatched():
-                return self._take_matched(message)
-            case BlocksLoaded():
-                return self._take_loaded(message)
-        self.num_saved_tokens += message.num_tokens
-        for slot in message.slots:
+    def _take_saved(self, slots: Sequence[int], num_tokens: int) -> list[Request]:
+        self.num_saved_tokens += num_tokens
+        for slot in slots:
             self._tier.unpin(slot)
         return []
 
-    def _take_matched(self, message: BlocksMatched) -> list[Request]:
-        """Load what the store holds. Returns requests that may run."""
-        load = self._loads.pop(message.transfer_id)
+    def _take_matched(self, load: _Load, num_tokens: int) -> list[Request]:
+        """Load what the store holds."""
         request, transfer = load.request, load.request.transfer
         assert transfer is not None, "it was looked for"
-        num_blocks = message.num_tokens // self._kv_cache.block_size
+        num_blocks = num_tokens // self._kv_cache.block_size
         if self._saves:
             transfer.num_saved = num_blocks
         if not request.is_finished:
             load.blocks = self._reserve(request, num_blocks)
         if not load.blocks:
             return self._settle(load)
-        self._loads[message.transfer_id] = load
         self._loading |= {block.key: load for block in load.blocks}
-        self._orders.append(LoadBlocks(message.transfer_id, load.blocks))
+        self._store.load(load.blocks, partial(self._take_loaded, load))
         return []
 
-    def _take_loaded(self, message: BlocksLoaded) -> list[Request]:
-        """Index the blocks that came. Returns requests that may run."""
-        load = self._loads.pop(message.transfer_id)
+    def _take_loaded(self, load: _Load, is_loaded: Sequence[bool]) -> list[Request]:
+        """Index the blocks that came."""
         pool = self._kv_cache.pool
-        for block, is_loaded in zip(load.blocks, message.is_loaded, strict=True):
+        for block, has_come in zip(load.blocks, is_loaded, strict=True):
             self._loading.pop(block.key, None)
-            if is_loaded:
+            if has_come:
                 if not is_state_key(block.key):
                     self.num_received_tokens += len(block.unit_keys) * UNIT_TOKENS
                 self._tier.add(block.key, block.slot)
                 pool.note_change(block.key, True)
             else:
                 self._tier.give_back(block.slot)
-        if not all(message.is_loaded) and load.request.transfer is not None:
+        if not all(is_loaded) and load.request.transfer is not None:
             load.request.transfer.num_saved = 0  # save the damaged ones again
         return self._settle(load)
 
@@ -177,7 +180,7 @@ class BlockTransfers:
             keys = [key for group in range(self._kv_cache.num_groups) for key in list_keys(units, group)]
             for position in request.transfer.states:
                 keys += chain(*self._split_state(request, position))
-            self._orders.append(DiscardUnits(keys))
+            self._store.discard(keys)
 
     def note_plan(self, step_id: int) -> None:
         """Tie the planned saves to a step."""
@@ -187,10 +190,10 @@ class BlockTransfers:
     def end_step(self, step_id: int) -> None:
         """Save the blocks of a step that has ended."""
         if blocks := self._by_step.pop(step_id, None):
-            self._orders.append(SaveBlocks(blocks))
+            self._store.save(blocks, partial(self._take_saved, [block.slot for block in blocks]))
 
-    def hold_ends(self, news: NewTokens) -> NewTokens:
-        """Return the message without the ends that are reported when the blocks before them are saved."""
+    def hold_ends(self, news: NewTokens, deliver: Callable[[NewTokens], None]) -> NewTokens:
+        """Return the message without the ends that are delivered when the blocks before them are saved."""
         if not self._reporting:
             return news
         kept, held = [], []
@@ -208,13 +211,8 @@ class BlockTransfers:
                 )
             )
         if held:
-            self._orders.append(ReportEnds(NewTokens(details=held)))
+            self._store.follow(partial(deliver, NewTokens(details=held)))
         return msgspec.structs.replace(news, details=kept)
-
-    def take_orders(self) -> list[TransferInbox]:
-        """Return the new messages for the thread of the store, in order."""
-        orders, self._orders = self._orders, []
-        return orders
 
     def _find(self, request: Request, transfer: RequestTransfer) -> None:
         """Ask the store for the blocks that the cache has not, unless they are being loaded."""
@@ -232,10 +230,8 @@ class BlockTransfers:
         if running is not None:
             running.others.append(request)
             return
-        self._num_transfers += 1
-        self._loads[self._num_transfers] = _Load(request)
         units = self._list_units(request, num_full * size)
-        self._orders.append(MatchBlocks(self._num_transfers, units, states))
+        self._store.match(units, states, partial(self._take_matched, _Load(request)))
 
     def _reserve(self, request: Request, num_blocks: int) -> list[BlockCopy]:
         """Reserve slots for the blocks of this prefix that neither the cache nor the tier has."""
@@ -288,7 +284,7 @@ class BlockTransfers:
         """Return the hash of the block that ends after so many tokens."""
         return request.block_hashes[num_tokens // self._kv_cache.block_size - 1]
 
-    def _list_states(self, request: Request, start: int) -> list[tuple[int, list[bytes]]] | None:
+    def _list_states(self, request: Request, start: int) -> States | None:
         """Return where after `start` the store may have a state, and its keys, the longest first; None: no states."""
         if self._kv_cache.states is None:
             return None

@@ -25,9 +25,6 @@ import numpy as np
 from engine.core.actor_messages import (
     AdapterReady,
     BlockMove,
-    BlocksLoaded,
-    BlocksMatched,
-    BlocksSaved,
     FillMasks,
     FindDrafts,
     StateSave,
@@ -102,11 +99,6 @@ class Scheduler:
             self.state.waiting.restore(held)
             return NewTokens()
         return self.abort([request.handle for request in held], "error", ready.error)
-
-    def take_blocks(self, message: BlocksMatched | BlocksLoaded | BlocksSaved) -> None:
-        """Take an answer of the store; requests whose blocks are ready may run."""
-        assert self.state.transfers is not None, "only then is the store asked"
-        self.state.waiting.restore(self.state.transfers.take_answer(message))
 
     def abort(
         self, handles: Iterable[int], finish_reason: FinishReason = "abort", error: str | None = None

@@ -10,6 +10,7 @@ from queue import Empty
 
 import pytest
 
+from engine.actors.lane import Lane
 from engine.actors.thread_actor import ThreadActor
 from tests.waiting import wait_until
 
@@ -150,3 +151,26 @@ def test_a_post_to_a_closed_loop_is_dropped() -> None:
 
     actor = asyncio.run(make())
     actor.post(print, "never")
+
+
+async def test_a_lane_works_in_order_and_drops_what_waits_when_it_ends() -> None:
+    lane, taken, begun, may_go = Lane("test"), list[int](), threading.Event(), threading.Event()
+    running = asyncio.create_task(lane.run())
+    lane.submit(lambda: 1, taken.append)
+    await lane.call(lambda: None)
+    assert taken == [1]
+    lane.submit(lambda: begun.set() or (may_go.wait() and 2), taken.append)
+    lane.submit(lambda: 3, taken.append)
+    await asyncio.to_thread(begun.wait)
+    running.cancel()
+    asyncio.get_running_loop().call_later(0.02, may_go.set)
+    await asyncio.wait([running])
+    await asyncio.sleep(0)
+    assert taken == [1, 2]
+
+
+async def test_an_error_ends_a_lane() -> None:
+    lane = Lane("test")
+    lane.submit(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        await lane.run()

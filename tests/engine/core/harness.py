@@ -16,7 +16,6 @@ from engine.core.actor_messages import (
     FillMasks,
     FindDrafts,
     MaskTarget,
-    PinAdapter,
     StepDone,
     StepMasks,
     StepPlan,
@@ -135,6 +134,8 @@ class SchedulerHarness:
             scheduler_config, self.kv_cache, [EOS], lambda: self.now,
             make_drafts=None if proposer is None else make_planner([proposer], num_speculative_tokens=6),
         )  # fmt: skip
+        if self.scheduler.state.adapters is not None:
+            self.scheduler.state.adapters.loader = self
         self.worker = FakeWorker(block_size, [window, *narrower], num_states > 0)
         self.worker.has_stages = scheduler_config.num_stages > 1
         self.to_worker: deque[StepPlan | StepMasks] = deque()
@@ -144,7 +145,7 @@ class SchedulerHarness:
         self.slow_masks: deque[StepMasks] = deque()
         self.num_rotations = 0
         self.to_scheduler: deque[StepDone] = deque()
-        self.to_loader: deque[PinAdapter] = deque()
+        self.to_loader: deque[AdapterRef] = deque()
         self.pinned: set[str] = set()  # adapters that new rows may use
         self.broken: set[str] = set()  # adapters whose load fails
         self.handles: dict[str, int] = {}  # of the last request of each name
@@ -178,12 +179,14 @@ class SchedulerHarness:
         self._order_masks()
         while (plan := self.scheduler.schedule()) is not None:
             self._send(plan)
-        adapters = self.scheduler.state.adapters
-        for order in [] if adapters is None else adapters.take_orders():
-            if isinstance(order, PinAdapter):
-                self.to_loader.append(order)
-            else:
-                self.pinned.discard(order.digest)
+
+    def pin(self, ref: AdapterRef) -> None:
+        self.to_loader.append(ref)
+
+    def unpin(self, digest: str) -> None:
+        self.pinned.discard(digest)
+
+    drop = unpin
 
     def work(self) -> bool:
         """Let the worker take one message."""
@@ -226,11 +229,11 @@ class SchedulerHarness:
         self.to_worker.append(self.slow_masks.popleft())
         return True
 
-    def load(self) -> bool:
+    def load_adapter(self) -> bool:
         """Let the thread of the adapters answer one order."""
         if not self.to_loader:
             return False
-        digest = self.to_loader.popleft().ref.digest
+        digest = self.to_loader.popleft().digest
         error = "it is broken" if digest in self.broken else None
         if error is None:
             self.pinned.add(digest)
@@ -257,7 +260,7 @@ class SchedulerHarness:
 
     def run(self, chance: random.Random | None = None, limit: int = 20000) -> None:
         """Move messages until all is quiet; in random order when `chance` is given."""
-        moves = [self.work, self.fill, self.fill_slowly, self.load, self.answer, self.answer_drafts]
+        moves = [self.work, self.fill, self.fill_slowly, self.load_adapter, self.answer, self.answer_drafts]
         for _ in range(limit):
             if chance is not None:
                 chance.shuffle(moves)

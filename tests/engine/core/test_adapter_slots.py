@@ -20,7 +20,7 @@ def test_a_request_waits_for_its_adapter_and_the_base_model_does_not() -> None:
     harness.add(make_request("a", make_prompt(1), adapter="x"))
     harness.add(make_request("base", make_prompt(2)))
     assert list_running(harness) == {"base"}
-    harness.load()
+    harness.load_adapter()
     harness.work()
     harness.answer()
     assert list_running(harness) == {"base", "a"}
@@ -31,14 +31,14 @@ def test_a_request_waits_for_its_adapter_and_the_base_model_does_not() -> None:
 def test_an_older_request_gets_the_slot_before_younger_ones_of_the_adapter_that_has_it() -> None:
     harness = SchedulerHarness(max_loras=1)
     harness.add(make_request("x1", make_prompt(1), adapter="x", max_tokens=3))
-    harness.load()
+    harness.load_adapter()
     harness.add(make_request("y", make_prompt(2), adapter="y", max_tokens=3, arrival=1))
     for number in range(3):
         name = f"x{number + 2}"
         harness.add(make_request(name, make_prompt(number), adapter="x", arrival=2 + number))
     assert list_running(harness) == {"x1"}, "younger ones wait behind y"
     order: list[str] = []
-    while harness.load() or harness.work() or harness.answer():
+    while harness.load_adapter() or harness.work() or harness.answer():
         order += [name for name in sorted(list_running(harness)) if name not in order]
     assert order == ["x1", "y", "x2", "x3", "x4"]
 
@@ -68,7 +68,7 @@ def test_random_requests_of_many_adapters_all_end(seed: int) -> None:
             gated=chance.random() < 0.2, arrival=harness.now,
         )  # fmt: skip
         harness.add(request)
-        for move in chance.choices([harness.work, harness.fill, harness.load, harness.answer], k=4):
+        for move in chance.choices([harness.work, harness.fill, harness.load_adapter, harness.answer], k=4):
             move()
         if chance.random() < 0.1:
             harness.abort(f"{chance.randrange(number + 1)}")

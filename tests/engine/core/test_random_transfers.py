@@ -2,25 +2,16 @@
 
 import random
 from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
 import pytest
 
-from engine.core.actor_messages import (
-    BlocksLoaded,
-    BlocksMatched,
-    BlocksSaved,
-    DiscardUnits,
-    LoadBlocks,
-    MatchBlocks,
-    SaveBlocks,
-    StepDone,
-    StepPlan,
-    TransferInbox,
-)
-from engine.core.block_transfers import BlockTransfers
+from engine.core.actor_messages import BlockCopy, StepDone, StepPlan
+from engine.core.block_transfers import BlockTransfers, States, TakeAnswer
 from engine.core.host_tier import HostTier
+from engine.core.request import Request
 from tests.engine.core.fake_worker import FakeWorker, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
 
@@ -73,20 +64,13 @@ class ExchangingHouse(SchedulerHarness):
             26, BLOCK, narrower=narrower, max_num_batched_tokens=chance.choice([16, 64]),
             policy=chance.choice(["fcfs", "priority"]), num_states=num_states, tier=self.tier,
         )  # fmt: skip
-        self.transfers = self.scheduler.state.transfers = BlockTransfers(self.kv_cache, self.tier, saves=True)
+        self.transfers = self.scheduler.state.transfers = BlockTransfers(self.kv_cache, self.tier, self, saves=True)
         self.worker = CopyingWorker(BLOCK, [None, *narrower], num_states > 0)
         self.worker.host, self.worker.num_blocks = {}, self.kv_cache.pool.num_blocks
         self.num_slots = num_slots
         self.store = store
-        self.to_store: deque[TransferInbox] = deque()
+        self.to_store: deque[Callable[[], list[Request]]] = deque()
         self.chance = chance
-
-    def plan(self) -> None:
-        super().plan()
-        for order in self.transfers.take_orders():
-            if isinstance(order, LoadBlocks):  # the other thread may write from now on
-                self.host |= {block.slot: POISON for block in order.blocks}
-            self.to_store.append(order)
 
     @property
     def host(self) -> dict[int, Content]:
@@ -98,31 +82,53 @@ class ExchangingHouse(SchedulerHarness):
         assert isinstance(self.worker, CopyingWorker)
         self.worker.host = content
 
+    def match(self, unit_keys: Sequence[bytes], states: States | None, take: TakeAnswer[int]) -> None:
+        def answer() -> list[Request]:
+            length = next((at for at, key in enumerate(unit_keys) if key not in self.store), len(unit_keys)) * BLOCK
+            if states is not None:
+                found = (at for at, names in states if at <= length and self.store.keys() >= set(names))
+                length = next(found, 0)
+            return take(length)
+
+        self.to_store.append(answer)
+
+    def load(self, blocks: Sequence[BlockCopy], take: TakeAnswer[list[bool]]) -> None:
+        self.host |= {block.slot: POISON for block in blocks}  # the other thread may write from now on
+
+        def answer() -> list[Request]:
+            is_loaded = [block.key in self.store and self.chance.random() < 0.9 for block in blocks]
+            for block in compress(blocks, is_loaded):
+                self.host[block.slot] = self.store[block.key]
+            return take(is_loaded)
+
+        self.to_store.append(answer)
+
+    def save(self, blocks: Sequence[BlockCopy], take: TakeAnswer[int]) -> None:
+        def answer() -> list[Request]:
+            for block in blocks:
+                content = self.host[block.slot]
+                assert self.store.get(block.key, content) == content, "another block under this key"
+                self.store[block.key] = content
+            return take(0)
+
+        self.to_store.append(answer)
+
+    def discard(self, unit_keys: Sequence[bytes]) -> None:
+        def answer() -> list[Request]:
+            for key in unit_keys:
+                self.store.pop(key, None)
+            return []
+
+        self.to_store.append(answer)
+
+    def follow(self, act: Callable[[], object]) -> None:
+        raise AssertionError("no request reports its end late")
+
     def exchange(self) -> bool:
-        """Let the store answer one order."""
+        """Let the store do what it was asked first."""
         if not self.to_store:
             return False
-        match self.to_store.popleft():
-            case MatchBlocks(transfer_id=number, unit_keys=keys, states=states):
-                length = next((at for at, key in enumerate(keys) if key not in self.store), len(keys)) * BLOCK
-                if states is not None:
-                    found = (at for at, names in states if at <= length and self.store.keys() >= set(names))
-                    length = next(found, 0)
-                self.scheduler.take_blocks(BlocksMatched(number, length))
-            case LoadBlocks(transfer_id=number, blocks=blocks):
-                is_loaded = [block.key in self.store and self.chance.random() < 0.9 for block in blocks]
-                for block in compress(blocks, is_loaded):
-                    self.host[block.slot] = self.store[block.key]
-                self.scheduler.take_blocks(BlocksLoaded(number, is_loaded))
-            case SaveBlocks(blocks=blocks):
-                for block in blocks:
-                    content = self.host[block.slot]
-                    assert self.store.get(block.key, content) == content, "another block under this key"
-                    self.store[block.key] = content
-                self.scheduler.take_blocks(BlocksSaved([block.slot for block in blocks], 0))
-            case DiscardUnits(unit_keys=keys):
-                for key in keys:
-                    self.store.pop(key, None)
+        self.scheduler.state.waiting.restore(self.to_store.popleft()())
         self.plan()
         return True
 

@@ -86,7 +86,7 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
         )  # fmt: skip
         house.add(requests[name])
         for _ in range(chance.randrange(12)):
-            chance.choice([house.work, house.work, house.fill, house.answer, house.load])()
+            chance.choice([house.work, house.work, house.fill, house.answer, house.load_adapter])()
             house.check()
         if chance.random() < 0.2:
             victim = chance.choice(list(requests))
