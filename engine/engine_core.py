@@ -117,8 +117,8 @@ class EngineCore:
         }
         if self._worker.adapters is not None:
             self.adapters = AdapterLane(self._worker.adapters, self.scheduler.tell)
-            assert scheduler.state.adapters is not None, "both follow enable_lora"
-            scheduler.state.adapters.loader = self.adapters
+            if scheduler.state.adapters is not None:
+                scheduler.state.adapters.loader = self.adapters
             others["adapters"] = self.adapters.run()
         if transfer is not None:
             others["transfer"] = transfer.run()

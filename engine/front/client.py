@@ -201,7 +201,10 @@ class Client:
         if message.details:
             self._take_details(replica, message, now)
         if batch is not None:
+            is_single = not message.counts
             for handle, completion in batch.with_stops:
+                if is_single and completion.token_ids[-1] in completion.quiet_ids:
+                    continue
                 if completion.finish_reason is None and (stop := completion.find_stop()) is not None:
                     completion.end("stop", stop)
                     self._stop(handle)

@@ -9,7 +9,7 @@ A text without stop strings is decoded when its reader takes it, so that a step 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
 from engine.front.stop_strings import StopStrings
@@ -17,9 +17,16 @@ from engine.messages import Detail, NewCompletion
 from engine.outputs import CompletionOutput, FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
+NOTHING: frozenset[int] = frozenset()
+
 
 class Decoder(Protocol):
     """Turns the tokens of one completion into text: IncrementalText, WindowedText or NoText."""
+
+    @property
+    def is_settled(self) -> bool: ...
+
+    def find_quiet(self, characters: frozenset[str]) -> set[int]: ...
 
     def feed(self, token_ids: Sequence[int]) -> str: ...
 
@@ -42,6 +49,11 @@ class TextTokenizer(Protocol):
 class NoText:
     """Decoder of an engine without a tokenizer: the text is always empty."""
 
+    is_settled = False
+
+    def find_quiet(self, characters: frozenset[str]) -> set[int]:
+        return set()
+
     def feed(self, token_ids: Sequence[int]) -> str:
         return ""
 
@@ -57,6 +69,9 @@ class Completion:
 
     Args:
         tokenizer: None: the text is empty, and stop strings are not looked for.
+
+    Attributes:
+        quiet_ids: a next token that is one of these begins no stop string, and may wait for a later call.
     """
 
     __slots__ = (
@@ -67,6 +82,7 @@ class Completion:
         "_logprobs",
         "_num_withheld",
         "_params",
+        "_quiet",
         "_start",
         "_stops",
         "_texts",
@@ -77,6 +93,7 @@ class Completion:
         "index",
         "num_decoded",
         "num_seen",
+        "quiet_ids",
         "stop_reason",
         "token_ids",
     )  # fmt: skip
@@ -111,6 +128,8 @@ class Completion:
         self._decoder: Decoder = NoText()
         if tokenizer is not None and is_text:
             self._decoder = tokenizer.make_text(prompt_token_ids, params.skip_special_tokens)
+        self._quiet: set[int] = set() if self._stops is None else self._decoder.find_quiet(self._stops.first_chars)
+        self.quiet_ids: Set[int] = NOTHING  # `_quiet` while no text is held back
         for count, token_id in enumerate(self.token_ids, 1):  # their text was returned before
             text = self._decoder.feed_token(token_id)
             if self._stops is not None:
@@ -128,10 +147,20 @@ class Completion:
         Args:
             num_withheld: tokens at the end that belong to no text.
         """
-        stops, token_ids = self._stops, self.token_ids
+        stops, token_ids, decoder, quiet = self._stops, self.token_ids, self._decoder, self._quiet
         assert stops is not None, "only then are they looked for"
+        is_idle = stops.is_idle and decoder.is_settled
         for count in range(self.num_decoded + 1, len(token_ids) + 1 - num_withheld):
-            text, hit = stops.feed(self._decoder.feed_token(token_ids[count - 1]), count)
+            token_id = token_ids[count - 1]
+            text = decoder.feed_token(token_id)
+            if is_idle and (token_id in quiet or stops.first_chars.isdisjoint(text)):
+                self._texts.append(text)
+                is_idle = decoder.is_settled
+                if is_idle:
+                    quiet.add(token_id)
+                continue
+            text, hit = stops.feed(text, count)
+            is_idle = stops.is_idle and decoder.is_settled
             if text:
                 self._texts.append(text)
             if hit is not None:
@@ -139,6 +168,7 @@ class Completion:
                 self.num_decoded, self._is_open = count, False
                 return hit
         self.num_decoded = max(self.num_decoded, len(token_ids) - num_withheld)
+        self.quiet_ids = quiet if is_idle else NOTHING
         return None
 
     def take(self, detail: Detail, num_new: int) -> None:
@@ -163,7 +193,8 @@ class Completion:
         self, finish_reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None
     ) -> None:
         self.finish_reason, self.stop_reason, self.error = finish_reason, stop_reason, error
-        if self._stops is not None:
+        if self._stops is not None and self._is_open:
+            self.find_stop(self._num_withheld)
             self._release()
 
     def decode(self, max_tokens: int) -> None:
@@ -175,7 +206,10 @@ class Completion:
 
     def make_output(self, is_delta: bool) -> CompletionOutput:
         """Return all output, or that since the last delta."""
-        self.decode(len(self.token_ids))
+        if self._stops is None:
+            self.decode(len(self.token_ids))
+        elif self._is_open:
+            self.find_stop(self._num_withheld)
         if self.finish_reason is not None and self._is_open:
             self._texts.append(self._decoder.finish())
             self._is_open = False

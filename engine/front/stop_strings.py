@@ -18,21 +18,26 @@ class StopStrings:
         min_tokens: a stop string completed before this many tokens counts as ordinary text.
     """
 
-    __slots__ = ("_first_chars", "_held", "_include_in_output", "_matches", "_min_tokens")
+    __slots__ = ("_held", "_include_in_output", "_matches", "_min_tokens", "first_chars")
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False, min_tokens: int = 0) -> None:
         self._matches = [_PrefixMatch(stop) for stop in dict.fromkeys(stops)]
-        self._first_chars = frozenset(stop[0] for stop in stops)
+        self.first_chars = frozenset(stop[0] for stop in stops)
         self._include_in_output = include_in_output
         self._min_tokens = min_tokens
         self._held = ""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no text is held back."""
+        return not self._held
 
     def feed(self, text: str, num_tokens: int = 0) -> tuple[str, str | None]:
         """Add text; `num_tokens` is the number of output tokens up to its end.
 
         Returns the text that can be released, and the stop string found, which ends the stream.
         """
-        if not self._held and self._first_chars.isdisjoint(text):
+        if not self._held and self.first_chars.isdisjoint(text):
             return text, None
         ends = [(match.advance(text), match) for match in self._matches]
         buffer = self._held + text

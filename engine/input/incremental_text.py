@@ -11,6 +11,7 @@ import codecs
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 
@@ -89,6 +90,8 @@ class TokenPieces(dict[int, str | bytes]):
         self.rule = rule
         self._id_to_token = id_to_token
         self._skipped_ids = skipped_ids
+        # First characters of stop strings -> tokens that are known to have none of them.
+        self.find_quiet = lru_cache(maxsize=64)(lambda _: set[int]())
 
     def __missing__(self, token_id: int) -> str | bytes:
         token = None if token_id in self._skipped_ids else self._id_to_token(token_id)
@@ -135,9 +138,12 @@ class IncrementalText:
 
     The deltas concatenate to the tokenizer's own decode, with one exception. When a run of <0xNN> tokens begins with
     valid characters and then becomes invalid, decode replaces the whole run, but the characters were already shown.
+
+    Attributes:
+        is_settled: the text of the next token depends on no earlier one.
     """
 
-    __slots__ = ("_errors", "_is_at_start", "_is_settled", "_num_stripped", "_pending", "_pieces")
+    __slots__ = ("_errors", "_is_at_start", "_num_stripped", "_pending", "_pieces", "is_settled")
 
     def __init__(self, pieces: TokenPieces, prompt_token_ids: Sequence[int] = ()) -> None:
         rule = pieces.rule
@@ -147,7 +153,7 @@ class IncrementalText:
         self._pending = self._read_open_character(prompt_token_ids)
         self._is_at_start = is_at_start and rule.drops_first_marks
         self._num_stripped = rule.num_stripped if is_at_start else 0
-        self._is_settled = self._has_settled()
+        self.is_settled = self._has_settled()
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" while a character is incomplete."""
@@ -156,9 +162,13 @@ class IncrementalText:
     def feed_token(self, token_id: int) -> str:
         """Like `feed`, for one token. Called for every token of every request."""
         piece = self._pieces[token_id]
-        if self._is_settled and piece.__class__ is str:
+        if self.is_settled and piece.__class__ is str:
             return piece  # type: ignore[return-value]
         return self._join(token_id, piece)
+
+    def find_quiet(self, characters: frozenset[str]) -> set[int]:
+        """Return the tokens that are known to have none of these characters; the caller adds more."""
+        return self._pieces.find_quiet(characters)
 
     def finish(self) -> str:
         """Return U+FFFD for an incomplete character at the end."""
@@ -182,7 +192,7 @@ class IncrementalText:
             self._pending = data[num_used:]
         if self._num_stripped and text:
             text = self._strip(text)
-        self._is_settled = self._has_settled()
+        self.is_settled = self._has_settled()
         return text
 
     def _strip(self, text: str) -> str:
@@ -210,6 +220,7 @@ class WindowedText:
     """
 
     __slots__ = ("_decode", "_num_read", "_shown", "_window")
+    is_settled = False
 
     def __init__(self, decode: Callable[[list[int]], str], prompt_token_ids: Sequence[int] = ()) -> None:
         self._decode = decode
@@ -220,6 +231,10 @@ class WindowedText:
     def feed(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" while a character is incomplete."""
         return "".join(map(self.feed_token, token_ids))
+
+    def find_quiet(self, characters: frozenset[str]) -> set[int]:
+        """Return a set that stays empty: what a token adds depends on those before it."""
+        return set()
 
     def finish(self) -> str:
         """Return the text that is still held back."""

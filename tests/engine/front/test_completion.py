@@ -219,3 +219,20 @@ def test_long_stop_strings_cost_nothing_until_the_text_follows_them() -> None:
     stops = StopStrings(["a" * 1023 + "b"] * 16)
     released, hit = cut(stops, ["a" * 4000, "b"])
     assert ("".join(released), hit) == ("a" * (4000 - 1023), "a" * 1023 + "b")
+
+
+@pytest.mark.parametrize("reason", ["stop string", "abort", "length"])
+def test_tokens_that_begin_no_stop_string_wait_and_are_in_the_text(tokenizer: Tokenizer, reason: str) -> None:
+    completion = make_completion(tokenizer, stop=["<end>"])
+    words = spell(tokenizer, "a < b\u00e9, ")
+    send_each(completion, words)
+    quiet = [token_id for token_id in words if token_id in completion.quiet_ids]
+    assert tokenizer.decode(quiet) == "a  b, ", "neither the stop string's first character nor parts of characters"
+    completion.token_ids += quiet
+    if reason == "abort":
+        completion.end("abort")
+    elif reason == "length":
+        completion.take(Detail(0, finish_reason="length"), 0)
+    rest = "" if reason != "stop string" else "<"
+    text = send(completion, spell(tokenizer, rest)).text
+    assert text == "a  b, " and (completion.quiet_ids == frozenset()) is (reason == "stop string")
