@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..bitmask import BITS
-from ..vocabulary import Vocabulary, make_mask
+from ..vocabulary import Vocabulary
 
 # Text before or at the start of a value, which completes no value. A number ends only at the next character.
 _OPENER = re.compile(rb'[\s:,\[{]*(?:"[^"]*|[-+.eE0-9]+)?')
@@ -23,27 +23,18 @@ MAX_NUM_CLOSERS = 8
 
 
 class TokenClass:
-    """Some tokens of a vocabulary, the shortest first, gathered from a bitmask row without reading all of it.
-
-    Attributes:
-        bits: of each token, its bit in its word of a row.
-    """
+    """Some tokens of a vocabulary, the shortest first, gathered from a bitmask row without reading all of it."""
 
     def __init__(self, token_ids: np.ndarray) -> None:
         self.token_ids: list[int] = token_ids.tolist()
-        self.bits = BITS[token_ids & 31]
+        self._bits = BITS[token_ids & 31]
         self._words = token_ids >> 5
 
     def find(self, words: np.ndarray) -> list[int]:
         """Return the tokens of the class that a row, int32 [words], allows."""
-        return [self.token_ids[position] for position in self.find_positions(words, self.bits)]
-
-    def find_positions(self, words: np.ndarray, bits: np.ndarray) -> list[int]:
-        """Return where in the class the allowed tokens stand; those with 0 for their bit are left out."""
         found = words.take(self._words)
-        found &= bits
-        positions: list[int] = found.nonzero()[0].tolist()
-        return positions
+        found &= self._bits
+        return [self.token_ids[position] for position in found.nonzero()[0].tolist()]
 
 
 class ClosingTokens:
@@ -57,10 +48,7 @@ class ClosingTokens:
     any            elsewhere                            those that complete a value begun before or in them
 
     Attributes:
-        quoted: bitmask row, int32 [ceil(V/32)], of the tokens that end a string in which no escape is open.
-        parts: of those, what stands before and behind the quote that ends it.
-        by_prefix: what stands before it -> the tokens that begin so.
-        escaping: the prefixes with a backslash, which spell something else.
+        prefixes: token that ends a string in which no escape is open -> what stands before the quote.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -79,12 +67,7 @@ class ClosingTokens:
         self._num_closers = np.array([token.count(b"}") + token.count(b"]") for token in self.token_bytes])
         self._classes: dict[tuple[str, int], TokenClass] = {}
         quoted: list[int] = self._members["quote"].tolist()
-        self.quoted = make_mask(quoted, vocabulary.size)
-        self.parts = {token_id: split_ending(self.token_bytes[token_id]) for token_id in quoted}
-        self.by_prefix: dict[bytes, list[int]] = {}
-        for token_id, (prefix, _) in self.parts.items():
-            self.by_prefix.setdefault(prefix, []).append(token_id)
-        self.escaping = frozenset(prefix for prefix in self.by_prefix if b"\\" in prefix)
+        self.prefixes = {token_id: split_ending(self.token_bytes[token_id])[0] for token_id in quoted}
 
     def get_class(self, name: str, num_closers: int) -> TokenClass:
         """Return the tokens of a class that close at least so many brackets."""

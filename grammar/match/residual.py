@@ -7,18 +7,16 @@ that can no longer become valid ends in a mask of zeros, and `error` names the k
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..backend import Matcher, OuterMatcher
-from ..bitmask import clear_bits, is_set, list_tokens, set_bits
+from ..bitmask import clear_bits, list_tokens
 from ..errors import InvalidGrammar
 from ..schema.node import Node
-from ..schema.places import NO_STRINGS, Check, Place, spell
+from ..schema.places import Check, Place
 from .checks import ResidualChecks, make_comparable, read_elements
-from .closing_tokens import TokenClass
 from .json_text import FAR, Mode, State, advance, begin
 
 # Limits per mask, shortest tokens first: tokens tried, and different values validated. The mask leaves out the rest;
@@ -30,27 +28,6 @@ SHORT = 256
 # Reason in the error message if tokens were left out only because of the text after them.
 DISTINCT = Check(Node("", {}), ("uniqueItems",), True)
 STRINGS = (Mode.STRING, Mode.NAME)
-
-
-@dataclass(slots=True)
-class OpenString:
-    """Facts about the string that is open, kept from mask to mask.
-
-    Attributes:
-        start: offset of its opening quote.
-        near: the strings with a verdict of their own that it may still become, in JSON's spelling.
-        is_fine: the verdict on it if it becomes none of them; None while not known.
-        verdicts: what follows its quote in a token -> whether that is allowed if it becomes none of them.
-        unknown: of each token that reaches further, its bit of the mask; 0 once it is known to be allowed.
-        violation: a check that was failed by a verdict.
-    """
-
-    start: int
-    near: list[bytes]
-    is_fine: bool | None = None
-    verdicts: dict[bytes, bool] = field(default_factory=dict)
-    unknown: np.ndarray | None = None
-    violation: Check | None = None
 
 
 class ResidualMatcher(OuterMatcher):
@@ -69,7 +46,6 @@ class ResidualMatcher(OuterMatcher):
         self._failure: str | None = None
         self._num_checks = MAX_NUM_CHECKS
         self._verdicts: dict[tuple[int, bytes, bytes], Check | None] = {}
-        self._string: OpenString | None = None
 
     @classmethod
     def start_inside(cls, inner: Matcher, checks: ResidualChecks, text: bytes) -> "ResidualMatcher | None":
@@ -115,7 +91,7 @@ class ResidualMatcher(OuterMatcher):
             length, self._state = self._history.pop()
             del self._text[len(self._text) - length :]
         self._verdicts.clear()
-        self._dead_end = self._string = None
+        self._dead_end = None
 
     def is_completed(self) -> bool:
         if not self.inner.is_completed():
@@ -128,13 +104,10 @@ class ResidualMatcher(OuterMatcher):
         self._num_checks = MAX_NUM_CHECKS
         if self._checks.may_backtrack and self._state.mode in STRINGS:
             self._num_checks = max(MAX_NUM_CHECKS * SHORT // (SHORT + len(self._text) - self._state.start), 2)
-        state, tokens = self._state, self._checks.tokens
-        if state.mode is Mode.NUMBER and state.frame is None and not self.is_completed():
-            words &= ~tokens.eos_mask
-        if state.mode in STRINGS and not state.is_escaped:
-            self._clear_in_string(words)
-        elif state.mode is not Mode.END:
-            self._clear_outside(words)
+        if self._state.mode is Mode.NUMBER and self._state.frame is None and not self.is_completed():
+            words &= ~self._checks.tokens.eos_mask
+        if self._state.mode is not Mode.END:
+            self._clear_invalid(words)
         if self._failure is None:
             self._clear_repeats(words)
         if self._failure is not None:
@@ -142,49 +115,27 @@ class ResidualMatcher(OuterMatcher):
         elif not words.any():
             self._dead_end = explain_dead_end(self._violation)
 
-    def _clear_outside(self, words: np.ndarray) -> None:
-        """Clear candidates outside strings, and those after a backslash inside a string."""
+    def _clear_invalid(self, words: np.ndarray) -> None:
+        """Clear the tokens that complete a value which violates its schema."""
         state = self._state
         num_closers = state.frame.num_closers if state.frame else 0
-        name = "escaped quote" if state.is_escaped else "any"
-        has_checks = state.place is not None and state.place.checks
-        if has_checks and (state.is_escaped or state.mode is Mode.NUMBER):
-            num_closers = 0
-            name = name if state.is_escaped else "delimiter"
+        has_checks = state.place is not None and bool(state.place.checks)
+        name = "any"
+        if state.mode in STRINGS and not state.is_escaped:
+            name = "far quote"
+            if has_checks:
+                self._clear_endings(words)
+                # Allow as many further checks for tokens that continue after the closing quote.
+                self._num_checks += len(self._verdicts)
+        elif state.is_escaped or (has_checks and state.mode is Mode.NUMBER):
+            name = "escaped quote" if state.is_escaped else "delimiter"
+            num_closers = 0 if has_checks else num_closers
         if num_closers < FAR:
             self._clear_candidates(words, self._checks.tokens.get_class(name, num_closers).find(words))
 
     def _clear_candidates(self, words: np.ndarray, candidates: Sequence[int]) -> None:
         wrong = [i for i in candidates[:MAX_NUM_CANDIDATES] if not self._is_candidate_allowed(i)]
         clear_bits(words, [*wrong, *candidates[MAX_NUM_CANDIDATES:]])
-
-    def _clear_in_string(self, words: np.ndarray) -> None:
-        """Clear the tokens that end the open string, and those that complete a value around it too."""
-        state, tokens, place = self._state, self._checks.tokens, self._state.place
-        known = self._find_known(place)
-        special = NO_STRINGS
-        if known is not None and known.near:
-            # An escape can spell any character, so it may lead to one of these too.
-            length = len(self._text) - state.start - 1
-            special = tokens.escaping.union(string[length:] for string in known.near)
-        if place is not None and place.checks:
-            if known is None:
-                self._clear_prefixes(words)
-                # Allow as many further checks for tokens that continue after the closing quote.
-                self._num_checks += len(self._verdicts)
-            else:
-                self._clear_endings(words, known, special)
-        num_closers = state.frame.num_closers if state.frame else 0
-        if num_closers < FAR:
-            far = tokens.get_class("far quote", num_closers)
-            # The value after a property name depends on the name.
-            if known is None or state.mode is Mode.NAME:
-                self._clear_candidates(words, far.find(words))
-            else:
-                self._clear_far(words, far, known, special)
-        if known is not None:
-            # Later masks reuse these verdicts.
-            known.violation = self._violation = self._violation or known.violation
 
     def _clear_repeats(self, words: np.ndarray) -> None:
         """Clear the tokens after which an element could only become one that stands before it."""
@@ -217,80 +168,35 @@ class ResidualMatcher(OuterMatcher):
         left = [value for value in place.choices if make_comparable(value) not in known]
         return not any(each.startswith(text[start:]) for value in left for each in spell_choice(value))
 
-    def _find_known(self, place: Place | None) -> OpenString | None:
-        """Return what is known of the open string; None where its verdict may depend on all of its content."""
-        start = self._state.start
-        strings = place.strings if place is not None else NO_STRINGS
-        if strings is None:
-            return None
-        content = bytes(self._text[start + 1 :])
-        known = self._string
-        if known is None or known.start != start:
-            siblings = self._list_siblings() if place is not None and place.is_compared else ()
-            known = self._string = OpenString(start, [*strings, *siblings])
-        known.near = [string for string in known.near if string.startswith(content)]
-        # Escapes are not decoded here; few strings contain any.
-        return None if b"\\" in content else known
-
-    def _list_siblings(self) -> list[bytes]:
-        """Return the strings that stand before the open one in its array, in JSON's spelling."""
-        frame = self._state.frame
-        assert frame is not None and not frame.is_object, "only elements are compared with siblings"
-        before = bytes(self._text[frame.start : self._state.start])
-        return [spell(value) for value in read_elements(before) if isinstance(value, str)]
-
-    def _clear_far(self, words: np.ndarray, far: TokenClass, known: OpenString, special: frozenset[bytes]) -> None:
-        """Clear the tokens that complete a value around the open string: one verdict for each that ends it alike."""
-        tokens, wrong = self._checks.tokens, []
-        if known.unknown is None:
-            known.unknown = far.bits.copy()
-        for position in far.find_positions(words, far.bits if special else known.unknown):
-            token_id = far.token_ids[position]
-            prefix, rest = tokens.parts[token_id]
-            if prefix in special:
-                is_allowed = self._is_candidate_allowed(token_id)
-            else:
-                verdict = known.verdicts.get(rest)
-                is_allowed = self._is_candidate_allowed(token_id) if verdict is None else verdict
-                # Beyond the number of checks for one mask a token counts as wrong, but only for this mask.
-                if len(self._verdicts) < self._num_checks:
-                    known.verdicts[rest] = is_allowed
-                    known.unknown[position] *= not (is_allowed and prefix not in tokens.escaping)
-            if not is_allowed:
-                wrong.append(token_id)
-        clear_bits(words, wrong)
-
-    def _clear_endings(self, words: np.ndarray, known: OpenString, special: frozenset[bytes]) -> None:
-        """Clear the tokens that end a string which is checked itself, all with one verdict but a few."""
-        tokens = self._checks.tokens
-        found = [i for prefix in special for i in tokens.by_prefix.get(prefix, ()) if is_set(words, i)]
-        if known.is_fine is None:
-            plain = (i for i in tokens.get_class("quote", 0).find(words) if i not in found)
-            token_id = next(plain, None)
-            if token_id is not None:
-                known.is_fine = self._is_end_allowed(token_id)
-        fine = [i for i in found if self._is_end_allowed(i)]
-        if known.is_fine is False:
-            words &= ~tokens.quoted
-            set_bits(words, fine)
-        else:
-            clear_bits(words, [i for i in found if i not in fine])
-
-    def _clear_prefixes(self, words: np.ndarray) -> None:
+    def _clear_endings(self, words: np.ndarray) -> None:
         """Clear the tokens that end a string which is checked itself: one check for all that end it alike."""
-        tokens, verdicts, wrong = self._checks.tokens, dict[bytes, bool](), []
-        for token_id in tokens.get_class("quote", 0).find(words):
-            prefix = tokens.parts[token_id][0]
+        prefixes, verdicts, wrong = self._checks.tokens.prefixes, dict[bytes, bool](), []
+        deciding = self._list_deciding()
+        for token_id in self._checks.tokens.get_class("quote", 0).find(words):
+            prefix = prefixes[token_id]
+            # An escape can spell any character, so it may lead to a deciding string too.
+            if deciding is not None and prefix not in deciding and b"\\" not in prefix:
+                continue
             if prefix not in verdicts:
-                is_tried = len(verdicts) < self._num_checks
-                verdicts[prefix] = is_tried and self._is_end_allowed(token_id)
+                verdicts[prefix] = len(verdicts) < self._num_checks and self._is_end_allowed(token_id)
             if not verdicts[prefix]:
                 wrong.append(token_id)
         clear_bits(words, wrong)
 
+    def _list_deciding(self) -> frozenset[bytes] | None:
+        """Return the endings of the open string that it must not have; None if any may be wrong."""
+        place, frame = self._state.place, self._state.frame
+        content = bytes(self._text[self._state.start + 1 :])
+        # Escapes are not decoded here; few strings contain any.
+        if frame is None or place is None or b"\\" in content or not all(each.is_distinct for each in place.checks):
+            return None
+        siblings = read_elements(bytes(self._text[frame.start : self._state.start]))
+        spelt = [spell(each) for each in siblings if isinstance(each, str)]
+        return frozenset(each[len(content) :] for each in spelt if each.startswith(content))
+
     def _is_end_allowed(self, token_id: int) -> bool:
         """Return whether a string may end at the quote of a token."""
-        end = self._checks.tokens.parts[token_id][0] + b'"'
+        end = self._checks.tokens.prefixes[token_id] + b'"'
         return advance(self._state, self._text, end, self._is_fine) is not None
 
     def _is_candidate_allowed(self, token_id: int) -> bool:
@@ -319,6 +225,11 @@ def explain_dead_end(violation: Check | None) -> str:
     if violation is None:
         return "dead end: none of the allowed tokens could be checked within the limits"
     return f"dead end: no continuation satisfies {', '.join(violation.keywords)} at {violation.node.pointer or '#'}"
+
+
+def spell(text: str) -> bytes:
+    """Return a string's inside as JSON has it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
 
 
 def spell_choice(value: Any) -> list[bytes]:

@@ -1,7 +1,6 @@
 """Where in an instance a residual check applies unconditionally."""
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,14 +16,6 @@ from .node import (
     list_applied,
     list_properties,
 )
-
-# Assertions whose result may differ between any two strings.
-_ANY_STRING = frozenset(["pattern", "format", "minLength", "maxLength", "uniqueItems"])
-_VALUES = frozenset(["const", "enum"])
-_UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
-# Strings on which a verdict may depend, in JSON's spelling; None where it may depend on any.
-Strings = frozenset[bytes] | None
-NO_STRINGS: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +40,8 @@ class Place:
     Attributes:
         checks: what a value at this place is checked against when it is complete.
         has_children: a residual keyword applies surely below this place too.
-        strings: the strings on which a check at this place, or around it, may depend.
         names: the place of property names, as strings; None when they are not checked.
         distinct: the checks of an element's own, when elements have to be distinct.
-        is_compared: a value here is compared with its siblings.
         choices: the values that a schema here lists, for an element that is compared with its siblings; None for
             many, and where it is not.
     """
@@ -61,10 +50,8 @@ class Place:
     nodes: frozenset[Node]
     checks: tuple[Check, ...]
     has_children: bool
-    strings: Strings
     names: "Place | None" = None
     distinct: tuple[Check, ...] = ()
-    is_compared: bool = False
     choices: list[Any] | None = None
     _names: dict[str | None, "Place | None"] = field(default_factory=dict)
     _elements: dict[int, "Place | None"] = field(default_factory=dict)
@@ -74,7 +61,7 @@ class Place:
         known = name if any(name in list_properties(node) for node in self.nodes) else None
         if known not in self._names:
             assert self.map is not None, "names have no members"
-            self._names[known] = self.map.find([find_member(node.keywords, name) for node in self.nodes], self)
+            self._names[known] = self.map.find([find_member(node.keywords, name) for node in self.nodes])
         return self._names[known]
 
     def element(self, index: int) -> "Place | None":
@@ -83,7 +70,7 @@ class Place:
         index = min(index, self.map.num_places)
         if index not in self._elements:
             found = [find_element(node.keywords, index) for node in self.nodes]
-            self._elements[index] = self.map.find(found, self, self.distinct)
+            self._elements[index] = self.map.find(found, self.distinct)
         return self._elements[index]
 
 
@@ -96,43 +83,39 @@ class PlaceMap:
 
     def __init__(self, root: Node, dropped: Mapping[Node, Iterable[str]]) -> None:
         self._dropped = {node: tuple(keywords) for node, keywords in dropped.items()}
-        self._places: dict[tuple[frozenset[Node], Strings, tuple[Check, ...]], Place | None] = {}
+        self._places: dict[tuple[frozenset[Node], tuple[Check, ...]], Place | None] = {}
         self._reachable: dict[Node, frozenset[str]] = {}
         self.num_places = 0
-        found = self._make(expand([root]), NO_STRINGS, ())
+        found = self._make(expand([root]), ())
         every = tuple(dict.fromkeys(keyword for names in self._dropped.values() for keyword in names))
         # The whole document is checked in any case.
         self.root_check = Check(root, every)
         others = (each for each in found.checks if each.node is not root)
         self.root = replace(found, checks=(self.root_check, *others))
 
-    def find(self, starts: Iterable[Schema | None], around: Place, extra: tuple[Check, ...] = ()) -> Place | None:
+    def find(self, starts: Iterable[Schema | None], extra: tuple[Check, ...] = ()) -> Place | None:
         """Return the place to which all these schemas apply, None when nothing is checked there or below.
 
         Args:
             extra: what is checked there beside the schemas.
         """
-        # A value that is compared with others is compared including everything it contains.
-        strings = None if around.is_compared else around.strings
-        key = expand(starts), strings, extra
+        key = expand(starts), extra
         if key not in self._places:
             place = self._make(*key)
-            is_needed = place.checks or place.has_children or place.strings != NO_STRINGS
-            self._places[key] = place if is_needed else None
+            self._places[key] = place if place.checks or place.has_children else None
         return self._places[key]
 
-    def _make(self, nodes: frozenset[Node], strings: Strings, extra: tuple[Check, ...]) -> Place:
+    def _make(self, nodes: frozenset[Node], extra: tuple[Check, ...]) -> Place:
         ordered = sorted(nodes, key=lambda node: node.pointer)
         checks = [check for node in ordered if (check := self._make_check(node)) is not None]
-        strings = join(strings, *(self._list_deciding(check.node) for check in checks))
         distinct = [node for node in ordered if self._is_left(node, "uniqueItems")]
         named = [node.keywords["propertyNames"] for node in ordered if self._is_left(node, "propertyNames")]
         names = make_names([each for each in named if isinstance(each, Node)])
         is_above = any(self._reach(child) for node in nodes for child in self._list_sure(node))
         return Place(
             map=self, nodes=nodes, checks=(*extra, *checks),
-            has_children=is_above or bool(distinct) or names is not None, strings=strings, names=names,
-            distinct=tuple(Check(node, ("uniqueItems",), True) for node in distinct), is_compared=bool(extra),
+            has_children=is_above or bool(distinct) or names is not None, names=names,
+            distinct=tuple(Check(node, ("uniqueItems",), True) for node in distinct),
             choices=list_choices(nodes) if extra else None,
         )
 
@@ -152,16 +135,6 @@ class PlaceMap:
         for path, child in iterate_children(node):
             if path[0] != "allOf" and id(child) not in sure:
                 yield child
-
-    def _list_deciding(self, node: Node) -> Strings:
-        """Return the strings on which the check of a node may depend: the engine has settled what it enforces."""
-        dropped = self._dropped.get(node, ())
-        if any(keyword in dropped for keyword in _UNEVALUATED):
-            # The valid branches determine what counts as evaluated.
-            return join(*(list_strings(node, keyword) for keyword in node.keywords))
-        own = [list_strings(node, keyword) for keyword in dropped if keyword != "uniqueItems"]
-        below = Node("", {"allOf": [child for child in self._list_conditional(node) if self._reach(child)]})
-        return join(*own, list_strings(below, "allOf"))
 
     def _make_check(self, node: Node) -> Check | None:
         """Return the check of a node: its own residual keywords, and those that apply under a condition."""
@@ -185,37 +158,7 @@ def make_names(named: list[Node]) -> Place | None:
     """Return the place of an object's property names, None when they are not checked."""
     if not named:
         return None
-    strings = join(*(list_strings(node, keyword) for node in named for keyword in node.keywords))
-    return Place(None, frozenset(named), tuple(Check(node, ("propertyNames",)) for node in named), False, strings)
-
-
-def join(*found: Strings) -> Strings:
-    """Return all strings on which one of several verdicts may depend."""
-    return None if None in found else NO_STRINGS.union(*(each or () for each in found))
-
-
-def list_strings(node: Node, keyword: str) -> Strings:
-    """Return the strings on which a keyword of a node may depend, with what stands below it."""
-    value = node.keywords[keyword]
-    if keyword in _ANY_STRING:
-        return None
-    if keyword in _VALUES:
-        values: list[Any] = value if keyword == "enum" else [value]
-        if any(isinstance(each, dict | list) for each in values):
-            return None
-        return frozenset(spell(each) for each in values if isinstance(each, str))
-    if keyword == "propertyNames":
-        # Property names have a place of their own.
-        return NO_STRINGS
-    starts = [child for path, child in iterate_children(node) if path[0] == keyword]
-    below = iterate_nodes([value] if keyword == "$ref" else starts)
-    asserted = ((each, name) for each in below for name in each.keywords if name in _VALUES | _ANY_STRING)
-    return join(*(list_strings(each, name) for each, name in asserted))
-
-
-def spell(text: str) -> bytes:
-    """Return a string's inside as JSON has it."""
-    return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+    return Place(None, frozenset(named), tuple(Check(node, ("propertyNames",)) for node in named), False)
 
 
 def expand(starts: Iterable[Schema | None]) -> frozenset[Node]:

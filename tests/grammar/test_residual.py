@@ -183,20 +183,6 @@ def test_a_dead_end_names_the_keyword(byte_compiler):
     assert matcher.error is None
 
 
-@pytest.mark.parametrize("value", [{"not": {"$ref": "#/$defs/s"}, "maxLength": 2}, {"not": {"$ref": "#/$defs/s"}}])
-def test_a_string_whose_ending_was_checked_before_still_ends_in_a_named_dead_end(byte_compiler, value):
-    schema = {"type": "object", "properties": {"v": value}, "$defs": {"s": {"type": "string"}}}
-    matcher = byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
-    for byte in b'{"v": "ab':
-        allowed = allowed_tokens(matcher, byte_compiler.vocabulary)
-        assert byte in allowed and matcher.error is None
-        assert matcher.accept_token(byte)
-    if allowed_tokens(matcher, byte_compiler.vocabulary):
-        assert "maxLength" not in value
-    else:
-        assert matcher.error == "dead end: no continuation satisfies not at /properties/v"
-
-
 ITEMS = [
     {"enum": [1, 2, 3]}, {"enum": [10, 20, 105]}, {"enum": ["red", "blue", "re"]},
     {"enum": [None, True, 1, "a"]}, {"type": "integer", "minimum": 0, "maximum": 12}, {"type": "boolean"},
