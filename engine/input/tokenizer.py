@@ -37,6 +37,7 @@ TOKENIZER_PATTERNS = (
 )
 _JSON_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _PAIR = re.compile(r'\["([^"\\]*+(?:\\.[^"\\]*+)*+)","([^"\\]*+(?:\\.[^"\\]*+)*+)"\]')  # of strings in JSON
+_GGUF_VERSION = "2"  # of our reading; tokenizers in the cache that another one has made are not used
 # What transformers reads from a GGUF file beside the tokenizer itself.
 _GGUF_SETTINGS = ("bos_token", "eos_token", "unk_token", "pad_token", "chat_template", "add_bos_token", "add_eos_token")
 RESERVED_TEMPLATE_KWARGS = frozenset(
@@ -344,7 +345,7 @@ def _load_gguf(path: Path, name: str, cache: CacheFolder | None) -> Any:
     GGUFFile(path)  # says what is wrong with a file that is not GGUF
     # transformers reads some of the files beside it.
     files = [path, *sorted(each for pattern in TOKENIZER_PATTERNS for each in path.parent.glob(pattern))]
-    key = hash_inputs(files, transformers.__version__, tokenizers.__version__)
+    key = hash_inputs(files, transformers.__version__, tokenizers.__version__, _GGUF_VERSION)
     names = [f"{key}.{part}.json" for part in ("settings", "tokenizer")]
     settings, file = (None if cache is None else cache.find(each) for each in names)
     if settings is not None and file is not None:

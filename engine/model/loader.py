@@ -99,6 +99,8 @@ def load_model(
         try:
             model: Model = load(path_or_name, config, dtype, device, ops, weight_seed)
             model.pack(quantization)
+        except ConfigError:
+            raise
         except ValueError as error:
             raise ConfigError(f"quantization={quantization!r}: {error}") from error
     return model

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from engine import LLM, SamplingParams, inspect_model
@@ -74,7 +75,12 @@ def encode(path: Path, texts: list[str]) -> list[list[int]]:
 
 def test_tokens_and_texts_are_those_of_transformers(path: Path) -> None:
     ours, theirs = Tokenizer(path), AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    for text in NASTY:
+    if path.name.startswith("SmolLM2"):  # as its tokenizer.json has it; transformers splits its GGUF as GPT-2
+        single_digits = pre_tokenizers.Digits(individual_digits=True)
+        theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [single_digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    for text in (*NASTY, "total:    12.50\n\n3 items\n   4. it's  ½"):
         ids = ours.encode(text)
         assert ids == theirs(text)["input_ids"], text
         assert ours.decode(ids).strip() == theirs.decode(ids, skip_special_tokens=True).strip(), text

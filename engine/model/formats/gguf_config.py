@@ -91,6 +91,8 @@ class GGUFArchitecture:
 def make_config(architecture: GGUFArchitecture, metadata: Metadata) -> dict[str, Any]:
     """Return what config.json would contain; unknown keys keep their names, so that they are refused."""
     names = {**_FIELDS, **architecture.fields}
+    for key in ("context_length", "embedding_length", "attention.head_count"):
+        metadata.require(key)
     config = {name: metadata.take(key) for key, name in names.items() if key in metadata.values}
     num_layers = int(metadata.require("block_count")) - int(metadata.take("nextn_predict_layers", 0))
     config |= {"architectures": [architecture.name], "num_hidden_layers": num_layers, **architecture.implied}

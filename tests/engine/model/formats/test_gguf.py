@@ -1,6 +1,7 @@
 """GGUF files against the package `gguf` and transformers, and what is refused in them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,57 @@ def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(
         check()
 
 
+@pytest.mark.parametrize(
+    ("split", "text", "words"),
+    [
+        ("smollm", "at   12", ["a", "t", "ĠĠĠ", "1", "2"]),  # as GPT-2 it were ĠĠ, Ġ, 1, 2
+        ("starcoder", "a  1", ["a", "ĠĠ", "1"]),
+        ("glm4", "(h)\n\n1", ["(h", ")ĊĊ", "1"]),
+        ("seed-coder", "(h)\n\n1", ["(h", ")", "ĊĊ", "1"]),
+        ("hunyuan", "12", ["1", "2"]),
+        ("deepseek-coder", "a  1", ["a", "ĠĠ", "1"]),
+        ("gpt-2", "12", ["12"]),
+        ("llama-bpe", "whole", ["<bos>", "whole"]),  # a token that no merges make
+    ],
+)
+def test_texts_are_split_as_the_file_says(split: str, text: str, words: list[str], tmp_path: Path) -> None:
+    merges = ["Ġ Ġ", "ĠĠ Ġ", "1 2", "( h", "Ċ Ċ", ") ĊĊ"]
+    letters = [*map(chr, range(33, 127)), "Ġ", "Ċ", *(each.replace(" ", "") for each in merges), "whole"]
+    path = write_vocabulary(tmp_path, "gpt2", split, [*letters, "<bos>"], merges)
+    tokenizer = Tokenizer(path)
+    assert tokenizer.source.convert_ids_to_tokens(tokenizer.encode(text)) == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokenizer.ggml.pre": "martian"}, "tokenizer.ggml.pre='martian' is not supported; --tokenizer takes"),
+        ({"tokenizer.ggml.eos_token_id": 7}, "tokenizer.ggml.eos_token_id=7 must be below 3, the token count"),
+        ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is missing"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_made_is_refused_by_its_key(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Tokenizer(write_vocabulary(tmp_path, "gpt2", "gpt-2", ["a", "b", "ab"], ["a b"], changes))
+
+
+def write_vocabulary(
+    folder: Path, kind: str, split: str, tokens: list[str], merges: list[str], changes: Mapping[str, Any] = {}
+) -> Path:
+    metadata = {
+        "tokenizer.ggml.model": kind, "tokenizer.ggml.pre": split, "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * (len(tokens) - 1) + [3], "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": len(tokens) - 1, **changes,
+    }
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    source = make_transformers_model("llama", vocab_size=len(tokens))
+    path = folder / "model.gguf"
+    write_gguf(save(source, folder / "source"), path, {"": Type.F32}, metadata)
+    return path
+
+
 def test_the_factors_of_llama_3_are_recovered(tmp_path: Path) -> None:
     scaling = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0}
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -238,7 +290,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(save(make_transformers_model("qwen3"), tmp_path), path, {"": Type.F32})
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(ConfigError, match=r"model\.gguf is (truncated|not a GGUF file)"):
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/model\.gguf is (truncated|not a GGUF file)"):
         load_model(path)
 
 
