@@ -277,14 +277,6 @@ def test_every_line_of_the_log_begins_with_its_time(
     assert re.fullmatch(f"{time_pattern} WARNING asyncio: odd", second)
 
 
-def test_the_timeline_is_a_short_table() -> None:
-    timeline = Timeline(time.perf_counter())
-    timeline.add("imports", 1.25)
-    timeline.add("page", 2.0, is_parallel=True)
-    imports, page, _ = timeline.table().splitlines()
-    assert (imports.split(), page.split()) == (["imports", "1.25", "s"], ["page", "2.00", "s", "(meanwhile)"])
-
-
 def make_loading(cache: Path, *done: str, state: str = "starting") -> Loading:
     """The text of the loading page 2.5 s after the start, when these steps are done."""
     config = EngineConfig(model="some/model", served_model_name="<b>model")

@@ -120,28 +120,6 @@ async def test_no_number_of_any_route_takes_what_is_none_or_too_large(server: Pr
     assert num_fields >= 38
 
 
-@pytest.mark.parametrize(
-    ("field", "entries"),
-    [
-        ("logit_bias", {str(i): 1 for i in range(190_000)}),
-        *((field, [1] * 190_000) for field in ("stop_token_ids", "allowed_token_ids")),
-        *((field, ["a"] * 190_000) for field in ("bad_words", "stop", "prompt")),
-        ("structured_outputs", {"choice": ["a"] * 190_000}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-async def test_very_many_entries_are_refused_before_anything_is_done_with_them(
-    server: Process, field: str, entries: Any
-) -> None:
-    body = json.dumps(BODIES["/v1/completions"] | {field: entries}).encode()
-    cpu_s = server.loop_cpu_s
-    status, reply = await server.post("/v1/completions", body)
-    assert (status, reply["error"]["param"]) == (400, field)
-    assert len(json.dumps(reply)) < 2000
-    # about what it takes to read that much JSON
-    assert server.loop_cpu_s - cpu_s < 2.5
-
-
 async def test_a_hundred_megabytes_of_headers_stay_outside(server: Process) -> None:
     memory = server.memory_bytes
     host, port = server.url.removeprefix("http://").split(":")
@@ -164,7 +142,6 @@ async def test_a_hundred_megabytes_of_headers_stay_outside(server: Process) -> N
 NESTED: dict[str, Any] = {"type": "string"}
 for _ in range(400):
     NESTED = {"type": "array", "items": NESTED}
-DEEP = '{"type": "array", "items": ' * 10_000 + "true" + "}" * 10_000
 HOSTILE: dict[str, Any] = {
     "nested quantifiers": {"regex": "((((a{1,99}){1,99}){1,99}){1,99}){1,99}"},
     "counted repeat": {"regex": "(a|b){1000000}"}, "catastrophic": {"regex": "(a+)+(b+)+((c|d)*e?)*$"},
@@ -197,13 +174,6 @@ async def test_a_hostile_schema_costs_its_sender_a_4xx_and_nobody_else_a_thing(
             # the loop goes on with the stream meanwhile; what it does itself for the schema is this little
             assert server.loop_cpu_s - cpu_s < 5, name
         assert b'"finish_reason":"length"' in await stream.read()
-
-
-async def test_a_body_nested_ten_thousand_deep_is_a_400(server: Process) -> None:
-    body = f'{{"prompt": "a", "structured_outputs": {{"json": {DEEP}}}}}'.encode()
-    status, reply = await server.post("/v1/completions", body)
-    assert status == 400, reply
-    assert (await server.post("/v1/completions", BODIES["/v1/completions"]))[0] == 200
 
 
 async def test_a_message_of_a_megabyte_leaves_the_loop_free(server: Process) -> None:

@@ -279,6 +279,7 @@ async def test_the_system_may_speak_among_the_messages(server: Server) -> None:
         ({"temperature": 1.5}, "temperature"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role='tool'"),
         ({"stop_sequences": ["x"] * 20}, "stop_sequences has 20 entries"),
+        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens=3 must not exceed max_tokens=2"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].source must be base64 with a media_type",

@@ -137,7 +137,8 @@ async def test_the_model_is_listed_and_described(server: Server, client_of: Clie
     [
         ("chat", {"model": "other"}, 404, "the model 'other' does not exist"),
         ("chat", {"options": {"temperature": -1}}, 400, "options.temperature=-1"),
-        ("chat", {"options": {"num_predict": 0}}, 400, "options.num_predict"),
+        ("chat", {"options": {"num_predict": 0}}, 400, "options.num_predict=0 must be an integer from 1"),
+        ("chat", {"options": {"stop": ["a"] * 17}}, 400, "options.stop has 17 entries"),
         ("chat", {"options": {"mirostat": 2}}, 400, "options.mirostat is not a field"),
         ("chat", {"format": "yaml"}, 400, "format='yaml' must be \"json\" or a JSON Schema"),
         ("chat", {"think": "x"}, 400, "think='x' must be 'low', 'medium' or 'high'"),

@@ -6,7 +6,6 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from pydantic import BaseModel, Field
 
 from grammar import SchemaValidator
 from tests.app.api.harness import Server, events, needs_model
@@ -85,19 +84,6 @@ async def test_a_character_in_parts_has_its_bytes_and_its_place(server: Server) 
     assert whole["choices"][0]["text"] == "a🙂日b" and sorted(set(offsets)) == [0, 1, 2, 3, 4]
 
 
-async def test_a_response_keeps_its_schema_and_streams_the_same_text(server: Server) -> None:
-    body = {"input": "Who is it?", "max_output_tokens": 200, "seed": 1}
-    body |= {"text": {"format": {"type": "json_schema", "name": "r", "schema": SCHEMA}}}
-    status, reply = await server.post("/v1/responses", body)
-    assert (status, reply["status"]) == (200, "completed"), reply
-    text = reply["output"][0]["content"][0]["text"]
-    assert SchemaValidator(SCHEMA).is_valid(json.loads(text))
-    raw = await server.stream("/v1/responses", body)
-    last = json.loads(raw.removesuffix(b"\n\n").rsplit(b"\ndata: ", 1)[1])
-    assert last["response"]["output"][0]["content"][0]["text"] == text
-    assert last["response"]["usage"]["output_tokens"] == reply["usage"]["output_tokens"]
-
-
 async def test_an_echo_repeats_the_special_tokens_that_were_written_out(server: Server) -> None:
     body = {"prompt": "a<|im_end|>b", "echo": True, "max_tokens": 3, "logprobs": 0, "temperature": 0}
     _, plain = await server.post("/v1/completions", body)
@@ -119,13 +105,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "clock"}},
 ]
 NAMED = {"type": "function", "function": {"name": "weather"}}
-
-
-class Weather(BaseModel):
-    """Bounded, because a tiny model may not find the end of a text."""
-
-    city: str = Field(max_length=20)
-    is_hot: bool
 
 
 async def call(server: Server, **fields: Any) -> tuple[int, Any]:
@@ -201,17 +180,6 @@ async def test_the_agent_loop_of_anthropics_client_ends_in_text(server: Server, 
             messages.append({"role": "user", "content": [result | {"tool_use_id": use.id} for use in calls]})
     assert reply.content[0].text and reply.stop_reason in ("end_turn", "max_tokens")
     assert len(messages) == (2 if first == "auto" else 4)
-
-
-async def test_the_official_client_parses_texts_and_arguments(server: Server) -> None:
-    asked: Any = {"model": "demo_model", "messages": MESSAGES, "temperature": 0, "max_tokens": 600}
-    tools: Any = [openai.pydantic_function_tool(Weather)]
-    choice: Any = {"type": "function", "function": {"name": "Weather"}}
-    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
-        reply = await client.chat.completions.parse(**asked, response_format=Weather)
-        assert isinstance(reply.choices[0].message.parsed, Weather)
-        reply = await client.chat.completions.parse(**asked, tools=tools, tool_choice=choice)
-    assert isinstance(reply.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
 
 
 async def test_a_prompt_that_is_too_long_is_named_as_the_route_does(server: Server) -> None:

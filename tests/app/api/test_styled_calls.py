@@ -353,15 +353,6 @@ async def test_one_call_is_all_when_parallel_calls_are_off(start: Start) -> None
     assert json.loads(spec.text)["is_parallel"] is False
 
 
-async def test_responses_and_messages_separate_content_and_calls_too(start: Start) -> None:
-    server = await start(FakeEngine(record=TEXTS["hermes"], tokenizer=StyledTokenizer()))
-    tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS]
-    status, reply = await server.post("/v1/responses", {"model": "fake", "input": "hi", "tools": tools})
-    assert status == 200, reply
-    assert [item["type"] for item in reply["output"]] == ["message", "function_call", "function_call"]
-    assert [item.get("arguments") for item in reply["output"][1:]] == [ARGUMENTS, "{}"]
-
-
 def test_pieces_of_one_call_are_joined_and_others_are_not() -> None:
     more = (Piece("function", '{"a"', 0), Piece("function", ": 1}", 0))
     said = (Piece("content", "x"), Piece("content", "y"))

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import openai
 import pytest
 
 from app.api.messages import read_messages, write_as_text
@@ -391,16 +390,6 @@ async def test_a_custom_tool_gets_a_text(start: Start) -> None:
     assert status == 200 and record in server.engine.requests[-1].prompt
     wrong = {"type": "custom", "custom": {"name": "patch", "format": {"type": "grammar", "grammar": {"syntax": "x"}}}}
     assert (await server.chat(tools=[wrong]))[1]["error"]["param"] == "tools"
-
-
-async def test_the_official_stream_helper_follows_the_arguments(forced: Server) -> None:
-    asked: Any = {"model": "fake", "messages": MESSAGES, "tools": TOOLS, "tool_choice": NAMED}
-    client = openai.AsyncOpenAI(base_url=forced.url + "/v1", api_key="x", max_retries=0)
-    async with client, client.chat.completions.stream(**asked) as stream:
-        kinds = [event.type async for event in stream]
-        final = await stream.get_final_completion()
-    assert "tool_calls.function.arguments.delta" in kinds and "tool_calls.function.arguments.done" in kinds
-    assert json.loads(final.choices[0].message.tool_calls[0].function.arguments) == ARGUMENTS
 
 
 HERMES = TemplateFacts(True, list_tool_styles()["hermes"])

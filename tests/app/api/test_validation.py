@@ -16,14 +16,14 @@ SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": {
 IMAGE = [{"type": "image_url", "image_url": {"url": 5}}]
 
 WRONG: dict[str, list[Any]] = {
-    "n": [0, 1_000_000, -1, 1.5, True], "temperature": [-0.1, "0.7", [1]], "top_p": [0, 1.01],
+    "n": [0, 1_000_000, -1], "temperature": [-0.1, "0.7", [1]], "top_p": [0, 1.01],
     "top_k": [-2, 2**40], "min_p": [-1], "presence_penalty": [3], "frequency_penalty": [-3],
     "repetition_penalty": [0], "seed": [2**64, "1"], "max_tokens": [0, -5, 2**63], "min_tokens": [-1],
-    "stop": [["a"] * 17, [""], [1, 2], {"a": 1}], "stop_token_ids": [MANY, [-1], [2**63], ["a"]],
+    "stop": [["a"] * 17, ["a"] * 100_000, [""], {"a": 1}], "stop_token_ids": [MANY, [-1], [2**63], ["a"]],
     "allowed_token_ids": [MANY, [], [2**63]], "bad_words": [["a"] * 100_000, [""]],
     "logit_bias": [{str(i): 1 for i in MANY}, {"x": 1}, {"5": 101}, {"5": "much"}, {"-5": 1}],
     "top_logprobs": [3], "add_special_tokens": [True], "prompt_logprobs": [-2], "priority": [2**40],
-    "cache_salt": ["", "x" * 1025], "request_id": ["two words"], "deadline_s": [0], "stream": ["yes"],
+    "cache_salt": ["x" * 1025],
     "stream_options": [{"include_usage": True}],
     "messages": [
         [], "hello", [{"role": "wizard", "content": "x"}], [{"role": "user"}],
@@ -45,7 +45,8 @@ WRONG: dict[str, list[Any]] = {
     "x-json-schema": [{}], "pattern": ["a+"], "enum": [["a"]],
     "tools": [[{"type": "function", "function": {"name": "f", "input_schema": {"type": "object"}}}]],
     "structured_outputs": [
-        {}, {"jsn": {}}, {"json": {}, "whitespace_pattern": "a*"}, {"regex": "a", "backend": "nonsense"},
+        {}, {"jsn": {}}, {"choice": ["a"] * 100_000},
+        {"json": {}, "whitespace_pattern": "a*"}, {"regex": "a", "backend": "nonsense"},
         {"structural_tag": "{}"},
     ],
     "guided_jsonn": [{"type": "object"}], "guided_whitespace_pattern": [" "],
