@@ -19,13 +19,13 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
 from starlette.datastructures import UploadFile
 
 from app.api.call import usage
-from app.api.context import ApiContext, JsonRoute, context_of
+from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
 from app.api.gate import RequestInfo
 from app.api.jobs import add_job, describe
@@ -63,7 +63,6 @@ from app.extraction.sources import (
 from app.json_text import parse_json
 
 router = APIRouter(route_class=JsonRoute)
-Context = Annotated[ApiContext, Depends(context_of)]
 MAX_ROWS = 10_000
 MAX_PARTS = 32  # of a form
 MAX_NAME_CHARS = 200  # of a file
@@ -347,7 +346,7 @@ def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:
     if column is not None and column not in table.columns:
         known = ", ".join(table.columns)[:200]
         raise BadRequest(f"column={column[:80]!r} is none of {known}", "column")
-    return [row.pick(column or table.pick_text_column() or TEXT_COLUMN) for row in rows]
+    return table.list_sources(column)
 
 
 def _read_part(name: str, part: str | bytes) -> Any:

@@ -41,7 +41,7 @@ async def retrieve_job(job_id: str, request: Request, context: Context, after: i
     """Return the progress of a job, and the rows that ended after the first `after`, as they ended."""
 
     def read(db: Connection) -> Json:
-        job = find_job(db, request.state.info.owner, job_id)
+        job = find_object(db, request.state.info.owner, "job", job_id)
         rows = jobs.read_ended(db, job.number, after, limit)
         shown = [{"row": row.number, "state": row.state, "result": json.loads(row.result)} for row in rows]
         return describe(db, job) | {"rows": shown, "next": rows[-1].ended if rows else after}
@@ -60,11 +60,11 @@ async def retry_job(job_id: str, request: Request, context: Context) -> Json:
     """Work on the rows that failed, and on those that a cancelled job left."""
 
     def retry(db: Connection) -> Json:
-        job = find_job(db, request.state.info.owner, job_id)
+        job = find_object(db, request.state.info.owner, "job", job_id)
         if job.body["status"] in jobs.UNFINISHED:
             raise BadRequest(f"this job is {job.body['status']}: wait for its end, or cancel it", "job_id")
         jobs.retry_failed(db, job.number)
-        return describe(db, find_job(db, request.state.info.owner, job_id))
+        return describe(db, find_object(db, request.state.info.owner, "job", job_id))
 
     described = await context.store.run(retry)
     context.jobs.wake()
@@ -75,7 +75,7 @@ async def retry_job(job_id: str, request: Request, context: Context) -> Json:
 async def delete_job(job_id: str, request: Request, context: Context) -> Json:
     """End a job and delete it with its rows and their results."""
     owner = request.state.info.owner
-    job = await context.store.run(find_job, owner, job_id)
+    job = await context.store.run(find_object, owner, "job", job_id)
     await context.jobs.stop(job.number)
     await context.store.run(objects.delete, owner, "job", job_id)
     return {"id": job_id, "object": "job", "deleted": True}
@@ -85,7 +85,7 @@ async def cancel(context: ApiContext, owner: str, job_id: str) -> Json:
     """End the work on a job."""
 
     def end(db: Connection) -> Item:
-        job = find_job(db, owner, job_id)
+        job = find_object(db, owner, "job", job_id)
         if job.body["status"] not in jobs.UNFINISHED:
             message = f"the job {job_id[:80]!r} is {job.body['status']}: only one that has not ended can be cancelled"
             raise BadRequest(message, "job_id")
@@ -94,15 +94,7 @@ async def cancel(context: ApiContext, owner: str, job_id: str) -> Json:
 
     job = await context.store.run(end)
     await context.jobs.stop(job.number)
-    return await context.store.run(lambda db: describe(db, find_job(db, owner, job_id)))
-
-
-def find_job(db: Connection, owner: str, job_id: str) -> Item:
-    """Return a job.
-
-    Raises ApiError: 404, there is no such job.
-    """
-    return find_object(db, owner, "job", job_id)
+    return await context.store.run(lambda db: describe(db, find_object(db, owner, "job", job_id)))
 
 
 def describe(db: Connection, job: Item) -> Json:
@@ -117,6 +109,10 @@ def describe(db: Connection, job: Item) -> Json:
 
 
 def find_object(db: Connection, owner: str, kind: str, item_id: str) -> Item:
+    """Return an object of the store.
+
+    Raises ApiError: 404, there is no such object.
+    """
     item = objects.get(db, owner, kind, item_id)
     if item is None:
         raise ApiError(404, f"there is no {kind} {item_id[:80]!r}", None, f"{kind}_not_found")

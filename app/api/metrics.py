@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from engine import Engine, EngineStats, list_metrics
 
 LABELS = ("model_name", "engine")
-Values = Mapping[Any, float]  # by a tuple of the labels behind LABELS
+Values = Mapping[Any, float]  # by a tuple of labels
 STATES = ("starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by sleep level
 
@@ -40,15 +40,10 @@ class EngineCollector(Collector):
         stats, state, depth = self.engine.stats(), self.engine.state, self.engine.sleep_level
         replicas = self.engine.replica_stats()
         for field, kind, name, text in list_metrics():
-            family = (GaugeMetricFamily if kind == "gauge" else CounterMetricFamily)(
-                self.prefix + name, text, labels=LABELS
-            )
-            values = {"0": getattr(stats, field)}
+            values: Values = {("0",): getattr(stats, field)}
             if len(replicas) > 1 and all(hasattr(each, field) for each in replicas.values()):
-                values = {str(index): getattr(each, field) for index, each in replicas.items()}
-            for index, value in values.items():
-                family.add_metric((self.engine.model_name, index), float(value))
-            yield family
+                values = {(str(index),): getattr(each, field) for index, each in replicas.items()}
+            yield self._make(GaugeMetricFamily if kind == "gauge" else CounterMetricFamily, name, text, values)
         yield self._cache_config()
         yield self._lora()
         finished = {(reason,): count for reason, count in stats.finished.items()}
@@ -62,14 +57,18 @@ class EngineCollector(Collector):
         yield from self._histograms(stats)
 
     def _gauge(self, name: str, text: str, values: Values, *labels: str) -> Metric:
-        return self._fill(GaugeMetricFamily(self.prefix + name, text, labels=(*LABELS, *labels)), values)
+        return self._make(GaugeMetricFamily, name, text, {("0", *key): each for key, each in values.items()}, *labels)
 
     def _counter(self, name: str, text: str, values: Values, *labels: str) -> Metric:
-        return self._fill(CounterMetricFamily(self.prefix + name, text, labels=(*LABELS, *labels)), values)
+        return self._make(CounterMetricFamily, name, text, {("0", *key): each for key, each in values.items()}, *labels)
 
-    def _fill(self, family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
-        for labels, value in values.items():
-            family.add_metric((self.engine.model_name, "0", *labels), float(value))
+    def _make(
+        self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, values: Values, *labels: str
+    ) -> Metric:
+        """Return a family of values by replica and further labels."""
+        family = kind(self.prefix + name, text, labels=(*LABELS, *labels))
+        for key, value in values.items():
+            family.add_metric((self.engine.model_name, *key), float(value))
         return family
 
     def _cache_config(self) -> Metric:
@@ -94,10 +93,8 @@ class EngineCollector(Collector):
         rows = [("replica_ready", "1 if the replica accepts requests.", [r.state == "ready" for r in replicas])]
         rows += [(name, text, [getattr(r, field) for r in replicas]) for name, field, text in REPLICA_GAUGES]
         for name, text, values in rows if replicas else ():
-            gauge = GaugeMetricFamily(self.prefix + name, text, labels=LABELS)
-            for replica, value in zip(replicas, values, strict=True):
-                gauge.add_metric((self.engine.model_name, str(replica.index)), float(value))
-            yield gauge
+            keys = [(str(replica.index),) for replica in replicas]
+            yield self._make(GaugeMetricFamily, name, text, dict(zip(keys, values, strict=True)))
 
     def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
         """Yield the counters of speculative decoding, by source of the drafts."""

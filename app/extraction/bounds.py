@@ -76,7 +76,7 @@ def add_bounds(schema: Schema, limits: Limits | None, text: str = "") -> Bounded
     bounded = json.loads(json.dumps(schema))
     places = list(walk_narrowable(bounded))
     limits = _raise_limits(limits, schema)
-    if any(_list_types(subschema) & {"number", "integer"} for _, subschema in places):
+    if any(list_types(subschema) & {"number", "integer"} for _, subschema in places):
         limits = _raise_digits(limits, schema, text)
     added = [bound for pointer, subschema in places for bound in _limit(subschema, pointer, limits)]
     return BoundedSchema(bounded, tuple(added))
@@ -95,7 +95,7 @@ def walk_narrowable(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def allows_strings(subschema: Schema) -> bool:
-    return "string" in _list_types(subschema)
+    return "string" in list_types(subschema)
 
 
 def count_digits(value: int | float) -> tuple[int, int]:
@@ -105,7 +105,8 @@ def count_digits(value: int | float) -> tuple[int, int]:
     return max(len(digits) + exponent, 1), max(-exponent, 0)
 
 
-def _list_types(subschema: Schema) -> set[Any]:
+def list_types(subschema: Schema) -> set[str]:
+    """Return the types that a subschema names."""
     kinds = subschema.get("type")
     return {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
 
@@ -142,27 +143,20 @@ def _list_numbers(node: Any) -> Iterator[int | float]:
             yield value
 
 
-def _list_asked(node: Any, keywords: tuple[str, ...]) -> Iterator[int]:
+def _list_asked(schema: Any, keywords: tuple[str, ...]) -> Iterator[int]:
     """The values of the keywords, wherever they stand."""
-    if isinstance(node, list):
-        for item in node:
-            yield from _list_asked(item, keywords)
-    elif isinstance(node, dict):
-        asked = [node[keyword] for keyword in keywords if keyword in node]
-        yield from (
-            math.ceil(least)
-            for least in asked
-            if isinstance(least, int) or (isinstance(least, float) and math.isfinite(least))
-        )
-        for inner in node.values():
-            yield from _list_asked(inner, keywords)
+    asked = (node[keyword] for node in walk_objects(schema) for keyword in keywords if keyword in node)
+    return (
+        math.ceil(least) for least in asked
+        if isinstance(least, int) or (isinstance(least, float) and math.isfinite(least))
+    )
 
 
 def _limit(subschema: Schema, pointer: str, limits: Limits) -> Iterator[Bound]:
     # A pattern or a list of values may hold here that does not stand here.
     if IN_ALL_OF.search(pointer) is not None or any(keyword in subschema for keyword in COMBINING):
         return
-    kinds = _list_types(subschema)
+    kinds = list_types(subschema)
     if "string" in kinds and not any(keyword in subschema for keyword in STRING_LIMITS):
         yield _set(subschema, pointer, "maxLength", limits.max_length)
     if "array" in kinds and not any(keyword in subschema for keyword in ARRAY_LIMITS):

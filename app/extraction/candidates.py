@@ -12,9 +12,10 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from app.extraction.bounds import walk_narrowable
+from app.extraction.bounds import list_types, walk_narrowable
 from app.extraction.dates import Date, find_unread_date, read_dates
 from app.extraction.grounding import NUMBER_WORDS
 from app.extraction.numbers import Number, find_numbers
@@ -121,7 +122,7 @@ def bind_amounts(schema: Schema, text: str) -> tuple[bool, list[str]]:
         for pointer, subschema in walk_narrowable(schema)
         if not any(keyword in subschema for keyword in SETTLED)
         and (
-            (kinds := _list_types(subschema) - {"null"}) in ({"number"}, {"integer"})
+            (kinds := list_types(subschema) - {"null"}) in ({"number"}, {"integer"})
             or (kinds == {"string"} and subschema.get("format") == "date")
         )
     ]
@@ -152,11 +153,10 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.dates = read_dates(text)
-        self.amounts: tuple[list[Any], str] | None = None
 
     def read(self, kind: str) -> _Values:
         """Return the values, none where the text may have others, none at all or very many."""
-        readers = {"dates": self.list_dates, "numbers": self.list_amounts, "integers": self.list_integers}
+        readers = {"dates": self.list_dates, "numbers": lambda: self.amounts, "integers": self.list_integers}
         values, unread = readers[kind]()
         if unread:
             return _Values([], f"{unread!r} may be one and is not understood for sure")
@@ -170,12 +170,8 @@ class _Reader:
         found = dict.fromkeys(spelling for date in self.dates for spelling in date.spellings)
         return list(found), find_unread_date(self.text, self.dates)
 
-    def list_amounts(self) -> tuple[list[Any], str]:
-        if self.amounts is None:
-            self.amounts = self._find_amounts()
-        return self.amounts
-
-    def _find_amounts(self) -> tuple[list[Any], str]:
+    @cached_property
+    def amounts(self) -> tuple[list[Any], str]:
         patterns = (UNREAD_AMOUNT, UNREAD_FORM, UNREAD_INTEGER)
         unread = next(filter(None, (_first(pattern, self.text) for pattern in patterns)), "")
         found: dict[int | float, None] = {}
@@ -205,7 +201,7 @@ class _Reader:
         return before is not None or SIGN_BEHIND.match(self.text, number.end) is not None
 
     def list_integers(self) -> tuple[list[Any], str]:
-        amounts, unread = self.list_amounts()
+        amounts, unread = self.amounts
         found = [value for value in amounts if isinstance(value, int)]
         words = [word.lower() for word in re.findall(r"[^\W\d_]+", self.text)]
         found += [INTEGER_WORDS[word] for word in words if word in INTEGER_WORDS]
@@ -237,9 +233,4 @@ def _choose(subschema: Schema, candidates: list[Any]) -> None:
     # Every candidate has them.
     subschema.pop("format", None)
     subschema.pop("pattern", None)
-    subschema["enum"] = [*candidates, None] if "null" in _list_types(subschema) else candidates
-
-
-def _list_types(subschema: Schema) -> set[str]:
-    named = subschema.get("type", [])
-    return {named} if isinstance(named, str) else set(named)
+    subschema["enum"] = [*candidates, None] if "null" in list_types(subschema) else candidates

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from app.extraction.confidence import score_tokens
+from app.extraction.confidence import find_free, score_tokens
 from app.extraction.result import ExtractionResult
 from engine import Engine, Logprob, TokenLogprobs
 
@@ -33,13 +32,8 @@ def find_choices(result: ExtractionResult, engine: Engine) -> dict[str, Choice]:
         return {}
     feed_token = engine.tokenizer.make_text().feed_token
     tokens = score_tokens(completion.text, completion.token_ids, completion.logprobs, feed_token)
-    starts, ends = [token.start for token in tokens], [token.end for token in tokens]
     found = {}
-    for leaf in result.leaves:
-        inside = range(bisect_right(ends, leaf.start), bisect_left(starts, leaf.end))
-        free = [at for at in inside if tokens[at].end > tokens[at].start and not tokens[at].is_forced]
-        if not free:
-            continue
+    for leaf, free in find_free(result.leaves, tokens):
         at = min(free, key=lambda each: tokens[each].logprob)
         position = describe_position(completion.logprobs[at])
         before = completion.text[leaf.start : max(tokens[at].start, leaf.start)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -49,16 +49,21 @@ def score_tokens(
     ]
 
 
-def field_confidence(leaves: Sequence[Leaf], tokens: Sequence[ScoredToken]) -> dict[str, float]:
-    """Confidence by JSON pointer; values that the schema alone decided are left out."""
-    found: dict[str, float] = {}
+def find_free(leaves: Iterable[Leaf], tokens: Sequence[ScoredToken]) -> Iterator[tuple[Leaf, list[int]]]:
+    """Yield each value with the numbers of its tokens that the model chose; what the schema decided is left out."""
     starts, ends = [token.start for token in tokens], [token.end for token in tokens]
     for leaf in leaves:
-        inside = tokens[bisect_right(ends, leaf.start) : bisect_left(starts, leaf.end)]
-        free = [token.logprob for token in inside if token.end > token.start and not token.is_forced]
-        if free:
-            found[leaf.pointer] = round(math.exp(sum(free) / len(free)), 4)
-    return found
+        inside = range(bisect_right(ends, leaf.start), bisect_left(starts, leaf.end))
+        if free := [at for at in inside if tokens[at].end > tokens[at].start and not tokens[at].is_forced]:
+            yield leaf, free
+
+
+def field_confidence(leaves: Iterable[Leaf], tokens: Sequence[ScoredToken]) -> dict[str, float]:
+    """Confidence by JSON pointer; values that the schema alone decided are left out."""
+    return {
+        leaf.pointer: round(math.exp(sum(tokens[at].logprob for at in free) / len(free)), 4)
+        for leaf, free in find_free(leaves, tokens)
+    }
 
 
 def _is_forced(position: TokenLogprobs) -> bool:

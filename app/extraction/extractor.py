@@ -131,7 +131,8 @@ class Extractor:
             plan = await asyncio.to_thread(self._make_plan, schema, text, limits, with_lists, loops)
             try:
                 bound = replace(params, grammar=plan.grammar)
-                async with aclosing(self._generate(prompt_ids, bound, cache_salt)) as outputs:
+                asked = self.engine.generate(prompt_ids, bound, cache_salt=cache_salt, lora_request=self.lora_request)
+                async with aclosing(asked) as outputs:
                     async for output in outputs:
                         yield plan, output
                 return
@@ -156,11 +157,6 @@ class Extractor:
     def model_name(self) -> str:
         """Return the name of the model or adapter that extracts."""
         return self.engine.model_name if self.lora_request is None else self.lora_request.lora_name
-
-    def _generate(
-        self, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
-    ) -> AsyncGenerator[RequestOutput, None]:
-        return self.engine.generate(prompt_ids, params, cache_salt=cache_salt, lora_request=self.lora_request)
 
     async def extract(
         self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
