@@ -113,13 +113,6 @@ def test_what_cannot_work_is_refused_in_one_line_before_the_engine_loads(
     assert (fake_local.state, Path("good.txt").read_text()) == ("new", "Ada is 36")
 
 
-@pytest.mark.parametrize("end", ["\r\n", "\r"])
-def test_a_text_reads_alike_whatever_its_line_ends(fake_local: FakeEngine, end: str) -> None:
-    Path("a.txt").write_bytes(f"Ada{end}is 36".encode())
-    assert extract("a.txt") == 0
-    assert "Ada\nis 36" in fake_local.requests[0].prompt
-
-
 def test_records_are_json_whatever_stdout_can_spell(fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_local.record = '{"name": "José", "age": 1}'
     monkeypatch.setattr(sys, "stdout", written := io.TextIOWrapper(io.BytesIO(), "ascii"))
@@ -241,11 +234,3 @@ def test_records_that_no_table_can_keep_are_printed_as_lines(fake_local: FakeEng
     printed = capsys.readouterr()
     assert json.loads(printed.out.splitlines()[0])["record"]["name"] == "\ud800"
     assert "only JSONL can keep" in printed.err and "they are on stdout as JSONL" in printed.err
-
-
-def test_ground_and_limits_are_listed_as_flags_of_the_extraction(capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        main(["extract", "--help"])
-    own, evaluation = capsys.readouterr().out.split("evaluate settings:")
-    assert "--ground" in own and "--limits" in own
-    assert "--ground" not in evaluation and "--limits" not in evaluation

@@ -307,11 +307,6 @@ def test_a_character_that_holds_the_byte_of_a_quote_hides_nothing(encoding: str)
     assert counter.num_values >= 19
 
 
-async def test_commas_in_a_text_are_no_values(server: Server) -> None:
-    text = '",[ ' * (MAX_JSON_VALUES // 2 + 1)
-    assert (await server.chat(messages=[{"role": "user", "content": text}], max_tokens=1))[0] == 200
-
-
 def test_the_arguments_of_all_calls_count_together() -> None:
     def read(num_values: int) -> object:
         function = {"name": "f", "arguments": json.dumps({"a": [0] * num_values})}

@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from engine import EngineDead, EngineOverloaded
+from engine import EngineOverloaded
 from tests.app.api.harness import Server, Start
 from tests.fakes import FakeEngine
 
@@ -68,13 +68,3 @@ async def test_a_full_queue_is_retried_by_it(start: Start) -> None:
         with pytest.raises(openai.InternalServerError):
             await one.chat.completions.create(model="fake", messages=MESSAGES)
     assert len(server.engine.requests) == 2
-
-
-async def test_an_error_in_mid_stream_reaches_the_caller(start: Start) -> None:
-    server = await start(FakeEngine(fail_after=(3, EngineDead("crash"))))
-    async with make_client(server) as one:
-        stream = await one.chat.completions.create(model="fake", messages=MESSAGES, stream=True)
-        with pytest.raises(openai.APIError) as caught:
-            async for _ in stream:
-                pass
-    assert caught.value.code == "engine_dead"

@@ -148,7 +148,6 @@ async def test_best_of_may_ask_for_what_n_does(server: Server, fields: dict, sta
     assert status == 200 or reply["error"]["param"] == "best_of"
 
 
-SMILE = "🙂".encode()
 
 
 @pytest.fixture(scope="module")
@@ -194,13 +193,6 @@ def test_special_tokens_of_a_prompt_count_where_they_are_written(
     tokenizer: Tokenizer, echo: str, expected: list[int]
 ) -> None:
     assert find_prompt_offsets(tokenizer, echo, split(tokenizer, "éa</s>b")) == expected
-
-
-def test_the_bytes_in_chat_are_the_tokens_own(tokenizer: Tokenizer) -> None:
-    positions = [TokenLogprobs(part_of(i, SMILE[i : i + 1])) for i in range(4)]
-    found = make_call(tokenizer).describe_logprobs(positions)
-    assert found is not None
-    assert bytes(byte for entry in found["content"] for byte in entry["bytes"]) == SMILE
 
 
 def test_no_rival_hides_another(tokenizer: Tokenizer) -> None:

@@ -1,20 +1,14 @@
-"""The API while the engine sleeps, crashes, or gets one bad request."""
+"""The API while the engine sleeps, falls asleep and wakes up."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import pytest
 
 from app.config import AppConfig
 from engine import Engine, EngineConfig
-from engine.engine_core import EngineCore
-from engine.worker.executor import Loaded
 from engine.worker.worker import Worker
 from tests.app.api.harness import Server, Start, needs_model, run_server
-from tests.engine.failing_step import fail_next_step
-from tests.waiting import wait_until
 
 pytestmark = needs_model
 
@@ -59,20 +53,6 @@ async def test_a_sleeping_server_reports_it_on_every_route_and_wakes_up_unchange
     assert await server.get("/health") == (200, {"status": "ok", "state": "ready"})
     _, after = await complete(server)
     assert after["choices"] == before["choices"]
-
-
-async def test_an_open_stream_ends_as_it_would_have_before_the_server_sleeps(server: Server) -> None:
-    async with server.client.post(server.url + "/v1/completions", json=LONG) as stream:
-        await stream.content.readuntil(b"\n\n")
-        falling = asyncio.create_task(admin(server, "/sleep"))
-        await wait_until(lambda: server.engine.state == "falling_asleep")
-        status, reply = await complete(server)
-        assert (status, reply["error"]["code"]) == (503, "engine_sleeping")
-        assert "finishes the requests it has and takes no new ones" in reply["error"]["message"]
-        assert await server.get("/is_sleeping", headers=ADMIN) == (200, {"is_sleeping": False})
-        raw = await stream.read()
-    assert raw.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in raw.replace(b": ", b":")
-    assert await falling == (200, {"is_sleeping": True})
 
 
 SLOW: dict[str, Any] = {"stream": True, "structured_outputs": {"regex": "[ab ]{1500}"}}
@@ -129,54 +109,3 @@ async def test_a_failed_wake_up_is_a_500_with_the_cause(server: Server, monkeypa
     status, health = await server.get("/readyz")
     assert (status, health["state"], "no memory left" in health["error"]) == (503, "sleeping", True)
     assert (await admin(server, "/wake_up"))[0] == 200
-
-
-USER = {"role": "user", "content": "Hello! Who are you?"}
-CHAT: dict[str, Any] = {"messages": [USER], "max_tokens": 1500, "ignore_eos": True}
-
-
-@pytest.fixture
-def may_restart(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Until it is set, a crashed engine stays in "restarting"."""
-    event = asyncio.Event()
-    start = EngineCore.start
-
-    async def start_when_allowed(self: EngineCore, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
-        if loaded is not None:
-            await event.wait()
-        return await start(self, tasks, loaded)
-
-    monkeypatch.setattr(EngineCore, "start", start_when_allowed)
-    return event
-
-
-async def open_stream(server: Server) -> aiohttp.ClientResponse:
-    """A long stream whose first event has been read."""
-    response = await server.client.post(server.url + "/v1/chat/completions", json=CHAT | {"stream": True})
-    await response.content.readuntil(b"\n\n")
-    return response
-
-
-async def crash(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_next_step(monkeypatch, "the device in /opt/devices/one is on fire")
-    # the state goes by too fast to be seen; the cause stays
-    await wait_until(lambda: server.engine.error is not None)
-
-
-async def test_health_is_a_503_with_the_cause_until_the_engine_is_back(
-    server: Server, monkeypatch: pytest.MonkeyPatch, may_restart: asyncio.Event
-) -> None:
-    stream = await open_stream(server)
-    await crash(server, monkeypatch)
-    # the cause, without the path that it names
-    cause = "RuntimeError: the device in ... is on fire"
-    assert await server.get("/health") == (503, {"status": "restarting", "state": "restarting", "error": cause})
-    status, reply = await server.post("/v1/chat/completions", CHAT | {"max_tokens": 4})
-    assert (status, reply["error"]["code"]) == (503, "engine_not_ready")
-    stream.close()
-    may_restart.set()
-    await wait_until(lambda: server.engine.state == "ready")
-    assert await server.get("/health") == (200, {"status": "ok", "state": "ready"})
-    assert (await server.post("/v1/chat/completions", CHAT | {"max_tokens": 4}))[0] == 200
-    stats = server.engine.stats()
-    assert (stats.num_restarts, stats.num_free_blocks) == (1, stats.num_blocks)

@@ -48,6 +48,13 @@ def to_lines(rows: list[Any]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
+async def begin(client: openai.AsyncOpenAI, content: bytes) -> Any:
+    file = await client.files.create(file=content, purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+
+
 async def wait_for(client: openai.AsyncOpenAI, batch_id: str) -> Any:
     while (batch := await client.batches.retrieve(batch_id)).status in ("validating", "in_progress"):
         await asyncio.sleep(0.005)
@@ -96,6 +103,8 @@ async def test_what_a_list_or_a_batch_cannot_honour_is_refused_by_name() -> None
         asked = {"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "1h"}
         status, reply = await server.post("/v1/batches", asked)
         assert status == 400 and "24h" in reply["error"]["message"] and "'1h'" in reply["error"]["message"]
+        status, reply = await server.post("/v1/batches", asked | {"completion_window": "24h"})
+        assert status == 400 and reply["error"]["message"].startswith("there is no file 'x'")
 
 
 async def test_rows_that_no_request_could_be_fail_alone_and_once() -> None:
@@ -105,11 +114,7 @@ async def test_rows_that_no_request_could_be_fail_alone_and_once() -> None:
         bodies = ["c", [1], None, {**row["body"], "model": "\ud800"}]
         rows = [row, row | {"custom_id": "\ud800"}]
         rows += [row | {"custom_id": f"bad{at}", "body": body} for at, body in enumerate(bodies)]
-        file = await client.files.create(file=to_lines(rows), purpose="batch")
-        batch = await client.batches.create(
-            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-        )
-        batch = await wait_for(client, batch.id)
+        batch = await wait_for(client, (await begin(client, to_lines(rows))).id)
         lines = (await client.files.content(batch.output_file_id)).text.splitlines()
         assert {json.loads(line)["custom_id"] for line in lines} == {"c0", "\ud800"}
         errors = [json.loads(line) for line in (await client.files.content(batch.error_file_id)).text.splitlines()]
@@ -123,22 +128,14 @@ async def test_a_batch_for_a_model_that_is_not_here_ends() -> None:
         (row,) = make_rows(1)
         for model in ("another", 5, ["a"]):
             lines = to_lines([row | {"body": {**row["body"], "model": model}}])
-            file = await client.files.create(file=lines, purpose="batch")
-            batch = await client.batches.create(
-                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-            )
-            batch = await wait_for(client, batch.id)
+            batch = await wait_for(client, (await begin(client, lines)).id)
             assert batch.request_counts is not None and batch.request_counts.failed == 1
 
 
 async def test_a_job_whose_work_fails_ends_with_the_reason() -> None:
     async with working() as server, openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
-        file = await client.files.create(file=to_lines(make_rows(2)), purpose="batch")
-        jobs = server.pool.first.jobs
-        jobs._answer_rows = None  # type: ignore[assignment]
-        batch = await client.batches.create(
-            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-        )
+        server.pool.first.jobs._answer_rows = None  # type: ignore[assignment]
+        batch = await begin(client, to_lines(make_rows(2)))
         assert (await wait_for(client, batch.id)).status == "cancelled"
         assert (await server.get(f"/v1/jobs/{batch.id}"))[1]["error"] == "internal error: TypeError"
 
@@ -154,12 +151,8 @@ async def test_a_job_whose_work_fails_ends_with_the_reason() -> None:
 )
 async def test_a_file_that_is_no_batch_is_refused_with_its_lines(content: bytes, words: str) -> None:
     async with working() as server, openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
-        file = await client.files.create(file=content or b"\n", purpose="batch")
-        for file_id, expected in ((file.id, words), ("file-x", "there is no file 'file-x'")):
-            with pytest.raises(openai.BadRequestError, match=expected):
-                await client.batches.create(
-                    input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h"
-                )
+        with pytest.raises(openai.BadRequestError, match=words):
+            await begin(client, content or b"\n")
 
 
 async def test_an_extraction_in_the_background_gives_its_rows_as_they_end() -> None:

@@ -150,12 +150,6 @@ async def test_a_conversation_may_be_the_input(server: Server) -> None:
     assert server.engine.requests[-1].prompt == told
 
 
-async def test_a_schema_arrives_as_a_grammar(server: Server) -> None:
-    _, reply = await respond(server, text=FORMAT)
-    assert server.engine.requests[-1].params.grammar.kind == "json_schema"
-    assert reply["text"]["format"]["schema"] == SCHEMA
-
-
 WEATHER = {"type": "function", "name": "weather"}
 ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [WEATHER]}
 
@@ -326,9 +320,14 @@ async def test_an_error_in_mid_stream_is_the_last_event(start: Start) -> None:
     assert (event["type"], event["code"]) == ("error", "engine_dead")
 
 
-async def test_the_official_client_parses_a_model_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_the_official_client_parses_a_model_whole_and_streamed(
+    client: openai.AsyncOpenAI, server: Server
+) -> None:
     reply = await client.responses.parse(model="fake", input="hello", text_format=Person)
     assert reply.output_parsed == Person(name="Ada", age=36)
+    assert server.engine.requests[-1].params.grammar.kind == "json_schema"
+    _, plain = await respond(server, text=FORMAT)
+    assert plain["text"]["format"]["schema"] == SCHEMA
     async with client.responses.stream(model="fake", input="hello", text_format=Person) as events:
         kinds = [event.type async for event in events]
         final = await events.get_final_response()

@@ -72,10 +72,12 @@ async def test_alive_live_and_ready_are_three_things_and_need_no_key(
     start: Start, state: str, health: int, live: int, ready: int
 ) -> None:
     server = await start(api_key=("right",))
-    server.engine.state = state
+    server.engine.state, server.engine.error = state, "RuntimeError: the device in /opt/devices/one is on fire"
     for path, status in (("/health", health), ("/ping", health), ("/livez", live), ("/readyz", ready)):
         found, reply = await server.get(path)
         assert (found, reply["state"], reply["status"] == "ok") == (status, state, status == 200), path
+        # the cause, without the path that it names
+        assert reply.get("error") == (None if state == "ready" else "RuntimeError: the device in ... is on fire")
         async with server.client.head(server.url + path) as response:
             assert (response.status, await response.read()) == (status, b"")
 

@@ -37,7 +37,7 @@ def test_lines_above_the_header_are_left_out_and_noted(above: str) -> None:
     ("text", "columns"),
     [
         ("Export 2026\nname;comment\nAda;nice\nBob;good\n", ["name", "comment"]),
-        ("People\n\nname,comment\nAda,nice\n", ["name", "comment"]),
+        ("People\n\nname,comment\nAda,nice\n", ["name", "comment"]), ("  \n;;\nid;text\n1;a, b\n", ["id", "text"]),
         ("text\nA | B; c\nC | D; d\nE | F; e\n", ["text"]),
         ("notes\nHello, Ann: x\nBye, Bob: y\n", ["notes"]),  # prose
         ("trip\nHotel 3,50 EUR\nTaxi 4,20 EUR\n", ["trip"]),  # a decimal comma
@@ -65,8 +65,9 @@ def test_each_delimiter_is_recognised_and_quoted_line_breaks_stay(mark: str) -> 
 
 
 def test_columns_without_a_name_of_their_own_are_noted() -> None:
-    columns, _, notes = read("x,,x\n1,2,3\n")
-    assert columns == ["x", "column 2", "x (3)"]
+    columns, rows, notes = read(f"x,,x\n{'a' * 200_000},2,3\n")
+    assert columns == ["x", "column 2", "x (3)"] and len(rows[0][0]) == 200_000
+    assert len(set(read("x,x (3),x\n1,2,3\n")[0])) == 3
     assert notes == "columns without a name of their own are called column 2, x (3)"
 
 

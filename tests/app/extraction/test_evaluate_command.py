@@ -83,13 +83,11 @@ def test_figures_as_json_name_the_settings(engine: FakeEngine, capsys: pytest.Ca
     assert grammar is not None and grammar.source is not None
 
 
-def test_wrong_fields_are_shown_when_asked(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluate("tiny.jsonl", "--wrong")
+def test_wrong_fields_are_shown_when_asked_and_limits_can_be_left_away(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate("tiny.jsonl", "--wrong", "--no-limits")
     assert '"wrong": ["/age"]' in capsys.readouterr().err
-
-
-def test_limits_can_be_left_away(engine: FakeEngine) -> None:
-    evaluate("tiny.jsonl", "--no-limits")
     grammar = engine.requests[0].params.grammar
     assert grammar is not None and "maxLength" not in grammar.text
 

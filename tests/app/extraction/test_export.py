@@ -7,6 +7,7 @@ from typing import Any
 
 import openpyxl
 import pytest
+from pyarrow import parquet
 
 from app.extraction.export import ExportError, export, make_rows
 
@@ -49,7 +50,6 @@ def test_a_text_that_a_spreadsheet_would_run_is_quoted_and_data_is_not(value: st
 
 
 def test_parquet_keeps_types_and_gaps() -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     rows = parquet.read_table(io.BytesIO(export(RECORDS, "parquet"))).to_pylist()
     assert [row["n"] for row in rows] == [1.0, None, 2.5] and rows[2]["ok"] is False and rows[0]["valid"] is True
 
@@ -59,7 +59,6 @@ TEXTS = {"True": "true", "None": None}
 
 @pytest.mark.parametrize("values", [(1, "a", None, True, 2**70), (0.5, 10**400)])
 def test_a_column_of_mixed_kinds_or_too_large_integers_becomes_text(values: tuple[Any, ...]) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     mixed = [{"source": "s", "record": {"x": value}} for value in values]
     read = parquet.read_table(io.BytesIO(export(mixed, "parquet"))).to_pylist()
     assert [row["x"] for row in read] == [TEXTS.get(repr(value), str(value)) for value in values]
@@ -81,8 +80,6 @@ def test_jsonl_keeps_half_a_surrogate_pair_and_other_formats_are_refused() -> No
 
 @pytest.mark.parametrize("file_format", ["csv", "xlsx", "parquet"])
 def test_what_cannot_be_written_is_an_export_error_that_names_the_source(file_format: str) -> None:
-    if file_format == "parquet":
-        pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     with pytest.raises(ExportError, match="'odd' contains an unpaired surrogate"):
         export(HALF, file_format)
 

@@ -30,12 +30,6 @@ def test_free_strings_are_marked_wherever_they_stand_and_the_given_schema_stays(
     assert GROUNDED not in SCHEMA["properties"]["name"]
 
 
-async def test_a_time_or_date_in_another_spelling_may_be_written_in_the_usual_one() -> None:
-    engine = FakeEngine()
-    await Extractor(engine, ground=True).extract(SCHEMA, "Doors at 6:30 pm on 5 May 2026, over at 22:00.")
-    assert engine.requests[0].params.grammar.source.split("\n")[1:] == ["2026-05-05", "18:30"]
-
-
 @pytest.mark.parametrize(
     ("pointer", "is_free"),
     [
@@ -47,16 +41,16 @@ def test_a_value_is_free_by_the_schema_at_its_pointer(pointer: str, is_free: boo
     assert is_free_at(SCHEMA, pointer) is is_free
 
 
-async def test_grounding_hands_the_text_to_the_grammar() -> None:
-    engine = FakeEngine()
-    await Extractor(engine, ground=True).extract(SCHEMA, "Ada is 36.")
-    grammar = engine.requests[0].params.grammar
-    assert grammar is not None and grammar.source == "Ada is 36." and GROUNDED in grammar.text
-
-
-@pytest.mark.parametrize(("ground", "text"), [(False, "Ada is 36."), (True, " \n")])
-async def test_nothing_is_grounded_unasked_or_in_an_empty_text(ground: bool, text: str) -> None:
+@pytest.mark.parametrize(
+    ("ground", "text", "more"),
+    [
+        (True, "Ada is 36.", ""), (True, "Doors at 6:30 pm on 5 May 2026, over at 22:00.", "\n2026-05-05\n18:30"),
+        (False, "Ada is 36.", None), (True, " \n", None),
+    ],
+)
+async def test_the_grammar_gets_the_text_and_usual_spellings(ground: bool, text: str, more: str | None) -> None:
     engine = FakeEngine()
     await Extractor(engine, ground=ground).extract(SCHEMA, text)
     grammar = engine.requests[0].params.grammar
-    assert grammar is not None and grammar.source is None and GROUNDED not in grammar.text
+    assert grammar is not None and grammar.source == (None if more is None else text + more)
+    assert (GROUNDED in grammar.text) == (more is not None)
