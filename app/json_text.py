@@ -174,35 +174,3 @@ def has_too_many_values(text: bytes) -> bool:
     for start in range(0, len(text), PIECE_BYTES):
         counter.feed(text[start : start + PIECE_BYTES])
     return counter.is_over
-
-
-class JsonEnd:
-    """Finds the end of a JSON object, array or string in text that arrives in pieces."""
-
-    def __init__(self) -> None:
-        self.is_begun = False
-        self.is_ended = False
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
-
-    def find(self, text: str, start: int = 0) -> int:
-        """Return where the value that continues at `start` ends; the text's length if it continues after this text."""
-        self.is_begun = True
-        for position in range(start, len(text)):
-            char = text[position]
-            if self._is_escaped:
-                self._is_escaped = False
-                continue
-            if self._is_in_string:
-                self._is_escaped = char == "\\"
-                self._is_in_string = char != '"'
-            elif char == '"':
-                self._is_in_string = True
-                continue
-            else:
-                self._depth += (char in "{[") - (char in "}]")
-            if not self._is_in_string and self._depth == 0:
-                self.is_ended = True
-                return position + 1
-        return len(text)

@@ -24,18 +24,20 @@ class Sleeping(BaseModel):
     is_sleeping: bool
 
 
-class AbortBody(BaseModel):
-    """POST /abort_requests. The ids are those of the replies."""
+class AdminBody(BaseModel):
+    """The body of an admin route, which has no unknown field."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class AbortBody(AdminBody):
+    """POST /abort_requests. The ids are those of the replies."""
 
     request_ids: Annotated[list[str], Field(min_length=1, max_length=1024)]
 
 
-class LoadAdapterBody(BaseModel):
+class LoadAdapterBody(AdminBody):
     """POST /v1/load_lora_adapter, under vLLM's names."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     lora_name: str
     lora_path: str
@@ -43,10 +45,8 @@ class LoadAdapterBody(BaseModel):
     load_inplace: bool = False
 
 
-class UnloadAdapterBody(BaseModel):
+class UnloadAdapterBody(AdminBody):
     """POST /v1/unload_lora_adapter."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     lora_name: str
 

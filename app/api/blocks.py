@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from app.api.call import Call, Choice, Delta
 from app.api.errors import ApiError
-from app.api.sse import Emit, frame_named
+from app.api.sse import Emit, drop, frame_named
 from engine import RequestOutput
 
 Json = dict[str, Any]
@@ -37,10 +37,6 @@ class BlockWriter(ABC):
 
     async def finish(self) -> Json:
         """Run the request to its end and return the reply, as a stream would build it."""
-
-        async def drop(data: bytes) -> None:
-            pass
-
         return await self.stream(drop)
 
     async def stream(self, emit: Emit) -> Json:

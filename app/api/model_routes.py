@@ -7,16 +7,15 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict
 
-from app.api.admin import require_admin
+from app.api.admin import AdminBody, require_admin
 from app.api.context import Context, JsonRoute
 from app.api.errors import ApiError, BadRequest, scrub
 from app.api.model_pool import ModelPool, Pool
 from app.api.models import describe_entry, describe_model
 from app.api.ollama.request import Pull
 from app.api.ollama.writer import make_line
-from app.api.sse import Emit, JsonLines
+from app.api.sse import Emit, JsonLines, drop
 from engine import ConfigError
 
 router = APIRouter(route_class=JsonRoute)
@@ -24,10 +23,8 @@ Json = dict[str, Any]
 REPORT_S = 0.5  # between two lines about the progress of a fetch
 
 
-class ModelBody(BaseModel):
+class ModelBody(AdminBody):
     """The model that a route is about."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     model: str
 
@@ -84,12 +81,7 @@ async def pull_model(body: Pull, request: Request, context: Context, pool: Pool)
 
     if body.stream:
         return JsonLines(produce, b"", frame_error=lambda error: make_line(error.ollama_body))
-    lines: list[bytes] = []
-
-    async def keep(line: bytes) -> None:
-        lines.append(line)
-
-    await produce(keep)
+    await produce(drop)
     return JSONResponse({"status": "success"})
 
 

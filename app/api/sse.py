@@ -136,6 +136,10 @@ class JsonLines(EventStream):
     media_type = "application/x-ndjson"
 
 
+async def drop(frame: bytes) -> None:
+    """Emit nothing: for an answer in one piece that is made as a stream."""
+
+
 async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":

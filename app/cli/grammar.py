@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from app.cli.table import format_table
 from app.config import UsageError
 from grammar import CompiledGrammar, GrammarCompiler, GrammarError, Vocabulary, read_spec
 
@@ -81,13 +81,7 @@ def make_table(compiled: CompiledGrammar) -> str:
     """Return the plan, one keyword a line."""
     rows = [("POINTER", "KEYWORD", "ENFORCED BY")]
     rows += [(entry.pointer or "#", entry.keyword, entry.enforced_by) for entry in compiled.plan]
-    return format_rows(rows)
-
-
-def format_rows(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return rows as columns as wide as their widest cell."""
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    return "\n".join(f"{row[0]:<{first}}  {row[1]:<{second}}  {row[2]}" for row in rows)
+    return format_table(rows)
 
 
 def check_instance(compiled: CompiledGrammar, data: bytes) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from app.cli.table import format_table
 from app.config import AppConfig, Failure, UsageError, add_flags, make_config
 from engine import Catalogue, CatalogueEntry, ConfigError, inspect_model, list_families, list_image_models
 
@@ -101,20 +102,11 @@ def write_models(entries: list[CatalogueEntry]) -> str:
         )
         for each in entries
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    return "\n".join([*table, *(f"{each.name}: {each.problem}" for each in entries if each.problem)])
+    return "\n".join([format_table(rows), *(f"{each.name}: {each.problem}" for each in entries if each.problem)])
 
 
 def write_families() -> str:
     """The families of our decoder, the models with image encoders, and what becomes of all others."""
-    families = _write_table([("ARCHITECTURE", "MODEL TYPE"), *list_families()])
-    images = _write_table([("MODEL TYPE WITH IMAGES", "RUNS"), *list_image_models()])
+    families = format_table([("ARCHITECTURE", "MODEL TYPE"), *list_families()])
+    images = format_table([("MODEL TYPE WITH IMAGES", "RUNS"), *list_image_models()])
     return f"{families}\n\n{images}\n\n{OTHERS}"
-
-
-def _write_table(rows: list[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in rows) + 2
-    return "\n".join(f"{name:<{width}}{text}" for name, text in rows)

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from engine import is_unicode
+
 Path = tuple[str, ...]  # keys of the path to a field
 
 FORMATS = ("jsonl", "csv", "xlsx", "parquet")  # in the order in which they are offered
@@ -48,7 +50,8 @@ def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
             case "parquet":
                 return write_parquet(make_rows(records))
     except UnicodeEncodeError as error:
-        where = next((f"{each.get('source')!r}" for each in records if not _is_text(each)), "a column")
+        odd = (each for each in records if not is_unicode(json.dumps(dict(each), ensure_ascii=False)))
+        where = next((f"{each.get('source')!r}" for each in odd), "a column")
         raise ExportError(
             f"{where} contains an unpaired surrogate, which only JSONL can keep: export JSONL"
         ) from error
@@ -56,20 +59,9 @@ def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
 
 
 def _write_line(record: Mapping[str, Any]) -> bytes:
-    try:
-        return f"{json.dumps(dict(record), ensure_ascii=False)}\n".encode()
-    except UnicodeEncodeError:
-        # A lone surrogate can only be written as an escape.
-        return f"{json.dumps(dict(record))}\n".encode()
-
-
-def _is_text(record: Mapping[str, Any]) -> bool:
-    """Return whether all texts can be written as UTF-8."""
-    try:
-        json.dumps(dict(record), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    text = json.dumps(dict(record), ensure_ascii=False)
+    # A lone surrogate can only be written as an escape.
+    return f"{text if is_unicode(text) else json.dumps(dict(record))}\n".encode()
 
 
 def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

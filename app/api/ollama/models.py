@@ -59,20 +59,11 @@ async def show_model(body: ModelName, context: Context, pool: Pool) -> Json:
         "thinking": facts.supports_reasoning,
         "embedding": (Path(context.engine.config.model) / "modules.json").is_file(),
     }
-    report = context.report
-    details = describe_details(context, report)
-    return {
-        "modelfile": "", "parameters": "", "license": "",
-        "template": "" if tokenizer is None else tokenizer.describe()["chat_template"] or "",
-        "details": details,
-        "model_info": {
-            "general.architecture": details["family"],
-            "general.parameter_count": report.num_parameters,
-            f"{details['family']}.context_length": context.engine.resolved.max_model_len,
-        },
-        "capabilities": [name for name, is_there in can.items() if is_there],
-        "modified_at": show_time(context.created),
-    }
+    details = describe_details(context, context.report)
+    reply = make_shown(context, details, context.engine.resolved.max_model_len, [name for name in can if can[name]])
+    reply["template"] = "" if tokenizer is None else tokenizer.describe()["chat_template"] or ""
+    reply["model_info"]["general.parameter_count"] = context.report.num_parameters
+    return reply
 
 
 @router.get("/version")
@@ -83,43 +74,50 @@ async def show_version() -> dict[str, str]:
 
 def describe_model(name: str, context: ApiContext, report: ModelReport) -> Json:
     """Return an entry of the lists of models."""
-    digest = hashlib.sha256(f"{name} {context.system_fingerprint}".encode()).hexdigest()
-    return {
-        "name": name, "model": name, "modified_at": show_time(context.created), "digest": digest,
-        "size": report.weight_bytes, "details": describe_details(context, report),
-    }
+    details = describe_details(context, report)
+    return make_listed(context, name, context.system_fingerprint, report.weight_bytes, details)
 
 
 def describe_entry(entry: CatalogueEntry, context: ApiContext) -> Json:
     """Return the same for a further model."""
-    details = {
-        "parent_model": "", "format": entry.format, "family": entry.architecture, "families": [entry.architecture],
-        "parameter_size": "", "quantization_level": "",
-    }
-    return {
-        "name": entry.name, "model": entry.name, "modified_at": show_time(context.created),
-        "digest": hashlib.sha256(f"{entry.name} {entry.model}".encode()).hexdigest(), "size": entry.num_bytes,
-        "details": details,
-    }
+    details = make_details(entry.format, entry.architecture)
+    return make_listed(context, entry.name, entry.model, entry.num_bytes, details)
 
 
 def show_entry(entry: CatalogueEntry, context: ApiContext) -> Json:
     """Return the reply of /api/show for a further model."""
-    facts = {"general.architecture": entry.architecture, f"{entry.architecture}.context_length": entry.context_length}
-    return {
-        "modelfile": "", "parameters": "", "license": entry.license or "", "template": "",
-        "details": describe_entry(entry, context)["details"], "model_info": facts,
-        "capabilities": ["completion", *["vision"] * ("image" in entry.modalities)],
-        "modified_at": show_time(context.created),
-    }
+    details = make_details(entry.format, entry.architecture)
+    can = ["completion", *["vision"] * ("image" in entry.modalities)]
+    return make_shown(context, details, entry.context_length, can) | {"license": entry.license or ""}
 
 
 def describe_details(context: ApiContext, report: ModelReport) -> Json:
     """Return what a list of models says of each."""
     config, num = context.engine.config, report.num_parameters
+    size = f"{num / 1e9:.1f}B" if num >= 1e9 else f"{num / 1e6:.1f}M"
+    level = report.weight_format if config.quantization == "none" else config.quantization
+    return make_details("gguf" if config.model.endswith(".gguf") else "safetensors", report.architecture, size, level)
+
+
+def make_details(file_format: str, family: str, size: str = "", level: str = "") -> Json:
     return {
-        "parent_model": "", "format": "gguf" if config.model.endswith(".gguf") else "safetensors",
-        "family": report.architecture, "families": [report.architecture],
-        "parameter_size": f"{num / 1e9:.1f}B" if num >= 1e9 else f"{num / 1e6:.1f}M",
-        "quantization_level": report.weight_format if config.quantization == "none" else config.quantization,
+        "parent_model": "", "format": file_format, "family": family, "families": [family], "parameter_size": size,
+        "quantization_level": level,
+    }
+
+
+def make_listed(context: ApiContext, name: str, identity: str, num_bytes: int, details: Json) -> Json:
+    digest = hashlib.sha256(f"{name} {identity}".encode()).hexdigest()
+    return {
+        "name": name, "model": name, "modified_at": show_time(context.created), "digest": digest, "size": num_bytes,
+        "details": details,
+    }
+
+
+def make_shown(context: ApiContext, details: Json, length: int | None, can: list[str]) -> Json:
+    family = details["family"]
+    return {
+        "modelfile": "", "parameters": "", "license": "", "template": "", "details": details,
+        "model_info": {"general.architecture": family, f"{family}.context_length": length},
+        "capabilities": can, "modified_at": show_time(context.created),
     }

@@ -1,4 +1,4 @@
-"""Patterns: the regular expressions that find the parts of a style's calls, and where literals end."""
+"""Patterns: the regular expressions that find the parts of a style's calls, and where values end."""
 
 from __future__ import annotations
 
@@ -84,21 +84,21 @@ def _list_arguments(style: ToolStyle) -> Iterator[ArgumentPattern]:
         yield ArgumentPattern(re.compile(separator + key), after, is_text)
 
 
-class LiteralEnd:
-    """Finds the end of a literal of Python, or of Gemma's notation, in text that arrives in pieces."""
+class ValueEnd:
+    """Finds the end of a value of JSON, of Python, or of Gemma's notation, in text that arrives in pieces."""
 
-    def __init__(self, quotes: tuple[str, ...]) -> None:
-        self.is_ended = False
+    def __init__(self, quotes: tuple[str, ...] = ('"',)) -> None:
+        self.is_begun = self.is_ended = False
         self._quotes = quotes
+        self._quote_starts = {quote[0] for quote in quotes}
         self._quote = ""  # of the open string
         self._depth = 0
         self._is_escaped = False
 
     def find(self, text: str, start: int) -> int:
-        """Return up to where the text from `start` is a part of the literal, as far as the text shows it."""
-        at = start
+        """Return up to where the text from `start` is a part of the value, as far as the text shows it."""
+        self.is_begun, at = True, start
         while at < len(text):
-            rest = text[at : at + 16]
             if self._is_escaped:
                 self._is_escaped = False
             elif self._quote:
@@ -107,14 +107,15 @@ class LiteralEnd:
                     if self._end_value():
                         return at
                     continue
-                if self._quote.startswith(rest):
+                if self._quote.startswith(text[at : at + 16]):
                     return at
                 self._is_escaped = text[at] == "\\" and len(self._quote) == 1
-            elif quote := next((each for each in self._quotes if rest.startswith(each)), ""):
-                at, self._quote = at + len(quote), quote
+            elif text[at] in self._quote_starts:
+                self._quote = next((each for each in self._quotes if text.startswith(each, at)), "")
+                if not self._quote and any(each.startswith(text[at : at + 16]) for each in self._quotes):
+                    return at
+                at += len(self._quote) or 1
                 continue
-            elif any(each.startswith(rest) for each in self._quotes):
-                return at
             elif text[at] in "[{":
                 self._depth += 1
             elif self._depth == 0 and text[at] in ",)]}<\n":

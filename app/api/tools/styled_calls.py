@@ -11,8 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from app.api.tools.call_patterns import LiteralEnd, make_patterns
-from app.json_text import JsonEnd
+from app.api.tools.call_patterns import ValueEnd, make_patterns
 from app.reasoning import overlap
 from grammar import ArgumentReader, ToolStyle
 
@@ -84,7 +83,7 @@ class StyledCalls:
         self._heads = self._patterns.heads
         self._text = ""  # text that has not been returned yet
         self._at = 0  # how much of it has been returned, during `feed`
-        self._end: JsonEnd | LiteralEnd = JsonEnd()
+        self._end = ValueEnd()
         self._name = ""  # name of the called tool
         self._key, self._after = "", ""  # name of the argument, and what ends its value
         self._value: list[str] = []  # of an argument that can be read only as a whole
@@ -173,7 +172,7 @@ class StyledCalls:
         self.num_calls += 1
         self._num_arguments = 0
         self._at = found.end()
-        self._end = JsonEnd()
+        self._end = ValueEnd()
         self._part = Part.ARGUMENTS if self._style.parameter is None else Part.NEXT_ARGUMENT
         return True
 
@@ -221,9 +220,9 @@ class StyledCalls:
             self._add(f"{', ' if self._num_arguments else '{'}{json.dumps(self._key)}: {chr(34) * is_text}")
             self._num_arguments += 1
             self._at, self._value = found.end(), []
-            self._end = JsonEnd()
+            self._end = ValueEnd()
             if self._style.dialect != "json":
-                self._end = LiteralEnd((self._style.quote,) if self._style.quote else ("'", '"'))
+                self._end = ValueEnd((self._style.quote,) if self._style.quote else ("'", '"'))
             self._part = Part.TEXT_ARGUMENT if is_text else Part.WHOLE_ARGUMENT
             if kind == "other" and self._style.dialect == "json":
                 self._part = Part.JSON_ARGUMENT
@@ -268,7 +267,6 @@ class StyledCalls:
 
     def _take_value(self) -> bool:
         scalar = SCALAR.match(self._text, self._at)
-        assert isinstance(self._end, JsonEnd), "the value is JSON"
         if scalar is None or self._end.is_begun:
             if self._take_json():
                 self._part = Part.AFTER_ARGUMENT
