@@ -42,7 +42,7 @@ from app.extraction import (
     extract_records,
 )
 from app.extraction.batch import extract_source
-from app.extraction.cases import SCHEMAS
+from app.extraction.cases import find_schemas
 from app.extraction.chunks import stream_whole
 from app.extraction.pdf import MAX_IMAGES, read_picture
 from app.extraction.reading import read_apart
@@ -248,7 +248,7 @@ def read_schema(given: dict[str, Any] | str) -> Schema:
     """Return a schema given by value, or a built-in one by name."""
     if isinstance(given, dict):
         return given
-    known = {path.stem: path for path in sorted(SCHEMAS.glob("*.json"))}
+    known = find_schemas()
     if given not in known:
         message = f"schema={given[:80]!r} is none of {', '.join(known)}; give a JSON Schema or one of these names"
         raise BadRequest(message, "schema")

@@ -197,7 +197,9 @@ class Gate:
             raise
         finally:
             if is_work or info.status >= 400:
-                logger.log(logging.INFO if is_work else logging.DEBUG, "%s", _describe(info, scope))
+                # the client chose the path: escape it, so that it cannot forge log lines
+                path = scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode()
+                logger.log(logging.INFO if is_work else logging.DEBUG, "%s", info.describe(scope["method"], path))
 
     def _find_key(self, headers: Headers, takes_basic: bool) -> int:
         """Return the number of the request's key, counted from 1; 0 if no key is required."""
@@ -348,11 +350,6 @@ def _make_cookie(scope: Scope, headers: Headers) -> str:
         return ""
     secure = "; Secure" if scope["scheme"] == "https" else ""
     return f"troupe={secrets.token_urlsafe(32)}; Path=/; Max-Age={COOKIE_AGE_S}; HttpOnly; SameSite=Lax{secure}"
-
-
-def _describe(info: RequestInfo, scope: Scope) -> str:
-    # the client chose the path: escape it, so that it cannot forge log lines
-    return info.describe(scope["method"], scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode())
 
 
 def _watched(send: Send, info: RequestInfo, more: Mapping[str, str]) -> Send:

@@ -24,8 +24,7 @@ MAX_CONCURRENT = 16
 
 
 async def extract_records(
-    extractor: Extractor, schema: Schema, sources: Iterable[Source], *, cache_salt: str | None = None,
-    max_concurrent: int = MAX_CONCURRENT,
+    extractor: Extractor, schema: Schema, sources: Iterable[Source], *, cache_salt: str | None = None
 ) -> AsyncGenerator[tuple[dict[str, Any], ExtractionResult | None], None]:
     """Yield what `extract_source` returns for each source, in their order, several running at once.
 
@@ -39,7 +38,7 @@ async def extract_records(
     # A grammar is made of schema and text. With a schema that is sound alone the text is to blame.
     await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
     works = (extract_source(extractor, schema, source, cache_salt=cache_salt) for source in sources)
-    async with aclosing(run_in_order(works, max_concurrent)) as results:
+    async with aclosing(run_in_order(works, MAX_CONCURRENT)) as results:
         async for pair in results:
             yield pair
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.extraction.prompt import Schema
+from app.extraction.prompt import Schema, read_labelled
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "assets" / "schemas"
 
@@ -40,33 +40,30 @@ def read_cases(path: Path, schema: Schema | None = None) -> list[Case]:
         CaseError: a line is not a case, or there is none.
         OSError: the file cannot be read.
     """
-    # Not splitlines, which also ends a line at characters that JSON leaves as they are.
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_labelled(path.read_text(encoding="utf-8"), f"{path.name} line")
+        found = [_read_case(given, where, schema) for where, given in lines]
     except UnicodeDecodeError as error:
         raise CaseError(f"{path.name} is not UTF-8 text: {error}") from error
-    found = [
-        _read_case(line, f"{path.name} line {number}", schema) for number, line in enumerate(lines, 1) if line.strip()
-    ]
+    except ValueError as error:
+        raise CaseError(str(error)) from error
     if not found:
         raise CaseError(f"{path.name} has no line with a document")
     return found
 
 
-def _read_case(line: str, where: str, schema: Schema | None) -> Case:
-    try:
-        given = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise CaseError(f"{where} is not JSON: {error}") from error
-    if not isinstance(given, dict) or not isinstance(given.get("text"), str):
-        raise CaseError(f"{where} needs `text`, a string")
-    if not isinstance(given.get("record"), dict):
+def find_schemas() -> dict[str, Path]:
+    """Return the files of the ready-made schemas by name."""
+    return {path.stem: path for path in sorted(SCHEMAS.glob("*.json"))}
+
+
+def _read_case(given: dict[str, Any], where: str, schema: Schema | None) -> Case:
+    if not isinstance(given["record"], dict):
         raise CaseError(f"{where} needs `record`, an object")
     kind = given.get("kind", "")
     if not isinstance(kind, str):
         raise CaseError(f"{where}: `kind` must be a string")
-    known = {path.stem: path for path in sorted(SCHEMAS.glob("*.json"))}
-    own = given.get("schema")
+    own, known = given.get("schema"), find_schemas()
     if own is None and kind in known:
         own = json.loads(known[kind].read_text(encoding="utf-8"))
     own = schema if own is None else own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,14 +57,24 @@ def make_plain_prompt(messages: list[dict[str, Any]]) -> str:
 
 def parse_examples(text: str) -> tuple[Example, ...]:
     """Read examples from JSON lines {"text": ..., "record": ...}."""
-    examples = []
+    return tuple(Example(given["text"], given["record"]) for _, given in read_labelled(text, "Line"))
+
+
+def read_labelled(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the object of each JSON line that is not blank; it has a `text` and a `record`.
+
+    Args:
+        name: how the number of a line is introduced.
+
+    Raises ValueError: a line is no such object.
+    """
+    # Not splitlines, which also ends a line at characters that JSON leaves as they are.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 given = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"Line {number} is not JSON: {error}") from error
+                raise ValueError(f"{name} {number} is not JSON: {error}") from error
             if not isinstance(given, dict) or not isinstance(given.get("text"), str) or "record" not in given:
-                raise ValueError(f"Line {number} needs `text`, a string, and `record`")
-            examples.append(Example(given["text"], given["record"]))
-    return tuple(examples)
+                raise ValueError(f"{name} {number} needs `text`, a string, and `record`")
+            yield f"{name} {number}", given

@@ -52,11 +52,9 @@ def flatten(record: dict[str, Any], pointer: str = "") -> Iterator[tuple[str, An
 
 def list_extra(found: Any, wanted: dict[str, Any]) -> list[str]:
     """Return the JSON pointers of values that were found but not wanted, except null and empty ones."""
-    values = dict(flatten(found)) if isinstance(found, dict) else {}
-    known = {pointer for pointer, _ in flatten(wanted)}
+    values, known = flatten(found) if isinstance(found, dict) else (), dict(flatten(wanted))
     return [
-        pointer
-        for pointer, value in values.items()
+        pointer for pointer, value in values
         if pointer not in known and value is not None and value not in ("", [], {})
     ]
 

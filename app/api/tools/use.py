@@ -49,9 +49,7 @@ NO_STYLE = (
     "the form in which the model {model!r} writes tool calls could not be read from its chat template; name it "
     "with the server's option --tool-call-parser, or use tool_choice required"
 )
-# Grammars and schemas of tools that are kept.
-MAX_NUM_SPECS = 32
-MAX_NUM_SCHEMAS = 512
+MAX_NUM_SPECS = 32  # grammars of tools that are kept
 # OpenAI allows 64 characters, Anthropic 128
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 # where a grammar of calls contains a tool's schema, by the tool's number, and the answer's
@@ -345,14 +343,9 @@ def _check_schemas(tools: str) -> None:
     """Raise ApiError for a schema that is malformed."""
     for name, schema, _ in json.loads(tools):
         try:
-            _check_schema(json.dumps(schema))
+            GrammarSpec.json_schema(json.dumps(schema))
         except GrammarError as error:
             raise explain_tool(error, name) from error
-
-
-@lru_cache(MAX_NUM_SCHEMAS)
-def _check_schema(schema: str) -> None:
-    GrammarSpec.json_schema(schema)
 
 
 @lru_cache(MAX_NUM_SPECS)

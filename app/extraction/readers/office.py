@@ -242,7 +242,7 @@ class HtmlText(HTMLParser):
             self._end_line()
 
     def _end_line(self) -> None:
-        if self._is_in_cell:
+        if self.rows and self.rows[-1]:
             self.lines[-1] += " "
         else:
             self.lines.append("")
@@ -250,10 +250,6 @@ class HtmlText(HTMLParser):
     def handle_data(self, text: str) -> None:
         if not self.num_hidden:
             self.lines[-1] += re.sub(r"\s+", " ", text)
-
-    @property
-    def _is_in_cell(self) -> bool:
-        return bool(self.rows) and self.rows[-1]
 
 
 def read_html(data: bytes, notes: list[str]) -> Lines:
@@ -277,7 +273,8 @@ def read_eml(data: bytes, notes: list[str]) -> Lines:
         texts = (each for each in parts if each.get_content_maintype() in ("text", "multipart"))
         found[0] = next((each for each in texts if not each.is_multipart() and not each.is_attachment()), None)
     plain, page = (
-        "" if each is None else _decode(_read_payload(each), each.get_content_charset(""), notes) for each in found
+        "" if each is None else _decode(each.get_payload(decode=True) or b"", each.get_content_charset(""), notes)
+        for each in found
     )
     if not plain.strip() and not page.strip():
         kinds = {each.get_content_type(): None for each in message.walk() if not each.is_multipart()}
@@ -288,11 +285,7 @@ def read_eml(data: bytes, notes: list[str]) -> Lines:
     _note_attachments(names, notes)
 
 
-def _read_payload(part: Any) -> bytes:
-    return part.get_payload(decode=True) or b""
-
-
-def _decode(payload: bytes, charset: str, notes: list[str]) -> str:
+def _decode(payload: Any, charset: str, notes: list[str]) -> str:
     """Return a text of a mail by the encoding that the mail or the page names, or else as that of a text file."""
     decoding = importlib.import_module("decoding")  # of the folder above, slow to import
     try:

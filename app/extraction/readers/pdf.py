@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_ubyte
+from functools import partial
 from typing import Any
 
 import pypdfium2
@@ -139,21 +140,18 @@ def _read_field(form: Any, annotation: Any) -> tuple[str, bool]:
         return ("[x]" if pdfium.FPDFAnnot_IsChecked(form, annotation) else "[ ]"), False
     options = range(pdfium.FPDFAnnot_GetOptionCount(form, annotation))
     if chosen := [each for each in options if pdfium.FPDFAnnot_IsOptionSelected(form, annotation, each)]:
-        return ", ".join(_read_option(form, annotation, each) for each in chosen), False
+        # What is shown of an option may differ from its value.
+        labels = (partial(pdfium.FPDFAnnot_GetOptionLabel, form, annotation, each) for each in chosen)
+        return ", ".join(map(_read_string, labels)), False
     is_text = kind == pdfium.FPDF_FORMFIELD_TEXTFIELD and not flags & PASSWORD
     if is_text or kind in (pdfium.FPDF_FORMFIELD_COMBOBOX, pdfium.FPDF_FORMFIELD_LISTBOX):
-        value = _read_string(lambda *room: pdfium.FPDFAnnot_GetFormFieldValue(form, annotation, *room))
+        value = _read_string(partial(pdfium.FPDFAnnot_GetFormFieldValue, form, annotation))
         return value, bool(flags & MULTILINE)
     return "", False
 
 
-def _read_option(form: Any, annotation: Any, index: int) -> str:
-    """Return what is shown of an option, which may differ from its value."""
-    return _read_string(lambda *room: pdfium.FPDFAnnot_GetOptionLabel(form, annotation, index, *room))
-
-
 def _read_contents(annotation: Any) -> str:
-    return _read_string(lambda *room: pdfium.FPDFAnnot_GetStringValue(annotation, b"Contents", *room))
+    return _read_string(partial(pdfium.FPDFAnnot_GetStringValue, annotation, b"Contents"))
 
 
 def _read_string(read: Callable[..., int]) -> str:

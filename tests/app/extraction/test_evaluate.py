@@ -72,7 +72,8 @@ def test_the_threshold_is_the_least_confidence_with_enough_right_fields() -> Non
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "line 1 is not JSON"), ("[]", "needs `text`"), ('{"kind": "contact", "text": "a"}', "needs `record`"),
+        ("{", "line 1 is not JSON"), ("[]", "needs `text`"), ('{"kind": "contact", "text": "a"}', "and `record`"),
+        ('{"text": "a", "record": 5}', "needs `record`, an object"),
         ('{"kind": "zebra", "text": "a", "record": {}}', "no `kind` among contact, event, .* --schema is not given"),
         ("", "has no line with a document"),
     ],

@@ -14,6 +14,7 @@ from app.extraction import (
     TextTooLong,
     extract_records,
 )
+from app.extraction.batch import MAX_CONCURRENT
 from app.extraction.cases import Case
 from app.extraction.evaluate import score_cases
 from app.extraction.extractor import check_record
@@ -188,8 +189,8 @@ async def test_leaving_a_stream_aborts_its_request() -> None:
 
 
 async def test_many_sources_come_in_order_as_json_able_lines() -> None:
-    sources = [Source(f"{number}.txt", TEXT) for number in range(5)]
-    lines = [line async for line, _ in extract_records(Extractor(FakeEngine()), PERSON, sources, max_concurrent=2)]
+    sources = [Source(f"{number}.txt", TEXT) for number in range(MAX_CONCURRENT + 3)]
+    lines = [line async for line, _ in extract_records(Extractor(FakeEngine()), PERSON, sources)]
     assert [line["source"] for line in lines] == [source.name for source in sources]
     assert set(lines[0]) == {"source", "record", "valid", "finish_reason", "confidence", "evidence", "flags", "checks"}
     assert lines[0]["evidence"]["/name"] == {"match": "exact", "start": 0, "end": 3, "quote": "Ada"}
