@@ -110,12 +110,11 @@ class ValueEnd:
                 if self._quote.startswith(text[at : at + 16]):
                     return at
                 self._is_escaped = text[at] == "\\" and len(self._quote) == 1
-            elif text[at] in self._quote_starts:
-                self._quote = next((each for each in self._quotes if text.startswith(each, at)), "")
-                if not self._quote and any(each.startswith(text[at : at + 16]) for each in self._quotes):
-                    return at
-                at += len(self._quote) or 1
-                continue
+            elif text[at] in self._quote_starts and (quotes := self._list_quotes(text, at)):
+                if text.startswith(quotes[0], at):
+                    at, self._quote = at + len(quotes[0]), quotes[0]
+                    continue
+                return at
             elif text[at] in "[{":
                 self._depth += 1
             elif self._depth == 0 and text[at] in ",)]}<\n":
@@ -127,6 +126,11 @@ class ValueEnd:
                     return at + 1
             at += 1
         return at
+
+    def _list_quotes(self, text: str, at: int) -> list[str]:
+        """Return the quotes that may begin there, as far as the text shows it."""
+        rest = text[at : at + max(map(len, self._quotes))]
+        return [quote for quote in self._quotes if quote.startswith(rest) or rest.startswith(quote)]
 
     def _end_value(self) -> bool:
         self.is_ended = self._depth == 0

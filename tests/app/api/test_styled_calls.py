@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.api.tools.call_patterns import ValueEnd
 from app.api.tools.styled_calls import Piece, StyledCalls, join_pieces
 from grammar import GrammarCompiler, SchemaValidator, ToolStyle, Vocabulary, list_tool_styles, make_tool_spec
 from tests.app.api.harness import Start
@@ -342,6 +343,23 @@ async def test_one_call_is_all_when_parallel_calls_are_off(start: Start) -> None
     await server.chat(tools=TOOLS, parallel_tool_calls=False)
     spec = server.engine.requests[-1].params.grammar
     assert json.loads(spec.text)["is_parallel"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "quotes", "end"),
+    [
+        ('{"a": "}\\"", "b": [1]} x', ('"',), 22), ('"a" x', ('"',), 3),
+        ("7<x>", ('<|"|>',), 1), ("7<|", ('<|"|>',), 1), ('<|"|>a<|"|>,', ('<|"|>',), 11), ("'a\\'', 5", ("'", '"'), 5),
+        ("[1, {'b': \"]\"}], 5", ("'", '"'), 15),
+    ],
+)
+def test_a_value_ends_where_its_language_says(text: str, quotes: tuple[str, ...], end: int) -> None:
+    whole, single = ValueEnd(quotes), ValueEnd(quotes)
+    assert whole.find(text, 0) == end
+    at = 0
+    for length in range(1, len(text) + 1):
+        at = at if single.is_ended else single.find(text[:length], at)
+    assert (at, single.is_ended) == (end, whole.is_ended) and whole.is_ended != (text == "7<|")
 
 
 def test_pieces_of_one_call_are_joined_and_others_are_not() -> None:
