@@ -175,21 +175,17 @@ def test_version_and_help_need_nothing_else(capsys: Any) -> None:
         assert word in printed
 
 
-def test_chat_answers_line_by_line(fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    lines = iter(["hello", "/new", "again", "/exit", "never"])
+def test_chat_answers_line_by_line_and_keeps_reasoning_apart(
+    fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    lines = iter(["hello", "/new", "again", "/exit", "one and one?", "again", "/exit", "never"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     monkeypatch.setattr("app.cli.chat.is_terminal", lambda: False)
     assert main(["chat", "--system-prompt", "be kind"]) == 0
     assert capsys.readouterr().out == "You said <user>hello\nYou said <user>again\n"
     assert fake_local.requests[-1].prompt == "<system>be kind\n<user>again\n<assistant>"
-
-
-def test_chat_keeps_reasoning_apart(fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     fake_local.tokenizer = ThinkingTokenizer()
     fake_local.reply = lambda _: "So be it.\n</think>\n\nTwo."
-    lines = iter(["one and one?", "again", "/exit"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    monkeypatch.setattr("app.cli.chat.is_terminal", lambda: False)
     assert main(["chat"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "Two.\nTwo.\n" and "So be it." in shown.err

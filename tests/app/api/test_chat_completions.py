@@ -134,6 +134,16 @@ async def test_sampling_fields_reach_the_engine(server: Server) -> None:
     assert request.options == {"priority": -4, "cache_salt": "mine", "deadline_s": 9.5}
 
 
+@pytest.mark.parametrize(
+    "content", ["some text", [{"type": "text", "text": "some "}, {"type": "text", "text": "text"}]]
+)
+async def test_a_prediction_reaches_the_engine_and_is_counted(server: Server, content: Any) -> None:
+    _, reply = await server.chat(prediction={"type": "content", "content": content})
+    assert server.engine.requests[-1].options["prediction"] == "some text"
+    counts = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert reply["usage"]["completion_tokens_details"] == counts
+
+
 async def test_text_parts_are_joined_and_developer_is_a_system_role(server: Server) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]

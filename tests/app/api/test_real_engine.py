@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import anthropic
-import openai
 import pytest
 
 from grammar import SchemaValidator
@@ -143,23 +142,6 @@ async def test_arguments_that_may_be_an_object_are_one(server: Server) -> None:
     _, reply = await call(server, tools=tools, tool_choice="required", parallel_tool_calls=False)
     (made,) = reply["choices"][0]["message"]["tool_calls"]
     assert made["function"]["arguments"].startswith("{")
-
-
-@pytest.mark.parametrize("first", ["auto", "required"])
-async def test_the_agent_loop_of_openais_client_ends_in_text(server: Server, first: Any) -> None:
-    messages: list[Any] = list(MESSAGES)
-    choice = first
-    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
-        for _ in range(3):
-            asked: Any = {"messages": messages, "tools": TOOLS, "tool_choice": choice, "temperature": 0}
-            reply = await client.chat.completions.create(model="demo_model", max_tokens=400, **asked)
-            message, choice = reply.choices[0].message, "auto"
-            messages.append(message)
-            if not message.tool_calls:
-                break
-            result = {"role": "tool", "content": "rain"}
-            messages += [result | {"tool_call_id": made.id} for made in message.tool_calls]
-    assert message.content and len(messages) == (2 if first == "auto" else 4)
 
 
 @pytest.mark.parametrize("first", ["auto", "any"])

@@ -117,13 +117,6 @@ async def test_truncated_reasoning_leaves_no_content(start: Start) -> None:
     assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": 9}
 
 
-async def test_a_model_that_may_think_need_not(start: Start) -> None:
-    server = await start(thinker("Two.", opens=False))
-    _, reply = await server.chat()
-    assert message_of(reply) == NO_THOUGHTS | {"role": "assistant", "content": "Two.", "refusal": None}
-    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
-
-
 @pytest.mark.parametrize("opens", [True, False])
 async def test_thinking_that_is_switched_off_leaves_the_text_alone(start: Start, opens: bool) -> None:
     server = await start(thinker("<think>x</think>Two.", opens))
@@ -132,11 +125,14 @@ async def test_thinking_that_is_switched_off_leaves_the_text_alone(start: Start,
     assert server.engine.requests[-1].params.grammar.kind == "json_schema"
 
 
-async def test_a_template_without_reasoning_leaves_the_text_unchanged(start: Start) -> None:
-    server = await start(FakeEngine(reply=lambda _: "<think>x</think>y"))
-    _, reply = await server.chat()
-    assert message_of(reply)["content"] == "<think>x</think>y"
-    assert "completion_tokens_details" not in reply["usage"]
+async def test_an_output_without_reasoning_is_content(start: Start) -> None:
+    for engine, text, details in (
+        (thinker("Two.", opens=False), "Two.", {"reasoning_tokens": 0}),  # the model need not think
+        (FakeEngine(reply=lambda _: "<think>x</think>y"), "<think>x</think>y", None),  # nor does the template
+    ):
+        _, reply = await (await start(engine)).chat()
+        assert message_of(reply) == NO_THOUGHTS | {"role": "assistant", "content": text, "refusal": None}
+        assert reply["usage"].get("completion_tokens_details") == details
 
 
 async def test_constraints_and_forced_calls_follow_the_reasoning(start: Start) -> None:

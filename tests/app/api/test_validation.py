@@ -52,6 +52,9 @@ WRONG: dict[str, list[Any]] = {
     "guided_jsonn": [{"type": "object"}], "guided_whitespace_pattern": [" "],
     "guided_decoding_backend": ["lm-format-enforcer"], "structured": [{}], "grammar_file": ["x"],
     "json_schema": [{"type": "object"}], "ebnf": ["root ::= 'a'"], "tool_choice": ["required"],
+    "prediction": [
+        {"type": "text", "content": "a"}, {"type": "content"}, {"type": "content", "content": ["a"]}, "a",
+    ],
     "audio": [{"voice": "x"}], "modalities": [["text", "audio"]], "use_beam_search": [True],
     "best_of": [1_000_000_000], "length_penalty": [2.0], "prompt_embeds": ["AAAA"],
     "chat_template": ["{{ messages }}"], "spaces_between_special_tokens": [False],

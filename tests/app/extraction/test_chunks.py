@@ -38,22 +38,6 @@ def make_result(record: Any, text: str, confidence: float = 0.9, finish_reason: 
     )
 
 
-@given(st.text(alphabet="ab \n.", max_size=600), st.integers(20, 80))
-def test_parts_cover_the_text_overlap_and_are_never_too_long(text: str, max_chars: int) -> None:
-    parts = cut(text, max_chars)
-    assert parts[0].start == 0 and parts[-1].end == len(text)
-    assert all(part.end - part.start <= max_chars for part in parts)
-    assert all(a.start < b.start <= a.end for a, b in pairwise(parts))
-    lines = "one two three\nfour five six\nseven"
-    assert lines[: cut(lines, 30)[0].end] == "one two three\nfour five six\n"
-
-
-def test_lists_are_joined_without_what_the_overlap_repeats() -> None:
-    results = [make_result({"items": ["a", "b", "b"]}, "a b b"), make_result({"items": ["b", "b", "c"]}, "b b c")]
-    merged = merge(SCHEMA, [Part(0, 5), Part(2, 7)], results)
-    assert merged.record == {"items": ["a", "b", "b", "c"]} and merged.valid
-
-
 def test_a_single_value_comes_from_the_part_that_shows_it_best() -> None:
     results = [make_result({"total": 1}, "nothing", 0.99), make_result({"total": 7}, "x 7", 0.4)]
     merged = merge(SCHEMA, [Part(0, 7), Part(7, 10)], results)
@@ -128,8 +112,10 @@ def test_parts_that_do_not_fit_are_cut_shorter_and_still_cover_the_text(text: st
 
     parts = cut(text, max_chars, lambda part: weigh(part) <= 610)
     assert parts[0].start == 0 and parts[-1].end == len(text)
-    assert all(weigh(text[part.start : part.end]) <= 610 for part in parts)
+    assert all(weigh(text[part.start : part.end]) <= 610 and part.end - part.start <= max_chars for part in parts)
     assert all(a.start < b.start <= a.end < b.end for a, b in pairwise(parts))
+    lines = "one two three\nfour five six\nseven"
+    assert lines[: cut(lines, 30)[0].end] == "one two three\nfour five six\n"
 
 
 def test_a_part_that_ends_within_the_overlap_is_left_out() -> None:
