@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from app.concurrency import cancel_all
-from app.store import Item, Store, StoreFull, jobs
+from app.store import Item, Store, StoreError, StoreFull, jobs
 from engine import Engine, EngineDead, EngineSleeping
 
 logger = logging.getLogger("troupe.jobs")
 
 MAX_JOBS = 4  # at once; the others wait in the order in which they came
 MAX_ROWS = 16  # of a job at once
-LOOK_S = 1.0  # between two looks whether the engine is ready for the jobs that wait
+LOOK_S = 1.0  # between two looks whether the engine and the disk are ready for the jobs that wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,12 @@ class JobRunner:
         try:
             while True:
                 self._news.clear()
-                unfinished = await self._store.run(jobs.find_unfinished)
+                try:
+                    unfinished = await self._store.run(jobs.find_unfinished)
+                except StoreError as error:
+                    logger.warning("jobs wait: %s", error)
+                    await asyncio.sleep(LOOK_S)
+                    continue
                 if self._engine.state == "ready":
                     for job in unfinished:
                         self._begin(job, make_answer)
@@ -83,25 +88,32 @@ class JobRunner:
         self.wake()
 
     async def _work(self, job: Item, answer: AnswerRow) -> None:
+        try:
+            # rows of an attempt that could not go on
+            await self._store.run(jobs.release, job.number)
+            await self._finish(job, answer)
+        except (EngineDead, EngineSleeping, StoreError) as error:
+            logger.warning("the job %s waits: %s", job.id, error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _finish(self, job: Item, answer: AnswerRow) -> None:
         workers: list[asyncio.Future[None]] = []
         try:
             await self._store.run(jobs.set_status, job.number, "running")
             workers += [asyncio.ensure_future(self._answer_rows(job.number, answer)) for _ in range(MAX_ROWS)]
             await asyncio.gather(*workers)
             await self._store.run(jobs.end_job, job.number, "completed")
-        except (EngineDead, EngineSleeping) as error:
-            logger.warning("the job %s waits for the engine: %s", job.id, error)
-            await asyncio.sleep(LOOK_S)
         except StoreFull as error:
             logger.warning("the job %s ends: %s", job.id, error)
             await self._store.run(jobs.end_job, job.number, "cancelled", str(error))
+        except (EngineDead, EngineSleeping, StoreError):
+            raise
         except Exception as error:
             # the border of the job: begun again, it would fail again
             logger.exception("the job %s ends", job.id)
             await self._store.run(jobs.end_job, job.number, "cancelled", f"internal error: {type(error).__name__}")
         finally:
             await cancel_all(workers)
-            await self._store.run(jobs.release, job.number)
 
     async def _answer_rows(self, job: int, answer: AnswerRow) -> None:
         while (row := await self._store.run(jobs.claim, job)) is not None:

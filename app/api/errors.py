@@ -11,7 +11,7 @@ body in an unknown Content-Encoding                 415 invalid_request_error
 EngineOverloaded, EngineSleeping, a starting or     503 service_unavailable (to Anthropic's clients
 dead engine, a server that closes                       overloaded_error), Retry-After
 RequestTimeout                                      504 timeout_error
-StoreFull                                           507 server_error, code store_full
+StoreFull, DiskFull                                 507 server_error, code store_full
 EngineDead in mid-request, a bug                    500 server_error
 """
 
@@ -32,7 +32,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.wording import KINDS, Path, say_place, say_rule, say_value
 from app.json_text import RefusedJson
-from app.store import StoreError, StoreFull
+from app.store import DiskFull, StoreError, StoreFull
 from engine import (
     CompletionOutput,
     EngineDead,
@@ -210,7 +210,7 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
             return ApiError(504, str(error), code="request_timeout")
         case EngineDead():
             return ApiError(500, "the engine stopped while the request was in it; try again", code="engine_dead")
-        case StoreFull():
+        case StoreFull() | DiskFull():
             return ApiError(507, str(error), code="store_full")
         case StoreError():
             logger.error("%s", error)

@@ -37,6 +37,10 @@ class StoreFull(StoreError):
     """An owner, or all owners together, have reached their limit of bytes."""
 
 
+class DiskFull(StoreError):
+    """There is no room for a change on the disk."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much is kept, and how long.
@@ -114,6 +118,8 @@ class Store:
                 self._connection.has_deleted = False
             return result
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise DiskFull("the disk of the data folder (--data-dir) is full") from error
             raise StoreError(f"the data folder cannot be used: {error}") from error
 
     def _open(self, path: Path | None, limits: Limits, clock: Callable[[], float]) -> Connection:

@@ -74,6 +74,7 @@ def set_status(db: Connection, number: int, status: str) -> None:
 
 def end_job(db: Connection, number: int, status: str, error: str | None = None) -> None:
     """Note that a job has ended: completed, or cancelled, perhaps by an error. A batch gets files of its results."""
+    release(db, number)
     set_status(db, number, status)
     db.execute("UPDATE objects SET body = json_set(body, '$.error', ?) WHERE number = ?", (error, number))
     row = db.execute(f"SELECT owner, {COLUMNS} FROM objects WHERE number = ?", (number,)).fetchone()

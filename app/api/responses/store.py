@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from app.api.errors import ApiError, BadRequest
-from app.store import Connection, Store, objects
+from app.store import Connection, Store, StoreError, StoreFull, objects
 
 logger = logging.getLogger("troupe.api")
 
 Json = dict[str, Any]
+Put = Callable[[Connection], bool]
 
 # Limits of each owner. The responses whose last use is longest ago are deleted first.
 MAX_RESPONSES = 1000
@@ -54,6 +55,8 @@ class ResponseStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._running: dict[str, RunningResponse] = {}
+        # Id -> owner, and the write of a response that the disk had no room for.
+        self._unwritten: dict[str, tuple[str, Put]] = {}
 
     async def run(self, response_id: str, owner: str, work: Awaitable[Json]) -> Json:
         """Wait for a response that other requests may wait for, too."""
@@ -76,13 +79,26 @@ class ResponseStore:
         Raises StoreFull: other objects take the room.
         """
         await self._store.run(_make_room, owner)
+        await self._write_again(owner)
 
     def put(self, reply: Json, before: list[Json], given: str | list[Json], owner: str) -> None:
         """Store a response with its own input, given the items before it. Later readers wait until it is stored."""
         own = [{"role": "user", "content": given}] if isinstance(given, str) else given
         body = {"reply": reply, "input": _complete(own, before), "previous": reply["previous_response_id"]}
         put = partial(objects.put, owner=owner, kind="response", item_id=reply["id"], body=body)
-        self._store.start(put).add_done_callback(_report)
+        self._store.start(put).add_done_callback(partial(self._note, reply["id"], owner, put))
+
+    def _note(self, response_id: str, owner: str, put: Put, written: Future[bool]) -> None:
+        if (error := written.exception()) is not None:
+            logger.error("a response was not stored: %s", error)
+            if isinstance(error, StoreError) and not isinstance(error, StoreFull):
+                self._unwritten[response_id] = owner, put
+
+    async def _write_again(self, owner: str) -> None:
+        for response_id, (holder, put) in list(self._unwritten.items()):
+            if holder == owner:
+                await self._store.run(put)
+                self._unwritten.pop(response_id, None)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response by id.
@@ -117,15 +133,11 @@ class ResponseStore:
         self, response_id: str, owner: str, limit: int, param: str | None = None
     ) -> list[StoredResponse]:
         """Return a response and those that it continues, the latest first."""
+        await self._write_again(owner)
         chain, missing = await self._store.run(_read_chain, owner, response_id, limit)
         if missing is not None:
             raise _make_missing(missing, param)
         return chain
-
-
-def _report(written: Future[bool]) -> None:
-    if (error := written.exception()) is not None:
-        logger.error("a response was not stored: %s", error)
 
 
 def _make_missing(response_id: str, param: str | None = None) -> ApiError:

@@ -17,7 +17,7 @@ from app.api.application import make_api
 from app.api.context import ApiContext
 from app.api.http_limits import BoundedHttp
 from app.config import AppConfig
-from app.store import Store
+from app.store import Connection, Store
 from engine import EngineConfig
 
 HAS_MODEL = (Path(EngineConfig().model) / "model.safetensors").exists()
@@ -112,3 +112,8 @@ async def run_server(
 
 
 Start = Callable[..., Awaitable[Server]]
+
+
+def limit_pages(db: Connection, count: int) -> None:
+    """Let the database grow no further than this, or than it is."""
+    db.execute(f"PRAGMA max_page_count = {count}")

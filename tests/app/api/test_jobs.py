@@ -15,7 +15,7 @@ from app.api.context import ApiContext
 from app.api.job_kinds import make_answer
 from app.config import AppConfig
 from app.store import Limits, Store
-from tests.app.api.harness import Server, run_server
+from tests.app.api.harness import Server, limit_pages, run_server
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
@@ -258,3 +258,24 @@ async def test_a_job_without_room_ends_and_says_why() -> None:
         await wait_until_ended(server, f"/v1/jobs/{job['id']}")
         _, job = await server.get(f"/v1/jobs/{job['id']}")
         assert job["status"] == "cancelled" and "10,000 bytes" in job["error"] and job["counts"]["done"] > 0
+
+
+async def test_a_job_waits_while_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("app.job_runner.LOOK_S", 0.01)
+    store = Store()
+    body = {"schema": SCHEMA, "rows": ["a" * 200] * 60}
+    async with run_server(FakeEngine(record='{"name": "Ada"}'), AppConfig(), store) as server:
+        _, job = await server.post("/v1/extract?background=true", body)
+        await store.run(limit_pages, 1)
+        status, refusal = await server.post("/v1/extract?background=true", body)
+        assert status == 507 and refusal["error"]["message"] == "the disk of the data folder (--data-dir) is full"
+        work = asyncio.create_task(server.context.jobs.run(partial(make_answer, server.pool)))
+        await wait_until(lambda: f"the job {job['id']} waits: the disk" in caplog.text)
+        await store.run(limit_pages, 10_000)
+        await wait_until_ended(server, f"/v1/jobs/{job['id']}")
+        _, job = await server.get(f"/v1/jobs/{job['id']}")
+        assert (job["status"], job["counts"]["done"]) == ("completed", 60)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)

@@ -15,7 +15,7 @@ from app.api.context import ApiContext
 from app.config import AppConfig
 from app.store import Limits, Store, objects
 from engine import EngineDead, EngineOverloaded, InvalidRequest
-from tests.app.api.harness import Server, Start, run_server
+from tests.app.api.harness import Server, Start, limit_pages, run_server
 from tests.fakes import FakeEngine, FakeTokenizer
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
@@ -287,6 +287,19 @@ async def test_a_full_store_refuses_before_it_answers() -> None:
         status, reply = await respond(server, input="hello")
         assert (status, reply["error"]["code"]) == (507, "store_full") and server.engine.requests == []
         assert (await respond(server, input="hello", store=False))[0] == 200
+
+
+async def test_a_response_that_the_disk_had_no_room_for_is_written_later() -> None:
+    store = Store()
+    async with run_server(FakeEngine(), AppConfig(), store) as server:
+        await store.run(limit_pages, 1)
+        status, lost = await respond(server, input="word " * 2000)
+        assert status == 200
+        for request in (server.get(f"/v1/responses/{lost['id']}"), respond(server)):
+            status, refusal = await request
+            assert status == 507 and "the disk of the data folder (--data-dir) is full" in refusal["error"]["message"]
+        await store.run(limit_pages, 10_000)
+        assert await server.get(f"/v1/responses/{lost['id']}") == (200, lost)
 
 
 async def test_only_what_may_be_kept_is_found_and_only_with_its_key(start: Start) -> None:
