@@ -282,20 +282,16 @@ def parse_value(kind: Any, text: str) -> Any:
             raise UsageError(f"{text!r} is not one of {', '.join(choices)}")
         return text
     if kind is bool:
-        return _parse_bool(text)
+        word = text.strip().lower()
+        if word not in TRUE_WORDS + FALSE_WORDS:
+            raise UsageError(f"{text!r} is neither true nor false")
+        return word in TRUE_WORDS
     if kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             raise UsageError(f"{text!r} is not {'an integer' if kind is int else 'a number'}") from None
     return text
-
-
-def _parse_bool(text: str) -> bool:
-    word = text.strip().lower()
-    if word not in TRUE_WORDS + FALSE_WORDS:
-        raise UsageError(f"{text!r} is neither true nor false")
-    return word in TRUE_WORDS
 
 
 def _argument_type(kind: Any) -> Callable[[str], Any]:

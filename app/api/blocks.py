@@ -126,8 +126,5 @@ class BlockWriter(ABC):
             if piece.call_id or (piece.call < 0 and not (self._is_open and self.blocks[-1]["type"] == kind)):
                 self.open(kind, piece.call_id, piece.name)
             if piece.text:
-                self._grow(kind, piece.text)
-
-    def _grow(self, kind: str, text: str) -> None:
-        self._pieces.append(text)
-        self.add_growth(kind, text)
+                self._pieces.append(piece.text)
+                self.add_growth(kind, piece.text)

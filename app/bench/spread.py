@@ -27,12 +27,8 @@ class Spread:
         """Distance of the extremes as a share of the median."""
         return (max(self.values) - min(self.values)) / self.median if self.median else 0.0
 
-    @property
-    def is_noisy(self) -> bool:
-        return self.width > NOISY_FROM
-
     def __str__(self) -> str:
-        mark = "?" if self.is_noisy else ""
+        mark = "?" if self.width > NOISY_FROM else ""
         return f"{self.median:.4g}{mark} ({min(self.values):.4g}..{max(self.values):.4g})"
 
 

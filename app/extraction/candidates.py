@@ -18,7 +18,7 @@ from typing import Any
 from app.extraction.bounds import list_types, walk_narrowable
 from app.extraction.dates import Date, find_unread_date, read_dates
 from app.extraction.grounding import NUMBER_WORDS
-from app.extraction.numbers import Number, find_numbers
+from app.extraction.numbers import find_numbers
 from app.extraction.prompt import Schema
 from grammar import SchemaValidator
 
@@ -142,11 +142,6 @@ def bind_amounts(schema: Schema, text: str) -> tuple[bool, list[str]]:
     return is_bound, list(notes)
 
 
-def list_values(text: str, kind: str) -> list[Any]:
-    """Return the dates, numbers or integers that a text offers; none where one of them could not be read."""
-    return _Reader(text).read(kind).values
-
-
 class _Reader:
     """Lists the values of a text by their type."""
 
@@ -185,7 +180,8 @@ class _Reader:
             if not number.is_sure and not is_in_date:
                 unread = unread or self.text[number.start : number.end + 8].split("\n")[0].strip()
             found |= dict.fromkeys(value for reading in number.readings for value in (abs(reading), reading))
-            if not is_in_date and self._may_be_negative(number):
+            before = SIGN_BEFORE.search(self.text, max(0, number.start - CONTEXT_CHARS), number.start)
+            if not is_in_date and (before is not None or SIGN_BEHIND.match(self.text, number.end) is not None):
                 found |= dict.fromkeys(-abs(reading) for reading in number.readings if reading)
         found |= dict.fromkeys(_list_parts(self.dates))
         words = re.findall(r"[^\W\d_]+", self.text.lower())
@@ -195,10 +191,6 @@ class _Reader:
         if found and ("minus" in words or "negative" in words):
             found |= dict.fromkeys(-value for value in values)
         return list(found), unread
-
-    def _may_be_negative(self, number: Number) -> bool:
-        before = SIGN_BEFORE.search(self.text, max(0, number.start - CONTEXT_CHARS), number.start)
-        return before is not None or SIGN_BEHIND.match(self.text, number.end) is not None
 
     def list_integers(self) -> tuple[list[Any], str]:
         amounts, unread = self.amounts

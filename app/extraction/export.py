@@ -109,11 +109,7 @@ def _flatten(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         for key, inner in value.items():
             yield from _flatten(inner, (*path, key))
     elif path or value is not None:
-        yield path or ("value",), _cell(value)
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+        yield path or ("value",), json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
 
 def write_csv(rows: list[dict[str, Any]]) -> bytes:

@@ -7,7 +7,6 @@ amounts are grounded by listing those that the text offers (candidates.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from app.extraction.bounds import allows_strings, walk_narrowable
@@ -41,8 +40,9 @@ def mark_grounded(schema: Schema, text: str, with_lists: bool = True) -> Grounde
     """A copy of the schema in which free strings must be parts of the text, and dates and amounts those in it."""
     marked: Schema = json.loads(json.dumps(schema))
     has_lists, notes = bind_amounts(marked, text) if with_lists else (False, [WITHOUT_LISTS])
-    for subschema in _free_strings(marked):
-        subschema[GROUNDED] = True
+    for _, subschema in walk_narrowable(marked):
+        if allows_strings(subschema) and not any(keyword in subschema for keyword in FORMED):
+            subschema[GROUNDED] = True
     return GroundedSchema(marked, has_lists, tuple(notes))
 
 
@@ -57,9 +57,3 @@ def is_free_at(schema: Schema, pointer: str) -> bool:
     """Return whether the schema makes the value at a JSON pointer a free string, or says nothing about it."""
     places = [place for place in list_places(schema, pointer) if "type" not in place or allows_strings(place)]
     return not any(keyword in place for place in places for keyword in FORMED)
-
-
-def _free_strings(schema: Schema) -> Iterator[Schema]:
-    for _, subschema in walk_narrowable(schema):
-        if allows_strings(subschema) and not any(keyword in subschema for keyword in FORMED):
-            yield subschema

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.extraction.candidates import MAX_CANDIDATES, bind_amounts, list_values
+from app.extraction.candidates import MAX_CANDIDATES, bind_amounts
 from app.extraction.verbatim import mark_grounded
 from grammar import SchemaValidator
 
@@ -38,7 +38,9 @@ DATES: list[tuple[str, list[Any]]] = [
     [*(("numbers", *each) for each in AMOUNTS), *(("integers", *each) for each in INTEGERS), ("dates", *DATES[0])],
 )
 def test_values_are_read_in_every_common_spelling(kind: str, text: str, values: list[Any]) -> None:
-    found = list_values(text, kind)
+    place = {"dates": DATE, "numbers": NUMBER, "integers": {"type": "integer"}}[kind].copy()
+    bind_amounts({"properties": {"a": place}}, text)
+    found = place.get("enum", [])
     assert (found if kind != "integers" else (set(found), found[:1])) == (
         values if kind != "integers" else (set(values), values[:1])
     )
