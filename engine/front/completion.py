@@ -150,7 +150,11 @@ class Completion:
         stops, token_ids, decoder, quiet = self._stops, self.token_ids, self._decoder, self._quiet
         assert stops is not None, "only then are they looked for"
         is_idle = stops.is_idle and decoder.is_settled
-        for count in range(self.num_decoded + 1, len(token_ids) + 1 - num_withheld):
+        start, end = self.num_decoded, len(token_ids) - num_withheld
+        if is_idle and end - start > 1 and quiet.issuperset(waiting := token_ids[start : end - 1]):
+            self._texts.append(decoder.feed(waiting))
+            start = end - 1
+        for count in range(start + 1, end + 1):
             token_id = token_ids[count - 1]
             text = decoder.feed_token(token_id)
             if is_idle and (token_id in quiet or stops.first_chars.isdisjoint(text)):
@@ -167,7 +171,7 @@ class Completion:
                 del token_ids[count:]
                 self.num_decoded, self._is_open = count, False
                 return hit
-        self.num_decoded = max(self.num_decoded, len(token_ids) - num_withheld)
+        self.num_decoded = max(self.num_decoded, end)
         self.quiet_ids = quiet if is_idle else NOTHING
         return None
 

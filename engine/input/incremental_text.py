@@ -157,6 +157,11 @@ class IncrementalText:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" while a character is incomplete."""
+        if self.is_settled:
+            try:
+                return "".join(map(self._pieces.__getitem__, token_ids))  # type: ignore[arg-type]
+            except TypeError:  # one of them is a part of a character
+                pass
         return "".join(map(self.feed_token, token_ids))
 
     def feed_token(self, token_id: int) -> str:
