@@ -148,8 +148,6 @@ async def test_best_of_may_ask_for_what_n_does(server: Server, fields: dict, sta
     assert status == 200 or reply["error"]["param"] == "best_of"
 
 
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(make_byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
