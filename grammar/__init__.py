@@ -18,17 +18,15 @@ from .backend import (
     fill_draft_bitmask,
 )
 from .bitmask import allocate_bitmask, is_set
-from .compiler import GrammarCompiler
+from .compiler import GrammarCompiler, find_tool_refusal
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .limits import GrammarLimits
 from .output_check import OutputCheck
 from .plan import PlanEntry
-from .spec import GrammarSpec, Reasoning, read_spaces
-from .spec_reader import read_spec
+from .spec import GrammarSpec, Reasoning, read_spaces, read_spec
 from .tags.arguments import ArgumentReader
 from .tags.tool_calls import make_tool_spec
 from .tags.tool_styles import ToolStyle, list_tool_styles
-from .tool_check import find_tool_refusal
 from .validator import SchemaValidator
 from .vocabulary import Vocabulary
 from .xml.validator import XmlValidator

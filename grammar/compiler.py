@@ -10,10 +10,12 @@ structural_tag -> llguidance, as one grammar (tags/compile.py)
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 from .backend import MAX_GROWTH_BYTES, CompiledGrammar, Program
 from .bitmask import allocate_bitmask
@@ -28,9 +30,11 @@ from .match.closing_tokens import ClosingTokens
 from .match.reasoning import GatedMatcher, ReasoningTables
 from .plan import PlanEntry
 from .spec import GrammarSpec, Reasoning
+from .tags.argument_writer import is_surely_enforced
 from .tags.checked import CheckedVocabulary
 from .tags.compile import compile_tags
-from .tags.tool_calls import compile_tool_calls
+from .tags.tool_calls import compile_tool_calls, make_tool_spec
+from .tags.tool_styles import ToolStyle
 from .vocabulary import Vocabulary
 
 # Seconds for which a refusal is cached, and the number of cached refusals.
@@ -251,3 +255,25 @@ class GrammarCache:
         while num_bytes > self._max_bytes or len(self) > self._max_num_programs:
             _, (oldest, size) = self._entries.popitem(last=False)
             num_bytes -= size + oldest.program.usage.grown_bytes
+
+
+def find_tool_refusal(style: ToolStyle, schema: Mapping[str, Any]) -> UnsupportedGrammar | None:
+    """Return why the schema of a tool cannot be enforced in a style, None if it can; no model's vocabulary is needed.
+
+    Raises:
+        InvalidGrammar: nothing satisfies it.
+    """
+    if is_surely_enforced(style, schema):
+        return None
+    try:
+        _make_compiler().compile(make_tool_spec(style, [("f", schema)], is_forced=True))
+    except UnsupportedGrammar as error:
+        pointer = error.pointer.removeprefix("/tools/0/parameters")
+        return UnsupportedGrammar(pointer, error.keyword, error.reason)
+    return None
+
+
+@lru_cache(1)
+def _make_compiler() -> GrammarCompiler:
+    """Return a compiler of texts that are written byte by byte."""
+    return GrammarCompiler(Vocabulary([*(bytes((byte,)) for byte in range(256)), b"", b""], (256,)))

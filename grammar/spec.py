@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from .csv_table import describe_table
-from .engines.lark import check_lark
+from .csv_table import Table, describe_table
+from .engines.lark import check_lark, remove_quoted
 from .errors import InvalidGrammar, naming
 from .regex.text import ends_in_escape
 from .schema.dialect import check_well_formed
 from .tags.structural_tag import describe_tags, list_leaves, name_place
-from .xml.tree import describe_document
+from .xml.tree import Document, describe_document
 
 Kind = Literal[
     "json_schema", "json_object", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag", "tool_calls"
@@ -26,6 +26,10 @@ WHITESPACES = ("spaced", "compact", "any")
 SPACES = re.compile(r"\[(?: |\\[trn])+\]\{[1-9][0-9]{0,2}(?:,[0-9]{1,3})?\}")
 PROPERTY_ORDERS = get_args(PropertyOrder)
 
+# What files and requests write; "grammar" is EBNF or Lark, whichever it proves to be.
+KINDS = ("json_schema", "regex", "choice", "grammar", "ebnf", "lark", "csv", "xml", "structural_tag")
+# Kind -> the fields of its object.
+PARTS = {"csv": Table.__struct_fields__, "xml": Document.__struct_fields__}
 BACKENDS = ("llguidance", "xgrammar", "outlines_core")
 MAX_SPEC_BYTES = 256 * 1024
 MAX_NESTING_DEPTH = 64
@@ -279,3 +283,47 @@ def check_depth(value: Any) -> None:
         found = chain.from_iterable([node.values() if isinstance(node, dict) else node for node in level])
         level = [node for node in found if isinstance(node, (dict, list))]
     raise make_depth_error("json_schema")
+
+
+def read_spec(
+    kind: str, value: Any, whitespace: Whitespace = "spaced", backend: str | None = None,
+    property_order: PropertyOrder = "schema",
+) -> GrammarSpec:
+    """Return the spec of a kind from its value in a file or request, or raise GrammarError.
+
+    Args:
+        kind: one of KINDS.
+        value: a text, or for kinds that are JSON the value or its text: {"columns": ...} for csv;
+            {"root": ..., "definitions": ..., "declaration": ...} or an element alone for xml.
+    """
+    if kind not in KINDS:
+        raise InvalidGrammar(f"unknown kind of grammar {kind!r}; choose from {list(KINDS)}")
+    if kind == "grammar":
+        # EBNF has ::= in every rule, Lark in none; the first one precedes any string.
+        kind = "ebnf" if isinstance(value, str) and "::=" in remove_quoted(value) else "lark"
+    match kind:
+        case "json_schema":
+            return GrammarSpec.json_schema(value, whitespace, backend, property_order=property_order)
+        case "structural_tag":
+            return GrammarSpec.structural_tag(value, whitespace, backend)
+        case "regex":
+            return GrammarSpec.regex(value, backend)
+        case "ebnf" | "lark":
+            return (GrammarSpec.ebnf if kind == "ebnf" else GrammarSpec.lark)(value, backend)
+    parsed = parse_json(value, kind) if isinstance(value, str) else value
+    if kind == "choice":
+        if not isinstance(parsed, list):
+            raise InvalidGrammar("a choice is a list of strings")
+        return GrammarSpec.choice(parsed, backend)
+    if not isinstance(parsed, Mapping):
+        raise InvalidGrammar(f"{kind} is an object, not {type(parsed).__name__}")
+    fields: dict[str, Any] = {"root": parsed} if kind == "xml" and "name" in parsed else dict(parsed)
+    unknown = [str(key) for key in fields if key not in PARTS[kind]]
+    if unknown:
+        known = ", ".join(PARTS[kind])
+        raise InvalidGrammar(f"{kind} has the unknown field {unknown[0][:80]!r}; known are {known}")
+    # The first one has no default.
+    fields.setdefault(PARTS[kind][0], None)
+    if kind == "csv":
+        return GrammarSpec.csv(**fields, backend=backend)
+    return GrammarSpec.xml(**fields, whitespace=whitespace, backend=backend)

@@ -1,6 +1,5 @@
 """The tokens a grammar is applied to, as bytes."""
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,16 +51,6 @@ class Vocabulary:
         mask.flags.writeable = False
         return mask
 
-    @cached_property
-    def hash(self) -> str:
-        """A hash of the tokens with their lengths, so that no two vocabularies share a byte stream."""
-        known = len(self.token_bytes), self.eos_token_ids, sorted(self.special_tokens.items())
-        digest = hashlib.sha256(repr(known).encode())
-        for token in self.token_bytes:
-            digest.update(len(token).to_bytes(4, "little"))
-            digest.update(token)
-        return digest.hexdigest()
-
     @property
     def size(self) -> int:
         """Number of ids, padding included."""
@@ -71,12 +60,6 @@ class Vocabulary:
     def num_words(self) -> int:
         """Number of int32 words of one bitmask row."""
         return (len(self.token_bytes) + 31) // 32
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self.hash == other.hash
-
-    def __hash__(self) -> int:
-        return hash(self.hash)
 
 
 def check_special_tokens(special_tokens: Mapping[str, int], tokens: Sequence[bytes]) -> None:

@@ -113,19 +113,19 @@ def adapt_for_llguidance(written: Json) -> None:
         # The pattern may exclude U+0000 in addition, unless a row of the table forbids that.
         written["pattern"] = make_safe(written["pattern"]) or written["pattern"]
     if written.get("format") in EXACT_PATTERNS:
-        add_conjunct(written, "pattern", EXACT_PATTERNS[written.pop("format")])
+        add_pattern(written, EXACT_PATTERNS[written.pop("format")])
     if not _BRANCHING.isdisjoint(written) and not _MEMBERS.isdisjoint(written):
         put_members_first(written)
     if "enum" in written or "const" in written:
         spell_numbers(written)
 
 
-def add_conjunct(written: Json, keyword: str, value: Any) -> None:
-    """Add a keyword as a conjunct: directly if the node does not have it, else in `allOf`."""
-    if keyword not in written and "$ref" not in written:
-        written[keyword] = value
+def add_pattern(written: Json, pattern: str) -> None:
+    """Add a pattern: directly if the node has none, else in `allOf`."""
+    if "pattern" not in written and "$ref" not in written:
+        written["pattern"] = pattern
     else:
-        written["allOf"] = [*written.get("allOf", []), {keyword: value}]
+        written["allOf"] = [*written.get("allOf", []), {"pattern": pattern}]
 
 
 def put_members_first(written: Json) -> None:

@@ -14,10 +14,10 @@ from grammar import (
     SchemaValidator,
     ToolStyle,
     Vocabulary,
+    find_tool_refusal,
     list_tool_styles,
     make_tool_spec,
 )
-from grammar.tool_check import find_tool_refusal
 from tests.grammar.vocabularies import (
     accepts,
     allowed_tokens,
