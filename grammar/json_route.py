@@ -221,7 +221,6 @@ class SchemaCompiler:
         return make_json_grammar(lark, values, self.spec.whitespace, is_open, self.name)
 
     def _probe(self, written: Json) -> str:
-        """Return llguidance's complaint about a schema, "" for none."""
         return self.backend.find_complaint(self._make_grammar("", [written]))
 
     def _list_dropped(self) -> set[str]:
@@ -261,7 +260,6 @@ def refuse_conditions(dropped: Mapping[Node, Iterable[str]]) -> None:
 
 
 def is_contradiction(program: Program | str) -> bool:
-    """Return whether llguidance says that nothing satisfies a schema."""
     return isinstance(program, str) and program.startswith(SIGN)
 
 

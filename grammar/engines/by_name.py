@@ -157,7 +157,6 @@ class XGrammarBackend:
 
 
 def tidy(message: str) -> str:
-    """Return xgrammar's message without its log prefix."""
     return re.sub(r"^\[[\d:]+\] \S+: ", "", message).strip().split("\n")[0]
 
 

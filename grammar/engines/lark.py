@@ -20,7 +20,6 @@ _ATTRIBUTES = re.compile(r"^[^\S\n]*[?!]?\w[\w.-]*\s*\[\s*(\w*)", re.MULTILINE)
 
 
 def remove_quoted(text: str) -> str:
-    """Return a grammar without its strings, patterns and comments."""
     return _QUOTED.sub(_blank, text)
 
 

@@ -102,7 +102,6 @@ class LLGuidanceMatcher(Matcher):
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
-        """Why the engine gave up (a resource limit), or None."""
         return self._failure or (tidy(self.engine.get_error()) if self.engine.is_error() else None)
 
     def _fill(self, words: np.ndarray, address: int) -> None:

@@ -59,12 +59,10 @@ class ResidualMatcher(OuterMatcher):
 
     @property
     def is_value_complete(self) -> bool:
-        """Whether the value is complete, so that only what follows it can come."""
         return self._state.mode is Mode.END
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
-        """Why nothing is allowed any more, or None."""
         return self.inner.error or self._failure or self._dead_end
 
     def _take(self, token_id: int) -> bool:
@@ -195,7 +193,6 @@ class ResidualMatcher(OuterMatcher):
         return frozenset(each[len(content) :] for each in spelt if each.startswith(content))
 
     def _is_end_allowed(self, token_id: int) -> bool:
-        """Return whether a string may end at the quote of a token."""
         end = self._checks.tokens.prefixes[token_id] + b'"'
         return advance(self._state, self._text, end, self._is_fine) is not None
 

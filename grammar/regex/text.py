@@ -15,7 +15,6 @@ _ESCAPES = {ord(sign): f"\\{sign}" for sign in r"\.+*?()|[]{}^$#&~-"}
 
 
 def choices_to_regex(choices: Sequence[str]) -> str:
-    """Return a pattern for exactly these texts, in the syntax of Rust's regex crate."""
     return "(?:" + "|".join(escape(choice) for choice in choices) + ")"
 
 

@@ -49,7 +49,6 @@ DIALECTS = {strip_uri(d.uri): d for d in (DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019,
 
 
 def find_named(schema: Any) -> Dialect | None:
-    """Return the draft that `$schema` names, None without a known one."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     return DIALECTS.get(strip_uri(named)) if isinstance(named, str) else None
 

@@ -59,7 +59,6 @@ class Emitter:
         return Emitter(self.read, self.adapt, self.impossible).write(root)
 
     def list_keywords(self, node: Node) -> set[str]:
-        """Return the keywords that are written of a node."""
         found = set(self.read(node))
         return found | {"pattern"} if "format" in found else found
 

@@ -53,7 +53,6 @@ class Surroundings:
 
     @cached_property
     def fractions(self) -> frozenset[float]:
-        """The bounds of numbers that are not whole."""
         bounds = (node.get(keyword, 0) for node in self.nodes for keyword in NUMERIC_BOUNDS)
         return frozenset(bound for bound in bounds if bound % 1)
 
@@ -99,7 +98,6 @@ LONG_ESCAPE_REASON = ("it needs a \\uXXXX escape, which is disabled in schemas w
 
 
 def always(reason: str) -> Predicate:
-    """Return the predicate of a keyword that is never enforced."""
     return lambda node, value, around: reason
 
 

@@ -107,12 +107,10 @@ def join_uri(base: str, ref: str) -> str:
 
 
 def read_fragment(fragment: str) -> str:
-    """Return the JSON pointer that is written as the fragment of a URI."""
     return join_pointer("", *split_pointer(unquote(fragment)))
 
 
 def write_reference(pointer: str) -> str:
-    """Return the `$ref` to a JSON pointer in the same document."""
     return "#" + quote(pointer, _FRAGMENT_CHARACTERS, errors="surrogatepass")
 
 

@@ -34,7 +34,6 @@ class Node:
         return self.keywords.get(keyword, default)
 
     def written_name(self, keyword: str) -> str:
-        """Return the keyword the user wrote."""
         return self.origin.get(keyword, keyword)
 
     def drop(self, keyword: str, why: str = NO_EFFECT) -> None:

@@ -36,5 +36,4 @@ def is_exact(sets: list[tuple[int, frozenset[int]]]) -> bool:
 
 
 def is_loose(members: frozenset[int]) -> bool:
-    """Return whether a set lacks the quote or the backslash."""
     return not members >= {ord('"'), ord("\\")}

@@ -123,7 +123,6 @@ def is_note(key: str) -> bool:
 
 
 def is_identifier(value: Any) -> bool:
-    """Return whether a value may be the identifier of a document."""
     try:
         check_identifier(value, "")
     except InvalidGrammar:

@@ -1,9 +1,12 @@
 """Finds schemas that need rules of their own, reads keywords about parts of a value, writes members in any order."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from llguidance import regex_to_lark
+
+from ..regex.text import escape
 from .emit import Json, Read
 from .keywords import TYPES_OF_KEYWORD
 from .node import Node, iterate_children
@@ -15,6 +18,8 @@ UNIONS = ("anyOf", "oneOf")
 APPLIED = frozenset(["$ref", "allOf", *UNIONS])
 # Bits of a rule's number, less one. Names beyond may be repeated, which changes no verdict.
 MAX_NUM_BITS = 63
+# A name in JSON as llguidance writes it.
+JSON_NAME = r'"(?:[^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"'
 
 
 def find_ordered(root: Node, read: Read, needs_rules: Callable[[Node], bool]) -> set[Node]:
@@ -90,3 +95,10 @@ def write_members(
         lines.append(f"{other[1]} {rest}::_")
         firsts.append(f"{other[0]} {rest}::0")
     return "\n| ".join(lines), " | ".join(firsts)
+
+
+def write_other_name(pattern: str, names: Iterable[str]) -> str:
+    """Return the terminal of the names that match a pattern, but for some."""
+    known = "|".join(map(escape, names))
+    cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
+    return f"/{regex_to_lark(pattern)}/{cut}"

@@ -111,6 +111,5 @@ def check_ways(ways: list[Nodes]) -> None:
 
 
 def takes(node: Node, kind: str) -> bool:
-    """Return whether the types and values of a node leave values of a type."""
     values = node.get("enum", [node.keywords["const"]] if "const" in node.keywords else None)
     return kind in read_types(node) and (values is None or any(kind in types_of(value) for value in values))

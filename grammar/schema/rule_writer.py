@@ -14,11 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llguidance import regex_to_lark
-
 from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
 from ..errors import InvalidGrammar
-from ..regex.text import escape
 from .count_guides import make, make_validator
 from .emit import Emitter, Json, make_schema
 from .keywords import TYPES_OF_KEYWORD
@@ -26,6 +23,7 @@ from .node import Node, Schema, find_element, find_member
 from .property_order import (
     APPLIED,
     CONTAINER_KEYWORDS,
+    JSON_NAME,
     MAX_NUM_BITS,
     SCALARS,
     UNIONS,
@@ -35,6 +33,7 @@ from .property_order import (
     join_scalars,
     read_types,
     write_members,
+    write_other_name,
 )
 from .quotations import Source, check_neighbours, check_ways, write_quotation
 from .reader import read_schema
@@ -44,8 +43,6 @@ from .weaken import Weakening
 
 MAX_NUM_RULES = 8_192
 MAX_NUM_ALTERNATIVES = 64
-# A string as llguidance writes it; names that are listed are cut out of it.
-_NAME = r'"(?:[^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"'
 _WRITTEN_HERE = frozenset(
     ["properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems"]
 )
@@ -316,9 +313,8 @@ class RuleWriter:
         if value is None:
             return None
         terminal = f"OTHER{self._num_rules}_{len(self._lines)}"
-        known = "|".join(escape(json.dumps(name, ensure_ascii=False)) for name in listed)
-        cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
-        self._lines.append(f"{terminal}: /{regex_to_lark(_NAME)}/{cut}")
+        names = (json.dumps(name, ensure_ascii=False) for name in listed)
+        self._lines.append(f"{terminal}: {write_other_name(JSON_NAME, names)}")
         return f"{terminal}{self._gap} {json.dumps(self._colon)}{self._gap} {value}"
 
     def _write_array(self, parts: list[tuple[Node, Json]]) -> Iterable[str]:

@@ -6,25 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import regex_to_lark
-
 from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
 from ..errors import InvalidGrammar, UnsupportedGrammar, naming
 from ..regex.text import escape, quote
 from ..schema.keywords import join_pointer
 from ..schema.plain import check_plain
-from ..schema.property_order import MAX_NUM_BITS, write_members
+from ..schema.property_order import JSON_NAME, MAX_NUM_BITS, write_members, write_other_name
 from ..spec import GrammarSpec
 from ..validator import SchemaValidator
 from .arguments import ArgumentReader, CallCheck, extract, find_kind, resolve, strip_notes
 from .lark_text import LarkText
 from .leaves import LeafWriter
-from .text_body import NUMBERS, asserts, list_keys, split_types, write_body
+from .text_body import ASSERTING, NUMBERS, list_keys, split_types, write_body
 from .text_value import TextCheck
 from .tool_styles import ToolStyle
 
 Json = dict[str, Any]
-_JSON_NAME = r'"(?:[^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"'
 _XML_NAME = r"[\w.$@-]{1,128}"
 _SPACE = "[ ]{1}"  # the whitespace of a loose style
 _WORDS = ("true", "false", "null")
@@ -126,7 +123,7 @@ class ArgumentWriter:
         if "if" not in schema:
             found |= {"then", "else"}
         known = {"properties", "required", "allOf", "oneOf", "not", "enum", "const", "$ref", "dependentSchemas"}
-        return found | {key for key in schema if key not in known and not asserts(key)}
+        return found | {key for key in schema if key not in known | ASSERTING}
 
     def _is_open(self, schema: Json) -> bool:
         return schema.get("additionalProperties", True) is not False
@@ -155,9 +152,8 @@ class ArgumentWriter:
         other = schema.get("additionalProperties", True)
         more = None
         if other is not False:
-            known = "|".join(escape(json.dumps(name, ensure_ascii=False)) for name in schema.get("properties", {}))
-            cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
-            key = self.text.name(f"/{regex_to_lark(_JSON_NAME)}/{cut}")
+            names = (json.dumps(name, ensure_ascii=False) for name in schema.get("properties", {}))
+            key = self.text.name(write_other_name(JSON_NAME, names))
             with naming("/additionalProperties"):
                 value = self._write_value(other, schema, None, place, "")
             way = f"{key}{gap} {colon} {value}{gap}"
@@ -220,9 +216,7 @@ class ArgumentWriter:
         """
         style, key = self.style, ""
         if name is None:
-            known = "|".join(map(escape, root.get("properties", {})))
-            cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
-            key = self.text.name(f"/{regex_to_lark(_XML_NAME)}/{cut}")
+            key = self.text.name(write_other_name(_XML_NAME, root.get("properties", {})))
         elif not re.fullmatch(_XML_NAME, name):
             raise UnsupportedGrammar("", "properties", f"this model writes no argument named {name!r}")
         kind = find_kind(child, root) if style.writes_text else "other"

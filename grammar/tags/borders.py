@@ -75,7 +75,6 @@ class Borders:
         self._found[name] = border
 
     def is_end(self, ways: Ways) -> bool:
-        """Return whether the text ends here, or a token comes."""
         tokens = (border for border in ways if border)
         return not any(ways.values()) and all(self._found.get(each, Border(None, "-")).first == "" for each in tokens)
 

@@ -173,7 +173,6 @@ class CheckedMatcher(OuterMatcher):
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
-        """Why nothing is allowed any more, or None."""
         return self.inner.error or (None if self._checker is None else self._checker.error)
 
     def _take(self, token_id: int) -> bool:

@@ -27,7 +27,6 @@ class TextLimit:
     _rows: dict[tuple[bytes, ...], np.ndarray] = field(default_factory=dict)
 
     def is_ended(self, text: bytes) -> bool:
-        """Return whether an end stands in a text."""
         return any(end in text for end in self.ends)
 
     def list_allowed(self, text: bytes) -> np.ndarray:

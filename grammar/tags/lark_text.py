@@ -28,7 +28,6 @@ class LarkText:
     _literals: dict[str, str] = field(default_factory=dict)
 
     def write(self, start: str) -> str:
-        """Return the whole grammar."""
         lines = [f"start: {start}", *(f"{name}: {body}" for name, body in self.rules.items())]
         return "\n".join([*lines, *(f"{name}: {text}" for text, name in self._terminals.items())])
 

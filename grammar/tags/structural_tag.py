@@ -88,7 +88,8 @@ def describe_tags(value: Any) -> Json:
     described = _convert(value, _Legacy if is_legacy else _Request)
     if is_legacy:
         tags = [
-            make_tag(each["begin"], {"type": "json_schema", "json_schema": each["schema"]}, each["end"])
+            {"type": "tag", "content": {"type": "json_schema", "json_schema": each["schema"]}}
+            | {"begin": each["begin"], "end": each["end"]}
             for each in described["structures"]
         ]
         part = {"type": "triggered_tags", "triggers": described["triggers"], "tags": tags}
@@ -127,11 +128,6 @@ def _check(part: Json, where: str) -> None:
         level = [child for place, each in level for child in list_children(each, place)]
     if level or num_formats > MAX_NUM_FORMATS:
         raise InvalidGrammar(f"a structural tag has at most {MAX_NUM_FORMATS} formats, {MAX_DEPTH} levels deep")
-
-
-def make_tag(begin: str, content: Json, end: str) -> Json:
-    """Return the format of a content between two texts."""
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def list_leaves(part: Json, pointer: str) -> Iterator[tuple[str, Json]]:

@@ -119,7 +119,7 @@ class TagWriter:
             case "star" | "plus" | "repeat":
                 return self._repeat(part, f"{where}/content", follow)
             case "tag":
-                return self._tag(part, where, follow)
+                return self._mark(part["begin"], where, self._tag_content(part, where, follow))
             case "any_text":
                 name = self._new_name("t")
                 found = self._free_text(name, {}, part["excludes"], where, follow, exits)
@@ -185,9 +185,6 @@ class TagWriter:
             follow = self._build(element, f"{where}/elements/{index}", follow, exits, leads[index])
             exits = ()
         return follow
-
-    def _tag(self, tag: Json, where: str, follow: Ways) -> Ways:
-        return self._mark(tag["begin"], where, self._tag_content(tag, where, follow))
 
     def _tag_content(self, tag: Json, where: str, follow: Ways) -> Ways:
         ends = tag["end"]

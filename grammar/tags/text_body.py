@@ -31,16 +31,11 @@ _PLAIN_PATTERN = re.compile(
 
 
 def list_keys(schema: Mapping[str, Any]) -> set[str]:
-    """Return the keywords of a schema that are no annotations."""
     return {key for key in schema if not is_note(key)}
 
 
-def asserts(key: str) -> bool:
-    """Return whether a keyword says something about all arguments together."""
-    return key in _ASSERTING
-
-
-_ASSERTING = frozenset(
+# Keywords about all arguments together.
+ASSERTING = frozenset(
     [
         *("minProperties", "maxProperties", "patternProperties", "propertyNames", "unevaluatedProperties"),
         *("dependencies", "dependentRequired", "dependentSchemas", "additionalProperties", "type", "anyOf"),

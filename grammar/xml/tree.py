@@ -164,7 +164,6 @@ def check_pattern(pattern: str, where: str) -> None:
 
 
 def counts_of(particle: Mapping[str, Any]) -> tuple[int, int | None]:
-    """Return how often a particle may occur: minimum, and maximum or None."""
     least = particle.get("min", 1)
     return least, particle.get("max", max(least, 1))
 

@@ -79,19 +79,3 @@ SCHEMAS = st.builds(
     lambda schema, definition: {**schema, "$defs": {"d": definition}},
     st.recursive(LEAVES, make_layer, max_leaves=5), LEAVES | STRINGS | NUMBERS,
 )
-
-
-def make_open_object(inner: st.SearchStrategy) -> st.SearchStrategy:
-    named = st.fixed_dictionaries(
-        {"type": st.just("object"), "properties": st.dictionaries(NAMES, inner, min_size=1, max_size=3)},
-        optional={
-            "required": st.lists(NAMES, unique=True, max_size=1),
-            "additionalProperties": st.booleans() | inner,
-            "patternProperties": st.dictionaries(st.sampled_from(["^a", "b$", "x|y"]), inner, max_size=1),
-        },
-    )
-    return named | st.builds(lambda branches: {"allOf": branches}, st.lists(named, min_size=1, max_size=2))
-
-
-TYPED = TYPES.map(lambda name: {"type": name})
-OPEN_OBJECTS = make_open_object(TYPED | make_open_object(TYPED))

@@ -46,7 +46,8 @@ def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"whitespace": "spaced"}, {"whitespace": "compact"}, {"whitespace": "any"}],
+    "options",
+    [{"whitespace": "spaced"}, {"property_order": "any", "whitespace": "compact"}, {"whitespace": "any"}],
     ids=lambda options: "-".join(options.values()),
 )
 @settings(SETTINGS, max_examples=150)

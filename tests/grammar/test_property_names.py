@@ -5,20 +5,15 @@ import json
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
-from tests.grammar.schemas import OPEN_OBJECTS
 from tests.grammar.vocabularies import (
     CLOSED,
-    SETTINGS,
     accepts,
     allowed_tokens,
     check_refusal,
     check_texts,
     check_verdicts,
-    walk,
 )
 
 POINT = {**CLOSED, "properties": {"u": {"type": "integer"}, "v": {"$ref": "#/$defs/p"}}, "required": ["u"]}
@@ -100,17 +95,6 @@ def test_what_is_wrong_in_one_order_is_wrong_in_all(byte_compiler):
 )  # fmt: skip
 def test_schemas_of_many_shapes(byte_compiler, schema, good, bad):
     check_texts(byte_compiler, any_order(schema), good, bad)
-
-
-@settings(SETTINGS, max_examples=40)
-@given(schema=OPEN_OBJECTS, seed=st.integers(0, 99))
-def test_random_texts_in_any_order_are_valid(merged_compiler, schema, seed):
-    try:
-        compiled = merged_compiler.compile(any_order(schema))
-    except (UnsupportedGrammar, InvalidGrammar):
-        return
-    text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=25)
-    assert text is None or SchemaValidator(schema).is_valid(json.loads(text))
 
 
 def test_sixty_names_take_no_longer_than_a_few(byte_compiler):
