@@ -93,6 +93,8 @@ class AppConfig:
         "ended"] = 300.0
     headless: Annotated[bool,
         "serve no page and no API: run one replica for the front at --data-parallel-address"] = False
+    zero_gpu: Annotated[bool,
+        "on a Space with ZeroGPU: run the model in calls to which visitors' quotas lend a GPU"] = False
     ui: Annotated[bool, "serve the web page beside the API"] = True
 
     def __post_init__(self) -> None:

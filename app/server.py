@@ -26,6 +26,7 @@ from app.api.job_kinds import make_answer
 from app.api.model_pool import ModelPool, choose_roles
 from app.config import AppConfig, UsageError
 from app.listening import bind, describe_address, finish_unless, run_uvicorn, stop_on_signals
+from app.space_gpu import Visitors, make_leased_engine
 from app.startup_app import StartupApp
 from app.store import Limits, Store, StoreError, objects, open_store
 from app.timeline import Timeline
@@ -55,13 +56,16 @@ async def serve(
         UsageError: the address cannot be bound, or the data folder cannot be used.
         ConfigError: the engine cannot start as configured.
     """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     num_cut, roles = 0, choose_roles(engine_config, app_config)
     with closing(open_data(app_config)) as store, bind(app_config) as listener, stop_on_signals(on_stop) as stop:
-        engine = Engine(engine_config)
+        engine = make_leased_engine(engine_config) if app_config.zero_gpu else Engine(engine_config)
         startup_app = StartupApp(engine, is_private=bool(app_config.api_key))
+        outermost = Visitors(startup_app) if app_config.zero_gpu else startup_app
         app = make_api(ApiContext(engine, app_config, store=store), roles)
         pool: ModelPool = app.state.pool
-        async with run_uvicorn(startup_app, listener, stop, app_config):
+        async with run_uvicorn(outermost, listener, stop, app_config):
             try:
                 page = asyncio.create_task(asyncio.to_thread(mount_page, app, pool, timeline))
                 if await finish_unless(stop, start(pool, timeline)):
@@ -125,8 +129,6 @@ def mount_page(app: FastAPI, pool: ModelPool, timeline: Timeline) -> None:
     if not pool.first.config.ui:
         return
     with timeline.phase("page", is_parallel=True):
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
         # by name, because Gradio's import is the slowest and needed only here
         gradio = importlib.import_module("gradio")
         ui = importlib.import_module("app.ui")

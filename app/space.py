@@ -18,8 +18,8 @@ import os  # noqa: E402
 from app.cli.main import main  # noqa: E402
 
 ZERO_GPU = (
-    "This Space runs on ZeroGPU, which lends a GPU for single calls only, while Troupe keeps model and cache on it "
-    "for as long as it runs: it uses the CPU here; choose a dedicated GPU in the Space's settings."
+    "This Space has ZeroGPU, but no variable TROUPE_MODEL: the embedded model needs no GPU, so it uses the CPU, and "
+    "visitors keep their quota."
 )
 
 
@@ -33,7 +33,7 @@ def make_arguments(environ: Mapping[str, str]) -> list[str]:
         # the disk of a Space, if it has one; the rest of its files is lost at every restart
         arguments += ["--data-dir", "/data/troupe" if os.access("/data", os.W_OK) else "none"]
     if is_zero_gpu(environ):
-        arguments += ["--device", "cpu"]
+        arguments += ["--zero-gpu"] if environ.get("TROUPE_MODEL") else ["--device", "cpu"]
     return arguments
 
 
@@ -43,6 +43,6 @@ def is_zero_gpu(environ: Mapping[str, str]) -> bool:
 
 
 if __name__ == "__main__":
-    if is_zero_gpu(os.environ):
+    if is_zero_gpu(os.environ) and not os.environ.get("TROUPE_MODEL"):
         print(ZERO_GPU, file=sys.stderr)
     sys.exit(main([*make_arguments(os.environ), *sys.argv[1:]]))

@@ -14,6 +14,7 @@ from engine.errors import (
     EngineOverloaded,
     EngineSleeping,
     InvalidRequest,
+    LeaseRefused,
     PromptTooLong,
     RequestTimeout,
 )
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from engine.front.text_router import TextRouter
     from engine.host_memory import measure_host_memory
     from engine.input.tokenizer import Tokenizer
+    from engine.leased_engine import LeasedEngine, run_core
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram, ReplicaStats, list_metrics
     from engine.model.report import ModelReport, inspect_model, list_families, list_image_models
@@ -61,6 +63,7 @@ else:
         "catalogue": ("Catalogue", "CatalogueEntry"),
         "engine": ("Engine",),
         "host_memory": ("measure_host_memory",),
+        "leased_engine": ("LeasedEngine", "run_core"),
         "llm": ("LLM",),
         "simulation.measure_steps": ("measure_steps",),
         "cluster.ray_placement": ("connect_ray", "import_ray", "serve_headless"),
@@ -95,10 +98,11 @@ __all__ = [
     "Classification", "CompletionOutput", "ConfigError",
     "Crashes", "Embedder", "Embedding", "Engine", "EngineConfig", "EngineDead", "EngineError",
     "EngineOverloaded", "EngineSleeping", "EngineSnapshot", "EngineStats", "GrammarInfo", "Histogram",
-    "InvalidRequest", "LoRARequest", "Logprob", "ModelReport", "PrefillReplicas", "PromptTooLong",
+    "InvalidRequest", "LeaseRefused", "LeasedEngine", "LoRARequest", "Logprob", "ModelReport",
+    "PrefillReplicas", "PromptTooLong",
     "RecordedRequest", "ReplicaStats", "RequestMetrics", "RequestOutput", "RequestTimeout", "RequestView",
     "ResolvedConfig", "SamplingParams", "Score", "SimulatedRequest", "SimulatedRun", "Simulator", "StepTable",
     "StructuredOutputsParams", "TextRouter", "TokenLogprobs", "Tokenizer", "connect_ray", "import_ray",
     "inspect_model", "is_unicode", "list_families", "list_image_models", "list_metrics", "measure_host_memory",
-    "measure_steps", "read_journal", "read_sampling_defaults", "serve_headless",
+    "measure_steps", "read_journal", "read_sampling_defaults", "run_core", "serve_headless",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from engine.cluster.placement import Placement
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
 from engine.front.adapter_catalog import AdapterCatalog, LoRARequest
@@ -50,8 +51,8 @@ class Engine(Supervisor):
         error: cause of the last crash.
     """
 
-    def __init__(self, config: EngineConfig | None = None) -> None:
-        super().__init__(config)
+    def __init__(self, config: EngineConfig | None = None, placement: Placement | None = None) -> None:
+        super().__init__(config, placement)
         self._arrivals: set[Arrival] = set()
         self._log: asyncio.Task[None] | None = None
         self._tracer = make_tracer(self.config)
@@ -158,6 +159,9 @@ class Engine(Supervisor):
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with finish_reason "abort". Unknown ids are ignored."""
+        self._abort(request_id)
+
+    def _abort(self, request_id: str) -> None:
         for arrival in self._arrivals:
             arrival.is_aborted |= arrival.request_id == request_id
         self._client.abort(request_id)

@@ -6,6 +6,7 @@ EngineError
 │   └── PromptTooLong  the prompt leaves no room for an output token
 ├── EngineOverloaded   the waiting queue is full: HTTP 503 with Retry-After
 ├── EngineSleeping     the engine sleeps, is falling asleep or is waking up: HTTP 503
+├── LeaseRefused       no device is lent to the request: HTTP 429
 ├── RequestTimeout     the request's deadline passed: HTTP 504
 └── EngineDead         the engine stopped or crashed: HTTP 500 for accepted requests, 503 for new ones
 """
@@ -51,6 +52,10 @@ class EngineOverloaded(EngineError):
 
 class EngineSleeping(EngineError):
     """The engine sleeps, is falling asleep or is waking up."""
+
+
+class LeaseRefused(EngineError):
+    """Nobody lends a device to this request, such as a visitor without quota."""
 
 
 class RequestTimeout(EngineError):

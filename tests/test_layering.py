@@ -21,7 +21,7 @@ ALLOWED = {
 }
 ASYNC_FILES = {
     "engine/engine.py", "engine/engine_core.py", "engine/llm.py", "engine/beam_search.py", "engine/embedder.py",
-    "engine/stats_log.py", "engine/simulation/measure_steps.py",
+    "engine/leased_engine.py", "engine/stats_log.py", "engine/simulation/measure_steps.py",
     "engine/input/input_processor.py", "engine/input/images/intake.py", "engine/input/images/source.py",
 }  # fmt: skip
 ASYNC_FOLDERS = ("engine/actors/", "engine/cluster/", "engine/front/", "engine/wire/", "app/")

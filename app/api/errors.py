@@ -10,6 +10,7 @@ body over the limit                                 413 invalid_request_error
 body in an unknown Content-Encoding                 415 invalid_request_error
 EngineOverloaded, EngineSleeping, a starting or     503 service_unavailable (to Anthropic's clients
 dead engine, a server that closes                       overloaded_error), Retry-After
+LeaseRefused                                        429 rate_limit_error
 RequestTimeout                                      504 timeout_error
 StoreFull, DiskFull                                 507 server_error, code store_full
 EngineDead in mid-request, a bug                    500 server_error
@@ -40,6 +41,7 @@ from engine import (
     EngineOverloaded,
     EngineSleeping,
     InvalidRequest,
+    LeaseRefused,
     PromptTooLong,
     RequestTimeout,
 )
@@ -206,6 +208,8 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
             return ApiError(503, str(error), code="engine_overloaded", retry_after_s=error.retry_after_s)
         case EngineSleeping():
             return ApiError(503, str(error), code="engine_sleeping", retry_after_s=RETRY_AFTER_S)
+        case LeaseRefused():
+            return ApiError(429, str(error), code="gpu_not_lent")
         case RequestTimeout():
             return ApiError(504, str(error), code="request_timeout")
         case EngineDead():

@@ -6,7 +6,15 @@ import html
 from dataclasses import dataclass
 
 from app.extraction import TextTooLong
-from engine import EngineDead, EngineError, EngineOverloaded, EngineSleeping, InvalidRequest, RequestTimeout
+from engine import (
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    EngineSleeping,
+    InvalidRequest,
+    LeaseRefused,
+    RequestTimeout,
+)
 from grammar import GrammarError, UnsupportedGrammar
 
 # Errors that the handlers explain; others are bugs and may appear as such.
@@ -55,6 +63,8 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
             return Explanation("The queue is full.", why, f"Try again in {wait}.")
         case EngineSleeping():
             return Explanation("The engine sleeps.", why, "The administrator of this app can wake it up.")
+        case LeaseRefused():
+            return Explanation("No GPU was lent for this.", why, "")
         case RequestTimeout():
             return Explanation("This took too long.", why, "Try again, or ask for fewer tokens.")
         case EngineDead() if engine_state in ("restarting", "starting"):

@@ -120,9 +120,7 @@ async def serve_replica(config: EngineConfig) -> None:
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
-                async with asyncio.timeout(handshake.TIMEOUT_S):
-                    welcome = await _introduce(link, config.data_parallel_key, config.data_parallel_rank)
-                await serve_link(host, link, welcome.publishes_kv_events)
+                await serve_front(host, link, config.data_parallel_key, config.data_parallel_rank)
                 logger.warning("the connection to the front was lost")
             except handshake.PeerRefused as error:
                 raise ConfigError(str(error)) from error
@@ -133,6 +131,18 @@ async def serve_replica(config: EngineConfig) -> None:
                 link.abort()
     finally:
         host.close()
+
+
+async def serve_front(host: CoreHost, link: Link, key: str, rank: int) -> None:
+    """Serve one connection to a front until it is lost.
+
+    Raises:
+        PeerRefused: one of them does not know the key, or has another version.
+        ConnectionError, TimeoutError, asyncio.IncompleteReadError: the handshake failed.
+    """
+    async with asyncio.timeout(handshake.TIMEOUT_S):
+        welcome = await _introduce(link, key, rank)
+    await serve_link(host, link, welcome.publishes_kv_events)
 
 
 async def _introduce(link: Link, key: str, rank: int) -> Welcome:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Literal
 
 from engine.cluster.core_host import describe_error, first_cause
-from engine.cluster.placement import place_cores
+from engine.cluster.placement import Placement, place_cores
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineSleeping, InvalidRequest
 from engine.front.client import Client
@@ -52,7 +52,7 @@ DRAIN_POLL_S = 0.02  # interval at which a sleep checks whether the requests hav
 class Supervisor:
     """The cores of an engine, from start to close. `Engine` adds requests."""
 
-    def __init__(self, config: EngineConfig | None = None) -> None:
+    def __init__(self, config: EngineConfig | None = None, placement: Placement | None = None) -> None:
         self.config = config = config or EngineConfig()
         self.state: EngineState = "new"
         self.error: str | None = None  # cause of the last crash
@@ -61,7 +61,7 @@ class Supervisor:
         self.model_config: ModelConfig  # available once the engine has started
         self.timeline: list[tuple[str, float]] = []  # start-up phases and their durations in seconds
         self.sleep_level = 0  # the level passed to `sleep`; 0 while the engine is awake
-        connectors, self._load_tokenizer, self.listener, self._store = place_cores(config)
+        connectors, self._load_tokenizer, self.listener, self._store = placement or place_cores(config)
         self.replicas: list[Replica] = []
         self._metrics = Metrics()
         transfer = config.read_kv_transfer()

@@ -75,12 +75,12 @@ class CacheSizer:
         length = min(max_len, capacity)
         step_bytes = step.estimate_step(length, min(length * num_rows, capacity))
         row_bytes = step.estimate_rows(length, config.block_size)
-        return self._resolve(self._share_host(step_bytes + row_bytes + kept_bytes))
+        return self.resolve(self._share_host(step_bytes + row_bytes + kept_bytes))
 
     def measure(self, memory: DeviceMemory, run_largest: Callable[[ResolvedConfig], None]) -> ResolvedConfig:
         """Resolve the config for a device whose memory can be measured."""
         # Upper bound of the row length; the measured memory of the largest steps may reduce it.
-        resolved = self._resolve(self._share_device(memory, 0))
+        resolved = self.resolve(self._share_device(memory, 0))
         if self.config.num_blocks is not None or self.config.kv_cache_memory_bytes is not None:
             return resolved
         scheduler = resolved.scheduler
@@ -93,7 +93,7 @@ class CacheSizer:
                 f"max_model_len. {str(error).partition(chr(10))[0]}"
             ) from error
         logger.info("the largest steps need %.2f GiB in addition to weights and KV cache", peak / 2**30)
-        return self._resolve(self._share_device(memory, int(peak * PEAK_MARGIN)))
+        return self.resolve(self._share_device(memory, int(peak * PEAK_MARGIN)))
 
     def _share_host(self, step_bytes: int) -> int:
         """Return the cache's bytes: the configured share, at most 80 % of what the largest step leaves free."""
@@ -124,7 +124,7 @@ class CacheSizer:
         # On a CPU all ranks use the same memory.
         return (sum(stages) + num_draft_bytes) * self.config.tensor_parallel_size
 
-    def _resolve(self, free_bytes: int) -> ResolvedConfig:
+    def resolve(self, free_bytes: int) -> ResolvedConfig:
         resolved = resolve_config(
             self.config, self.worker, model_max_len=self.model.max_model_len, free_bytes=free_bytes,
             bytes_per_block=self._bytes_per_block, kv_specs=self.kv_specs,

@@ -198,7 +198,9 @@ def test_a_space_serves_every_interface() -> None:
         "serve", "--host", "0.0.0.0", "--port", "7860",
         "--frame-ancestor", "https://huggingface.co", "--frame-ancestor", "https://*.hf.space", "--data-dir", "none",
     ]
-    assert make_arguments({"SYSTEM": "spaces", "SPACES_ZERO_GPU": "true"})[-2:] == ["--device", "cpu"]
+    zero_gpu = {"SYSTEM": "spaces", "SPACES_ZERO_GPU": "true"}
+    assert make_arguments(zero_gpu)[-2:] == ["--device", "cpu"]
+    assert make_arguments(zero_gpu | {"TROUPE_MODEL": "Qwen/Qwen3-4B"})[-1] == "--zero-gpu"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
