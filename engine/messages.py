@@ -227,7 +227,6 @@ class NewTokens(msgspec.Struct, frozen=True):
     counts: list[int] = []  # new tokens per handle; empty: one each
     token_ids: list[int] = []  # completion after completion
     details: list[Detail] = []
-    source: int = 0  # the replica that sent it; set by the front
 
 
 Call = TakeSnapshot | ResetPrefixCache | LoadAdapter

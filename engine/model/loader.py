@@ -29,11 +29,9 @@ from engine.model.protocol import Model
 from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_cache import WeightCache
 from engine.model.weight_memory import check_weight_memory
-from engine.model.weight_targets import SkippedTarget, Target, WeightTarget, WeightTargets
+from engine.model.weight_targets import SkippedTarget, Target, WeightTarget, WeightTargets, check_names
 from kernels import Ops
 from kernels.ops import Quantization
-
-_MAX_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +210,7 @@ def _load_tensors(
             unexpected.append(name)
         loaded.add(name)
     missing = [name for name in wanted.targets if name not in loaded]
-    if missing or unexpected:
-        raise ConfigError(
-            f"the tensors of {source} do not match its config: "
-            f"missing: {_shorten(missing)}; unexpected: {_shorten(unexpected)}"
-        )
+    check_names(source, missing, unexpected)
     return {name: other for name, other in wanted.tied.items() if name in loaded}
 
 
@@ -284,10 +278,3 @@ def _fill_randomly(model: Model, seed: int) -> None:
             for part in parameter.unbind() if parameter.dim() == 3 else (parameter,):
                 fresh = torch.empty(part.shape, device=device)
                 part.copy_(fresh.normal_(0.0, 0.02, generator=generators[device]))
-
-
-def _shorten(names: list[str]) -> str:
-    if not names:
-        return "none"
-    rest = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -25,9 +25,9 @@ from engine.model.formats.gguf_file import GGUFFile, is_gguf
 from engine.model.implementation import EncoderConfig, TransformersConfig, read_model_config
 from engine.model.pooling import read_embedding_spec
 from engine.model.weight_memory import count_parameters
+from engine.model.weight_targets import check_names
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-_MAX_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +157,8 @@ def _check_tensors(folder: Path, config: ModelConfig) -> None:
     if not stored & {name for name in wanted.targets if name.startswith("model.")}:
         stored = {f"model.{name}" for name in stored}
     stored = {part for name in stored for part in wanted.list_parts(name) or [name]}
-    missing = sorted(wanted.targets.keys() - stored)
     foreign = stored - wanted.targets.keys() - wanted.tied.keys()
-    unexpected = sorted(name for name in foreign if not wanted.is_ignored(name))
-    if missing or unexpected:
-        raise ConfigError(
-            f"the tensors of {folder} do not match its config: "
-            f"missing: {_shorten(missing)}; unexpected: {_shorten(unexpected)}"
-        )
+    check_names(folder, wanted.targets.keys() - stored, [name for name in foreign if not wanted.is_ignored(name)])
 
 
 def _describe_windows(specs: Sequence[KVCacheSpec]) -> str:
@@ -190,8 +184,3 @@ def _format(num_bytes: int) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
     return f"{num_bytes} bytes"
-
-
-def _shorten(names: Sequence[str]) -> str:
-    rest = len(names) - _MAX_NAMES
-    return (", ".join(names[:_MAX_NAMES]) or "none") + (f" and {rest} more" if rest > 0 else "")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from engine.errors import ConfigError
 from engine.model.adapters import MatrixPart
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.shard import Shard
+
+_MAX_NAMES = 8  # in an error
 
 
 class Target(Protocol):
@@ -157,3 +160,17 @@ def add_prefix(prefix: str, targets: Targets) -> Targets:
 def list_parameters(module: nn.Module) -> WeightTargets:
     """Return the parameters of a module under their own names."""
     return WeightTargets({name: WeightTarget(each.data) for name, each in module.named_parameters()}, {}, ())
+
+
+def check_names(source: object, missing: Collection[str], unexpected: Collection[str]) -> None:
+    """Raise ConfigError if a checkpoint lacks tensors that its config asks for, or has others."""
+    if missing or unexpected:
+        raise ConfigError(
+            f"the tensors of {source} do not match its config: "
+            f"missing: {list_names(missing)}; unexpected: {list_names(unexpected)}"
+        )
+
+
+def list_names(names: Collection[str]) -> str:
+    rest = len(names) - _MAX_NAMES
+    return (", ".join(sorted(names)[:_MAX_NAMES]) or "none") + (f" and {rest} more" if rest > 0 else "")

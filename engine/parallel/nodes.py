@@ -98,7 +98,7 @@ def _start_rank(config: EngineConfig, number: int, index: int) -> subprocess.Pop
     while True:
         try:
             with socket.create_connection(place, handshake.TIMEOUT_S) as connection:
-                _introduce(connection, _read_key(config), number)
+                handshake.introduce(Channel(connection), "rank", _read_key(config), number)
                 connection.settimeout(None)
                 return launch(connection, choose_device(index))
         except OSError as error:
@@ -110,25 +110,12 @@ def _start_rank(config: EngineConfig, number: int, index: int) -> subprocess.Pop
 def _greet(connection: socket.socket, key: str) -> int | None:
     """Exchange proofs. Returns the number of the rank; None if it does not know the key."""
     connection.settimeout(handshake.TIMEOUT_S)
-    channel, challenge = Channel(connection), handshake.make_challenge()
     try:
-        channel.send(challenge)
-        greeting = channel.receive(handshake.MAX_BYTES)
-        welcome = handshake.verify(greeting, challenge, "rank", key)
-        channel.send(welcome)
+        number = handshake.greet(Channel(connection), "rank", key)
     except OSError:
         return None
     connection.settimeout(None)
-    return greeting.rank if welcome.error is None else None
-
-
-def _introduce(connection: socket.socket, key: str, number: int) -> None:
-    """Raises handshake.PeerRefused: rank 0 refuses this rank, or does not know the key."""
-    channel = Channel(connection)
-    challenge = channel.receive(handshake.MAX_BYTES)
-    greeting = handshake.answer(challenge, "rank", key, number)
-    channel.send(greeting)
-    handshake.check(channel.receive(handshake.MAX_BYTES), challenge, greeting, "rank", key)
+    return number
 
 
 def _read_key(config: EngineConfig) -> str:

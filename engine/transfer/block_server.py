@@ -63,7 +63,7 @@ class BlockServer:
             channel = Channel(connection)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(TIMEOUT_S)
-            self._greet(channel)
+            handshake.greet(channel, "blocks", self._secret)
             connection.settimeout(None)
             while True:
                 self._answer(channel, channel.receive())
@@ -73,14 +73,6 @@ class BlockServer:
             with self._lock:
                 self._connections.discard(connection)
             connection.close()
-
-    def _greet(self, channel: Channel) -> None:
-        challenge = handshake.make_challenge()
-        channel.send(challenge)
-        welcome = handshake.verify(channel.receive(handshake.MAX_BYTES), challenge, "blocks", self._secret)
-        channel.send(welcome)
-        if welcome.error is not None:
-            raise ConnectionError(welcome.error)
 
     def _answer(self, channel: Channel, request: UnitRequest) -> None:
         if not isinstance(request, UnitRequest):

@@ -84,10 +84,7 @@ class TcpStore:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel = Channel(connection)
         try:
-            challenge = channel.receive()
-            greeting = handshake.answer(challenge, "blocks", self._secret)
-            channel.send(greeting)
-            handshake.check(channel.receive(), challenge, greeting, "blocks", self._secret)
+            handshake.introduce(channel, "blocks", self._secret)
         except BaseException:
             channel.close()
             raise

@@ -4,8 +4,9 @@
     server ◀──Greeting(rank, nonce, proof)── client       proof: HMAC-SHA256 of service, side and both nonces
     server ──Welcome(proof)──▶ client
 
-The functions make and verify these messages; the caller sends them. The key authenticates the connection; what follows
-is neither encrypted nor signed, so use a private network.
+`greet` and `introduce` do all of it over a Channel. The other functions make and verify the messages that an
+asynchronous Link sends. The key authenticates the connection; what follows is neither encrypted nor signed, so use a
+private network.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hmac
 import secrets
 from typing import Any, Literal
 
+from engine.wire.frames import Channel
 from engine.wire.link_messages import PROTOCOL_VERSION, Challenge, Greeting, Welcome
 
 MAX_BYTES = 4096  # largest frame of a peer that has proved nothing
@@ -25,6 +27,32 @@ Service = Literal["replica", "rank", "blocks"]  # a proof for one is none for an
 
 class PeerRefused(ConnectionError):
     """The server refuses this client, or does not know the key."""
+
+
+def greet(channel: Channel, service: Service, key: str) -> int:
+    """Exchange proofs with a client. Returns its rank.
+
+    Raises:
+        PeerRefused: it does not know the key; it has been told so.
+        OSError: the connection ended.
+    """
+    challenge = make_challenge()
+    channel.send(challenge)
+    greeting = channel.receive(MAX_BYTES)
+    welcome = verify(greeting, challenge, service, key)
+    channel.send(welcome)
+    if welcome.error is not None:
+        raise PeerRefused(welcome.error)
+    rank: int = greeting.rank
+    return rank
+
+
+def introduce(channel: Channel, service: Service, key: str, rank: int = 0) -> None:
+    """Exchange proofs with a server. Raises PeerRefused as `answer` and `check` do."""
+    challenge = channel.receive(MAX_BYTES)
+    greeting = answer(challenge, service, key, rank)
+    channel.send(greeting)
+    check(channel.receive(MAX_BYTES), challenge, greeting, service, key)
 
 
 def make_challenge() -> Challenge:

@@ -26,13 +26,13 @@ from engine.model.transformers_backend import encoder, packed_experts, paged_int
 from engine.model.transformers_backend.leak_probe import probe
 from engine.model.transformers_backend.model import Skeleton, TransformersModel, find_auto_class, make_model
 from engine.model.transformers_backend.paged_interface import UnsupportedModel
+from engine.model.weight_targets import list_names
 from kernels import Ops
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _DTYPES = ("float32", "bfloat16", "float16")
 # RoPE types whose angles transformers chooses by the longest row of a step.
 _BATCH_ROPE = ("dynamic", "longrope")
-_MAX_NAMES = 8
 
 
 def read_config(folder: Path, data: Mapping[str, Any] | None = None) -> TransformersConfig:
@@ -115,7 +115,7 @@ def _read_weights(
         raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
     wrong = {what: names for what, names in report.items() if names}
     if wrong:
-        shown = "; ".join(f"{what}: {_shorten(names)}" for what, names in sorted(wrong.items()))
+        shown = "; ".join(f"{what}: {list_names(names)}" for what, names in sorted(wrong.items()))
         raise ConfigError(f"the tensors of {folder} do not match its config: {shown}")
     nn.Module.to(model, device)
     return model.eval()  # type: ignore[no-any-return]
@@ -190,9 +190,3 @@ def _find_rope_limit(text: Any, max_len: int) -> int:
         if each.get("rope_type") in _BATCH_ROPE
     ]
     return min([max_len, *limits])
-
-
-def _shorten(names: Any) -> str:
-    listed = sorted(str(name) for name in names)
-    rest = len(listed) - _MAX_NAMES
-    return ", ".join(listed[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

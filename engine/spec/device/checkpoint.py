@@ -12,7 +12,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, read_tensors, resolve_checkpoint
-from engine.model.weight_targets import Targets
+from engine.model.weight_targets import Targets, check_names
 
 _PATTERNS = ("config.json", "*.safetensors", "*.bin", "*.pt")
 
@@ -53,13 +53,7 @@ def copy_tensors(
     targets: Targets, tensors: dict[str, Tensor], where: str, ignored: Iterable[str] = ()
 ) -> None:
     """Copy tensors to their targets."""
-    missing = sorted(targets.keys() - tensors.keys())
-    unexpected = sorted(tensors.keys() - targets.keys() - set(ignored))
-    if missing or unexpected:
-        raise ConfigError(
-            f"the tensors of {where} do not match its config: missing: {', '.join(missing) or 'none'}; "
-            f"unexpected: {', '.join(unexpected) or 'none'}"
-        )
+    check_names(where, targets.keys() - tensors.keys(), tensors.keys() - targets.keys() - set(ignored))
     for name, target in targets.items():
         tensor = tensors[name]
         if tensor.shape != target.shape:

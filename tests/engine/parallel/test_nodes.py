@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from engine import ConfigError, Engine, EngineConfig
-from engine.parallel.nodes import _greet, _introduce
+from engine.parallel.nodes import _greet
+from engine.wire import handshake
 from engine.wire.frames import Channel
 from engine.wire.handshake import PeerRefused, make_challenge
 from engine.wire.link_messages import Welcome
@@ -63,7 +64,7 @@ async def test_two_nodes_have_the_tokens_of_one_and_survive_the_loss_of_a_rank(m
 def test_a_rank_with_another_key_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as threads:
-        introduced = threads.submit(_introduce, theirs, "another key", 1)
+        introduced = threads.submit(handshake.introduce, Channel(theirs), "rank", "another key", 1)
         assert _greet(ours, KEY) is None
         with pytest.raises(PeerRefused, match="data_parallel_key differs"):
             introduced.result()
@@ -76,7 +77,7 @@ def test_a_rank_0_without_the_key_is_refused() -> None:
         channel.send(make_challenge())
         channel.send(Welcome(b"no proof"))
         with pytest.raises(PeerRefused, match="does not know data_parallel_key"):
-            _introduce(theirs, KEY, 1)
+            handshake.introduce(Channel(theirs), "rank", KEY, 1)
 
 
 @pytest.mark.parametrize(
