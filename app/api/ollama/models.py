@@ -107,9 +107,11 @@ def make_details(file_format: str, family: str, size: str = "", level: str = "")
 
 
 def make_listed(context: ApiContext, name: str, identity: str, num_bytes: int, details: Json) -> Json:
+    """Return an entry. It has a tag, because open-webui adds one to a chosen name and looks that up in the list."""
     digest = hashlib.sha256(f"{name} {identity}".encode()).hexdigest()
+    tagged = name if ":" in name else f"{name}:latest"
     return {
-        "name": name, "model": name, "modified_at": show_time(context.created), "digest": digest, "size": num_bytes,
+        "name": tagged, "model": tagged, "modified_at": show_time(context.created), "digest": digest, "size": num_bytes,
         "details": details,
     }
 

@@ -230,7 +230,7 @@ async def test_the_lists_name_every_model_with_its_state(several: Server) -> Non
     assert (await several.get("/v1/models/best"))[1]["id"] == "best"
     assert (await several.get("/v1/models/none"))[0] == 404
     tags, running = [(await several.get(path))[1]["models"] for path in ("/api/tags", "/api/ps")]
-    assert {"fake", "a", "best"} <= {each["name"] for each in tags} and len(running) == 3
+    assert {"fake:latest", "a:latest", "best:latest"} <= {each["name"] for each in tags} and len(running) == 3
     _, shown = await several.post("/api/show", {"model": "b:latest"})
     assert shown["model_info"]["FakeForCausalLM.context_length"] == 77 and "vision" in shown["capabilities"]
     families = list(text_string_to_metric_families((await several.get("/metrics"))[1]))

@@ -127,7 +127,8 @@ async def test_the_model_is_listed_and_described(server: Server, client_of: Clie
     (listed,) = (await client.list()).models
     (running,) = (await client.ps()).models
     shown = await client.show("fake:latest")
-    assert listed.model == running.model == "fake" and listed.digest == running.digest
+    assert listed.model == running.model == "fake:latest" and listed.digest == running.digest
+    assert listed.model is not None and (await client.chat(listed.model, USER)).done
     assert shown.capabilities == ["completion"] and shown.modelinfo["FakeForCausalLM.context_length"] == 2048
     assert (await server.get("/api/version"))[1].keys() == {"version"}
 
