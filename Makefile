@@ -10,7 +10,7 @@ SEED    ?= 1
 MACHINES := tests/engine/core $(patsubst %,tests/grammar/test_%.py,json_schema normalise regex matchers) \
             tests/test_exports.py tests/test_layering.py
 
-.PHONY: run test check lint tests machines test-avx2 install upgrade space soak clean
+.PHONY: run test check lint tests machines test-avx2 test-arm install upgrade space soak clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m app
@@ -39,6 +39,12 @@ machines: $(VENV)/.installed-dev
 test-avx2: $(VENV)/.installed-dev
 	ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell ONEDNN_MAX_CPU_ISA=AVX2 \
 	  $(BIN)/python -m pytest -n $(WORKERS) --native-arch x86-64-v3 $(TESTS)
+
+# the kernels' tests on 64-bit ARM under qemu-user, which take 3 minutes; ARM=armv8.6-a+dotprod+bf16+i8mm has more instructions
+ARM ?= armv8-a
+test-arm: $(VENV)/.installed-dev
+	NATIVE_ARM=$(ARM) $(BIN)/python -m pytest -n 0 tests/kernels/test_paged_attention.py tests/kernels/test_elementwise.py \
+	  tests/kernels/cpu/test_int8_cache.py $(patsubst %,tests/kernels/cpu/test_native_%.py,attention experts layers linear lora sampling)
 
 install: $(VENV)/.installed
 

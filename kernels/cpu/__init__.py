@@ -1,4 +1,4 @@
-"""The ops as C++ kernels for x86-64 CPUs, compiled on the machine where they run by `NativeBuild`."""
+"""The ops as C++ kernels for x86-64 and 64-bit ARM CPUs, compiled on the machine where they run by `NativeBuild`."""
 
 from __future__ import annotations
 

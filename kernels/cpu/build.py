@@ -1,6 +1,6 @@
 """NativeBuild: compiles `src/*.cpp` once per machine, in the background, and reports the result.
 
-    ~/.cache/troupe/kernels/<hash of sources, compiler, flags, processor>.so
+    ~/.cache/troupe/kernels/<hash of sources, compiler, flags, processor>.so        .dylib on macOS
 
 The file is renamed into place when it is complete. Only its owner may write to the folder. A lock on the folder lets
 one process build; the others wait and load the result.
@@ -29,9 +29,16 @@ _COMPILERS = ("g++", "c++", "clang++")
 _FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     # The sources use no exceptions, errno or floating-point flags. NaN and infinity stay exact: no -ffast-math.
-    *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),
+    # A product and a sum are rounded together only where the source says so, whatever the compiler.
+    *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
 )
-_NEEDED_CPU_FLAGS = ("avx2", "fma", "bmi2", "f16c")
+# system and machine -> what the processor must have; every 64-bit ARM has NEON
+_NEEDED_CPU_FLAGS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("linux", "x86_64"): ("avx2", "fma", "bmi2", "f16c"),
+    ("linux", "aarch64"): (),
+    ("darwin", "arm64"): (),
+}
+_SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _BUILD_LIMIT_S = 600
 _PROBE_LIMIT_S = 20
 _NICENESS = 5
@@ -46,7 +53,7 @@ class NativeBuild:
 
     Args:
         cache: folder of built libraries; default: in the user's cache folder.
-        architecture: value of the compiler's -march; default: this machine.
+        architecture: value of the compiler's -march, on ARM of -mcpu; default: this machine.
     """
 
     def __init__(self, cache: Path | None = None, architecture: str = "native") -> None:
@@ -86,7 +93,7 @@ class NativeBuild:
             return
         try:
             command = self._prepare()
-            target = self._cache / f"{self._hash(command)}.so"
+            target = self._cache / f"{self._hash(command)}{_SUFFIX}"
             if _is_file(target):
                 self._load(target)
                 return
@@ -110,18 +117,19 @@ class NativeBuild:
         Raises:
             BuildError: the platform, the processor or the compiler does not fit.
         """
-        if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-            raise BuildError(
-                f"native ops are for Linux on x86-64, not {sys.platform} on {platform.machine()}"
-            )
-        missing = [flag for flag in _NEEDED_CPU_FLAGS if flag not in read_cpu_flags()]
+        machine = (sys.platform, platform.machine())
+        if machine not in _NEEDED_CPU_FLAGS:
+            known = ", ".join(" on ".join(each) for each in _NEEDED_CPU_FLAGS)
+            raise BuildError(f"native ops are for {known}, not {' on '.join(machine)}")
+        missing = [flag for flag in _NEEDED_CPU_FLAGS[machine] if flag not in read_cpu_flags()]
         if missing:
             raise BuildError(f"the processor lacks {', '.join(missing)}")
         compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
         if compiler is None:
             raise BuildError(f"no C++ compiler found ({', '.join(_COMPILERS)})")
         _make_private(self._cache)
-        return [compiler, *_FLAGS, f"-march={self._architecture}"]
+        option = "-march" if machine[1] == "x86_64" else "-mcpu"
+        return [compiler, *_FLAGS, f"{option}={self._architecture}"]
 
     def _hash(self, command: Sequence[str]) -> str:
         """Return a hash of everything that the compiled code depends on."""
@@ -170,7 +178,8 @@ def read_cpu_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+    found = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(found, "").split())
 
 
 def _compile(command: list[str]) -> None:

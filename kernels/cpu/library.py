@@ -31,6 +31,8 @@ _ISA_NAMES = (
     "AVX-512",
     "AVX-512 with bfloat16 and int8 products",
     "AVX-512, and AMX for products of bfloat16 and int8",
+    "NEON",
+    "NEON with bfloat16 products",
 )
 MAX_THREADS = 256
 # Functions that a tape may repeat, in the order of `kReplays` in `src/exports.cpp`.
@@ -154,7 +156,7 @@ class ThreadPool:
 
 def count_cores() -> int:
     """Return how many cores this process may use: its affinity, and its container's share of them."""
-    num_cores = len(os.sched_getaffinity(0))
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return max(1, min(num_cores, round(int(quota) / int(period))))

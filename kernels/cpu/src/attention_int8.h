@@ -18,37 +18,16 @@ struct ByteProduct {
 
 // Signed bytes of queries, unsigned bytes of keys around the zero point: sums are too large by kSurplus * sum(x).
 struct KeyProduct : ByteProduct {
-#if defined(TROUPE_AVX512) && defined(__AVX512VNNI__)
-    static constexpr int kSurplus = kZeroPoint;
-    static VecInt product(VecInt sum, VecInt x, VecInt w) { return _mm512_dpbusd_epi32(sum, w, x); }
-#else
-    static constexpr int kSurplus = 0;
-    // |x| times w with the sign of x, so that pairs stay within 16 bits.
+    static constexpr int kSurplus = kZero8;
     static VecInt product(VecInt sum, VecInt x, VecInt w) {
-        w = xor_int(w, splat_int(int32_t(0x80808080u)));
-#ifdef TROUPE_AVX512
-        VecInt turned = _mm512_mask_sub_epi8(w, _mm512_movepi8_mask(x), zero_int(), w);
-        VecInt pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(x), turned);
-        return add_int(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-#else
-        VecInt pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(w, x));
-        return add_int(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#endif
+        if constexpr (kSurplus) return add_products(sum, w, x);
+        return add_signed(sum, x, xor_int(w, splat_int(int32_t(0x80808080u))));
     }
-#endif
 };
 
 // Bytes of weights in [0, 127], signed bytes of values.
 struct ValueProduct : ByteProduct {
-    static VecInt product(VecInt sum, VecInt x, VecInt w) {
-#if defined(TROUPE_AVX512) && defined(__AVX512VNNI__)
-        return _mm512_dpbusd_epi32(sum, x, w);
-#elif defined(TROUPE_AVX512)
-        return add_int(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(x, w), _mm512_set1_epi16(1)));
-#else
-        return add_int(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
-#endif
-    }
+    static VecInt product(VecInt sum, VecInt x, VecInt w) { return add_products(sum, x, w); }
 };
 
 template <class T>

@@ -18,7 +18,7 @@ struct Float32Product {
 struct BFloat16Product {
     static constexpr int kParts = BFloat16::kParts;
     static Vec start() { return zero(); }
-#ifdef __AVX512BF16__
+#ifdef TROUPE_BF16
     static VecInt weight(VecInt words, int) { return words; }
 #else
     static Vec weight(VecInt words, int part) { return as_float(part ? upper_16(words) : shift_left_16(words)); }

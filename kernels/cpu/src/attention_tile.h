@@ -27,7 +27,7 @@ public:
         if (end > total_) end = total_;
         for (; at_ < end; ++at_, ++line_) {
             if (line_ == lines_) line_ = 0, ++piece_;
-            _mm_prefetch(static_cast<const char*>(pieces_[piece_]) + line_ * 64, _MM_HINT_T1);
+            __builtin_prefetch(static_cast<const char*>(pieces_[piece_]) + line_ * 64, 0, 2);
         }
     }
 

@@ -1,7 +1,5 @@
 #include "blocks.h"
 
-#include <immintrin.h>
-
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -15,14 +13,10 @@ namespace {
 
 constexpr int kGroup = 32;  // values with one scale
 
-float read_half(const uint8_t* p) {
-    uint16_t half;
-    std::memcpy(&half, p, 2);
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
-}
-
 float round_to_half(float value) {
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT)));
+    uint8_t half[2];
+    write_half(half, value);
+    return read_half(half);
 }
 
 // Round a group of COUNT values, or `count` if that is 0, to codes around 0. Returns the scale, NaN where the group has a NaN.
@@ -54,13 +48,6 @@ float round_group(const float* values, int64_t count, float greatest, int8_t* co
     return scale;
 }
 
-// The product, hidden from the compiler, which could round it together with a sum: torch rounds twice.
-inline Vec multiply(Vec a, Vec b) {
-    Vec product = mul(a, b);
-    asm("" : "+v"(product));
-    return product;
-}
-
 // Add what `leaf` returns for 32 numbers: halves to halves, until one is left.
 template <int FIRST = 0, int STEP = 1, class Leaf>
 __attribute__((always_inline)) inline Vec add_halves(const Leaf& leaf) {
@@ -85,7 +72,7 @@ void round_lanes(const float* values, int64_t size, float* codes, float* scales,
     auto value = [&](int64_t i) __attribute__((always_inline)) { return load(values + i * kLanes); };
     Vec low = value(0), high = low, total = add_all(size, value), count = splat(float(size));
     for (int64_t i = 1; i < size; ++i) low = min(low, value(i)), high = max(high, value(i));
-    low = add(low, multiply(total, zero()));
+    low = add(low, mul(total, zero()));
     alignas(64) float least[kLanes], errors[kLanes], scale_found[kLanes], minimum_found[kLanes];
     store(least, splat(INFINITY));
     store(scales, sub(high, low));
@@ -99,15 +86,15 @@ void round_lanes(const float* values, int64_t size, float* codes, float* scales,
                 store(codes + i * kLanes, code);
                 ones = add(ones, code);
                 squares = fma(code, code, squares);
-                return multiply(code, value(i));
+                return mul(code, value(i));
             });
-            Vec determinant = sub(multiply(count, squares), multiply(ones, ones));
-            scale = div(sub(multiply(count, products), multiply(total, ones)), determinant);
-            minimum = div(sub(multiply(squares, total), multiply(ones, products)), determinant);
+            Vec determinant = sub(mul(count, squares), mul(ones, ones));
+            scale = div(sub(mul(count, products), mul(total, ones)), determinant);
+            minimum = div(sub(mul(squares, total), mul(ones, products)), determinant);
         }
         store(errors, add_all(size, [&](int64_t i) __attribute__((always_inline)) {
-            Vec error = sub(add(multiply(load(codes + i * kLanes), scale), minimum), value(i));
-            return multiply(error, error);
+            Vec error = sub(add(mul(load(codes + i * kLanes), scale), minimum), value(i));
+            return mul(error, error);
         }));
         store(scale_found, scale);
         store(minimum_found, minimum);

@@ -18,13 +18,17 @@ using namespace troupe;
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// The instruction set of the products: 3 AMX beside AVX-512, 2 AVX-512 with bfloat16 and int8 products, 1 AVX-512, 0 AVX2.
+// The instruction set of the products, an index into `_ISA_NAMES` of `kernels.cpu.library`.
 // Called when the library is loaded: the permission for AMX is there before the first thread.
 EXPORT int troupe_isa() {
 #ifdef TROUPE_TILES
     if (has_tiles()) return 3;
 #endif
-#if defined(TROUPE_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if defined(__aarch64__) && defined(TROUPE_BF16)
+    return 5;
+#elif defined(__aarch64__)
+    return 4;
+#elif defined(TROUPE_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
     return 2;
 #elif defined(TROUPE_AVX512)
     return 1;

@@ -79,17 +79,6 @@ void multiply_rows(const TileProduct& tile) {
 
 // ---- the layout --------------------------------------------------------------------------------------------------
 
-void put_half(uint8_t* p, float value) {
-    uint16_t half = uint16_t(_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT), 0));
-    std::memcpy(p, &half, 2);
-}
-
-float get_half(const uint8_t* p) {
-    uint16_t half;
-    std::memcpy(&half, p, 2);
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
-}
-
 constexpr uint32_t repeat(uint32_t byte) { return byte * 0x01010101u; }
 
 // Write 32 codes of an output, which are padded with zeros, as their words in the lines of a unit.
@@ -127,8 +116,8 @@ void unpack_row(const Linear& linear, const Groups& groups, int64_t output, floa
     with_grouped(linear.kind, [&](auto grouped) {
         using Grouped = decltype(grouped);
         for (int64_t start = 0; start < linear.in_features; start += groups.size, group += groups.bytes) {
-            float scale = get_half(group + lane * kHalfBytes);
-            float minimum = Grouped::kIsCentred ? 0.0f : get_half(group + (kPanelWidth + lane) * kHalfBytes);
+            float scale = read_half(group + lane * kHalfBytes);
+            float minimum = Grouped::kIsCentred ? 0.0f : read_half(group + (kPanelWidth + lane) * kHalfBytes);
             const uint8_t* lines = group + groups.factor_bytes + lane * 4;
             int64_t left = linear.in_features - start, size = left < groups.size ? left : groups.size;
             for (int64_t i = 0; i < size; ++i) {
@@ -190,8 +179,8 @@ void pack_grouped(
                 for (int64_t lane = 0; lane < num_lanes; ++lane) {
                     const int8_t* source = codes + (first + lane) * linear.in_features + start;
                     int64_t factor = (first + lane) * groups.count + group;
-                    put_half(to + lane * kHalfBytes, scales[factor]);
-                    if (!Grouped::kIsCentred) put_half(to + (kPanelWidth + lane) * kHalfBytes, minimums[factor]);
+                    write_half(to + lane * kHalfBytes, scales[factor]);
+                    if (!Grouped::kIsCentred) write_half(to + (kPanelWidth + lane) * kHalfBytes, minimums[factor]);
                     if (rest < groups.size) {
                         std::memset(line, 0, groups.size);
                         std::memcpy(line, source, rest);

@@ -28,10 +28,9 @@ namespace troupe {
 constexpr int64_t kHalfBytes = 2;
 constexpr int kUnit = 32;  // inputs
 
-// Whether an instruction adds the products of unsigned and signed bytes in 32 bits.
-#if defined(__AVX512VNNI__) && defined(TROUPE_AVX512) || defined(__AVXVNNI__) && !defined(TROUPE_AVX512)
-#define TROUPE_DOT 1
-constexpr int kZero8 = 128;
+// Codes of 8 bits are unsigned where an instruction adds the products of unsigned and signed bytes in 32 bits.
+#ifdef TROUPE_DOT
+constexpr int kZero8 = kDotIsSigned ? 0 : 128;
 #else
 constexpr int kZero8 = 0;
 #endif

@@ -9,52 +9,6 @@ namespace troupe {
 // Both kinds of accumulators must fit into the registers.
 constexpr int kCodeVecs = 2;
 
-#ifdef TROUPE_AVX512
-template <int COUNT>
-inline VecInt shift_right(VecInt w) { return _mm512_srli_epi16(w, COUNT); }
-template <int COUNT>
-inline VecInt shift_left(VecInt w) { return _mm512_slli_epi16(w, COUNT); }
-inline VecInt and_int(VecInt a, VecInt b) { return _mm512_and_si512(a, b); }
-inline Vec load_half(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-#ifdef TROUPE_DOT
-inline VecInt add_products(VecInt sum, VecInt codes, VecInt x) { return _mm512_dpbusd_epi32(sum, codes, x); }
-#else
-inline VecInt multiply_pairs(VecInt codes, VecInt x) { return _mm512_maddubs_epi16(codes, x); }
-inline VecInt multiply_signed(VecInt codes, VecInt x) {
-    VecInt turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), zero_int(), x);
-    return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), turned);
-}
-inline VecInt add_16(VecInt a, VecInt b) { return _mm512_add_epi16(a, b); }
-inline VecInt add_pairs(VecInt sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
-#endif
-// Round to int8; the values are within its range.
-inline void store_bytes(uint8_t* p, Vec x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(to_int(x))); }
-#else
-template <int COUNT>
-inline VecInt shift_right(VecInt w) { return _mm256_srli_epi16(w, COUNT); }
-template <int COUNT>
-inline VecInt shift_left(VecInt w) { return _mm256_slli_epi16(w, COUNT); }
-inline VecInt and_int(VecInt a, VecInt b) { return _mm256_and_si256(a, b); }
-inline Vec load_half(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
-#ifdef TROUPE_DOT
-inline VecInt add_products(VecInt sum, VecInt codes, VecInt x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
-#else
-inline VecInt multiply_pairs(VecInt codes, VecInt x) { return _mm256_maddubs_epi16(codes, x); }
-inline VecInt multiply_signed(VecInt codes, VecInt x) {
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
-}
-inline VecInt add_16(VecInt a, VecInt b) { return _mm256_add_epi16(a, b); }
-inline VecInt add_pairs(VecInt sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
-#endif
-inline void store_bytes(uint8_t* p, Vec x) {
-    __m256i pairs = _mm256_packs_epi32(to_int(x), _mm256_setzero_si256());
-    __m256i bytes = _mm256_packs_epi16(pairs, pairs);
-    int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
-    std::memcpy(p, &low, 4);
-    std::memcpy(p + 4, &high, 4);
-}
-#endif
-
 template <int ROWS>
 using Sums = VecInt[ROWS][kCodeVecs];
 

@@ -62,11 +62,11 @@ struct Float32Half {
 // bfloat16 activations and weights; groups of 2.
 struct BFloat16 {
     static constexpr int kGroup = 2, kWords = 1;
-#ifdef __AVX512BF16__
+#ifdef TROUPE_BF16
     static constexpr int kParts = 1;
     static VecInt weight(const uint8_t* w, int) { return load_int(w); }
     static VecInt activation(const uint32_t* x, int) { return splat_int(int32_t(*x)); }
-    static Vec product(Vec acc, VecInt x, VecInt w) { return _mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)w); }
+    static Vec product(Vec acc, VecInt x, VecInt w) { return add_bf16_products(acc, x, w); }
 #else
     static constexpr int kParts = 2;
     static Vec weight(const uint8_t* w, int part) { return Float32Half::weight(w, part); }

@@ -1,12 +1,13 @@
 #include "pool.h"
 
-#include <immintrin.h>
-#include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
-#include <sys/syscall.h>
 #include <time.h>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include <atomic>
 #include <climits>
@@ -30,12 +31,29 @@ int64_t now_nanoseconds() {
     return int64_t(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
+#ifdef __linux__
 void futex_wait(std::atomic<uint32_t>* word, uint32_t expected) {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
 }
 
 void futex_wake(std::atomic<uint32_t>* word, int count) {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+}
+#else
+// What libc++ waits with on macOS: operation 1 compares 32 bits, 0x100 wakes all.
+extern "C" int __ulock_wait(uint32_t operation, void* address, uint64_t expected, uint32_t microseconds);
+extern "C" int __ulock_wake(uint32_t operation, void* address, uint64_t unused);
+
+void futex_wait(std::atomic<uint32_t>* word, uint32_t expected) { __ulock_wait(1, word, expected, 0); }
+void futex_wake(std::atomic<uint32_t>* word, int) { __ulock_wake(0x101, word, 0); }
+#endif
+
+void relax() {
+#ifdef __aarch64__
+    asm volatile("isb");
+#else
+    __builtin_ia32_pause();
+#endif
 }
 
 // Spin on `is_over` for at most the given time; whether it came true.
@@ -44,7 +62,7 @@ bool watch(int64_t nanoseconds, const Predicate& is_over) {
     int64_t end = 0;
     for (int round = 0;; ++round) {
         if (is_over()) return true;
-        _mm_pause();
+        relax();
         if (round % 64 == 63) {
             int64_t now = now_nanoseconds();
             if (!end) end = now + nanoseconds;

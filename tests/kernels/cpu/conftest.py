@@ -1,6 +1,7 @@
 """Native libraries for the tests: built once per machine, for it and for older processors."""
 
 import functools
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from kernels.cpu import NativeBuild, NativeLibrary, build
 from kernels.cpu.build import read_cpu_flags
 from kernels.cpu.native_ops import NativeOps
+from tests.kernels.cpu.remote import RemoteLibrary
 
 CPU_FLAGS = read_cpu_flags()
 HAS_TILES = {"amx_tile", "amx_bf16", "amx_int8"} <= CPU_FLAGS
@@ -18,6 +20,10 @@ if "avx512f" in CPU_FLAGS:
     ARCHITECTURES["x86-64-v3"] = "avx2"
 if {"avx512_vnni", "avx512_bf16"} & CPU_FLAGS:
     ARCHITECTURES["x86-64-v4"] = "avx512f"
+# Where it is set, as to armv8-a, native ops are those of an emulated ARM: see `make test-arm`.
+ARM = os.environ.get("NATIVE_ARM")
+if ARM:
+    ARCHITECTURES = {"native": "avx2"}
 # The machine itself with AMX, whose instructions are loops where it has none; only products differ.
 TILE_TWIN = "tile twin"
 
@@ -25,6 +31,8 @@ TILE_TWIN = "tile twin"
 @functools.cache
 def load_library(architecture: str) -> NativeLibrary | str:
     """The library, or the reason why there is none."""
+    if ARM and architecture == "native":
+        return RemoteLibrary(ARM)
     with pytest.MonkeyPatch.context() as patch:
         if architecture == TILE_TWIN:
             patch.setattr(build, "_FLAGS", (*build._FLAGS, "-DTROUPE_TILE_TWIN", f"-I{Path(__file__).parent}"))

@@ -71,8 +71,16 @@ def test_an_old_processor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_another_platform_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.platform, "machine", lambda: "arm64")
-    assert "not linux on arm64" in run(tmp_path / "cache").status
+    monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
+    assert "not linux on riscv64" in run(tmp_path / "cache").status
+
+
+def test_arm_is_compiled_for_its_own_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_compiler: Path
+) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
+    make_compiler(only_compiler, 'echo "error: $*"; exit 1')
+    assert " -mcpu=native " in run(tmp_path / "cache").status
 
 
 def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path, only_compiler: Path) -> None:
