@@ -1,7 +1,7 @@
 """Objects: JSON with an id, visible to their owner only. All functions get a connection: `store.run(put, owner, ...)`.
 
 owner   a browser, an API key, or "" (programs without key or cookie), see app/api/gate.py
-kind    chat, turn, project, document, schema, record, approval, response, file, job
+kind    chat, turn, project, opened, approval, response, file, job
 parent  the object that it belongs to, and goes with: the chat of a turn, the project of a document
 """
 

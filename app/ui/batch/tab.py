@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import html
+import os
+import secrets
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ from app.extraction import Extractor, Schema
 from app.extraction.export import FORMATS, ExportError, export
 from app.extraction.review import EditError
 from app.extraction.schema_check import SchemaChecker
-from app.extraction.sources import OFFICE_TYPES, UnreadableSource, dump_source
-from app.store import Item, StoreError, jobs, objects
+from app.extraction.sources import OFFICE_TYPES, Table, UnreadableSource, dump_source
+from app.store import Connection, Item, StoreError, jobs, objects
 from app.ui.batch.run import BatchRun
 from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
 from app.ui.batch.view import (
@@ -54,6 +56,8 @@ UPDATE_INTERVAL_S = 0.25
 NOT_OPEN = Explanation(
     "These files are not open any more.", "Others needed the room, or the connection was lost.", "Open them again."
 )
+GONE = "The server does not have the files any more: open them again to run more rows."
+MAX_OPENED, MAX_OPENED_BYTES = 20, 1_000_000  # of one owner, as the projects of the Extract tab
 WAITS = "The engine is not ready; the batch goes on when it is."
 
 
@@ -74,9 +78,9 @@ class BatchTab:
     def build(self, demo: gr.Blocks, of_extract: SchemaPanel) -> None:
         """Put the tab's components on the page and connect them."""
         with gr.Row(elem_id="batch", equal_height=False):
-            with gr.Column(scale=4, min_width=300):
+            with gr.Column(scale=3, min_width=280):
                 self._build_inputs()
-            with gr.Column(scale=9, min_width=300):
+            with gr.Column(scale=10, min_width=300):
                 self._build_results()
         self.index = gr.State(None)  # the row that is open for review
         # Never displayed; carries the id of the run that the browser knows into the event.
@@ -85,17 +89,19 @@ class BatchTab:
         at_once = {"queue": False, **quiet}
         buttons = [self.trial, self.run_button, self.stop_button, *self.downloads, self.again, self.samples]
         outputs = [self.progress, self.records, *buttons]
+        choice = [self.column, self.schema]
         reviewed = [self.review, self.place, self.index, *self.desk.parts]
-        opened = [self.column, *outputs, self.review]
-        self.files.change(self.open_files, self.files, opened, **at_once)
-        self.folder.upload(self.open_folder, self.folder, opened, **at_once)
-        self.column.input(self.show_column, self.column, self.records, **at_once)
-        inputs = [self.column, self.schema, of_extract.code, of_extract.problem, self.order]
-        demo.load(self.attach, known, outputs, js=read_kept("readBatch"), **quiet)
+        opened = [self.files, self.column, *outputs, self.review]
+        self.files.change(self.open_files, [self.files, self.schema], opened, **at_once)
+        self.folder.upload(self.open_folder, [self.folder, self.schema], opened, **at_once)
+        for part in choice:
+            part.input(self.show_choice, choice, self.records, **at_once)
+        inputs = [*choice, of_extract.code, of_extract.problem, self.order]
+        demo.load(self.attach, known, [*opened, self.schema], js=read_kept("readBatch"), **quiet)
         self.trial.click(self.run_some, inputs, outputs, **quiet)
         self.run_button.click(self.run_all, inputs, outputs, **quiet)
         self.again.click(self.run_again, self.order, outputs, **quiet)
-        self.samples.click(self.run_samples, self.order, [self.column, self.schema, self.review, *outputs], **quiet)
+        self.samples.click(self.run_samples, self.order, [*opened, self.schema], **quiet)
         self.order.input(self.sort, self.order, self.records, **at_once)
         self.records.open(self.open_row, None, reviewed, **at_once)
         self.stop_button.click(self.stop, None, None, **at_once)
@@ -158,9 +164,11 @@ class BatchTab:
             visible=bool(self.examples.samples),
         )
 
-    async def open_files(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
+    async def open_files(self, paths: Sequence[str] | None, schema: str, request: gr.Request) -> Update:
         """Open files as a table; a run over earlier files is stopped first, because the page no longer shows it."""
         session = str(request.session_hash)
+        if paths and list(paths) == self.tables.paths.get(session):
+            return gr.skip()  # the page shows what is open
         stopped = await self._leave_run(session)
         note = render_note("The run before was stopped; what is done is kept.") if stopped else ""
         # Before reading the new table, because a visitor has one table at a time.
@@ -170,29 +178,50 @@ class BatchTab:
         except UnreadableSource as error:
             refused = Explanation("These files cannot be opened.", f"{error}.", "")
             table, note = NO_TABLE, refused.as_html() + note
-        self.tables.put(session, table)
+        self.tables.put(session, table, paths or ())
         column = table.pick_text_column()
+        batch_id = await self._keep(column, schema, request)
         return {
-            self.column: gr.update(choices=list(table.columns), value=column), self.progress: note,
-            self.records: render_preview(table, column), self.review: gr.update(visible=False),
-            self.samples: gr.update(visible=not table.rows and bool(self.examples.samples)),
-            **self._buttons(False, column is not None), **(await self._save(stopped) if stopped else {}),
+            **self._show_table(table, column, batch_id), self.progress: note, self.review: gr.update(visible=False),
+            **(await self._save(stopped) if stopped else {}),
         }
 
-    async def open_folder(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
+    def _show_table(self, table: Table, column: str | None, batch_id: str) -> Update:
+        return {
+            self.column: gr.update(choices=list(table.columns), value=column),
+            self.records: render_preview(table, column, batch_id),
+            self.samples: gr.update(visible=not table.rows and bool(self.examples.samples)),
+            **self._buttons(False, column is not None),
+        }
+
+    async def _keep(self, column: str | None, schema: str, request: gr.Request) -> str:
+        """Keep the open files and what was chosen for them; returns the id by which a later page finds them."""
+        batch_id = secrets.token_urlsafe(16)
+        paths = self.tables.paths.get(str(request.session_hash), [])
+
+        def put(db: Connection, owner: str) -> None:
+            objects.put(db, owner, "opened", batch_id, {"paths": paths, "column": column, "schema": schema})
+            objects.keep_latest(db, owner, "opened", MAX_OPENED, MAX_OPENED_BYTES)
+
+        with suppress(StoreError):  # a reload then opens no file
+            await self.store.run(put, find_owner(request))
+        return batch_id
+
+    async def open_folder(self, paths: Sequence[str] | None, schema: str, request: gr.Request) -> Update:
         """Open a folder, with those of its files that are supported."""
         fitting = [path for path in paths or () if Path(path).suffix.lower() in FILE_TYPES]
-        opened = await self.open_files(fitting, request)
+        opened = {**await self.open_files(fitting, schema, request), self.files: fitting}
         if num_others := len(paths or ()) - len(fitting):
             opened[self.progress] += render_note(f"Files of other types in the folder, left out: {num_others:,}.")
         return opened
 
-    def show_column(self, column: str | None, request: gr.Request) -> Any:
-        """Preview another column first; during a run the records stay."""
+    async def show_choice(self, column: str | None, schema: str, request: gr.Request) -> Any:
+        """Keep what was chosen for the open files, and preview that column first; the records of a run stay."""
         session = str(request.session_hash)
-        if self.stops.is_running(session):
+        table = self.tables.get(session)
+        if session in self.shown or not table.rows:
             return gr.skip()
-        return render_preview(self.tables.get(session), column)
+        return render_preview(table, column, await self._keep(column, schema, request))
 
     def leave(self, session: str) -> None:
         """Free the tables of a session whose page was closed or lost its connection; its run goes on."""
@@ -200,16 +229,38 @@ class BatchTab:
         self.tables.drop(session)
         self.shown.pop(session, None)
 
-    async def attach(self, run_id: str | None, request: gr.Request) -> AsyncGenerator[Update, None]:
-        """Show the run that this browser began before the page was loaded."""
+    async def attach(self, batch_id: str | None, request: gr.Request) -> AsyncGenerator[Update, None]:
+        """Show the files that this browser opened before the page was loaded, and the run that it began on them."""
         session, owner = str(request.session_hash), find_owner(request)
-        job = await self.store.run(objects.get, owner, "job", str(run_id))
-        if job is None or session in self.shown or self.tables.get(session).rows:
+        job = await self.store.run(objects.get, owner, "job", str(batch_id))
+        found = job or await self.store.run(objects.get, owner, "opened", str(batch_id))
+        if found is None or session in self.shown or self.tables.get(session).rows:
             yield gr.skip()
+            return
+        opened = found.body.get("opened", {}) if job else found.body
+        if opened.get("paths"):
+            yield await self._open_again(session, str(batch_id), opened)
+        if job is None:
             return
         async with aclosing(self._show(session, self._make_run(owner, job))) as updates:
             async for update in updates:
                 yield update
+
+    async def _open_again(self, session: str, batch_id: str, opened: dict[str, Any]) -> Update:
+        """Open the files of an earlier page with what was chosen for them."""
+        paths, column, schema = opened["paths"], opened["column"], opened["schema"]
+        table = NO_TABLE
+        if await asyncio.to_thread(lambda: all(map(os.path.isfile, paths))):
+            with suppress(UnreadableSource):
+                table = await open_table(paths)
+        known = {self.schema: schema if schema in self.examples.schemas else AS_IN_EXTRACT}
+        if not table.rows:
+            choices = [column] if column else []
+            return {**known, self.column: gr.update(choices=choices, value=column), self.progress: render_note(GONE)}
+        self.tables.put(session, table, paths)
+        root = Path(get_upload_folder())
+        files = [path for path in paths if Path(path).is_relative_to(root)]
+        return {**self._show_table(table, column, batch_id), **known, self.files: files or None}
 
     async def run_some(self, request: gr.Request, *given: Any) -> AsyncGenerator[Update, None]:
         """Extract the first rows only, to test the schema."""
@@ -236,7 +287,7 @@ class BatchTab:
         found = {name: str(self.examples.schema_for(name)) for name in self.examples.samples}
         schema = max(found.values(), key=list(found.values()).count)
         paths = [str(path) for name, path in self.examples.samples.items() if found[name] == schema]
-        opened = await self.open_files(paths, request)
+        opened = await self.open_files(paths, schema, request)
         column = opened[self.column]["value"]
         yield {**opened, self.schema: schema}
         async with aclosing(self.run_all(request, column, schema, "", None, order)) as updates:
@@ -329,7 +380,8 @@ class BatchTab:
         await self._leave_run(session)
         model = self.context.check_model(None)
         asked = {"schema": found, "model": model, "cache_salt": f"session-{session}"}
-        body = {"model": model, "request": asked, "is_weighed": True}
+        opened = {"paths": self.tables.paths.get(session, []), "column": column, "schema": name}
+        body = {"model": model, "request": asked, "is_weighed": True, "opened": opened}
         try:
             job = await add_job(self.context, owner, "extract", body, (dump_source(row.pick(column)) for row in rows))
         except StoreError as error:

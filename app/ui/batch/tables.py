@@ -30,15 +30,17 @@ async def open_table(paths: Sequence[str | Path], limits: TableLimits = LIMITS) 
 
 
 class OpenTables:
-    """One table for each session; the ones that were opened first make room."""
+    """One table for each session, with the files it was read from; the ones that were opened first make room."""
 
     def __init__(self, limits: TableLimits = LIMITS) -> None:
         self.limits = limits
         self._tables: OrderedDict[str, tuple[Table, float]] = OrderedDict()
+        self.paths: dict[str, list[str]] = {}
 
-    def put(self, session: str, table: Table) -> None:
+    def put(self, session: str, table: Table, paths: Sequence[str] = ()) -> None:
         """Keep this table in place of the session's last one."""
         self.drop(session)
+        self.paths[session] = list(paths)
         if not table.rows:
             return
         rows, cells, chars = len(table.rows), table.num_cells, table.num_chars
@@ -55,3 +57,4 @@ class OpenTables:
     def drop(self, session: str) -> None:
         """Free the session's table."""
         self._tables.pop(session, None)
+        self.paths.pop(session, None)

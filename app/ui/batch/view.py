@@ -23,8 +23,8 @@ EMPTY_BATCH = (
 )
 
 
-def render_preview(table: Table, column: str | None) -> str:
-    """Return the first rows, the chosen column first."""
+def render_preview(table: Table, column: str | None, batch_id: str) -> str:
+    """Return the first rows, the chosen column first, with the id by which a later page finds them."""
     if not table.rows:
         return EMPTY_BATCH
     columns = sorted(table.columns, key=lambda name: name != column)
@@ -45,7 +45,8 @@ def render_preview(table: Table, column: str | None) -> str:
     count = ", ".join(counts)
     more = f"{count}; the first {NUM_PREVIEWED} are shown" if len(table.rows) > NUM_PREVIEWED else count
     return (
-        f'<div class="batch-table"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<div class="batch-table" data-run="{batch_id}"><table><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
         f'<p class="figures-line">{more}.</p>'
     )
 
@@ -150,7 +151,7 @@ def _render_record(number: int, record: dict[str, Any], columns: list[str], is_m
         kind, word = "good", "approved"
     word = "not valid" if word == "stop" else "cut off" if word == "length" else word
     num_flags = len(record["flags"])
-    lowest = f", lowest {least_confidence(record):.0%}" if is_measured else ""
+    lowest = f"<br>lowest {least_confidence(record):.0%}" if is_measured else ""
     flags = f'<span class="state cut">{num_flags} to check</span>{lowest}' if num_flags else "–"
     return f'<tr>{head}<td><span class="state {kind}">{word}</span></td><td>{flags}</td>{cells}</tr>'
 

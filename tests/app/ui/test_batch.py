@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import functools
+import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
@@ -120,10 +121,27 @@ async def test_opened_files_pick_their_column_and_open_the_buttons(make_tab: Mak
     path = tmp_path / "a.csv"
     path.write_text("id,body\n1,<Ada>\n")
     tab, _ = make_tab()
-    opened = show(tab, await tab.open_files([str(path)], REQUEST))
+    opened = show(tab, await tab.open_files([str(path)], AS_IN_EXTRACT, REQUEST))
     assert opened.column["value"] == "body" and opened.run["interactive"] is True and opened.progress == ""
     assert len(tab.tables.get("abc").rows) == 1
     assert "&lt;Ada&gt;" in opened.records and opened.records.index("body") < opened.records.index("id")
+
+
+async def test_a_page_loaded_later_opens_the_files_with_what_was_chosen(make_tab: MakeTab, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,body\n1,Ada\n")
+    tab, _ = make_tab()
+    await tab.open_files([str(path)], AS_IN_EXTRACT, REQUEST)
+    kept = re.search('data-run="([^"]+)"', await tab.show_choice("id", "person", REQUEST))
+    run = (await collect(tab, tab.run_all(REQUEST, "id", "person", "", None, False)))[-1]
+    for number, batch_id in enumerate((kept[1], re.search('data-run="([^"]+)"', run.records)[1])):
+        later = make_request(f"later {number}")
+        opened = await anext(tab.attach(batch_id, later))
+        assert (opened[tab.column]["value"], opened[tab.schema]) == ("id", "person")
+        assert opened[tab.run_button]["interactive"] is True and len(tab.tables.get(later.session_hash).rows) == 1
+    path.unlink()
+    gone = await anext(tab.attach(kept[1], make_request("last")))
+    assert gone[tab.column]["value"] == "id" and "open them again" in gone[tab.progress]
 
 
 async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(make_tab: MakeTab, tmp_path: Path) -> None:
@@ -132,7 +150,7 @@ async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(make_tab
     for path in paths:
         path.write_text("Ada")
     tab, _ = make_tab()
-    opened = show(tab, await tab.open_folder(list(map(str, paths)), REQUEST))
+    opened = show(tab, await tab.open_folder(list(map(str, paths)), AS_IN_EXTRACT, REQUEST))
     assert [row.name for row in tab.tables.get("abc").rows] == ["B.TXT", "a.txt"]
     assert opened.run["interactive"] is True and "left out: 2" in opened.progress
 
@@ -145,7 +163,7 @@ async def test_slow_files_leave_the_threads_of_the_engine_free(
     monkeypatch.setattr(tables, "read_file", lambda *_: release.wait() and NO_TABLE)
     tab, _ = make_tab()
     visitors: Any = [make_request(str(number)) for number in range(40)]
-    opening = [asyncio.create_task(tab.open_files([str(tmp_path)], each)) for each in visitors]
+    opening = [asyncio.create_task(tab.open_files([str(tmp_path)], AS_IN_EXTRACT, each)) for each in visitors]
     try:
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 10) == "free"
     finally:
@@ -157,7 +175,7 @@ async def test_a_visitor_has_one_table_and_it_is_freed_when_he_leaves(make_tab: 
     path = tmp_path / "a.txt"
     path.write_text("Ada")
     tab, engine = make_tab()
-    await tab.open_files([str(path)], REQUEST)
+    await tab.open_files([str(path)], AS_IN_EXTRACT, REQUEST)
     assert [row.name for row in tab.tables.get("abc").rows] == ["a.txt"]
     tab.leave("abc")
     (update,) = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
@@ -306,7 +324,7 @@ async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[Non
 async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more(make_tab: MakeTab) -> None:
     tab, engine = make_tab(hold=asyncio.Event())
     first, updates = await start_run(tab, engine)
-    opened = show(tab, await tab.open_files(None, REQUEST))
+    opened = show(tab, await tab.open_files(None, AS_IN_EXTRACT, REQUEST))
     num_updates = len(updates)
     assert all(request.is_aborted for request in engine.requests) and "was stopped" in opened.progress
     assert opened.run["interactive"] is False  # because the files have been deleted
@@ -356,11 +374,10 @@ async def test_a_second_run_of_a_page_ends_the_first(make_tab: MakeTab) -> None:
     second, updates = await start_run(tab, engine)
     await first
     assert [request.is_aborted for request in engine.requests] == [True] * 3 + [False] * 3
-    assert tab.show_column("text", REQUEST) == gr.skip()  # the records stay in sight
+    assert await tab.show_choice("text", "person", REQUEST) == gr.skip()  # the records stay in sight
     await tab.stop(REQUEST)
     await second
     assert "stopped" in updates[-1].progress and all(request.is_aborted for request in engine.requests)
-    assert "b is broken" in tab.show_column("text", REQUEST)
 
 
 def make_run(**fields: Any) -> BatchRun:
@@ -369,9 +386,9 @@ def make_run(**fields: Any) -> BatchRun:
 
 
 async def test_what_there_is_not_to_show_is_said(make_tab: MakeTab) -> None:
-    assert "b is broken" in render_preview(make_table(ROWS), "text")
+    assert "b is broken" in render_preview(make_table(ROWS), "text", "")
     tab, _ = make_tab()
-    opened = show(tab, await tab.open_files(None, REQUEST))
+    opened = show(tab, await tab.open_files(None, AS_IN_EXTRACT, REQUEST))
     assert "Many texts, one schema" in opened.records and opened.run["interactive"] is False
     assert "Many texts" in render_records(make_run())
     record = {"source": "a", "record": {"2023": 1}, "valid": True, "confidence": {"/2023": 0.5}, "flags": {}}
