@@ -97,7 +97,7 @@ class _View:
                     items = self._render_items(parent) if isinstance(parent[-1], int) else ""
                     body.append(f'<tr class="group"><th colspan="2">{show_path(parent)}{items}</th></tr>')
             inner = ' class="inner"' if parent else ""
-            name = f'<th scope="row"{inner}>{show_path(leaf.path[-1:]) or "value"}</th>'
+            name = f'<th scope="row"{inner}>{show_name(leaf.path[-1:])}</th>'
             value = self._render_value(leaf) + self._tell(leaf)
             body.append(f"<tr {self._mark(number, leaf)}>{name}<td>{value}</td></tr>")
         return f"<table><tbody>{''.join(body)}</tbody></table>"
@@ -119,7 +119,7 @@ class _View:
             rows.append(f"<tr><th scope='row'>{int(index) + 1}</th>{tds}{buttons}</tr>")
             if notes := "".join(self._tell(leaf, show_path(name)) for name, (_, leaf) in cells.items()):
                 rows.append(f'<tr class="told"><td></td><td colspan="{len(columns) + 1}">{notes}</td></tr>')
-        heads = "".join(f'<th scope="col">{show_path(name) or "value"}</th>' for name in columns)
+        heads = "".join(f'<th scope="col">{show_name(name)}</th>' for name in columns)
         end = '<td class="items"></td>' if self.shown else ""
         return (
             f'<section class="list"><h2>{show_path(path) or "items"}{self._count(path, group)}</h2><div class="wide">'
@@ -255,6 +255,11 @@ def show_path(path: Path) -> str:
     """Return a value's path as HTML for people; list indices count from one."""
     steps = [str(step + 1) if isinstance(step, int) else step for step in path]
     return html.escape(" › ".join(steps), quote=True)
+
+
+def show_name(path: Path) -> str:
+    """Return the heading of a value; a long name may break behind an underscore."""
+    return (show_path(path) or "value").replace("_", "_<wbr>")
 
 
 def render_why(shown: Shown, pointer: str) -> str:

@@ -9,7 +9,8 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError,
 from app.extraction.export import ExportError, export
 from app.extraction.pdf import find_ocr
 from app.extraction.reading import read_apart
-from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, UnreadableSource, read_text
+from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, Source, UnreadableSource, read_text
 from app.store import Connection, Store, StoreError, objects
 from app.ui.examples import Examples, is_demo_model
 from app.ui.explain import EXPLAINED, Explanation, explain
 from app.ui.extract.approvals import render_trust
-from app.ui.extract.desk import Update
+from app.ui.extract.desk import Update, find_first_page
 from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
 from app.ui.extract.schema_panel import BEGIN_CHANGE, END_CHANGE, SchemaPanel, dump
@@ -200,19 +201,20 @@ class ExtractTab(ExtractRun):
         picked.then(None, js=END_CHANGE, **at_once)
         for change in changes:
             change.then(
-                self.keep, [self.project, self.text, panel.code, desk.shown], [self.project, self.kept],
+                self.keep, [self.project, self.text, panel.code, self.opened, desk.shown], [self.project, self.kept],
                 trigger_mode="always_last", **at_once,
             )
 
     async def keep(
-        self, project: str, text: str, schema: str, shown: Shown | None, request: gr.Request
+        self, project: str, text: str, schema: str, opened: Opened | None, shown: Shown | None, request: gr.Request
     ) -> tuple[str, str]:
-        """Keep text, schema and record with its review in the store; returns the project's id, twice."""
+        """Keep text, file, schema and record with its review in the store; returns the project's id, twice."""
         project = project or secrets.token_urlsafe(16)
         record = None
         if shown is not None and shown.drafted.record is not None:
             record = shown.dump() | {"text": shown.text, "schema": shown.schema}
-        body = {"text": text, "schema": schema, "record": record}
+        path = str(opened.path) if opened is not None else ""
+        body = {"text": text, "schema": schema, "record": record, "path": path}
 
         def put(db: Connection, owner: str) -> None:
             objects.put(db, owner, "project", project, body)
@@ -230,12 +232,17 @@ class ExtractTab(ExtractRun):
         found = await self.store.run(objects.get, find_owner(request), "project", project) if project else None
         if found is not None:
             body = found.body
-            drawn = {**self._put("", kept.get("draft") or body["text"]), **self.panel.show(body["schema"])}
+            opened = await self._open_again(body.get("path"))
+            drawn = {**self._put(kept.get("draft") or body["text"], opened), **self.panel.show(body["schema"])}
+            if opened is not None and opened.source.page_starts:
+                drawn[self.page] = await show_page(opened, 1)
             if (record := body["record"]) is not None:
                 shown = await asyncio.to_thread(restore, record, record["text"], record["schema"])
+                shown = replace(shown, opened=opened)
                 trust = await self._read_trust(find_owner(request), shown.schema)
                 drawn |= self.desk.draw(shown) | {self.trust: render_trust(trust)}
                 drawn[self.source_tabs] = gr.update(selected=choose_tab(shown))
+                drawn |= {self.page: page} if (page := await find_first_page(shown)) is not None else {}
             yield drawn | {self.project: project}
         elif kept.get("is_new"):
             async with aclosing(self.prove(request)) as updates:
@@ -253,7 +260,7 @@ class ExtractTab(ExtractRun):
         picked = await self.pick_sample(PROOF, request)
         yield picked
         schema = picked[self.panel.code]
-        running = self.run(picked[self.text], schema, None, True, False, "", "", None, request)
+        running = self.run(picked[self.text], schema, None, True, False, "", "", picked[self.opened], request)
         async with aclosing(running) as updates:
             async for update in updates:
                 yield update
@@ -262,14 +269,28 @@ class ExtractTab(ExtractRun):
         """Show an example text with its schema, in place of text and record."""
         await self.stops.end(str(request.session_hash))
         if name not in self.examples.samples:
-            return self._put("", "")
+            return self._put("")
         path, schema = self.examples.samples[name], self.examples.schema_for(name)
         views = self.panel.show(self.examples.schemas[schema]) if schema else {}
-        return {**self._put(f"Example: {name}", read_text(path)), **views}
+        text = read_text(path)
+        return {**self._put(text, Opened(path, Source(path.name, text))), **views}
 
-    def _put(self, name: str, text: str, opened: Opened | None = None, badge: str = "") -> Update:
+    async def _open_again(self, path: str | None) -> Opened | None:
+        """Read the file of a project again; without its content when the server does not have it any more."""
+        if not path:
+            return None
+        with suppress(UnreadableSource):
+            return await read_apart(path, open_path, Path(path), self.engine.sees_images)
+        return Opened(Path(path), Source(Path(path).name, ""))
+
+    def _put(self, text: str, opened: Opened | None = None, badge: str = "") -> Update:
         """Return another text, or none, in place of text and record."""
-        is_photo, is_pdf = (opened.is_photo, opened.is_pdf) if opened else (False, False)
+        name = ""
+        is_photo = is_pdf = False
+        if opened is not None:
+            samples = {path: f"Example: {name}" for name, path in self.examples.samples.items()}
+            name, is_here = samples.get(opened.path, opened.path.name), not opened.source.is_empty
+            is_photo, is_pdf = opened.is_photo and is_here, opened.is_pdf and is_here
         tab = "image" if is_photo else "page" if is_pdf and not text.strip() else "text"
         return {
             **self.clear(badge),
@@ -311,9 +332,9 @@ class ExtractTab(ExtractRun):
             opened = await read_apart(path, open_path, Path(path), self.engine.sees_images)
         except UnreadableSource as error:
             advice = "Open a PDF with text in it, a Word, Excel, PowerPoint, HTML, mail or text file."
-            return self._put("", "", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())
+            return self._put("", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())
         page = await show_page(opened, 1) if opened.is_pdf else ""
-        return {**self._put(opened.path.name, opened.source.text, opened), self.page: page}
+        return {**self._put(opened.source.text, opened), self.page: page}
 
 
 def save_record(file_format: str, shown: Shown | None) -> dict[str, str]:

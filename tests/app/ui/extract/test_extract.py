@@ -253,19 +253,23 @@ async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(tmp_path:
     assert [update async for update in tab.open({"is_new": True}, REQUEST)] == [gr.skip()]
 
 
-async def test_a_reload_keeps_text_schema_record_and_corrections() -> None:
+async def test_a_reload_keeps_text_file_schema_record_and_corrections(tmp_path: Path) -> None:
+    (path := tmp_path / "ada.txt").write_text("Ada, 36")
     tab, _ = make_tab()
+    file = read(tab, await tab.open_file(str(path), REQUEST)).opened
     shown = (await act(tab, (await run(tab))[-1].shown, "check", "/name", age="37")).shown
-    project, _ = await tab.keep("", "Ada, 36", SCHEMA, shown, REQUEST)
+    project, _ = await tab.keep("", "Ada, 36", SCHEMA, file, shown, REQUEST)
     (opened,) = [read(tab, update) async for update in tab.open({"project": project}, REQUEST)]
     again = opened.shown
     assert (opened.text, opened.schema, again.result.record) == ("Ada, 36", SCHEMA, {"name": "Ada", "age": 37})
     assert (again.by_hand, again.checked) == (shown.by_hand, shown.checked)
+    assert opened.opened == again.opened == file and "ada.txt" in opened.name
+    path.unlink()
     assert render_why(again, "/name") == render_why(shown, "/name")
     assert (await act(tab, again, "undo", "/age")).shown.result.record == {"name": "Ada", "age": 36}
     # What was typed since is newer; another browser has no such project.
     (opened,) = [read(tab, update) async for update in tab.open({"project": project, "draft": "Ada, 40"}, REQUEST)]
-    assert opened.text == "Ada, 40" and opened.shown.text == "Ada, 36"
+    assert opened.text == "Ada, 40" and opened.shown.text == "Ada, 36" and "ada.txt" in opened.name
     other = SimpleNamespace(session_hash="xyz", request=None)
     assert [update async for update in tab.open({"project": project}, other)] == [gr.skip()]
 
@@ -275,7 +279,7 @@ async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     path.write_text("Ada")
     tab, _ = make_tab({"person 1": path})
     update = read(tab, await tab.pick_sample("person 1", REQUEST))
-    assert (update.fields, update.shown, update.opened, update.figures) == (EMPTY, None, None, "")
+    assert (update.fields, update.shown, update.figures) == (EMPTY, None, "") and "person 1" in update.name
     assert (update.text, update.chosen["value"], update.schema) == ("Ada", "person", SCHEMA)
     assert update.form["value"]["fields"][0]["name"] == "name" and "schema keywords are enforced" in update.status
 
