@@ -20,6 +20,12 @@ History = list[Message]
 
 ERROR_ID = "error"
 REASONING_ID = "reasoning"
+# Code, formulas in brackets, and what may be a formula between single dollars.
+FORMULA = re.compile(
+    r"(`{3,}).*?(?:\1|\Z)|(?<!`)(`{1,2})(?!`).*?(?<!`)\2(?!`)|\$\$.*?\$\$|\\\(.*?\\\)|\\\[.*?\\\]"
+    r"|(?<![\\$\w])\$(?P<formula>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\w$])",
+    re.DOTALL,
+)
 JSON_TOKEN, INDENT = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+'), "  "
 
 
@@ -62,7 +68,7 @@ def answer_messages(text: str, thinking: Thinking | None = None) -> list[Message
 
 
 def lay_out(history: History) -> History:
-    """Return the history as a page shows it: an answer that is JSON is a code block, with a line for each value."""
+    """Return the history as a page shows it: formulas in the brackets that it knows, JSON as a code block."""
     return [{**each, "content": _lay_out(each["content"])} if _is_answer(each) else each for each in history]
 
 
@@ -71,12 +77,12 @@ def _is_answer(message: Message) -> bool:
 
 
 def _lay_out(text: str) -> str:
-    if not text.lstrip().startswith(("{", "[")):
-        return text
     try:
-        json.loads(text)
+        is_json = text.lstrip().startswith(("{", "[")) and json.loads(text) is not None
     except (ValueError, RecursionError):
-        return text
+        is_json = False
+    if not is_json:
+        return FORMULA.sub(_bracket, text)
     # Token by token, because a number is shown as it was written.
     lines, depth = "", 0
     for token in JSON_TOKEN.findall(text):
@@ -90,6 +96,14 @@ def _lay_out(text: str) -> str:
         else:
             lines += {",": f",\n{INDENT * depth}", ":": ": "}.get(token, token)
     return f"```json\n{lines}\n```"
+
+
+def _bracket(match: re.Match[str]) -> str:
+    """Put a formula between single dollars into brackets; between amounts of money there are words."""
+    formula = match["formula"]
+    if formula is None or (re.search(r"\s", formula) and not re.search(r"[\\^_=+<>{}]", formula)):
+        return match[0]
+    return f"\\({formula}\\)"
 
 
 def figures_message(line: str, turn_id: str = "") -> Message:

@@ -81,7 +81,7 @@ class Turn:
     @property
     def growing(self) -> History:
         """Return the messages after the history: the question, if it is new, and the answer so far."""
-        return [*self.history[self.num_shown :], *(write(self.answer) or [answer_message(WAITING)])]
+        return lay_out([*self.history[self.num_shown :], *(write(self.answer) or [answer_message(WAITING)])])
 
 
 class ChatRun:

@@ -48,6 +48,13 @@ WAIT_UNTIL_OPEN = """async (...inputs) => {
 while (!globalThis.isChatOpen) await new Promise((resume) => setTimeout(resume, 20));
 return inputs;
 }"""
+# Gradio shows a file as an icon: its name goes beside it.
+NAME_FILES = """({ files = [] } = {}) => setTimeout(() => {
+for (const [at, chip] of document.querySelectorAll("#composer .thumbnail-item").entries()) {
+  chip.dataset.name = files[at]?.orig_name || files[at]?.path?.split("/").at(-1) || "";
+  chip.parentElement.setAttribute("aria-label", chip.dataset.name);
+}
+})"""
 EMPTY: Mapping[str, Any] = {}
 
 # chatbot, thread, branches, tokens, chats, growing, composer, turn, settings
@@ -331,6 +338,7 @@ class ChatTab(ChatRun):
             self.branches.go_on(self.go_on, asked, begun, **AT_ONCE),
         ):
             self._finish(begin.then(self.watch, turn, self.growing, **QUIET))
+        textbox.change(None, textbox, None, js=NAME_FILES, **AT_ONCE)
         textbox.stop(self.stop, turn, None, **AT_ONCE)
 
     def _connect_history(self, opened: list[gr.components.Component]) -> None:

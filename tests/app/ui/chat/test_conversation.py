@@ -1,5 +1,7 @@
 """The messages that the model reads of a history, and the figures under an answer."""
 
+import pytest
+
 from app.reasoning import Thinking
 from app.ui.chat.conversation import (
     answer_message,
@@ -39,6 +41,15 @@ def test_an_answer_that_is_json_is_laid_out_as_a_code_block() -> None:
 }"""
     given = [user_message(text), answer_message(text), answer_message("{no json"), figures_message("[1]")]
     assert lay_out(given) == [given[0], answer_message(f"```json\n{laid_out}\n```"), *given[2:]]
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    (r"$E=mc^2$ and $x$, \(y\)", r"\(E=mc^2\) and \(x\), \(y\)"), (r"$\frac{1}{2}$.", r"\(\frac{1}{2}\)."),
+    ("$5 and $6", None), ("$5-$10, or 6$ each", None), ("$$\nx^2\n$$ \\[y\\]", None), (r"\$5 = \$6", None),
+    ("`$x$` and ``$y$ ` ``", None), ("```\n$x$\n```", None), ("```\n$x$", None), ("$HOME:$PATH", None),
+])
+def test_formulas_between_dollars_are_shown_and_amounts_and_code_stay(text: str, shown: str | None) -> None:
+    assert lay_out([answer_message(text)])[0]["content"] == (shown or text)
 
 
 def test_text_is_read_from_all_forms_that_gradio_uses() -> None:
