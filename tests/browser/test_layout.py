@@ -23,6 +23,10 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
     phone.extract(INVOICE)
     phone.page.get_by_role("textbox", name="vendor").wait_for()
     assert phone.find_overflow() == []
+    # Nothing lies over the record when one looks at it.
+    record = phone.page.locator("#extract .record-side")
+    phone.wait_for(lambda: record.evaluate("(node) => node.scrollIntoView() ?? node.getBoundingClientRect().top < 40"))
+    phone.wait_for(lambda: phone.page.locator("#run").evaluate("(node) => node.getBoundingClientRect().bottom < 0"))
     for tab, words in TABS.items():
         phone.go_to(tab)
         phone.page.get_by_text(words).first.wait_for()
