@@ -54,7 +54,7 @@ class LeasedEngine(Engine):
         self, config: EngineConfig, lend: Callable[[EngineConfig, float], None], seconds: float
     ) -> None:
         for name in REFUSED:
-            if (value := getattr(config, name)) not in (1, False, None):
+            if (value := getattr(config, name)) is True or value not in (1, False, None):
                 raise ConfigError(f"{name}={value!r} does not work on a device that is lent; leave it out")
         key = secrets.token_hex(32)
         self._remote = RemoteListener(LOOPBACK, 0, key, False, config.heartbeat_timeout_s)
