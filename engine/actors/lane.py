@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Lane:
-    """`run` raises the first error of `submit`. Once it is cancelled, work that waits is dropped.
+    """`run` raises the first error of `submit`. Once it has ended, work that waits or comes later is dropped.
 
     What that work belongs to ends with the core, or continues in the next one.
     """
@@ -20,6 +20,7 @@ class Lane:
         self._pool = ThreadPoolExecutor(1, name, initializer)
         self._jobs: set[Future[Any]] = set()  # that wait or run
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_closed = False
 
     def call(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
         job = self._pool.submit(work)
@@ -38,13 +39,15 @@ class Lane:
             elif not self._failed.done():
                 self._failed.set_exception(error)
 
-        self.call(work).add_done_callback(finish)
+        if not self._is_closed:
+            self.call(work).add_done_callback(finish)
 
     async def run(self) -> None:
         """Wait until cancelled, then for the work at hand."""
         try:
             await self._failed
         finally:
+            self._is_closed = True
             self._pool.shutdown(wait=False, cancel_futures=True)
             # Not by a thread that waits: while Python ends there are no new ones.
             if running := [asyncio.wrap_future(each) for each in tuple(self._jobs) if each.running()]:
