@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 
 import torch
 
@@ -14,10 +15,12 @@ from kernels import Ops
 from kernels import torch as torch_ops
 from kernels.torch.elementwise import FP8
 
+HeadShape = tuple[int, int, int]
+
 
 def start_ops(
     config: WorkerConfig, dtype: torch.dtype, num_threads: int | None, has_codes: bool = False,
-    waits: bool = False,
+    waits: bool = False, heads: Sequence[HeadShape] = (),
 ) -> tuple[Ops, NativeSwap | None]:
     """Return what the model calls from its first step on, and what moves it to native ops later.
 
@@ -25,16 +28,17 @@ def start_ops(
         num_threads: as set by the user; None: native ops use all cores.
         has_codes: the checkpoint has 4-bit codes, with which only native ops multiply.
         waits: wait for the native ops, because the ops must not change later.
+        heads: number of heads, of key heads, and the size of a head, of each kind of layer, for the check of Triton.
     """
     if not config.enable_native_ops:
-        return make_ops(config, dtype, num_threads), None
+        return make_ops(config, dtype, num_threads, heads), None
     native = NativeSwap(dtype, num_threads)
     # With quantized weights the ops must not change later: a difference in the last bit may change a token.
     is_coarse = config.quantization != "none" or config.dtype == "bfloat16" or has_codes
     ops = native.start(waits=waits or is_coarse or config.kv_cache_dtype == "int8")
     if ops is None and config.kv_cache_dtype == "int8":
         raise ConfigError(f"kv_cache_dtype='int8' needs the native ops, which are {native.status}; use auto")
-    return ops or make_ops(config, dtype, num_threads), native
+    return ops or make_ops(config, dtype, num_threads, heads), native
 
 
 def note_rounding(
@@ -60,12 +64,14 @@ def note_rounding(
     ]
 
 
-def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) -> Ops:
+def make_ops(
+    config: WorkerConfig, dtype: torch.dtype, num_threads: int | None, heads: Sequence[HeadShape] = ()
+) -> Ops:
     """Return the ops that the config names, without a change later on."""
     device = torch.device(config.device)
     match config.attention_backend:
         case "triton":
-            ops = _make_triton_ops(device, dtype, has_fp8_cache=config.kv_cache_dtype == "fp8")
+            ops = _make_triton_ops(device, dtype, FP8 if config.kv_cache_dtype == "fp8" else dtype, heads)
         case "native":
             ops = _make_native_ops(dtype, num_threads)
         case _:
@@ -76,14 +82,16 @@ def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) 
     return ops
 
 
-def _make_triton_ops(device: torch.device, dtype: torch.dtype, *, has_fp8_cache: bool) -> Ops:
+def _make_triton_ops(
+    device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, heads: Sequence[HeadShape]
+) -> Ops:
     try:
         # Imported by name, because triton is needed on CUDA only and may not be installed.
         ops = importlib.import_module("kernels.triton").make_ops(device, dtype)
         check = importlib.import_module("kernels.triton.self_check")
     except ImportError as error:
         raise ConfigError(f"attention_backend='triton': {error}; use sdpa") from error
-    checked: Ops = check.check_ops(ops, device, dtype, FP8 if has_fp8_cache else dtype)
+    checked: Ops = check.check_ops(ops, device, dtype, cache_dtype, heads)
     return checked
 
 

@@ -153,6 +153,12 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.rope_size
 
     @property
+    def head_shapes(self) -> list[tuple[int, int, int]]:
+        """Number of heads, of key heads, and the size of a head, of each kind of layer with attention."""
+        specs = [spec for spec in self.layer_specs if spec.state is None]
+        return sorted({(spec.num_heads, spec.num_kv_heads, spec.head_size) for spec in specs})
+
+    @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:
         windows = self.sliding_windows or (None,) * self.num_hidden_layers
         ropes = self.layer_ropes or (self.rope,) * self.num_hidden_layers

@@ -21,7 +21,7 @@ def load_shard(
     sharding: Sharding,
 ) -> DecoderModel:
     """Load the part of a rank that follows."""
-    ops, _ = start_ops(worker, DTYPES[worker.dtype], worker.num_threads, waits=True)
+    ops, _ = start_ops(worker, DTYPES[worker.dtype], worker.num_threads, waits=True, heads=model_config.head_shapes)
     model = load_model(
         config.model, dtype=DTYPES[worker.dtype], device=device, load_format=config.load_format,
         config=model_config, seed=worker.seed, ops=limit_ops(ops),

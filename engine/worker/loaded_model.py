@@ -119,12 +119,12 @@ class LoadedModel:
         self._num_threads = config.num_threads if has_ranks else self._config.num_threads
         # Torch computes states in chunks. Blocks outside the cache, and those of layers that share memory although
         # their heads differ, stay in the layout in which they were written.
-        specs = [spec for spec in self._model_config.layer_specs if spec.state is None]
+        heads = self._model_config.head_shapes
         self._waits = has_ranks or any(self._model_config.layer_states) or self._config.host_bytes > 0
         # An encoder's vectors must not depend on when they were asked for.
         self._waits |= isinstance(self._model_config, EncoderConfig)
-        self._waits |= len({(spec.num_kv_heads, spec.head_size) for spec in specs}) > 1
-        ops, self.native = start_ops(config, self._dtype, self._num_threads, has_codes, self._waits)
+        self._waits |= len({(num_kv_heads, size) for _, num_kv_heads, size in heads}) > 1
+        ops, self.native = start_ops(config, self._dtype, self._num_threads, has_codes, self._waits, heads)
         sharding, build = self._choose_decoder()
         self.model = load_model(
             self._config.model, dtype=self._dtype, device=self._device, load_format=self._config.load_format,

@@ -21,15 +21,13 @@ from kernels.triton.launch import (
     make_output,
     next_power_of_2,
 )
-from kernels.triton.tiles import WIDE_DIM, Tiles, choose_tiles
+from kernels.triton.tiles import WIDE_DIM, Tiles, choose_tiles, limit_short_rows
 
 # Parts that a context is cut into at most.
 MAX_SPLITS = 16
 # Programs a context gets at least where it may be cut into twice as many parts: else one long context in a full batch
 # is read by one program after the other while the device idles (modelled, not measured).
 MIN_PROGRAMS = 4
-# Rows of a tile of short queries at most, unless one group of heads is larger.
-MAX_SHORT_ROWS = 32
 MAX_WIDE_ROWS = 16  # of any tile of wide heads
 # Scratch of a step's drafts at most: where their parts would take more, one program does all parts of its tile.
 MAX_DRAFT_BYTES = 2**28
@@ -153,8 +151,7 @@ class _Call:
     def _attend_short(self, plan: AttentionPlan, limits: tuple[int, int], max_query_len: int) -> None:
         tile = self._tiles.short
         rows = max(tile.block_m, next_power_of_2(self._group))
-        most = MAX_WIDE_ROWS if self._head_dim > WIDE_DIM else MAX_SHORT_ROWS
-        rows = max(rows, min(most, next_power_of_2(limits[1] * self._group)))
+        rows = max(rows, min(limit_short_rows(self._head_dim), next_power_of_2(limits[1] * self._group)))
         block_q = rows // self._group
         min_split = self._tiles.min_split // tile.block_n * tile.block_n
         query_tiles = triton.cdiv(max_query_len, block_q)

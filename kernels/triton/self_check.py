@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,16 @@ import torch
 
 import kernels.torch as torch_ops
 from kernels.ops import Ops
-from kernels.triton.self_check_cases import ATTENTION, CASES, EXPERTS, Names, Tensors, make_expected_ops
+from kernels.triton.self_check_cases import (
+    ATTENTION,
+    CASES,
+    EXPERTS,
+    HEADED,
+    Heads,
+    Names,
+    Tensors,
+    make_expected_ops,
+)
 from kernels.triton_support import find_kernel_errors
 
 logger = logging.getLogger("troupe.kernels")
@@ -29,10 +38,17 @@ KERNEL_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-def check_ops(ops: Ops, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype) -> Ops:
-    """Return the ops; kernels that differ or cannot be launched are replaced by torch's ops."""
+def check_ops(
+    ops: Ops, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype,
+    heads: Sequence[tuple[int, int, int]] = (),
+) -> Ops:
+    """Return the ops; kernels that differ or cannot be launched are replaced by torch's ops.
+
+    Args:
+        heads: number of heads, of key heads, and the size of a head, of each kind of layer.
+    """
     plain = torch_ops.make_ops(device)
-    for names, error in run_checks(ops, device, dtype, cache_dtype):
+    for names, error in run_checks(ops, device, dtype, cache_dtype, heads):
         if isinstance(error, float) and error <= TOLERANCE[dtype]:
             continue
         why = f"differs by {error:.3g}" if isinstance(error, float) else f"{type(error).__name__}: {error}"
@@ -45,15 +61,19 @@ def check_ops(ops: Ops, device: torch.device, dtype: torch.dtype, cache_dtype: t
 
 
 def run_checks(
-    ops: Ops, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype
+    ops: Ops, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype,
+    heads: Sequence[tuple[int, int, int]] = (),
 ) -> Iterator[tuple[Names, float | Exception]]:
     """Yield which ops each check runs, and the largest error of a result or what was raised."""
     expected_ops = make_expected_ops(device)
     for names, case in CASES.items():
-        expected = case(expected_ops, Tensors(device, dtype, cache_dtype))
+        worst = 0.0
         try:
-            actual = case(ops, Tensors(device, dtype, cache_dtype))
-            yield names, max(measure(*pair) for pair in zip(actual, expected, strict=True))
+            for each in [Heads(*each) for each in heads if names in HEADED] or [Heads()]:
+                expected = case(expected_ops, Tensors(device, dtype, cache_dtype, each))
+                actual = case(ops, Tensors(device, dtype, cache_dtype, each))
+                worst = max(worst, *(measure(*pair) for pair in zip(actual, expected, strict=True)))
+            yield names, worst
         except KERNEL_ERRORS as error:
             yield names, error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +21,26 @@ Names = tuple[str, ...]
 # Ops that work only together; all others are replaced one by one.
 ATTENTION: Names = ("paged_attention", "make_plan", "estimate_scratch")
 EXPERTS: Names = ("run_experts", "pack_experts", "unpack_experts")
-BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 6, 2, 64
+# Ops that are checked with the heads of each layer.
+HEADED: tuple[Names, ...] = (("norm_rope_store",), ATTENTION)
+BLOCK_SIZE = 16
+
+
+class Heads(NamedTuple):
+    """The heads of a layer."""
+
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    head_dim: int = 64
 
 
 class Tensors:
     """Random tensors, the same ones for both sides."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
-        self.device, self.dtype, self.cache_dtype = device, dtype, cache_dtype
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, heads: Heads
+    ) -> None:
+        self.device, self.dtype, self.cache_dtype, self.heads = device, dtype, cache_dtype, heads
         self._generator = torch.Generator().manual_seed(0)
 
     def make(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -78,13 +90,14 @@ def _silu(ops: Ops, given: Tensors) -> list[Tensor]:
 
 
 def _norm_rope_store(ops: Ops, given: Tensors) -> list[Tensor]:
-    heads = given.make(5, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM)
-    angles = given.make(5, 1, HEAD_DIM // 2, dtype=torch.float32)
+    num_heads, num_kv_heads, head_dim = given.heads
+    heads = given.make(5, num_heads + 2 * num_kv_heads, head_dim)
+    angles = given.make(5, 1, head_dim // 2, dtype=torch.float32)
     cos, sin = torch.cat((angles.cos(),) * 2, -1), torch.cat((-angles.sin(), angles.sin()), -1)
-    zeros = torch.zeros(3, 4, NUM_KV_HEADS, HEAD_DIM, device=given.device)
+    zeros = torch.zeros(3, 4, num_kv_heads, head_dim, device=given.device)
     keys, values = (zeros.to(given.cache_dtype, copy=True) for _ in range(2))
-    norm, slots = given.make(NUM_HEADS + NUM_KV_HEADS, HEAD_DIM), given.integers(4, 9, 5, 11, 7)
-    queries = ops.norm_rope_store(heads, norm, 1e-6, cos, sin, keys, values, slots, NUM_HEADS)
+    norm, slots = given.make(num_heads + num_kv_heads, head_dim), given.integers(4, 9, 5, 11, 7)
+    queries = ops.norm_rope_store(heads, norm, 1e-6, cos, sin, keys, values, slots, num_heads)
     # The expected ops round keys once, the Triton kernels more often; in 8 bits the difference is large.
     return [queries, values.float()] + [keys.float()] * (given.cache_dtype == given.dtype)
 
@@ -92,8 +105,9 @@ def _norm_rope_store(ops: Ops, given: Tensors) -> list[Tensor]:
 def _attention(ops: Ops, given: Tensors) -> list[Tensor]:
     """Attend three decodes (two share a block, one has several splits), drafts, and a chunk of a prompt."""
     query_lens, seq_lens = [1, 1, 1, 3, 20], [40, 33, 1100, 50, 45]
-    q = given.make(sum(query_lens), NUM_HEADS, HEAD_DIM)
-    shape = (351, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    num_heads, num_kv_heads, head_dim = given.heads
+    q = given.make(sum(query_lens), num_heads, head_dim)
+    shape = (351, BLOCK_SIZE, num_kv_heads, head_dim)
     k_cache, v_cache = (given.make(*shape).to(given.cache_dtype) for _ in range(2))
     tables = torch.arange(1, 351, device=given.device, dtype=torch.int32).view(5, 70)
     bounds = given.integers(0, *np.cumsum(query_lens).tolist(), dtype=torch.int32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kernels.triton.launch import next_power_of_2
+
 Kind = Literal["short", "long"]
 
 
@@ -28,26 +30,28 @@ class Tiles:
     target_programs: int = 512  # programs that fill a device
 
 
-# Heads of more elements have latents for keys. Their tiles have 16 rows, or registers would spill.
+# Heads whose padded size is larger have tiles of 16 rows, or registers would spill.
 WIDE_DIM = 256
-_WIDE = Tiles(Tile(16, 16, 8, 2), Tile(16, 16, 8, 2))
-# By bytes of an element of the cache; for heads of about 64, 128 and 256 elements.
+# By bytes of an element of the cache, then by the padded size of a head; the last also serves larger heads.
 _TILES = {
-    1: (
-        Tiles(Tile(16, 64, 4, 3), Tile(64, 32, 8, 2)),
-        Tiles(Tile(16, 64, 4, 3), Tile(64, 32, 8, 2)),
-        Tiles(Tile(16, 32, 4, 3), Tile(64, 32, 8, 2)),
-    ),
-    2: (
-        Tiles(Tile(16, 64, 4, 3), Tile(128, 64, 8, 3)),
-        Tiles(Tile(16, 64, 4, 3), Tile(128, 64, 8, 2)),
-        Tiles(Tile(16, 32, 4, 3), Tile(64, 32, 8, 2)),
-    ),
-    4: (
-        Tiles(Tile(16, 32, 4, 3), Tile(32, 16, 8, 2)),
-        Tiles(Tile(16, 32, 4, 2), Tile(32, 16, 8, 2)),
-        Tiles(Tile(16, 16, 4, 2), Tile(32, 16, 8, 2)),
-    ),
+    1: {
+        64: Tiles(Tile(16, 64, 4, 3), Tile(64, 32, 8, 2)),
+        128: Tiles(Tile(16, 64, 4, 3), Tile(64, 32, 8, 2)),
+        256: Tiles(Tile(16, 32, 4, 3), Tile(64, 32, 8, 2)),
+        512: Tiles(Tile(16, 16, 8, 2), Tile(16, 16, 8, 2)),
+    },
+    2: {
+        64: Tiles(Tile(16, 64, 4, 3), Tile(128, 64, 8, 3)),
+        128: Tiles(Tile(16, 64, 4, 3), Tile(128, 64, 8, 2)),
+        256: Tiles(Tile(16, 32, 4, 3), Tile(64, 32, 8, 2)),
+        512: Tiles(Tile(16, 16, 8, 2), Tile(16, 16, 8, 2)),
+    },
+    4: {
+        64: Tiles(Tile(16, 32, 4, 3), Tile(32, 16, 8, 2)),
+        128: Tiles(Tile(16, 32, 4, 2), Tile(32, 16, 8, 2)),
+        256: Tiles(Tile(16, 16, 4, 2), Tile(32, 16, 8, 2)),
+        512: Tiles(Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    },
 }
 
 
@@ -57,6 +61,9 @@ def choose_tiles(itemsize: int, head_dim: int) -> Tiles:
     Args:
         itemsize: bytes of an element of the cache: 1, 2 or 4.
     """
-    if head_dim > WIDE_DIM:
-        return _WIDE
-    return _TILES[itemsize][(head_dim > 90) + (head_dim > 181)]
+    return _TILES[itemsize][min(max(64, next_power_of_2(head_dim)), 512)]
+
+
+def limit_short_rows(head_dim: int) -> int:
+    """Return the rows of a tile of short queries at most, unless one group of heads is larger."""
+    return 32 if head_dim <= 128 else 16

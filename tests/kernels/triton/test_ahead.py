@@ -22,11 +22,10 @@ from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_ker
 from kernels.triton.launch import EXACT, FUSED, next_power_of_2
 from kernels.triton.lora import lora_add_kernel, lora_low_kernel
 from kernels.triton.norm_rope_store import norm_rope_store_kernel
-from kernels.triton.paged_attention import MAX_SHORT_ROWS, MAX_WIDE_ROWS
 from kernels.triton.rms_norm import rms_norm_kernel
 from kernels.triton.silu_mul import silu_mul_kernel
 from kernels.triton.states import scan_states_kernel
-from kernels.triton.tiles import WIDE_DIM, Kind, Tile, choose_tiles
+from kernels.triton.tiles import Kind, Tile, choose_tiles, limit_short_rows
 from kernels.triton.token_bitmask import apply_bitmask_kernel
 from tests.kernels.triton.ahead import Compiled, compile_for
 from tests.kernels.triton.conftest import IS_INTERPRETED
@@ -41,7 +40,7 @@ SOAK = pytest.mark.soak
 ARCHITECTURES = [80, pytest.param(89, marks=SOAK), 90]
 NEWEST = [pytest.param(80, marks=SOAK), 90]
 # Shared memory that one program may have.
-SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+SHARED_BYTES = {75: 64 * 1024, 80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 MAX_REGISTERS = 255  # that a thread may have
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "u8": 1}
 
@@ -94,8 +93,7 @@ def compile_attention(
             "MIN_SPLIT": tiles.min_split, "MAX_SPLITS": 16, "IS_FOLDED": is_folded, "WINDOW": window,
             "MIN_QUERY": 2 if is_draft else 1, "MAX_QUERY": 16 if is_draft else 1,
         }  # fmt: skip
-        most = MAX_WIDE_ROWS if head_dim > WIDE_DIM else MAX_SHORT_ROWS
-        constants["BLOCK_M"] = max(tile.block_m, most if is_draft else 1)
+        constants["BLOCK_M"] = max(tile.block_m, limit_short_rows(head_dim) if is_draft else 1)
     else:
         arguments |= {"num_requests": "i32"}
         constants |= {"SHORT_LIMIT": 16, "WINDOW": window}
@@ -156,6 +154,12 @@ def test_prefill_uses_warpgroup_products_where_there_are_some() -> None:
 @pytest.mark.parametrize("arch", NEWEST)
 def test_other_attention_variants_fit(arch: int, kind: Kind, options: dict[str, Any]) -> None:
     assert_fits(compile_attention(arch, kind, **options)[0], arch)
+
+
+@pytest.mark.parametrize("head_dim", [160, 512])
+def test_sizes_between_powers_of_two_fit_the_smallest_memory(head_dim: int) -> None:
+    """Tiles go by the padded size. `python -m tests.measure.head_sizes` compiles all sizes."""
+    assert_fits(compile_attention(89, "long", head_dim=head_dim)[0], 89)
 
 
 @SOAK

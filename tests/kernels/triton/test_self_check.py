@@ -93,3 +93,21 @@ def test_a_kernel_that_does_not_compile_is_replaced_alone(
     assert "no_such_function" in caplog.text
     assert all(getattr(checked, name) is not getattr(ops, name) for name in names)
     assert checked.add_rms_norm is ops.add_rms_norm
+
+
+def test_attention_is_checked_with_the_heads_of_the_model(
+    device: torch.device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles go by the size of a head: those of one size may be too large for a GPU on which others run."""
+    monkeypatch.setattr(self_check, "CASES", {ATTENTION: CASES[ATTENTION]})
+    right = make_expected_ops(device)
+
+    def attend(q: Tensor, *given: Any, **options: Any) -> Tensor:
+        if q.shape[2] == 96:
+            raise RuntimeError("out of resource: shared memory")
+        return right.paged_attention(q, *given, **options)
+
+    ops = replace(right, paged_attention=attend)
+    assert not check_ops(ops, device, FLOAT, FLOAT, [(6, 2, 64), (4, 1, 32)]).replaced
+    assert check_ops(ops, device, FLOAT, FLOAT, [(6, 2, 64), (4, 1, 96)]).replaced == ("paged_attention",)
+    assert "shared memory" in caplog.text
