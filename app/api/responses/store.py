@@ -133,8 +133,10 @@ class ResponseStore:
         self, response_id: str, owner: str, limit: int, param: str | None = None
     ) -> list[StoredResponse]:
         """Return a response and those that it continues, the latest first."""
-        await self._write_again(owner)
         chain, missing = await self._store.run(_read_chain, owner, response_id, limit)
+        if missing in self._unwritten:
+            await self._write_again(owner)
+            chain, missing = await self._store.run(_read_chain, owner, response_id, limit)
         if missing is not None:
             raise _make_missing(missing, param)
         return chain
