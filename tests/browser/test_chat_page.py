@@ -34,7 +34,8 @@ def test_a_turn_is_asked_again_changed_and_taken_back(site: Site) -> None:
     site.page.locator("#chatbot textarea").fill("What can you do?")
     site.page.locator("#chatbot").get_by_label("Submit", exact=True).click()
     site.page.locator("#chatbot .user-row", has_text="What can you do?").wait_for()
-    site.figures.wait_for()
+    # A button that is pressed while a turn runs does nothing.
+    site.wait_for(lambda: site.figures.all_inner_texts() not in ([], [first]))
     # The question and its answer have versions now, each with a switch of its own.
     site.page.get_by_role("button", name="Retry").click()
     switches = site.page.locator(".branch", has_text="2 of 2")
