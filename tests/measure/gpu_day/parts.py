@@ -1,9 +1,10 @@
-"""The parts that run a whole engine: `python -m tests.measure.gpu.parts nano-14b --json FILE`."""
+"""The parts that run a whole engine: `python -m tests.measure.gpu_day.parts nano-14b --json FILE`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,11 +23,14 @@ from app.bench.runners import TroupeRunner
 from app.bench.shapes import SHAPES, Json
 from app.bench.throughput import RECORDS
 from app.bench.workload import Job, count_tokens, make_nano, make_random
+from engine import LLM, SamplingParams
 from engine.device.cuda_link import CudaLink
 from grammar import GrammarSpec
+from tests.engine.model.drive import make_prompt, make_transformers_model
 from tests.measure.roofline import Footprint
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "assets" / "demo_model"
+FAMILIES = ("llama", "gemma3", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next")
 TEMPERATURE = 0.6
 RECORDING_S = 20.0
 LOGIT_BYTES = 8  # a float32 written and read
@@ -179,6 +183,46 @@ def check_syncs(setup: Setup) -> Json:
     return {"verdict": "not checked on a CPU" if setup.is_smoke else "no launch waits for the device"}
 
 
+def compare_families(setup: Setup) -> Json:
+    """Compare the logprobs of greedy tokens with those of transformers on the device, of tiny models in float32.
+
+    Raises:
+        RuntimeError: one differs by more than sums in another order do.
+    """
+    found = {}
+    for family in FAMILIES[: setup.pick(len(FAMILIES), 1)]:
+        reference = make_transformers_model(family)
+        folder = setup.folder / family
+        reference.save_pretrained(folder)
+        device = "cpu" if setup.is_smoke else "cuda"
+        own = {"model": str(folder), "load_format": "auto", "dtype": "float32", "max_model_len": 256}
+        settings = setup.settings("qwen3-0.6b", **own)
+        with LLM(**settings) as llm:
+            params = SamplingParams(max_tokens=24, temperature=0.0, logprobs=0, ignore_eos=True)
+            (output,) = llm.generate([{"prompt_token_ids": make_prompt(70)}], params, use_tqdm=False)
+        ids, logprobs = output.outputs[0].token_ids, output.outputs[0].logprobs
+        assert logprobs is not None, "asked for"
+        ours = torch.tensor([each[token].logprob for each, token in zip(logprobs, ids, strict=True)])
+        tokens = torch.tensor([[*make_prompt(70), *ids]], device=device)
+        with torch.inference_mode():
+            logits = reference.to(device)(tokens).logits[0, -len(ids) - 1 : -1].float().log_softmax(-1).cpu()
+        found[family] = float((ours - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]).abs().max())
+        if not found[family] < 1e-2:
+            raise RuntimeError(f"{family}: logprobs differ by {found[family]:.3g}")
+    return {"largest_difference": found}
+
+
+def run_tests(setup: Setup) -> Json:
+    """Run the tests that need a device."""
+    chosen = ["tests/kernels/triton/test_self_check.py"] if setup.is_smoke else ["tests/kernels", "tests/engine"]
+    only = ["-k", "right_kernels_stay"] if setup.is_smoke else []
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "--tb=line", *chosen, *only]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stdout[-1500:])
+    return {"verdict": done.stdout.splitlines()[-1].strip("= ")}
+
+
 def compute_ceiling(
     config: Json, jobs: Sequence[Job], bytes_per_s: float, flops_per_s: float, value_bytes: int = 2
 ) -> float:
@@ -246,9 +290,9 @@ def find_gaps(busy: list[tuple[float, float]]) -> list[float]:
 
 
 PARTS: dict[str, Callable[[Setup], Json]] = {
-    "syncs": check_syncs, "nano-0.6b": partial(measure_nano, shape="qwen3-0.6b"),
-    "nano-14b": partial(measure_nano, shape="qwen3-14b"), "single": measure_single, "switches": measure_switches,
-    "idle": measure_idle, "structured": measure_structured,
+    "tests": run_tests, "families": compare_families, "syncs": check_syncs,
+    "nano-0.6b": partial(measure_nano, shape="qwen3-0.6b"), "nano-14b": partial(measure_nano, shape="qwen3-14b"),
+    "single": measure_single, "switches": measure_switches, "idle": measure_idle, "structured": measure_structured,
 }
 
 

@@ -1,10 +1,11 @@
-"""All GPU measurements and checks, in one run of ten minutes on a fresh machine.
+"""All GPU measurements and checks, in one run of 20 minutes on a fresh machine.
 
-    python -m tests.measure.gpu.run --output-json gpu.json
-    python -m tests.measure.gpu.run --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
+    python -m tests.measure.gpu_day --output-json gpu.json
+    python -m tests.measure.gpu_day --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
 
 Every part is a process of its own with its own time: one that fails, hangs or takes the device down with it is
-recorded, and the next one goes on.
+recorded, and the next one goes on. The file is written after each part. A second start with the same file runs what has
+not ended well yet.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from app.bench.settings import describe_machine
 from app.bench.workload import add_number
 from app.config import UsageError
 
-KERNELS, ENGINE = "kernels.triton.bench", "tests.measure.gpu.parts"
+KERNELS, ENGINE = "kernels.triton.bench", "tests.measure.gpu_day.parts"
 ERROR_CHARS = 2000
 
 
@@ -47,10 +48,10 @@ class Part:
 
 # In order of importance: limits of the machine, correctness, speed.
 PARTS = (
-    Part("ceilings", KERNELS, 20), Part("checks", KERNELS, 100), Part("syncs", ENGINE, 50),
-    Part("table", KERNELS, 70), Part("nano-0.6b", ENGINE, 60), Part("nano-14b", ENGINE, 60),
-    Part("single", ENGINE, 45), Part("switches", ENGINE, 50), Part("idle", ENGINE, 30),
-    Part("structured", ENGINE, 50),
+    Part("ceilings", KERNELS, 20), Part("checks", KERNELS, 100), Part("tests", ENGINE, 400),
+    Part("families", ENGINE, 120), Part("syncs", ENGINE, 50), Part("table", KERNELS, 70),
+    Part("nano-0.6b", ENGINE, 60), Part("nano-14b", ENGINE, 60), Part("single", ENGINE, 45),
+    Part("switches", ENGINE, 50), Part("idle", ENGINE, 30), Part("structured", ENGINE, 50),
 )
 
 
@@ -58,13 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add flags for the parts, the time and the output file."""
     names = ", ".join(part.name for part in PARTS)
     parser.add_argument("--parts", default="", metavar="A,B", help=f"only these of: {names}")
-    add_number(parser, "--budget-s", 600.0, 1, 86400, "time of the whole run")
+    add_number(parser, "--budget-s", 1200.0, 1, 86400, "time of the whole run")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU: shows that the parts work")
     parser.add_argument("--output-json", type=Path, default=Path("gpu.json"), metavar="FILE", help="(gpu.json)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the parts, write the figures, print the table; return 1 if a part failed.
+    """Run the parts that the file has no figures of, write them, print the table; return 1 if a part failed.
 
     Raises:
         UsageError: a part is unknown, or there is no GPU.
@@ -75,11 +76,18 @@ def run(arguments: argparse.Namespace) -> int:
             "--smoke tries the parts on the CPU"
         )
     parts = pick_parts(arguments.parts)
-    results = run_parts(parts, arguments.budget_s, arguments.smoke)
-    figures = {"machine": describe_machine(), "is_smoke": arguments.smoke, "parts": results}
-    arguments.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    figures = {"machine": describe_machine(), "is_smoke": arguments.smoke, "parts": {}}
+    target: Path = arguments.output_json
+    before = json.loads(target.read_text(encoding="utf-8")) if target.exists() else figures
+    if before["is_smoke"] != arguments.smoke:
+        raise UsageError(f"--output-json {target} has the figures of another kind of run; name another file")
+    results = figures["parts"] = before["parts"]
+    left = [part for part in parts if results.get(part.name, {}).get("status") != "ok"]
+    for name, result in run_parts(left, arguments.budget_s, arguments.smoke):
+        results[name] = result
+        target.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print("\n".join(report(figures)))
-    return int(any(result["status"] != "ok" for result in results.values()))
+    return int(any(results[part.name]["status"] != "ok" for part in parts))
 
 
 def pick_parts(names: str) -> list[Part]:
@@ -96,19 +104,17 @@ def pick_parts(names: str) -> list[Part]:
     return [part for part in PARTS if part.name in wanted or not wanted]
 
 
-def run_parts(parts: Sequence[Part], budget_s: float, is_smoke: bool) -> dict[str, Any]:
+def run_parts(parts: Sequence[Part], budget_s: float, is_smoke: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run the parts one after another until the time is up; the others are recorded as skipped."""
     deadline = time.monotonic() + budget_s
-    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="troupe-gpu-") as folder:
         for part in parts:
             left = deadline - time.monotonic()
             if left <= 0:
-                results[part.name] = {"status": "skipped", "error": f"the {budget_s:g} s of the run were over"}
+                yield part.name, {"status": "skipped", "error": f"the {budget_s:g} s of the run were over"}
                 continue
             limit = left if is_smoke else min(part.budget_s, left)
-            results[part.name] = run_part(part, Path(folder) / f"{part.name}.json", limit, is_smoke)
-    return results
+            yield part.name, run_part(part, Path(folder) / f"{part.name}.json", limit, is_smoke)
 
 
 def run_part(part: Part, target: Path, limit_s: float, is_smoke: bool) -> dict[str, Any]:

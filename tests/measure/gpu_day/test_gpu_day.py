@@ -11,11 +11,11 @@ import torch
 from app.bench.shapes import SHAPES
 from app.bench.workload import Job, make_nano
 from app.config import UsageError
-from tests.measure.gpu import run as gpu
-from tests.measure.gpu.parts import PARTS, Setup, compute_ceiling, find_gaps
-from tests.measure.gpu.run import report
+from tests.measure.gpu_day import run as gpu
+from tests.measure.gpu_day.parts import PARTS, Setup, compute_ceiling, find_gaps
+from tests.measure.gpu_day.run import report
 
-FAKE = "tests.measure.gpu.fake_part"
+FAKE = "tests.measure.gpu_day.fake_part"
 
 
 def parse(*flags: str) -> argparse.Namespace:
@@ -39,7 +39,7 @@ def test_twice_the_bandwidth_is_not_twice_the_ceiling_of_a_work_that_computes() 
 
 def test_a_part_that_fails_or_hangs_does_not_stop_the_rest() -> None:
     parts = [gpu.Part("fails", FAKE, 60.0), gpu.Part("hangs", FAKE, 1.0), gpu.Part("works", FAKE, 60.0)]
-    results = gpu.run_parts(parts, budget_s=60.0, is_smoke=False)
+    results = dict(gpu.run_parts(parts, budget_s=60.0, is_smoke=False))
     assert [result["status"] for result in results.values()] == ["failed", "timeout", "ok"]
     assert results["fails"]["error"] == "the device fell off"
     assert results["hangs"]["error"] == "stopped after 1 s"
@@ -47,12 +47,12 @@ def test_a_part_that_fails_or_hangs_does_not_stop_the_rest() -> None:
 
 
 def test_parts_behind_the_budget_are_recorded_as_skipped() -> None:
-    results = gpu.run_parts([gpu.Part("works", FAKE, 60.0)], budget_s=0.0, is_smoke=True)
+    results = dict(gpu.run_parts([gpu.Part("works", FAKE, 60.0)], budget_s=0.0, is_smoke=True))
     assert results["works"] == {"status": "skipped", "error": "the 0 s of the run were over"}
 
 
 def test_parts_fit_into_the_run_in_their_own_order() -> None:
-    assert sum(part.budget_s for part in gpu.PARTS) <= parse().budget_s == 600
+    assert sum(part.budget_s for part in gpu.PARTS) <= parse().budget_s == 1200
     assert [part.name for part in gpu.pick_parts("table, ceilings")] == ["ceilings", "table"]
     assert gpu.pick_parts("") == list(gpu.PARTS)
     with pytest.raises(UsageError, match="--parts 'speed' must be one of ceilings, checks"):
@@ -93,3 +93,23 @@ def test_a_run_on_a_cpu_says_that_its_figures_mean_no_speed(tmp_path: Path, caps
     assert gpu.run(parse("--smoke", "--parts", "ceilings", "--output-json", str(target))) == 0
     assert json.loads(target.read_text())["parts"]["ceilings"]["status"] == "ok"
     assert "the figures below are not speeds" in capsys.readouterr().out
+
+
+def test_a_second_start_runs_what_has_not_ended_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, ran = tmp_path / "gpu.json", []
+    parts = [gpu.Part("first", FAKE, 60.0), gpu.Part("second", FAKE, 60.0)]
+
+    def run_part(part: gpu.Part, *_: object) -> dict[str, Any]:
+        ran.append(part.name)
+        if ran == ["first", "second"]:
+            raise KeyboardInterrupt  # the machine is taken away
+        return {"status": "ok", "figures": {"run": len(ran)}}
+
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    monkeypatch.setattr(gpu, "run_part", run_part)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.run(parse("--smoke", "--output-json", str(target)))
+    assert gpu.run(parse("--smoke", "--output-json", str(target))) == 0
+    assert ran == ["first", "second", "second"]
+    figures = json.loads(target.read_text())["parts"]
+    assert [figures[name]["figures"]["run"] for name in ("first", "second")] == [1, 3]
