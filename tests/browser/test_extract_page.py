@@ -104,6 +104,7 @@ def test_corrections_show_at_once_and_an_approved_record_is_compared_with_later_
     site.page.get_by_role("button", name="Approve").click()
     badge.get_by_text("approved", exact=True).wait_for()
     site.reload()
+    vendor.wait_for()  # the record is back, and its view has been chosen
     site.extract(INVOICE)
     site.page.get_by_text("fields as approved before").wait_for()
     site.page.get_by_text('approved before: "Northwind Ltd"').wait_for()

@@ -270,15 +270,16 @@ class ExtractTab(ExtractRun):
         await self.stops.end(str(request.session_hash))
         if name not in self.examples.samples:
             return self._put("")
-        path, schema = self.examples.samples[name], self.examples.schema_for(name)
+        opened, schema = open_sample(self.examples.samples[name]), self.examples.schema_for(name)
         views = self.panel.show(self.examples.schemas[schema]) if schema else {}
-        text = read_text(path)
-        return {**self._put(text, Opened(path, Source(path.name, text))), **views}
+        return {**self._put(opened.source.text, opened), **views}
 
     async def _open_again(self, path: str | None) -> Opened | None:
         """Read the file of a project again; without its content when the server does not have it any more."""
         if not path:
             return None
+        if Path(path) in self.examples.samples.values():
+            return open_sample(Path(path))
         with suppress(UnreadableSource):
             return await read_apart(path, open_path, Path(path), self.engine.sees_images)
         return Opened(Path(path), Source(Path(path).name, ""))
@@ -335,6 +336,10 @@ class ExtractTab(ExtractRun):
             return self._put("", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())
         page = await show_page(opened, 1) if opened.is_pdf else ""
         return {**self._put(opened.source.text, opened), self.page: page}
+
+
+def open_sample(path: Path) -> Opened:
+    return Opened(path, Source(path.name, read_text(path)))
 
 
 def save_record(file_format: str, shown: Shown | None) -> dict[str, str]:
