@@ -7,10 +7,8 @@ and a page that is loaded later shows it again.
 from __future__ import annotations
 
 import asyncio
-import html
 import os
 import secrets
-import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -23,11 +21,12 @@ from app.api.context import ApiContext
 from app.api.errors import ApiError
 from app.api.jobs import add_job, cancel
 from app.extraction import Extractor, Schema
-from app.extraction.export import FORMATS, ExportError, export
-from app.extraction.review import EditError
+from app.extraction.export import FORMATS
 from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import OFFICE_TYPES, Table, UnreadableSource, dump_source
 from app.store import Connection, Item, StoreError, jobs, objects
+from app.ui.batch.downloads import label, write_files
+from app.ui.batch.review import RowReview
 from app.ui.batch.run import BatchRun
 from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
 from app.ui.batch.view import (
@@ -40,17 +39,14 @@ from app.ui.batch.view import (
 )
 from app.ui.examples import Examples
 from app.ui.explain import Explanation, explain, explain_bug
-from app.ui.extract.desk import Desk, Update
-from app.ui.extract.run import approve
+from app.ui.extract.desk import Update
 from app.ui.extract.schema_panel import BLANK_PROBLEM, SchemaPanel, is_blank
-from app.ui.extract.shown import Shown
 from app.ui.owner import find_owner
 from app.ui.scripts import read_kept, read_script
 from app.ui.stops import Stops
 from grammar import GrammarError
 
 FILE_TYPES = [".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".log", ".xml", ".json", ".pdf", *OFFICE_TYPES]
-FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "xlsx": "Excel", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 UPDATE_INTERVAL_S = 0.25
 NOT_OPEN = Explanation(
@@ -62,7 +58,7 @@ WAITS = "The engine is not ready; the batch goes on when it is."
 
 
 class BatchTab:
-    """Extracts records from many texts with one schema on one engine, and reviews them row by row."""
+    """Extracts records from many texts with one schema on one engine."""
 
     def __init__(self, context: ApiContext, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
         self.context = context
@@ -73,7 +69,7 @@ class BatchTab:
         self.tables = OpenTables()
         self.shown: dict[str, BatchRun] = {}  # the run that each session's page shows
         self.checker = SchemaChecker()
-        self.desk = Desk()
+        self.review = RowReview(context, self.shown, self._redraw)
 
     def build(self, demo: gr.Blocks, of_extract: SchemaPanel) -> None:
         """Put the tab's components on the page and connect them."""
@@ -82,7 +78,6 @@ class BatchTab:
                 self._build_inputs()
             with gr.Column(scale=10, min_width=300):
                 self._build_results()
-        self.index = gr.State(None)  # the row that is open for review
         # Never displayed; carries the id of the run that the browser knows into the event.
         known = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-batch")
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -90,8 +85,7 @@ class BatchTab:
         buttons = [self.trial, self.run_button, self.stop_button, *self.downloads, self.again, self.samples]
         outputs = [self.progress, self.records, *buttons]
         choice = [self.column, self.schema]
-        reviewed = [self.review, self.place, self.index, *self.desk.parts]
-        opened = [self.files, self.column, *outputs, self.review]
+        opened = [self.files, self.column, *outputs, self.review.panel]
         self.files.change(self.open_files, [self.files, self.schema], opened, **at_once)
         self.folder.upload(self.open_folder, [self.folder, self.schema], opened, **at_once)
         for part in choice:
@@ -103,17 +97,8 @@ class BatchTab:
         self.again.click(self.run_again, self.order, outputs, **quiet)
         self.samples.click(self.run_samples, self.order, [*opened, self.schema], **quiet)
         self.order.input(self.sort, self.order, self.records, **at_once)
-        self.records.open(self.open_row, None, reviewed, **at_once)
         self.stop_button.click(self.stop, None, None, **at_once)
-        self.previous.click(self.go_back, self.index, reviewed, **at_once)
-        self.next.click(self.go_on, self.index, reviewed, **at_once)
-        self.close.click(lambda: gr.update(visible=False), None, self.review, **at_once)
-        desk, kept = self.desk, [*reviewed, self.progress, self.records, *self.downloads]
-        desk.fields.act(
-            self.act, [desk.shown, self.index], kept, concurrency_limit=1, concurrency_id="review",
-            trigger_mode="multiple", **quiet,
-        )
-        desk.on_look(desk.explain, desk.why)
+        self.review.connect(self.records, [self.progress, self.records, *self.downloads])
 
     def _build_inputs(self) -> None:
         self.files = gr.File(
@@ -137,24 +122,14 @@ class BatchTab:
         self.progress = gr.HTML("", elem_id="batch-progress", apply_default_css=False)
         with gr.Row(elem_classes="bar"):
             self.downloads = [
-                gr.DownloadButton(_label(file_format), visible=False, size="sm", min_width=120)
+                gr.DownloadButton(label(file_format), visible=False, size="sm", min_width=120)
                 for file_format in FORMATS
             ]
             self.again = gr.Button("Run failed rows again", visible=False, size="sm", min_width=220)
             self.order = gr.Checkbox(
                 False, label="Least sure first", container=False, min_width=140, elem_id="batch-order"
             )
-        with gr.Column(visible=False, elem_id="batch-review") as self.review:
-            with gr.Row(elem_classes="bar"):
-                self.place = gr.HTML("", elem_id="batch-place", apply_default_css=False)
-                self.previous = gr.Button("‹ Previous row", size="sm", scale=0, min_width=110)
-                self.next = gr.Button("Next row ›", size="sm", scale=0, min_width=110)
-                self.close = gr.Button("Close", size="sm", scale=0, min_width=70)
-            with gr.Row(elem_classes="desk", equal_height=False):
-                with gr.Column(scale=1, min_width=280, elem_classes="source-side"):
-                    self.desk.build_evidence()
-                with gr.Column(scale=1, min_width=280, elem_classes="record-side"):
-                    self.desk.build_record()
+        self.review.build()
         self.records = gr.HTML(
             EMPTY_BATCH, elem_id="batch-records", apply_default_css=False,
             js_on_load=read_script("kept") + read_script("batch"),
@@ -182,7 +157,8 @@ class BatchTab:
         column = table.pick_text_column()
         batch_id = await self._keep(column, schema, request)
         return {
-            **self._show_table(table, column, batch_id), self.progress: note, self.review: gr.update(visible=False),
+            **self._show_table(table, column, batch_id), self.progress: note,
+            self.review.panel: gr.update(visible=False),
             **(await self._save(stopped) if stopped else {}),
         }
 
@@ -303,54 +279,6 @@ class BatchTab:
         run.lowest_first = order
         return render_records(run)
 
-    async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
-        return await self._review(str(request.session_hash), int(data._data["row"]))
-
-    async def go_back(self, index: int, request: gr.Request) -> Update:
-        """Open the row before."""
-        return await self._step(str(request.session_hash), index, -1)
-
-    async def go_on(self, index: int, request: gr.Request) -> Update:
-        """Open the row behind."""
-        return await self._step(str(request.session_hash), index, 1)
-
-    async def act(self, shown: Shown | None, index: int, data: gr.EventData, request: gr.Request) -> Update:
-        """Apply what a person did to the open row, and write the row back; an approved row makes way for the next."""
-        session = str(request.session_hash)
-        run = self.shown.get(session)
-        if shown is None or run is None:
-            return gr.skip()
-        try:
-            changed = await asyncio.to_thread(shown.act, data._data)
-            await run.keep(self.store, index, changed)
-            if changed.is_approved:
-                await approve(self.store, run.owner, changed, self.context.engine.model_name)
-        except (EditError, StoreError) as error:
-            return self.desk.refuse(error)
-        drawn = {**self.desk.draw(changed), self.records: render_records(run)}
-        if not run.is_running:
-            drawn |= {self.progress: render_progress(run), **await self._save(run)}
-        if changed.is_approved and (following := run.find_next(index)) is not None:
-            drawn |= await self._review(session, following)
-        return {part: value for part, value in drawn.items() if part is not self.again}
-
-    async def _step(self, session: str, index: int, step: int) -> Update:
-        run = self.shown.get(session)
-        following = run.find_next(index, step) if run else None
-        return gr.skip() if following is None else await self._review(session, following)
-
-    async def _review(self, session: str, index: int) -> Update:
-        run = self.shown.get(session)
-        shown = None if run is None else await run.open_row(self.store, index)
-        if run is None or shown is None:
-            raise gr.Error("This row is not here any more. Run the batch again.")
-        name = html.escape(run.records[index]["source"])
-        return {
-            self.review: gr.update(visible=True),
-            self.place: f"<b>Row {index + 1} of {run.num_rows:,}</b> {name}", self.index: index,
-            **self.desk.draw(shown), self.desk.why: "",
-        }
-
     async def run_all(
         self, request: gr.Request, column: str, name: str, schema: str, problem: Explanation | None, order: bool, *,
         num_rows: int | None = None,
@@ -448,31 +376,17 @@ class BatchTab:
     def _hide_files(self) -> Update:
         return dict.fromkeys([*self.downloads, self.again], gr.update(visible=False))
 
+    async def _redraw(self, run: BatchRun) -> Update:
+        """Draw a run again of which a row was reviewed."""
+        if run.is_running:
+            return {self.records: render_records(run)}
+        drawn = {self.progress: render_progress(run), self.records: render_records(run), **await self._save(run)}
+        return {part: value for part, value in drawn.items() if part is not self.again}
+
     async def _save(self, batch: BatchRun) -> Update:
         """Return the download buttons with their files, and the button that runs rows again."""
         if not batch.records:
             return self._hide_files()
-        files = await asyncio.to_thread(_write_files, batch.for_files)
+        files = await asyncio.to_thread(write_files, batch.for_files)
         again = gr.update(visible=bool(batch.counts["failed"]))
         return {**dict(zip(self.downloads, files, strict=True)), self.again: again}
-
-
-def _label(file_format: str) -> str:
-    return f"Download {FILE_NAMES[file_format]}"
-
-
-def _write_files(records: list[dict[str, Any]]) -> list[Any]:
-    # In Gradio's own folder, from which old files are deleted.
-    root = Path(get_upload_folder())
-    root.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="batch-", dir=root))
-    buttons = []
-    for file_format in FORMATS:
-        path = folder / f"records.{file_format}"
-        try:
-            path.write_bytes(export(records, file_format))
-            # An earlier failure disabled the button and changed its label.
-            buttons.append(gr.update(visible=True, interactive=True, value=str(path), label=_label(file_format)))
-        except ExportError as error:
-            buttons.append(gr.update(visible=True, interactive=False, value=None, label=str(error)))
-    return buttons

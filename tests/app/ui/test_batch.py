@@ -21,8 +21,7 @@ from app.concurrency import cancel_all
 from app.config import AppConfig
 from app.extraction.sources import Row, TableLimits, UnreadableSource, make_table, read_file
 from app.store import Item
-from app.ui.batch import tab as batch_tab
-from app.ui.batch import tables
+from app.ui.batch import downloads, tables
 from app.ui.batch.run import BatchRun
 from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
 from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
@@ -70,7 +69,9 @@ async def make_tab() -> AsyncIterator[MakeTab]:
         context: Any = ApiContext(engine, AppConfig())  # type: ignore[arg-type]
         workers.append(asyncio.create_task(context.jobs.run(partial(make_answer, ModelPool(context)))))
         tab = copy.copy(build_tab())
-        tab.__dict__ |= vars(BatchTab(context, tab.examples, interval_s=0)) | {"desk": tab.desk}
+        fresh, review = BatchTab(context, tab.examples, interval_s=0), copy.copy(tab.review)
+        review.__dict__ |= vars(fresh.review) | {"desk": review.desk, "_redraw": tab._redraw}
+        tab.__dict__ |= vars(fresh) | {"review": review}
         tab.tables.put(REQUEST.session_hash, make_table(rows))
         return tab, engine
 
@@ -83,8 +84,10 @@ def show(tab: BatchTab, update: Any) -> Any:
     found = {} if update == gr.skip() else update
     parts = {
         "progress": tab.progress, "records": tab.records, "trial": tab.trial, "run": tab.run_button,
-        "stop": tab.stop_button, "again": tab.again, "column": tab.column, "place": tab.place, "index": tab.index,
-        "review": tab.review, "fields": tab.desk.fields, "shown": tab.desk.shown, "badge": tab.desk.badge,
+        "stop": tab.stop_button, "again": tab.again, "column": tab.column,
+        "place": tab.review.place, "index": tab.review.index,
+        "review": tab.review.panel, "fields": tab.review.desk.fields, "shown": tab.review.desk.shown,
+        "badge": tab.review.desk.badge,
         **dict(zip(("jsonl", "csv", "xlsx", "parquet"), tab.downloads, strict=True)),
     }
     return SimpleNamespace(**{name: found.get(part, gr.skip()) for name, part in parts.items()})
@@ -242,23 +245,23 @@ def test_durations_have_a_fitting_unit(seconds: float, words: str) -> None:
 def test_a_download_that_failed_once_opens_again() -> None:
     good = {"source": "a", "valid": True, "finish_reason": "stop", "record": {"x": "y"}}
     bad = {**good, "record": {"x": "\ud83d"}}
-    closed, again = batch_tab._write_files([bad])[1], batch_tab._write_files([good])[1]
+    closed, again = downloads.write_files([bad])[1], downloads.write_files([good])[1]
     assert closed["interactive"] is False and "an unpaired surrogate" in closed["label"]
     assert (again["visible"], again["interactive"], again["label"]) == (True, True, "Download CSV")
 
 
 def correct(tab: BatchTab, page: Any, **data: Any) -> Any:
     """What the page shows after a person did this to the row that it shows."""
-    return tab.act(page.shown, page.index, SimpleNamespace(_data=data), REQUEST)  # type: ignore[arg-type]
+    return tab.review.act(page.shown, page.index, SimpleNamespace(_data=data), REQUEST)  # type: ignore[arg-type]
 
 
 async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(make_tab: MakeTab) -> None:
     tab, _ = make_tab(record='{"name": "Ada", "age": 36}')
     await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
-    page = show(tab, await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
+    page = show(tab, await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
     assert page.review["visible"] is True and "Row 1 of 4" in page.place and "Ada" in page.fields
     with pytest.raises(gr.Error, match="not here any more"):
-        await tab.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))  # type: ignore[arg-type]
+        await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))  # type: ignore[arg-type]
     edited = show(tab, await correct(tab, page, action="edit", edits={"/name": "Ada L."}))
     assert "Ada L." in edited.records and b"Ada L." in read(edited.csv) and edited.place == gr.skip()
     page = SimpleNamespace(**{**vars(edited), "index": 0})
@@ -268,9 +271,9 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(ma
     assert "1 approved" in following.progress and ">approved<" in following.records
     assert "Row 4 of 4" in following.place and following.index == 3  # the next one with a record
     assert b'"approved": true' in read(following.jsonl) and b'"corrected": ["/name"]' in read(following.jsonl)
-    back = show(tab, await tab.go_back(3, REQUEST))
+    back = show(tab, await tab.review.go_back(3, REQUEST))
     assert back.index == 0 and "typed by you" in back.fields and "Approved" in back.fields
-    assert await tab.go_back(0, REQUEST) == gr.skip()
+    assert await tab.review.go_back(0, REQUEST) == gr.skip()
 
 
 async def test_what_cannot_be_run_is_explained(make_tab: MakeTab) -> None:
@@ -284,7 +287,7 @@ async def test_a_fault_within_the_engine_fails_its_row_and_one_of_the_files_open
     make_tab: MakeTab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
-    monkeypatch.setattr(batch_tab, "export", lambda *_: 1 // 0)
+    monkeypatch.setattr(downloads, "export", lambda *_: 1 // 0)
     updates = []
     with pytest.raises(ZeroDivisionError):
         async for update in tab.run_all(REQUEST, "text", "person", "", None, False):

@@ -1,0 +1,115 @@
+"""RowReview: one row of a batch, open beside its text, to be corrected and approved."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import gradio as gr
+
+from app.api.context import ApiContext
+from app.extraction.review import EditError
+from app.store import StoreError
+from app.ui.batch.run import BatchRun
+from app.ui.extract.desk import Desk, Update
+from app.ui.extract.run import approve
+from app.ui.extract.shown import Shown
+
+
+class RowReview:
+    """Opens rows of the run that a session's page shows.
+
+    Args:
+        shown: the runs, by session.
+        redraw: draws what else the page shows of a run, after a row was changed.
+    """
+
+    def __init__(
+        self, context: ApiContext, shown: Mapping[str, BatchRun], redraw: Callable[[BatchRun], Awaitable[Update]]
+    ) -> None:
+        self._context = context
+        self._shown = shown
+        self._redraw = redraw
+        self.desk = Desk()
+
+    def build(self) -> None:
+        """Put the components on the page, hidden until a row is opened."""
+        self.index = gr.State(None)  # of the open row
+        with gr.Column(visible=False, elem_id="batch-review") as self.panel:
+            with gr.Row(elem_classes="bar"):
+                self.place = gr.HTML("", elem_id="batch-place", apply_default_css=False)
+                self.previous = gr.Button("‹ Previous row", size="sm", scale=0, min_width=110)
+                self.next = gr.Button("Next row ›", size="sm", scale=0, min_width=110)
+                self.close = gr.Button("Close", size="sm", scale=0, min_width=70)
+            with gr.Row(elem_classes="desk", equal_height=False):
+                with gr.Column(scale=1, min_width=280, elem_classes="source-side"):
+                    self.desk.build_evidence()
+                with gr.Column(scale=1, min_width=280, elem_classes="record-side"):
+                    self.desk.build_record()
+
+    def connect(self, records: gr.HTML, redrawn: list[gr.components.Component]) -> None:
+        """Connect the components with the table of records.
+
+        Args:
+            redrawn: what `redraw` draws.
+        """
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        at_once = {"queue": False, **quiet}
+        parts = [self.panel, self.place, self.index, *self.desk.parts]
+        records.open(self.open_row, None, parts, **at_once)
+        self.previous.click(self.go_back, self.index, parts, **at_once)
+        self.next.click(self.go_on, self.index, parts, **at_once)
+        self.close.click(lambda: gr.update(visible=False), None, self.panel, **at_once)
+        self.desk.fields.act(
+            self.act, [self.desk.shown, self.index], [*parts, *redrawn], concurrency_limit=1, concurrency_id="review",
+            trigger_mode="multiple", **quiet,
+        )
+        self.desk.on_look(self.desk.explain, self.desk.why)
+
+    async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
+        return await self._review(str(request.session_hash), int(data._data["row"]))
+
+    async def go_back(self, index: int, request: gr.Request) -> Update:
+        """Open the row before."""
+        return await self._step(str(request.session_hash), index, -1)
+
+    async def go_on(self, index: int, request: gr.Request) -> Update:
+        """Open the row behind."""
+        return await self._step(str(request.session_hash), index, 1)
+
+    async def act(self, shown: Shown | None, index: int, data: gr.EventData, request: gr.Request) -> Update:
+        """Apply what a person did to the open row, and write the row back; an approved row makes way for the next."""
+        session = str(request.session_hash)
+        run = self._shown.get(session)
+        if shown is None or run is None:
+            return gr.skip()
+        try:
+            changed = await asyncio.to_thread(shown.act, data._data)
+            await run.keep(self._context.store, index, changed)
+            if changed.is_approved:
+                await approve(self._context.store, run.owner, changed, self._context.engine.model_name)
+        except (EditError, StoreError) as error:
+            return self.desk.refuse(error)
+        drawn = {**self.desk.draw(changed), **await self._redraw(run)}
+        if changed.is_approved and (following := run.find_next(index)) is not None:
+            drawn |= await self._review(session, following)
+        return drawn
+
+    async def _step(self, session: str, index: int, step: int) -> Update:
+        run = self._shown.get(session)
+        following = run.find_next(index, step) if run else None
+        return gr.skip() if following is None else await self._review(session, following)
+
+    async def _review(self, session: str, index: int) -> Update:
+        run = self._shown.get(session)
+        shown = None if run is None else await run.open_row(self._context.store, index)
+        if run is None or shown is None:
+            raise gr.Error("This row is not here any more. Run the batch again.")
+        name = html.escape(run.records[index]["source"])
+        return {
+            self.panel: gr.update(visible=True),
+            self.place: f"<b>Row {index + 1} of {run.num_rows:,}</b> {name}", self.index: index,
+            **self.desk.draw(shown), self.desk.why: "",
+        }
