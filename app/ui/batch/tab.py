@@ -122,7 +122,7 @@ class BatchTab:
         self.progress = gr.HTML("", elem_id="batch-progress", apply_default_css=False)
         with gr.Row(elem_classes="bar"):
             self.downloads = [
-                gr.DownloadButton(label(file_format), visible=False, size="sm", min_width=120)
+                gr.DownloadButton(label(file_format), visible=False, size="sm", min_width=150)
                 for file_format in FORMATS
             ]
             self.again = gr.Button("Run failed rows again", visible=False, size="sm", min_width=220)
