@@ -22,8 +22,8 @@ from engine.core.actor_messages import StepDone
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
     """Copy a host array to the device; on CUDA through pinned memory, so that the host does not wait."""
     tensor = torch.from_numpy(np.require(array, requirements=("C", "W")))
-    if device.type == "cpu":
-        return tensor
+    if device.type != "cuda":
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

@@ -52,9 +52,9 @@ class CudaMemory:
 
 
 def open_device(config: WorkerConfig) -> tuple[torch.device, DeviceLink | None, DeviceMemory | None]:
-    """Prepare the device for the calling thread. The CPU has no DeviceMemory."""
+    """Prepare the device for the calling thread. CPU and MPS have no link, and their memory is estimated."""
     device = torch.device(config.device)
-    if device.type == "cpu":
+    if device.type != "cuda":
         return device, None, None
     # Otherwise cuBLAS may reduce in 16 bits, and results would depend more on the batch size.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

@@ -103,7 +103,7 @@ class InputBatch:
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids: Tensor) -> None:
         """Write tokens [N] at their positions; -1 (nothing sampled) is written as 0."""
         index = upload(rows * self._stride + positions, self.device)
-        self._token_pool.index_copy_(0, index, token_ids.clamp(min=0).int())
+        self._token_pool.index_copy_(0, index, token_ids.clamp(min=0).int().to(self.device))
 
     def list_slots(self, row: int, start: int, end: int) -> np.ndarray:
         """Return the KV cache slots of the row's positions [start, end) in the first group."""

@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns the shape and dtype of x; the arithmetic is float32.
     Source: Zhang and Sennrich, 2019.
     """
-    if x.is_cuda:
+    if x.device.type != "cpu":
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
     # On CPU torch runs its own rms_norm as a dozen small ops; these are half as many.
     norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
