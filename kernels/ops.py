@@ -54,6 +54,20 @@ class GatedActivation:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How the experts of a token are chosen, and how their results are weighted."""
+
+    top_k: int  # experts per token
+    # How logits become weights: softmax over all experts, sigmoid, or softmax over the chosen ones.
+    score: Literal["softmax", "sigmoid", "topk_softmax"] = "softmax"
+    is_normalized: bool = False  # whether the weights of a token are divided by their sum
+    scale: float = 1.0  # factor of the weights
+    num_groups: int = 1  # experts are chosen from the best groups only
+    num_chosen_groups: int = 1
+    group_best: int = 2  # a group counts as much as so many of its best experts
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """The matrices of all experts of one layer; E experts."""
 
@@ -109,6 +123,20 @@ class PackLinear(Protocol):
         dtype: torch.dtype | None = None,
     ) -> PackedWeight:
         """Lay a matrix [out, in] out for products in a dtype, by default its own. One in grouped codes keeps them."""
+
+
+class ChooseExperts(Protocol):
+    def __call__(
+        self, logits: Tensor, routing: Routing, correction_bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the experts of each token and their weights.
+
+        Args:
+            logits: [T, E] float32.
+            correction_bias: [E] float32, added to the scores for the choice.
+
+        Returns (ids [T, K] int64, weights [T, K] float32).
+        """
 
 
 class RunExperts(Protocol):
@@ -337,6 +365,7 @@ class Ops:
     pack_linear: PackLinear
     # ExpertRows, which are not rounded again, only if `takes_grouped`.
     pack_experts: Callable[[Any, Quantization | None], PackedExperts]
+    choose_experts: ChooseExperts
     run_experts: RunExperts
     run_conv: RunConv
     scan_states: ScanStates

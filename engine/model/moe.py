@@ -33,9 +33,6 @@ from kernels.grouped import GroupedRows, align
 from kernels.ops import ExpertRows, ExpertWeights, PackedExperts, Quantization, RunExperts
 from kernels.torch.elementwise import compute_sigmoid
 
-# Keeps a sum of sigmoids that are all 0 from dividing by 0. Source: DeepSeek-V3.
-_TINY = 1e-20
-
 
 @dataclass(frozen=True, slots=True)
 class ConvertedTarget:
@@ -304,6 +301,7 @@ class MoE(nn.Module):
         super().__init__()
         assert layer.moe is not None, "the layer has experts"
         self._spec = spec = layer.moe
+        self._routing = spec.routing
         self.name = spec.names.block  # in the names of the checkpoint
         hidden_size = layer.hidden_size
         # Scores in float32: in bfloat16 two experts often have the same score.
@@ -325,7 +323,7 @@ class MoE(nn.Module):
     def forward(self, hidden: Tensor, ops: Ops, adapters: StepAdapters | None = None) -> Tensor:
         """Map [T, M] to [T, M]."""
         scores = self.router(hidden.float(), adapters=adapters)
-        ids, weights = choose_experts(scores, self._spec, self.correction_bias)
+        ids, weights = ops.choose_experts(scores, self._routing, self.correction_bias)
         mixed = self.experts(hidden, ids, weights)
         if self.shared is None:
             return mixed
@@ -377,38 +375,6 @@ def _interleaved_targets(gate_up: Tensor, down: Tensor) -> Targets:
 def _split_pairs(tensor: Tensor) -> Tensor:
     """Order alternating rows [E, 2 I, ...] as gate rows, then up rows."""
     return torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1)
-
-
-def choose_experts(logits: Tensor, spec: MoESpec, correction_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the experts of each token and their weights.
-
-    Args:
-        logits: [T, E] float32.
-        correction_bias: [E] float32, added to the scores for the choice.
-
-    Returns (ids [T, K] int64, weights [T, K] float32).
-    """
-    if spec.score == "topk_softmax":
-        best, ids = logits.topk(spec.top_k, dim=-1)
-        return ids, best.softmax(dim=-1) * spec.scale
-    scores = logits.softmax(dim=-1) if spec.score == "softmax" else compute_sigmoid(logits)
-    ranked = scores if correction_bias is None else scores + correction_bias
-    if spec.num_groups > 1:
-        ranked = _keep_best_groups(ranked, spec)
-    ids = ranked.topk(spec.top_k, dim=-1).indices
-    weights = scores.gather(1, ids)
-    if spec.is_normalized:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + _TINY)
-    return ids, weights * spec.scale
-
-
-def _keep_best_groups(ranked: Tensor, spec: MoESpec) -> Tensor:
-    """Set the scores of all but the best groups to -inf."""
-    groups = ranked.unflatten(-1, (spec.num_groups, -1))
-    totals = groups.topk(spec.group_best, dim=-1).values.sum(dim=-1)
-    best = totals.topk(spec.num_chosen_groups, dim=-1).indices
-    is_dropped = torch.ones(groups.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, False)
-    return groups.masked_fill(is_dropped.unsqueeze(-1), -torch.inf).flatten(1)
 
 
 def repack_modules(

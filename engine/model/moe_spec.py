@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kernels.ops import GatedActivation
+from kernels.ops import GatedActivation, Routing
 
 SWIGLU = GatedActivation()
 
@@ -50,3 +50,10 @@ class MoESpec:
     shared_size: int = 0  # inner size of the expert that all tokens pass through; 0: none
     is_shared_gated: bool = False  # whether a sigmoid scales the shared expert's result
     names: MoENames = MoENames()
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(
+            self.top_k, self.score, self.is_normalized, self.scale,
+            self.num_groups, self.num_chosen_groups, self.group_best,
+        )

@@ -24,6 +24,7 @@ from kernels.torch.elementwise import (
 )
 from kernels.torch.experts import pack_experts, run_experts, unpack_experts
 from kernels.torch.linear import linear, pack_linear, unpack_linear
+from kernels.torch.routing import choose_experts
 from kernels.torch.sampling import apply_bitmask, draw_filtered, draw_full, draw_greedy, penalise
 from kernels.torch.states import run_conv, scan_states
 
@@ -46,6 +47,7 @@ def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  
         pack_linear=pack_linear,
         unpack_linear=unpack_linear,
         pack_experts=pack_experts,
+        choose_experts=choose_experts,
         run_experts=run_experts,
         unpack_experts=unpack_experts,
         run_conv=run_conv,

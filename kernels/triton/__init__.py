@@ -20,6 +20,7 @@ from kernels.triton.lora import LoraOp
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.paged_attention import estimate_scratch, paged_attention
 from kernels.triton.rms_norm import rms_norm
+from kernels.triton.routing import choose_experts
 from kernels.triton.sampling import draw_filtered, draw_full, draw_greedy
 from kernels.triton.silu_mul import silu_mul
 from kernels.triton.states import scan_states
@@ -46,6 +47,7 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         paged_attention=paged_attention,
         partial_attention=None,
         pack_experts=pack_experts,
+        choose_experts=choose_experts,
         run_experts=run_experts,
         unpack_experts=unpack_experts,
         pack_lora=lora.pack,

@@ -1,12 +1,10 @@
 """The experts of a mixture: rows sorted by expert on the device, then two products with each expert's matrices.
 
 Nothing is read back: the grid has room for the worst split of the rows over the experts, and programs without rows end
-at once. A row's sums are the same whatever the other rows of its tile.
+at once. A row's sums are the same whatever the other rows of its tile; tiles are higher in prompts.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,22 +13,13 @@ from torch import Tensor
 
 from kernels.ops import ExpertWeights, Quantization
 from kernels.triton.launch import FUSED, check_contiguous, check_float, check_shape
+from kernels.triton.routing import group_pairs
 
-# Rows of a tile. It does not depend on the batch: other sizes use other matrix instructions.
-BLOCK_ROWS = 16
+# Rows of a tile, and those that an expert has on average from which the tile is used.
+LOADS = ((64, 48), (16, 0))
 BLOCK_OUT = 64
 BLOCK_BYTES = 128  # of a row of weights in a step of the inner loop
 BLOCK_COMBINE = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """The pairs (token, slot) of a step, sorted by expert; pair = token * K + slot."""
-
-    pairs: Tensor  # [T * K] int64
-    tile_experts: Tensor  # [tiles] int32, -1: no rows
-    tile_starts: Tensor  # [tiles] int32, the first place of each tile's rows
-    segment_ends: Tensor  # [E] int32, the place after each expert's rows
 
 
 @triton.jit
@@ -170,22 +159,9 @@ def unpack_experts(experts: ExpertWeights) -> ExpertWeights:
     return experts
 
 
-def group_pairs(ids: Tensor, num_experts: int) -> Grouping:
-    """Sort the pairs of [T, K] ids by expert and cut each expert's rows into tiles, on the device."""
-    sorted_ids, pairs = ids.flatten().sort(stable=True)
-    experts = torch.arange(num_experts, device=ids.device)
-    ends = torch.searchsorted(sorted_ids, experts, right=True)
-    counts = ends.diff(prepend=ends.new_zeros(1))
-    num_tiles = (counts + (BLOCK_ROWS - 1)) // BLOCK_ROWS
-    tile_ends = num_tiles.cumsum(0)
-    # At most one tile of each expert is not full.
-    most_tiles = min(len(pairs), len(pairs) // BLOCK_ROWS + num_experts)
-    tiles = torch.arange(most_tiles, device=ids.device)
-    expert = torch.searchsorted(tile_ends, tiles, right=True)
-    known = expert.clamp(max=num_experts - 1)
-    index = tiles - (tile_ends - num_tiles)[known]
-    starts = (ends - counts)[known] + index * BLOCK_ROWS
-    return Grouping(pairs, torch.where(expert < num_experts, expert, -1).int(), starts.int(), ends.int())
+def choose_rows(num_pairs: int, num_experts: int) -> int:
+    """Return the rows of a tile: a matrix is read once for each."""
+    return next(rows for rows, load in LOADS if num_pairs >= load * num_experts)
 
 
 def run_experts(
@@ -198,11 +174,12 @@ def run_experts(
     out = torch.empty_like(x, dtype=out_dtype)
     if not num_tokens:
         return out
-    grouping = group_pairs(ids, num_experts)
+    block_rows = choose_rows(ids.numel(), num_experts)
+    grouping = group_pairs(ids, num_experts, block_rows)
     rows = (grouping.pairs, grouping.tile_experts, grouping.tile_starts, grouping.segment_ends)
     inner = torch.empty(num_tokens * top_k, inner_size, dtype=x.dtype, device=x.device)
     results = torch.empty(num_tokens * top_k, size, dtype=torch.float32, device=x.device)
-    blocks = {"BLOCK_ROWS": BLOCK_ROWS, "BLOCK_OUT": BLOCK_OUT, "BLOCK_IN": BLOCK_BYTES // x.element_size()}
+    blocks = {"BLOCK_ROWS": block_rows, "BLOCK_OUT": BLOCK_OUT, "BLOCK_IN": BLOCK_BYTES // x.element_size()}
     blocks |= {"num_warps": 4, **FUSED}
     activation = experts.activation
     # Programs start in the order of the first axis: all outputs of a tile of rows run together.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import kernels.torch as torch_ops
 from kernels.lora import LoraMatrix, LoraPart, LoraSegment
-from kernels.ops import ExpertWeights, GatedActivation, Ops
+from kernels.ops import ExpertWeights, GatedActivation, Ops, Routing
 from kernels.states import ScanWeights, StateSegments
 from kernels.step_buffers import StepBuffers
 from kernels.torch.sampling import make_row_keys
@@ -127,6 +127,13 @@ def _experts(ops: Ops, given: Tensors) -> list[Tensor]:
     return [ops.run_experts(x, ids, given.make(5, 2).float().sigmoid(), packed)]
 
 
+def _routing(ops: Ops, given: Tensors) -> list[Tensor]:
+    logits, bias = given.make(5, 24, dtype=torch.float32), given.make(24, dtype=torch.float32)
+    grouped = Routing(4, "sigmoid", is_normalized=True, num_groups=4, num_chosen_groups=2)
+    chosen = (ops.choose_experts(logits, each, bias) for each in (grouped, Routing(4), Routing(4, "topk_softmax")))
+    return [each for pair in chosen for each in pair]
+
+
 def _lora(ops: Ops, given: Tensors) -> list[Tensor]:
     part = LoraPart(8, 0, given.make(48, 4), 0.1, None, None)
     packed = ops.pack_lora(LoraMatrix(given.make(4, 64), (part,), 96))
@@ -197,6 +204,7 @@ CASES: dict[Names, Callable[[Ops, Tensors], list[Tensor]]] = {
     ("silu_mul",): _silu,
     ("norm_rope_store",): _norm_rope_store,
     ATTENTION: _attention,
+    ("choose_experts",): _routing,
     EXPERTS: _experts,
     ("add_lora", "pack_lora"): _lora,
     ("scan_states",): _scan,

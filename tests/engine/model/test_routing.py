@@ -7,8 +7,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from engine.model.moe import choose_experts
 from engine.model.moe_spec import MoESpec
+from kernels.torch.routing import choose_experts
 
 HIDDEN, EXPERTS, TOP_K = 16, 12, 4
 # family: keys of its config, path of the router in a layer, our spec
@@ -71,7 +71,7 @@ def test_experts_and_weights_equal_those_of_transformers(name: str) -> None:
     hidden = torch.randn(200, HIDDEN)
     arguments = (hidden, bias) if name == "MiniMaxM2" else (hidden,)
     logits, expected_weights, expected_ids = router(*arguments)
-    ids, weights = choose_experts(logits, spec, bias if spec.has_correction_bias else None)
+    ids, weights = choose_experts(logits, spec.routing, bias if spec.has_correction_bias else None)
     expected, actual = (
         torch.zeros(200, EXPERTS).scatter_(1, each_ids, each_weights)
         for each_ids, each_weights in ((expected_ids, expected_weights), (ids, weights))
@@ -84,7 +84,7 @@ def test_experts_and_weights_equal_those_of_transformers(name: str) -> None:
 def test_a_token_does_not_depend_on_the_tokens_beside_it(name: str) -> None:
     spec, generator = ROUTERS[name][2], torch.Generator().manual_seed(1)
     logits, bias = torch.randn(700, EXPERTS, generator=generator), torch.randn(EXPERTS, generator=generator)
-    together = choose_experts(logits, spec, bias)
+    together = choose_experts(logits, spec.routing, bias)
     for rows in (*(slice(i, i + 1) for i in range(30)), slice(40, 57), slice(0, 513)):
-        alone = choose_experts(logits[rows], spec, bias)
+        alone = choose_experts(logits[rows], spec.routing, bias)
         assert all(torch.equal(each, whole[rows]) for each, whole in zip(alone, together, strict=True))

@@ -23,6 +23,7 @@ from kernels.triton.launch import EXACT, FUSED, next_power_of_2
 from kernels.triton.lora import lora_add_kernel, lora_low_kernel
 from kernels.triton.norm_rope_store import norm_rope_store_kernel
 from kernels.triton.rms_norm import rms_norm_kernel
+from kernels.triton.routing import choose_experts_kernel, group_pairs_kernel
 from kernels.triton.silu_mul import silu_mul_kernel
 from kernels.triton.states import scan_states_kernel
 from kernels.triton.tiles import Kind, Tile, choose_tiles, limit_short_rows
@@ -270,17 +271,31 @@ SMALL = {
         False,
     ),
     **{
-        f"{name} {dtype}": (
+        f"{name} {rows} {dtype}": (
             kernel, dict.fromkeys(("inner_ptr", "x_ptr", "weight_ptr", "bias_ptr"), f"*{dtype}") | EXPERT_ROWS,
-            constants | {"HAS_BIAS": True, "BLOCK_ROWS": 16, "BLOCK_OUT": 64, "BLOCK_IN": 128 // ITEMSIZE[dtype]}, 4,
-            False,
+            constants | {"HAS_BIAS": True, "BLOCK_ROWS": rows, "BLOCK_OUT": 64, "BLOCK_IN": 128 // ITEMSIZE[dtype]},
+            4, False,
         )
-        for dtype in ("bf16", "fp32")
+        for rows, dtype in ((16, "bf16"), (64, "bf16"), (16, "fp32"))
         for name, kernel, constants in (
             ("expert_gate_up", expert_gate_up_kernel, {"WIDTH": 2048, "SIZE": 768, "TOP_K": 8, "HAS_LIMIT": True}),
             ("expert_down", expert_down_kernel, {"WIDTH": 768, "SIZE": 2048}),
         )
     },
+    "choose_experts": (
+        choose_experts_kernel,
+        {"ids_ptr": "*i64", "weights_ptr": "*fp32", "logits_ptr": "*fp32", "bias_ptr": "*fp32", "factor": "fp32"}
+        | {"tiny": "fp32"},
+        {
+            "NUM_EXPERTS": 256, "TOP_K": 8, "SCORE": "sigmoid", "IS_NORMALIZED": True, "HAS_BIAS": True,
+            "NUM_GROUPS": 8, "NUM_CHOSEN": 4, "GROUP_BEST": 2, "BLOCK": 256, "BLOCK_GROUPS": 8, "BLOCK_K": 8,
+        },
+        1, False,
+    ),
+    "group_pairs": (
+        group_pairs_kernel, EXPERT_ROWS | {"ids_ptr": "*i64", "num_pairs": "i32", "num_tiles": "i32"},
+        {"NUM_EXPERTS": 128, "BLOCK_EXPERTS": 128, "BLOCK_ROWS": 16, "BLOCK": 1024}, 4, False,
+    ),
     "combine_experts": (
         combine_experts_kernel, {"out_ptr": "*bf16", "results_ptr": "*fp32", "weights_ptr": "*fp32"},
         {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024}, 4, True,
@@ -310,11 +325,11 @@ def test_the_other_kernels_do_not_spill_and_load_wide(name: str, arch: int) -> N
 
 
 @pytest.mark.parametrize("arch", NEWEST)
-@pytest.mark.parametrize("name", ["expert_gate_up bf16", "expert_down bf16"])
+@pytest.mark.parametrize("name", ["expert_gate_up 16 bf16", "expert_down 16 bf16", "expert_gate_up 64 bf16"])
 def test_experts_stream_their_weights_into_tensor_cores(name: str, arch: int) -> None:
     compiled = compile_small(name, arch)
     assert_fits(compiled, arch)
-    assert compiled.count(r"\bHMMA\.") and compiled.count(r"LDGSTS\S*\.128")
+    assert compiled.count(r"\bH(G)?MMA\.") and compiled.count(r"LDGSTS\S*\.128")
 
 
 @pytest.mark.parametrize("name", ["short", "long", *NAMES])

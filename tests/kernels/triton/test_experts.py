@@ -1,10 +1,14 @@
 """Experts against their slow twin, and against themselves in other company."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from kernels.ops import GatedActivation
-from kernels.triton.experts import BLOCK_ROWS, group_pairs, pack_experts, run_experts
+from kernels.ops import GatedActivation, Routing
+from kernels.torch.routing import choose_experts as choose_expected
+from kernels.triton.experts import LOADS, choose_rows, pack_experts, run_experts
+from kernels.triton.routing import choose_experts, group_pairs
 from tests.kernels import reference
 from tests.kernels.experts import CLAMPED, make_experts, make_routes, move
 from tests.kernels.triton.batches import TOLERANCE
@@ -48,18 +52,47 @@ def test_a_token_does_not_depend_on_the_tokens_beside_it(device: torch.device) -
         assert torch.equal(run_experts(x[rows], ids[rows], weights[rows], experts), together[rows])
 
 
-@pytest.mark.parametrize("num_tokens", [1, 8, 100])
+@pytest.mark.parametrize("num_tokens", [1, 8, 400])
 def test_every_pair_is_in_one_tile_of_its_expert(device: torch.device, num_tokens: int) -> None:
+    """400 tokens are more pairs than a program sorts at once."""
     _, ids, _ = make_routes(num_tokens, 4, 6, 3)
-    grouping = group_pairs(ids.to(device), 6)
+    rows = choose_rows(ids.numel(), 6)
+    grouping = group_pairs(ids.to(device), 6, rows)
     ends, pairs = grouping.segment_ends.tolist(), grouping.pairs.tolist()
     found = []
     for expert, start in zip(grouping.tile_experts.tolist(), grouping.tile_starts.tolist(), strict=True):
         if expert >= 0:
-            rows = pairs[start : min(start + BLOCK_ROWS, ends[expert])]
-            assert rows and all(ids.flatten()[pair] == expert for pair in rows)
-            found += rows
+            own = pairs[start : min(start + rows, ends[expert])]
+            assert own and all(ids.flatten()[pair] == expert for pair in own)
+            found += own
     assert sorted(found) == list(range(ids.numel()))
+
+
+def test_prompts_have_higher_tiles_with_the_same_bits(device: torch.device) -> None:
+    experts = move(make_experts(2, 40, 24), device)
+    x, ids, weights = (each.to(device) for each in make_routes(70, 40, 2, 2))
+    assert choose_rows(ids.numel(), 2) == LOADS[0][0] > choose_rows(12, 2)
+    few = run_experts(x[:6], ids[:6], weights[:6], experts)
+    assert torch.equal(run_experts(x, ids, weights, experts)[:6], few)
+
+
+@pytest.mark.parametrize(
+    ("score", "num_groups", "has_bias"),
+    [("softmax", 1, False), ("softmax", 4, False), ("sigmoid", 4, True), ("topk_softmax", 1, False)],
+)
+def test_routes_equal_those_of_torch(device: torch.device, score: Any, num_groups: int, has_bias: bool) -> None:
+    routing = Routing(5, score, score == "sigmoid", 1.5, num_groups, 2)
+    generator = torch.Generator().manual_seed(0)
+    logits, bias = torch.randn(9, 52, generator=generator), torch.randn(52, generator=generator)
+    expected = choose_expected(logits, routing, bias if has_bias else None)
+    found = choose_experts(logits.to(device), routing, bias.to(device) if has_bias else None)
+    assert torch.equal(found[0].cpu(), expected[0])
+    torch.testing.assert_close(found[1].cpu(), expected[1], atol=1e-6, rtol=1e-5)
+
+
+def test_scores_that_are_no_numbers_choose_existing_experts(device: torch.device) -> None:
+    ids, _ = choose_experts(torch.full((2, 5), torch.nan, device=device), Routing(3), None)
+    assert all(sorted(row) == sorted(set(row)) and max(row) < 5 for row in ids.tolist())
 
 
 def test_quantized_experts_are_refused() -> None:
