@@ -55,7 +55,7 @@ class Site:
     @property
     def figures(self) -> Any:
         """The muted lines under answers."""
-        return self.page.locator("#chatbot .thought-group")
+        return self.page.locator("#chatbot .bot-row .thought-group")
 
     def ask(self, text: str) -> None:
         self.composer.fill(text)

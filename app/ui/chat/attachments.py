@@ -1,8 +1,8 @@
-"""Files in a chat: texts are written into the message in a fence of their own, images travel beside it."""
+"""Files in a chat: a text becomes a message behind its question, images travel in the question."""
 
 from __future__ import annotations
 
-import re
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,34 @@ from app.extraction.sources import (
     read_bytes,
     read_text,
 )
+from app.ui.chat.conversation import History, file_message, is_file, list_image_paths
 from engine import InvalidRequest
 
-FILE_TYPES = ["text", ".md", ".csv", ".json", ".jsonl", ".log", ".xml", ".py", ".pdf", *OFFICE_TYPES]
+TEXT_TYPES = (".txt", ".md", ".csv", ".json", ".jsonl", ".log", ".xml", ".py")
+FILE_TYPES = ["text", *TEXT_TYPES, ".pdf", *OFFICE_TYPES]
 MAX_BYTES = 4 * 2**20
 
 
-async def add_attachments(text: str, paths: Iterable[str | Path]) -> str:
-    """The message with the files' texts behind it.
+async def read_files(paths: Iterable[str | Path]) -> History:
+    """Return a message for each file, with its text.
 
     Raises InvalidRequest: a file cannot be read as text; the message names it.
     """
-    parts = [text.strip()] if text.strip() else []
-    for path in map(Path, paths):
-        parts.append(f"{path.name}\n{fence(await read_apart(path, read_attachment, path))}")
-    return "\n\n".join(parts)
+    return [file_message(path.name, await read_apart(path, read_attachment, path)) for path in map(Path, paths)]
+
+
+def write_files(messages: History) -> list[str]:
+    """Write the files of a question again, and return their paths and those of its images."""
+    folder = Path(get_upload_folder()) / secrets.token_hex(16)
+    folder.mkdir(parents=True)
+    paths = [path for message in messages for path in list_image_paths(message["content"]) if Path(path).is_file()]
+    for message in filter(is_file, messages):
+        # Its text is all that was kept, so a PDF comes back as a text.
+        name = Path(message["metadata"]["title"]).name
+        path = folder / (name if Path(name).suffix in TEXT_TYPES else f"{name}.txt")
+        path.write_text(message["content"], encoding="utf-8")
+        paths.append(str(path))
+    return paths
 
 
 def read_attachment(path: Path) -> str:
@@ -73,10 +86,3 @@ def _load_part(part: dict[str, Any]) -> dict[str, Any]:
     if path.stat().st_size > MAX_IMAGE_BYTES:
         raise InvalidRequest(f"{path.name} is larger than {MAX_IMAGE_BYTES >> 20} MiB", "attachment")
     return {"type": "image", "image": path.read_bytes()}
-
-
-def fence(text: str) -> str:
-    """The text between fences that it does not contain itself."""
-    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
-    mark = "`" * (longest + 1)
-    return f"{mark}\n{text.rstrip()}\n{mark}"

@@ -1,7 +1,7 @@
 """The chat history in Gradio's format: reads it for the model, writes answers, figures and errors into it.
 
 An answer is followed by a quiet line of figures, a message with a title; it, reasoning and failed turns are
-not part of what the model reads.
+not part of what the model reads. A question is followed by its files, folded messages whose titles are their names.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ History = list[Message]
 
 ERROR_ID = "error"
 REASONING_ID = "reasoning"
+FILE_ID = "file"
+MAX_SHOWN_CHARS = 4000  # of a file
+MARKDOWN = re.compile(r"[\\`*_\[\]<>#$~|]")
 # Code, formulas in brackets, and what may be a formula between single dollars.
 FORMULA = re.compile(
     r"(`{3,}).*?(?:\1|\Z)|(?<!`)(`{1,2})(?!`).*?(?<!`)\2(?!`)|\$\$.*?\$\$|\\\(.*?\\\)|\\\[.*?\\\]"
@@ -33,6 +36,16 @@ def user_message(text: str, image_paths: Sequence[str] = ()) -> Message:
     """Return a question, with its images before the text."""
     images = [{"path": path} for path in image_paths]
     return {"role": "user", "content": [*images, *([text] if text else [])] if images else text}
+
+
+def file_message(name: str, text: str) -> Message:
+    """Return a file of the question before it."""
+    return {"role": "user", "content": text, "metadata": {"title": name, "id": FILE_ID, "status": "done"}}
+
+
+def is_file(message: Message) -> bool:
+    metadata = message.get("metadata") or {}
+    return message["role"] == "user" and metadata.get("id") == FILE_ID and "title" in metadata
 
 
 def list_image_paths(content: Any) -> list[str]:
@@ -69,11 +82,34 @@ def answer_messages(text: str, thinking: Thinking | None = None) -> list[Message
 
 def lay_out(history: History) -> History:
     """Return the history as a page shows it: formulas in the brackets that it knows, JSON as a code block."""
-    return [{**each, "content": _lay_out(each["content"])} if _is_answer(each) else each for each in history]
+    return list(map(_lay_out_message, history))
 
 
-def _is_answer(message: Message) -> bool:
-    return message["role"] == "assistant" and not message.get("metadata") and isinstance(message["content"], str)
+def _lay_out_message(message: Message) -> Message:
+    content, metadata = message["content"], message.get("metadata") or {}
+    if is_file(message):
+        more = "\n…" if len(content) > MAX_SHOWN_CHARS else ""
+        name = "**" + MARKDOWN.sub(r"\\\g<0>", metadata["title"]) + "**"  # bold, as reasoning
+        return {**message, "content": fence(content[:MAX_SHOWN_CHARS] + more), "metadata": {**metadata, "title": name}}
+    if message["role"] == "user":
+        parts = content if isinstance(content, list) else [content]
+        shown = [FORMULA.sub(_bracket, part) if isinstance(part, str) else part for part in parts]
+        return {**message, "content": shown if isinstance(content, list) else shown[0]}
+    return {**message, "content": _lay_out(content)} if isinstance(content, str) and not metadata else message
+
+
+def take_back(shown: str, written: str) -> str:
+    """Return an edited question with the formulas as they were written before `lay_out`."""
+    for match in FORMULA.finditer(written):
+        shown = shown.replace(_bracket(match), match[0])
+    return shown
+
+
+def fence(text: str) -> str:
+    """Return the text between fences that it does not contain itself."""
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    mark = "`" * (longest + 1)
+    return f"{mark}\n{text.rstrip()}\n{mark}"
 
 
 def _lay_out(text: str) -> str:
@@ -153,6 +189,8 @@ def to_model_messages(history: History, system_prompt: str) -> list[dict[str, An
             # Drop its question too, because a template may require alternating turns.
             if messages and messages[-1]["role"] == "user":
                 messages.pop()
+        elif is_file(message) and messages and messages[-1]["role"] == "user":
+            _attach(messages, f"{metadata['title']}\n{fence(message['content'])}")
         elif not metadata.get("title"):
             text = read_text(message["content"])
             images = [{"type": "image", "path": path} for path in list_image_paths(message["content"])]
@@ -160,3 +198,10 @@ def to_model_messages(history: History, system_prompt: str) -> list[dict[str, An
             messages.append({"role": message["role"], "content": content})
     system = [{"role": "system", "content": system_prompt.strip()}] if system_prompt.strip() else []
     return system + messages
+
+
+def _attach(messages: list[dict[str, Any]], text: str) -> None:
+    """Put the text of a file behind its question."""
+    *images, last = parts if isinstance(parts := messages[-1]["content"], list) else [{"type": "text", "text": parts}]
+    text = f"{last['text']}\n\n{text}".strip()
+    messages[-1]["content"] = [*images, {"type": "text", "text": text}] if images else text

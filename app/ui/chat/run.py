@@ -23,7 +23,7 @@ from app.reasoning import gate_grammar, prepare_prompt, supports_reasoning
 from app.store import Store, StoreError
 from app.ui.chat import store as chats
 from app.ui.chat.answers import Answer, Answers, join_streams
-from app.ui.chat.attachments import add_attachments, is_image, load_images
+from app.ui.chat.attachments import is_image, load_images, read_files
 from app.ui.chat.branches import Node, find_place, join
 from app.ui.chat.conversation import (
     History,
@@ -31,10 +31,12 @@ from app.ui.chat.conversation import (
     answer_messages,
     error_message,
     figures_message,
+    is_file,
     lay_out,
     list_image_paths,
     pending_message,
     read_text,
+    take_back,
     to_model_messages,
     user_message,
 )
@@ -113,20 +115,20 @@ class ChatRun:
         try:
             if images and not self.engine.sees_images:
                 raise InvalidRequest(f"{Path(images[0]).name} is an image, and this model sees none", "attachment")
-            text = await add_attachments(text, [path for path in files if path not in images])
-            await self._check_length(text)
+            attached = await read_files(path for path in files if path not in images)
+            await self._check_length("".join([text, *(each["content"] for each in attached)]))
         except InvalidRequest as error:
             return _report(f"Not sent. {explain(error, self.engine.state)}")
-        if not text and not images:
+        if not text.strip() and not files:
             return tuple(gr.skip() for _ in range(6))
-        return await self._ask(user_message(text, images), thread, running, request, values)
+        return await self._ask([user_message(text.strip(), images), *attached], thread, running, request, values)
 
     async def send_example(self, data: gr.SelectData, request: gr.Request, *rest: Any) -> Begun:
         """Begin a turn with the clicked example; do nothing while another turn runs."""
         thread, running, *values = rest
         if is_running(running):
             return _refuse(running)
-        return await self._ask(user_message(data.value["text"]), thread, running, request, values)
+        return await self._ask([user_message(data.value["text"])], thread, running, request, values)
 
     async def retry(self, data: gr.RetryData, request: gr.Request, *rest: Any) -> Begun:
         """Ask the same question again and keep the answer as another version. Does nothing while another turn runs."""
@@ -158,8 +160,10 @@ class ChatRun:
     async def edit(self, history: History, data: gr.EditData, request: gr.Request, *rest: Any) -> Begun:
         """Ask an edited question and keep the old one as another version. Does nothing while another turn runs."""
         index = first_index(data.index)
-        images = list_image_paths(history[index]["content"])
         thread, running, *values = rest
+        if is_file(history[index]):  # Gradio reports each message of the bubble
+            return tuple(gr.skip() for _ in range(6))
+        images = list_image_paths(history[index]["content"])
         if is_running(running):
             # The page already has the new text, and gets the old one back.
             before = user_message(read_text(data.previous_value), images)
@@ -167,8 +171,10 @@ class ChatRun:
         path = await self._read_path(request, thread)
         if path is None:
             return _report(REMOVED)
-        path = path[: find_place(path, index)]
-        return await self._begin_again(path, [user_message(read_text(data.value), images)], thread, request, values)
+        place = find_place(path, index)
+        before, *files = path[place].messages
+        text = take_back(read_text(data.value), read_text(before["content"]))
+        return await self._begin_again(path[:place], [user_message(text, images), *files], thread, request, values)
 
     async def stop(self, turn: Turn | None) -> None:
         """End the running answer and keep its text."""
@@ -215,7 +221,7 @@ class ChatRun:
         return history, open_composer(), [], inspect(history, turn.answer)
 
     async def _ask(
-        self, question: Any, thread: Thread | None, last: Turn | None, request: gr.Request, values: Sequence[Any]
+        self, question: History, thread: Thread | None, last: Turn | None, request: gr.Request, values: Sequence[Any]
     ) -> Begun:
         path = await self._read_path(request, thread)
         if path is None:
@@ -223,7 +229,7 @@ class ChatRun:
         # The end of the turn before may not have reached the page.
         is_missed = last is not None and not (last.is_left or last.is_shown)
         num_shown = last.num_shown if last is not None and is_missed else len(join(path))
-        return await self._begin(path, [question], num_shown, thread, request, values)
+        return await self._begin(path, question, num_shown, thread, request, values)
 
     async def _begin_again(
         self, path: list[Node], question: History, thread: Thread | None, request: gr.Request, values: Sequence[Any],

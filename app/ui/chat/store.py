@@ -19,6 +19,7 @@ from app.ui.chat.branches import Node, Tree
 from app.ui.chat.conversation import (
     History,
     figures_message,
+    is_file,
     list_image_paths,
     read_pending,
     read_text,
@@ -236,7 +237,9 @@ def end_pending(history: History) -> History:
 
 
 def make_title(messages: History) -> str:
-    """Return the first question, shortened."""
-    first = next((read_text(each["content"]) for each in messages if each["role"] == "user"), "")
+    """Return the first question, shortened; the name of its file if it has no words."""
+    asked = (each for each in messages if each["role"] == "user")
+    texts = (each["metadata"]["title"] if is_file(each) else read_text(each["content"]) for each in asked)
+    first = next(filter(None, texts), "")
     line = " ".join(first.split())
     return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1] + "…"

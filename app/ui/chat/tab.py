@@ -13,7 +13,7 @@ import gradio as gr
 from app.api.model_pool import ModelPool
 from app.store import Store, StoreError, objects
 from app.ui.chat import store as chats
-from app.ui.chat.attachments import FILE_TYPES, IMAGE_TYPES
+from app.ui.chat.attachments import FILE_TYPES, IMAGE_TYPES, write_files
 from app.ui.chat.branches import Node, Tree, find_place, join
 from app.ui.chat.conversation import lay_out, read_text
 from app.ui.chat.history import (
@@ -181,7 +181,8 @@ class ChatTab(ChatRun):
         question = found.path[place]
         removed, leaf = found.tree.list_after(question.id), question.before
         await self.store.run(chats.remove_turns, find_owner(request), thread["id"], removed, leaf)
-        composer = open_composer(value={"text": read_text(question.messages[0]["content"]), "files": []})
+        files = await asyncio.to_thread(write_files, question.messages)
+        composer = open_composer(value={"text": read_text(question.messages[0]["content"]), "files": files})
         history, *shown = await self._show(request, thread | {"leaf": leaf})
         return history, composer, *shown
 

@@ -145,7 +145,7 @@ const show = async (id) => {
 
 const take = () => {
   const { ids = [], id, steps: fresh } = props.value || {};
-  answers = ids.filter((each) => each && each !== "reasoning");
+  answers = ids.filter((each) => each && !["reasoning", "file"].includes(each));
   if (id && fresh && !memory.has(id)) keep(id, JSON.parse(fresh));
   show(answers.at(-1) ?? null);
 };

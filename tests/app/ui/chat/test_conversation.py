@@ -10,6 +10,7 @@ from app.ui.chat.conversation import (
     figures_message,
     lay_out,
     read_text,
+    take_back,
     to_model_messages,
     user_message,
 )
@@ -49,7 +50,9 @@ def test_an_answer_that_is_json_is_laid_out_as_a_code_block() -> None:
     ("`$x$` and ``$y$ ` ``", None), ("```\n$x$\n```", None), ("```\n$x$", None), ("$HOME:$PATH", None),
 ])
 def test_formulas_between_dollars_are_shown_and_amounts_and_code_stay(text: str, shown: str | None) -> None:
-    assert lay_out([answer_message(text)])[0]["content"] == (shown or text)
+    for make in (answer_message, user_message):
+        assert lay_out([make(text)])[0]["content"] == (shown or text)
+    assert take_back(shown or text, text) == text
 
 
 def test_text_is_read_from_all_forms_that_gradio_uses() -> None:
