@@ -126,7 +126,8 @@ class DraftSteps:
     def take(self, step: StepRecord, done: StepDone) -> None:
         """Take the device's drafts, and ask for forced tokens after those of this message."""
         if done.draft_time_s:
-            self.planner.note_proposing(max(map(len, done.drafts.values()), default=1), done.draft_time_s)
+            num_positions = max(map(len, done.drafts.values()), default=1)
+            self.planner.costs.note_draft(num_positions, done.draft_time_s)
         if not self.planner.num_requests or not self._table.waits.any():
             return
         slots = step.batch.slots[done.indices]

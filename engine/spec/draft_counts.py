@@ -9,7 +9,6 @@ from engine.spec.step_costs import StepCosts
 from engine.speculative_config import SpeculativeConfig
 
 MAX_RATE = 0.99
-MAX_KNOWN = 4096
 
 
 class DraftCounts:
@@ -18,8 +17,6 @@ class DraftCounts:
     def __init__(self, config: SpeculativeConfig, costs: StepCosts) -> None:
         self._config = config
         self._costs = costs
-        self._known: dict[tuple[float, int, int, bool, float], int] = {}
-        self._version = -1  # of the costs behind the known numbers
 
     def cut(
         self, drafts: dict[int, Draft], num_tokens: int, num_samples: int, budget: int
@@ -49,32 +46,20 @@ class DraftCounts:
             if length
         }
 
-    def choose(
-        self, rate: float, num_drafting: int, num_rows: int, *, has_device_cost: bool = False,
-        host_s: float = 0.0,
-    ) -> int:
-        """Return the number of drafts per row with the most tokens per second, if all rows that draft are alike.
+    def choose(self, rates: np.ndarray, num_rows: int) -> np.ndarray:
+        """Return how many drafts of the device save each row that drafts the most time.
 
         Args:
-            rate: acceptance of each draft.
-            num_drafting, num_rows: rows of the step that draft, and all.
-            has_device_cost: proposing takes time of the device.
-            host_s: time of proposing for all rows, while the device waits.
+            rates: acceptance of each row's drafts.
+            num_rows: rows of the step.
         """
-        limit = self._config.limit_drafts(num_rows)
+        limit, num_drafting, costs = self._config.limit_drafts(num_rows), len(rates), self._costs
         if not self._config.adaptive:
-            return limit
-        if self._version != self._costs.version or len(self._known) > MAX_KNOWN:
-            self._known.clear()
-            self._version = self._costs.version
-        key = (round(min(rate, MAX_RATE), 2), num_drafting, num_rows, has_device_cost, round(host_s, 5))
-        if key not in self._known:
-            depths = np.arange(limit + 1)
-            more = num_drafting * key[0] * (1 - key[0] ** depths) / (1 - key[0])
-            expected = num_rows + self._costs.value_token(num_rows, num_drafting) * more
-            times = self._costs.estimate_range(num_rows, num_drafting * limit)[depths * num_drafting]
-            times = times + np.where(depths > 0, self._costs.gap_s + key[4], self._costs.idle_s)
-            if has_device_cost:
-                times += [self._costs.estimate_drafts(depth) for depth in depths.tolist()]
-            self._known[key] = int((expected / times).argmax())
-        return self._known[key]
+            return np.full(num_drafting, limit)
+        depths = np.arange(limit + 1)
+        rights = np.cumsum(np.minimum(rates, MAX_RATE)[:, None] ** depths, axis=1) - 1
+        more_s = costs.estimate_range(num_rows, num_drafting * limit)[depths * num_drafting] - costs.estimate(num_rows)
+        more_s[1:] += costs.gap_s - costs.idle_s
+        more_s += [costs.estimate_drafts(depth) for depth in range(limit + 1)]
+        saved_s: np.ndarray = costs.price_token(num_rows, num_drafting) * rights - more_s / max(1, num_drafting)
+        return saved_s.argmax(axis=1)

@@ -11,7 +11,6 @@ overlap as without speculative decoding, and it costs nothing until it has `tabl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -22,7 +21,7 @@ from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.core.step import StepRecord
 from engine.messages import SourceCounts
-from engine.spec.draft_counts import DraftCounts
+from engine.spec.draft_counts import MAX_RATE, DraftCounts
 from engine.spec.draft_record import (
     LONG_MEMORY,
     MIN_PAUSE,
@@ -34,7 +33,7 @@ from engine.spec.draft_record import (
 )
 from engine.spec.ngram import NgramProposer
 from engine.spec.prediction import PredictionProposer
-from engine.spec.step_costs import DraftBudget, StepCosts
+from engine.spec.step_costs import StepCosts
 from engine.spec.suffix import SuffixProposer
 from engine.speculative_config import SpeculativeConfig
 
@@ -42,11 +41,12 @@ FORCED = "forced"
 MAX_QUESTIONS = 64  # to the grammar thread before one step; each takes about 8 us
 STEPS_PER_NOTE = 4  # one of so many steps without drafts is taken as a measurement, which costs 10 us
 MIN_PROMISE = 3  # drafts that make waiting worthwhile; the token in flight uses up the first
+LOOK_TOKENS = 2  # of a request that does not draft, between two looks for drafts on the host
 NUM_TAIL_TOKENS = 4  # output tokens before a forced text, which decide how it is split into tokens
 # Acceptance that is assumed before the first draft of a source.
 FIRST_RATES = {FORCED: 0.95, "prediction": 0.85}
 FIRST_RATE = 0.6
-PROBE_DRAFTS = 2  # of a device's source whose acceptance is not known, even if they do not pay
+PROBE_DRAFTS = 2  # of a device's source that is probed, even if they do not seem to pay
 
 
 class Proposer(Protocol):
@@ -77,15 +77,13 @@ class DraftPlanner:
         self._proposers = make_proposers(config) if proposers is None else proposers
         self._device = config.device_method
         self._numbers = DraftCounts(config, self.costs)
-        self._budget = DraftBudget(self.costs.estimate(1))
         self._num_steps = 0
         # Times per row: of a step without drafts, of waiting for the last result, and of one more draft.
         self._row_s = self._wait_s = self._draft_s = 0.0
         self._asked: list[Request] = []  # their grammars are to be asked for forced tokens
         self._num_drafting = 1  # requests that drafted in the last step in which any did
-        self._num_rows = 1  # of the last step
-        self._propose_s: dict[str, float] = {}  # moving average of a host source's time for one request
         self._rates: dict[str, float] = {}  # moving average over all requests, by source
+        self._pauses: dict[str, int] = {}  # the last pause in any request, by source
         # By source: drafts, drafted tokens, accepted tokens by position
         self._totals: dict[str, list[int]] = {}
 
@@ -94,14 +92,27 @@ class DraftPlanner:
         names = [each.name for each in self._proposers if each.name != "prediction" or request.prediction]
         names += [FORCED] if request.has_grammar else []
         names += [self._device] if self._device is not None else []
-        self._table.wake_at[request.slot] = NEVER
         if names:
-            request.drafts = DraftRecord(tuple(names))
+            request.drafts = DraftRecord({name: self._open_source(name, request.num_tokens) for name in names})
             self.num_requests += 1
-            if any(self._is_active(request.drafts, name, request.num_tokens) for name in names):
-                self._table.waits[request.slot] = 1
-            else:
-                self._table.wake_at[request.slot] = request.num_tokens + MIN_PAUSE
+            self._set_waiting(request, request.drafts.find_wake(0) == 0)
+        else:
+            self._table.wake_at[request.slot] = NEVER
+
+    def _open_source(self, name: str, num_tokens: int) -> SourceRecord:
+        """A source that lost time in other requests starts with a pause."""
+        pause = self._pauses.get(name, 0) // 2
+        source = SourceRecord(self._rates.get(name, FIRST_RATES.get(name, FIRST_RATE)), max(pause, MIN_PAUSE))
+        if pause > MIN_PAUSE:
+            source.rest(num_tokens)
+        return source
+
+    def _set_waiting(self, request: Request, is_waiting: bool) -> None:
+        """Let a request draft, or overlap its steps until the next look for drafts."""
+        assert request.drafts is not None
+        self._table.waits[request.slot] = int(is_waiting)
+        look = NEVER if is_waiting else request.drafts.find_wake(request.num_tokens + LOOK_TOKENS)
+        self._table.wake_at[request.slot] = look
 
     def close(self, request: Request) -> None:
         self.num_requests -= request.drafts is not None
@@ -125,12 +136,8 @@ class DraftPlanner:
             name = self._find_expected(record, num_tokens) or next(
                 (each.name for each in self._proposers if self._is_promising(request, record, each)), None
             )
-            if name is not None:
-                record.awaited = name
-                self._table.waits[request.slot] = 1
-                self._table.wake_at[request.slot] = NEVER
-            else:
-                self._table.wake_at[request.slot] = record.choose_look(num_tokens)
+            record.awaited = name or record.awaited
+            self._set_waiting(request, name is not None)
 
     def plan(
         self, requests: Sequence[Request], num_tokens: int, num_samples: int, budget: int
@@ -158,43 +165,33 @@ class DraftPlanner:
             assert record is not None, "only requests with a record draft"
             if draft is not None:
                 record.awaited = draft.source
-                record.note_found()
                 continue
-            self._budget.add(record.awaited, -self._wait_s)
-            self._find(record, record.awaited).note_gain(-self._wait_s, self._row_s)
             # If there was a candidate, more drafts would cost more than they bring.
-            name = candidates[request.slot].source if request.slot in candidates else record.awaited
-            if request.slot in candidates or not self._gains(record, name):
-                self._find(record, name).rest(request.num_tokens)
+            is_rejected = request.slot in candidates
+            name = candidates[request.slot].source if is_rejected else record.awaited
+            self._note_gain(request, name, -self._wait_s, is_rejected=is_rejected)
             if self._find_expected(record, request.num_tokens) is None:
-                self._table.waits[request.slot] = 0
-                self._table.wake_at[request.slot] = record.choose_look(request.num_tokens)
+                self._set_waiting(request, False)
         return found
 
     def settle(self, request: Request, draft: Draft, num_accepted: int) -> None:
         name, num_drafted, record = draft.source, len(draft.token_ids), request.drafts
         assert record is not None, "a request with drafts has a record"
-        source = self._find(record, name)
-        source.note(num_drafted, num_accepted)
-        self._rates[name] = update_rate(self._first_rate(name), num_drafted, num_accepted, LONG_MEMORY)
-        device_s = self.costs.estimate_drafts(num_drafted) if name == self._device else 0.0
+        record.sources[name].note(num_drafted, num_accepted)
+        before = self._rates.get(name, FIRST_RATES.get(name, FIRST_RATE))
+        self._rates[name] = update_rate(before, num_drafted, num_accepted, LONG_MEMORY)
         gain_s = num_accepted * self._row_s - self._wait_s - self._draft_s * num_drafted
-        self._budget.add(name, gain_s)  # proposing is paid already
-        source.note_gain(gain_s - device_s / self._num_drafting, self._row_s)
+        if name == self._device:
+            gain_s -= self.costs.estimate_drafts(num_drafted) / self._num_drafting
+        self._note_gain(request, name, gain_s)
         totals = self._totals.setdefault(name, [0, 0])
         totals += [0] * (2 + num_accepted - len(totals))
         totals[0] += 1
         totals[1] += num_drafted
         for position in range(num_accepted):
             totals[2 + position] += 1
-        if self._pays(source, name) and self._gains(record, name):
-            source.resume()
-        elif source.resume_at <= request.num_tokens:
-            source.rest(request.num_tokens)
 
     def note_step(self, step: StepRecord, seconds: float, idle_s: float) -> None:
-        self._budget.note_step(seconds)
-        self._num_rows = len(step.counts)
         self._num_steps += 1
         if (step.drafts or self._num_steps % STEPS_PER_NOTE == 0) and step.is_decode:
             self.costs.note(int(step.counts.sum()), seconds)
@@ -203,36 +200,30 @@ class DraftPlanner:
             elif not step.is_waiting:
                 self.costs.note_idle(idle_s)
 
-    def note_proposing(self, num_positions: int, seconds: float) -> None:
-        """Take the time of proposing on the device."""
-        assert self._device is not None, "the device has proposed"
-        self.costs.note_draft(num_positions, seconds)
-        # What drafts save is estimated from averages, so their cost is not taken from times above the average.
-        self._budget.add(self._device, -min(seconds, self.costs.estimate_drafts(num_positions)))
-
     def count_wanted(self, requests: Sequence[Request], slots: np.ndarray) -> np.ndarray | None:
         """Return how many drafts the device should propose after each row of the step; None: none at all.
 
         Rows that are still in their prompt have a number, too: the drafter follows the prompts of rows that will draft.
         """
         name = self._device
-        if name is None or not self._budget_allows(name):
+        if name is None:
             return None
-        places = np.flatnonzero(self._table.waits[slots] > 0).tolist()
+        active: dict[int, SourceRecord] = {}
+        for at in np.flatnonzero(self._table.waits[slots] > 0).tolist():
+            record = requests[at].drafts
+            if record is not None and record.is_active(name, requests[at].num_tokens):
+                active[at] = record.sources[name]
+        rates = np.array([source.rate for source in active.values()])
+        counts = self._numbers.choose(rates, len(requests)).tolist()
         wanted = np.zeros(len(requests), dtype=np.int64)
-        for at in places:
+        for (at, source), count in zip(active.items(), counts, strict=True):
             request = requests[at]
-            record, num_tokens = request.drafts, request.num_tokens
-            if record is None or not record.is_active(name, num_tokens):
-                continue
-            source = self._find(record, name)
-            count = self._numbers.choose(source.rate, len(places), len(requests), has_device_cost=True)
-            if not count:
-                count = PROBE_DRAFTS if source.take_probe() else 0
-            if not count:
-                source.rest(num_tokens)
+            if not count and source.gain_s is None:
+                count = PROBE_DRAFTS
+            elif not count:
+                self._rest(source, name, request.num_tokens)
             # At least the token of this step precedes the drafts, and one follows them.
-            wanted[at] = max(0, min(count, request.max_num_tokens - num_tokens - 2))
+            wanted[at] = max(0, min(count, request.max_num_tokens - request.num_tokens - 2))
         return wanted if wanted.any() else None
 
     def ask(self, request: Request) -> None:
@@ -245,8 +236,7 @@ class DraftPlanner:
             self._table.waits[request.slot] = 2
             self._asked.append(request)
         else:
-            self._table.waits[request.slot] = 0
-            self._table.wake_at[request.slot] = num_tokens + MIN_PAUSE
+            self._set_waiting(request, False)
 
     def take_questions(self) -> list[DraftTarget]:
         """Return the questions to the grammar thread, each with the best drafts of the other sources."""
@@ -257,7 +247,7 @@ class DraftPlanner:
             if not request.is_finished and record is not None:
                 limit = self._config.num_speculative_tokens
                 best = self._choose(request, limit)
-                if best is None and not self._is_active(record, FORCED, request.num_tokens):
+                if best is None and not record.is_active(FORCED, request.num_tokens):
                     self._table.waits[request.slot] = 1
                     continue
                 source, token_ids = ("", []) if best is None else (best.source, list(best.token_ids))
@@ -274,68 +264,42 @@ class DraftPlanner:
         self._table.waits[request.slot] = 1
         if token_ids:
             record.offered[source] = (request.num_tokens, token_ids)
-        self._find(record, FORCED).note_answer(source == FORCED, request.num_tokens)
 
     def count(self) -> dict[str, SourceCounts]:
         """Return the counters of all sources since the start."""
         return {name: SourceCounts(each[0], each[1], each[2:]) for name, each in self._totals.items()}
 
-    def _budget_allows(self, name: str) -> bool:
-        return not self._config.adaptive or self._budget.allows(name)
-
-    def _is_active(self, record: DraftRecord, name: str, num_tokens: int) -> bool:
-        """Whether the request has this source, and the source rests neither for it nor for all requests."""
-        return record.is_active(name, num_tokens) and self._budget_allows(name)
-
     def _find_expected(self, record: DraftRecord, num_tokens: int) -> str | None:
         """Return a source that must be asked and may have drafts."""
-        for name in (self._device, FORCED):
-            if name is not None and self._is_active(record, name, num_tokens):
-                return name
-        return None
+        return next((name for name in (self._device, FORCED) if record.is_active(name, num_tokens)), None)
 
     def _is_promising(self, request: Request, record: DraftRecord, proposer: Proposer) -> bool:
-        """Whether a host source has drafts beyond the token in flight, and waiting for that token pays."""
-        if not self._is_active(record, proposer.name, request.num_tokens):
-            return False
-        source = self._find(record, proposer.name)
-        if not self._pays(source, proposer.name):
-            source.rest(request.num_tokens)
-            return False
-        return len(self._propose(proposer, request, MIN_PROMISE)) == MIN_PROMISE
+        """Whether a host source has drafts beyond the token in flight."""
+        is_active = record.is_active(proposer.name, request.num_tokens)
+        return is_active and len(proposer.propose(request, MIN_PROMISE)) >= MIN_PROMISE
+
+    def _note_gain(self, request: Request, name: str, seconds: float, *, is_rejected: bool = False) -> None:
+        """Take the seconds that a step with a source saved; one that does not pay rests."""
+        assert request.drafts is not None
+        source = request.drafts.sources[name]
+        pays = source.note_gain(seconds, self._row_s) and not is_rejected
+        if seconds > 0:
+            self._pauses[name] = MIN_PAUSE
+        if self._config.adaptive and not pays:
+            self._rest(source, name, request.num_tokens)
+
+    def _rest(self, source: SourceRecord, name: str, num_tokens: int) -> None:
+        source.rest(num_tokens)
+        self._pauses[name] = source.pause
 
     def _note_prices(self, num_tokens: int, num_samples: int, num_drafts: int) -> None:
         """Estimate what the rows of a step with so many drafts pay."""
-        costs, step_s = self.costs, self.costs.estimate(num_tokens)
-        worth = costs.value_token(num_samples, self._num_drafting)
-        self._row_s = worth * (step_s + costs.idle_s) / num_samples
+        costs = self.costs
+        self._row_s = costs.price_token(num_samples, self._num_drafting)
         # If few rows draft, the others go on, and the step of the drafting row is lost.
         is_shared = 2 * self._num_drafting >= num_samples
         self._wait_s = max(0.0, costs.gap_s - costs.idle_s) / num_samples if is_shared else self._row_s
-        self._draft_s = (costs.estimate(num_tokens + num_drafts) - step_s) / max(1, num_drafts)
-
-    def _gains(self, record: DraftRecord, name: str) -> bool:
-        return not self._config.adaptive or self._find(record, name).gain_s >= 0.0
-
-    def _pays(self, source: SourceRecord, name: str) -> bool:
-        """Whether waiting and proposing on the host are worth the right drafts of all rows that draft."""
-        num_drafting, num_rows = self._num_drafting, max(self._num_drafting, self._num_rows)
-        host_s = self._propose_s.get(name, 0.0) * num_drafting
-        is_device = name == self._device
-        return (
-            self._numbers.choose(
-                source.rate, num_drafting, num_rows, has_device_cost=is_device, host_s=host_s
-            )
-            > 0
-        )
-
-    def _propose(self, proposer: Proposer, request: Request, limit: int) -> Sequence[int]:
-        """Return a source's drafts, and note how long it takes."""
-        start = time.perf_counter()
-        drafts = proposer.propose(request, limit)[:limit]
-        before = self._propose_s.get(proposer.name, 0.0)
-        self._propose_s[proposer.name] = before + 0.05 * (time.perf_counter() - start - before)
-        return drafts
+        self._draft_s = (costs.estimate(num_tokens + num_drafts) - costs.estimate(num_tokens)) / max(1, num_drafts)
 
     def _choose(self, request: Request, limit: int, *, is_cut: bool = False) -> Draft | None:
         """Return the drafts with the highest expected number of right tokens.
@@ -352,21 +316,15 @@ class DraftPlanner:
         drafts = {name: ids[:limit] for name, (place, ids) in offered.items() if place == num_tokens}
         if not is_cut:
             for each in self._proposers:
-                if self._is_active(record, each.name, num_tokens):
-                    drafts[each.name] = self._propose(each, request, limit)
+                if record.is_active(each.name, num_tokens):
+                    drafts[each.name] = each.propose(request, limit)[:limit]
         best, best_value = None, 0.0
         for name, token_ids in drafts.items():
-            rate = min(self._find(record, name).rate, 0.99)
+            rate = min(record.sources[name].rate, MAX_RATE)
             value = rate * (1 - rate ** len(token_ids)) / (1 - rate)
             if value > best_value:
                 best, best_value = Draft(name, token_ids, rate), value
         return best
-
-    def _find(self, record: DraftRecord, name: str) -> SourceRecord:
-        return record.find_source(name, self._first_rate(name))
-
-    def _first_rate(self, source: str) -> float:
-        return self._rates.get(source, FIRST_RATES.get(source, FIRST_RATE))
 
 
 def make_proposers(config: SpeculativeConfig) -> list[Proposer]:

@@ -1,4 +1,4 @@
-"""DraftRecord: the drafts of one request, and how often those of each source were right."""
+"""DraftRecord: the sources of one request, how often their drafts were right, and what they have saved."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 MEMORY = 0.1  # weight of a new draft in the acceptance of one request
 LONG_MEMORY = 0.02  # and in that of all requests
-MIN_PAUSE, MAX_PAUSE = 8, 256  # tokens for which a source without success is not used
+MIN_PAUSE, MAX_PAUSE = 8, 256  # tokens for which a source that loses time is not used
 GAIN_MEMORY = 0.25  # weight of a new step in what a source saves
-PROBE_RATE = 0.6  # assumed of a source that is tried again after a pause
-MIN_LOOK, MAX_LOOK = 2, 16  # tokens between two looks for drafts while there are none
-MAX_IDLE = 48  # answers without a draft, after which a source that must be asked rests
+PROBE_RATE = 0.6  # acceptance assumed of a source that is tried again after a pause
 NEVER = 2**62
 
 
@@ -25,23 +23,22 @@ class Draft(NamedTuple):
 
 
 class SourceRecord:
-    """One source's success with one request."""
+    """One source's success with one request.
 
-    __slots__ = (
-        *("_is_probe", "_num_idle", "_num_notes", "_pause", "gain_s", "num_accepted", "num_drafted", "rate"),
-        "resume_at",
-    )
+    Attributes:
+        gain_s: moving average of the seconds that a step with this source saves; None: the next step is a probe.
+        pause: tokens of the next rest; it doubles with each rest and starts again when the source saves time.
+        resume_at: number of tokens of the request from which the source is used.
+    """
 
-    def __init__(self, rate: float) -> None:
+    __slots__ = ("gain_s", "num_accepted", "num_drafted", "pause", "rate", "resume_at")
+
+    def __init__(self, rate: float, pause: int) -> None:
         self.rate = rate
-        self.resume_at = 0  # number of tokens of the request from which the source is used
-        self.num_drafted = 0
-        self.num_accepted = 0
-        self._pause = MIN_PAUSE
-        self._num_idle = 0
-        self._is_probe = True
-        self._num_notes = 0
-        self.gain_s = 0.0  # moving average of the seconds that a step saves
+        self.pause = pause
+        self.resume_at = 0
+        self.num_drafted = self.num_accepted = 0
+        self.gain_s: float | None = None
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
         # The first results count more than the rate that was assumed before them.
@@ -50,78 +47,54 @@ class SourceRecord:
         self.num_accepted += num_accepted
         self.rate = update_rate(self.rate, num_drafted, num_accepted, weight)
 
-    def note_gain(self, seconds: float, first_s: float) -> None:
-        """Take the seconds saved by one step. The average starts at `first_s`, so that one failure is not enough."""
-        before = self.gain_s if self._num_notes else first_s
-        self._num_notes += 1
+    def note_gain(self, seconds: float, first_s: float) -> bool:
+        """Take the seconds saved by one step. Returns whether the source pays.
+
+        The average of a probe starts at `first_s`, so that a failure which costs little is not enough.
+        """
+        before = first_s if self.gain_s is None else self.gain_s
         self.gain_s = before + GAIN_MEMORY * (seconds - before)
-
-    def take_probe(self) -> bool:
-        """Whether the source has not been tried since it last rested."""
-        is_probe, self._is_probe = self._is_probe, False
-        return is_probe
-
-    def note_answer(self, has_drafts: bool, num_tokens: int) -> None:
-        """Take an answer of a source that must be asked; after many empty ones it rests."""
-        self._num_idle = 0 if has_drafts else self._num_idle + 1
-        if self._num_idle > MAX_IDLE:
-            self.rest(num_tokens)
+        if seconds > 0:
+            self.pause = MIN_PAUSE
+        return self.gain_s >= 0
 
     def rest(self, num_tokens: int) -> None:
-        """Do not use the source for some tokens, each time for twice as many."""
-        self.resume_at = num_tokens + self._pause
-        self._pause = min(2 * self._pause, MAX_PAUSE)
+        """Do not use the source for some tokens, each time for twice as many; then probe it."""
+        self.resume_at = num_tokens + self.pause
+        self.pause = min(2 * self.pause, MAX_PAUSE)
         self.rate = max(self.rate, PROBE_RATE)
-        self._is_probe = True
-        self._num_notes, self.gain_s = 0, 0.0
-
-    def resume(self) -> None:
-        """Use the source: it pays."""
-        self.resume_at = 0
-        self._pause = MIN_PAUSE
+        self.gain_s = None
 
 
 class DraftRecord:
-    """The queue of drafts of one request."""
+    """The sources of one request.
 
-    __slots__ = ("_look", "awaited", "names", "offered", "sources")
+    Attributes:
+        awaited: the source for which the request last waited.
+        offered: drafts proposed elsewhere, source -> (number of tokens that they follow, token ids).
+    """
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-        self.awaited = names[-1]  # the source for which the request last waited
-        self.sources: dict[str, SourceRecord] = {}
-        # Drafts proposed elsewhere: source -> (number of tokens that they follow, token ids).
+    __slots__ = ("awaited", "offered", "sources")
+
+    def __init__(self, sources: dict[str, SourceRecord]) -> None:
+        self.sources = sources
+        self.awaited = next(reversed(sources))
         self.offered: dict[str, tuple[int, Sequence[int]]] = {}
-        self._look = MIN_LOOK
 
-    def find_source(self, name: str, rate: float) -> SourceRecord:
-        """Return the record of a source; a new one starts with `rate`."""
-        record = self.sources.get(name)
-        if record is None:
-            record = self.sources[name] = SourceRecord(rate)
-        return record
-
-    def is_active(self, name: str, num_tokens: int) -> bool:
+    def is_active(self, name: str | None, num_tokens: int) -> bool:
         """Whether the request has this source, and it does not rest."""
-        source = self.sources.get(name)
-        return name in self.names and (source is None or num_tokens >= source.resume_at)
+        return name in self.sources and num_tokens >= self.sources[name].resume_at
 
-    def choose_look(self, num_tokens: int) -> int:
-        """Return at how many tokens to look for drafts again: rarer each time, and not while all sources rest."""
-        resume_at = min(self.sources[name].resume_at if name in self.sources else 0 for name in self.names)
-        look, self._look = self._look, min(2 * self._look, MAX_LOOK)
-        return max(resume_at, num_tokens + look)
-
-    def note_found(self) -> None:
-        """Look often again: there are drafts."""
-        self._look = MIN_LOOK
+    def find_wake(self, num_tokens: int) -> int:
+        """Return the number of tokens, from `num_tokens`, at which the first source does not rest."""
+        return max(num_tokens, min(source.resume_at for source in self.sources.values()))
 
     def count(self) -> dict[str, tuple[int, int]]:
         """Return source -> (drafted tokens, accepted ones)."""
         return {
-            name: (record.num_drafted, record.num_accepted)
-            for name, record in self.sources.items()
-            if record.num_drafted
+            name: (source.num_drafted, source.num_accepted)
+            for name, source in self.sources.items()
+            if source.num_drafted
         }
 
 

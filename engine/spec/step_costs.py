@@ -1,4 +1,4 @@
-"""StepCosts: how long a step of n tokens takes, as measured. DraftBudget: whether drafts of a source have paid."""
+"""StepCosts: how long a step of n tokens takes, as measured."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ class StepCosts:
     def estimate(self, num_tokens: int) -> float:
         return float(self._times[min(num_tokens, MAX_TOKENS)])
 
-    def value_token(self, num_rows: int, num_drafting: int) -> float:
-        """Return what one more token of a row that drafts is worth, as a share of the time of a step per row.
+    def price_token(self, num_rows: int, num_drafting: int) -> float:
+        """Return the seconds that one more token of a row that drafts is worth.
 
         Where all rows draft, each token saves its share of a step. A row that alone goes faster only leaves the batch
         sooner, which saves the time by which a row makes a step longer.
         """
+        step_s = self.estimate(num_rows)
         share = min(1.0, num_drafting / num_rows)
-        if share == 1.0:
-            return 1.0
-        longer_s = self.estimate(num_rows) - self.estimate(num_rows - 1)
-        return share + (1 - share) * min(1.0, num_rows * longer_s / self.estimate(num_rows))
+        longer_s = num_rows * (step_s - self.estimate(num_rows - 1))
+        worth = share + (1 - share) * min(1.0, longer_s / step_s)
+        return worth * (step_s + self.idle_s) / num_rows
 
     def estimate_range(self, num_tokens: int, num_more: int) -> np.ndarray:
         """Return the seconds of steps of `num_tokens` to `num_tokens + num_more` tokens, [num_more + 1]."""
@@ -104,30 +104,3 @@ class StepCosts:
 def _weigh(value: float, mean: float) -> float:
     """Return the weight of a new value in a moving average."""
     return HIGHER_MEMORY if value > mean else MEMORY
-
-
-LOSS_SHARE = 0.01  # of the time of all steps
-MIN_CREDIT, MAX_CREDIT = 16, 64  # steps whose time a source may lose, before its first success and after many
-
-
-class DraftBudget:
-    """The seconds that each source has saved, minus those it has cost.
-
-    A source in debt is not used, until LOSS_SHARE of the time of the following steps has paid the debt. So no source
-    slows the engine down by more than that share, whatever the requests are.
-    """
-
-    def __init__(self, step_s: float) -> None:
-        self._first, self._most = MIN_CREDIT * step_s, MAX_CREDIT * step_s
-        self._balances: dict[str, float] = {}
-
-    def add(self, source: str, seconds: float) -> None:
-        """Add seconds saved; costs are negative."""
-        self._balances[source] = min(self._balances.get(source, self._first) + seconds, self._most)
-
-    def note_step(self, seconds: float) -> None:
-        for source in self._balances:
-            self.add(source, LOSS_SHARE * seconds)
-
-    def allows(self, source: str) -> bool:
-        return self._balances.get(source, 0.0) >= 0.0
