@@ -163,6 +163,22 @@ class RunExperts(Protocol):
         """
 
 
+class GatedNorm(Protocol):
+    def __call__(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, *, is_gate_first: bool
+    ) -> Tensor:
+        """Norm the heads or groups of a recurrence's result, and multiply by silu(gate) before or after that.
+
+        Args:
+            x: [T, N], contiguous.
+            gate: [T, N], rows contiguous.
+            weight: [D], or [G, D] with N = G D, of each head or group.
+            dtype: of the result.
+
+        Returns [T, N].
+        """
+
+
 class NormRopeStore(Protocol):
     def __call__(
         self,
@@ -356,6 +372,7 @@ class Ops:
     silu_mul: Callable[[Tensor], Tensor]  # [T, 2 I] -> [T, I]
     gelu_mul: Callable[[Tensor], Tensor]  # [T, 2 I] -> [T, I], the tanh approximation
     gelu: Callable[[Tensor], Tensor]  # [T, I] -> [T, I], the tanh approximation
+    gated_norm: GatedNorm
     norm_rope_store: NormRopeStore
     # (k [T, KV, D], v, k_cache, v_cache, slot_mapping): the write of `norm_rope_store` alone
     store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]

@@ -27,6 +27,7 @@ from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
 from kernels.grouped import GroupedRows
 from kernels.lora import LoraSegment
 from kernels.ops import KVCache, Ops, Quantization, StoredForm
+from kernels.torch.elementwise import gated_norm
 
 _SILU_MUL, _GELU_MUL, _GELU = range(3)  # `Activation` of elementwise.h
 _PAGES_DELAY_S = 5.0  # until weights get large pages: the first tokens have the processor for themselves
@@ -50,6 +51,7 @@ class NativeOps:
             silu_mul=self.silu_mul,
             gelu_mul=self.gelu_mul,
             gelu=self.gelu,
+            gated_norm=partial(gated_norm, norm=self.rms_norm, multiply=self.silu_mul),
             norm_rope_store=self.norm_rope_store,
             store_kv=self.store_kv,
             make_plan=self.make_plan,

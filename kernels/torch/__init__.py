@@ -15,6 +15,7 @@ from kernels.torch.attention_plan import AttentionPlan, estimate_scratch
 from kernels.torch.elementwise import (
     FP8,
     add_rms_norm,
+    gated_norm,
     gelu,
     gelu_mul,
     norm_rope_store,
@@ -38,6 +39,7 @@ def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  
         silu_mul=silu_mul,
         gelu_mul=gelu_mul,
         gelu=gelu,
+        gated_norm=gated_norm,
         norm_rope_store=norm_rope_store,
         store_kv=store_kv,
         make_plan=make_plan,

@@ -5,6 +5,8 @@ A cache in float8 (e4m3) holds half of what bfloat16 takes: values are clamped t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -75,6 +77,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, *, is_gate_first: bool,
+    norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm, multiply: Callable[[Tensor], Tensor] = silu_mul,
+) -> Tensor:  # fmt: skip
+    """Implement `kernels.ops.GatedNorm` with the norm and the gated activation of some ops."""
+    if is_gate_first:
+        gated = multiply(torch.cat((gate, x), dim=1))
+        result = norm(gated.view(len(x), -1, weight.shape[-1]), weight, eps)
+    else:
+        normed = norm(x.view(-1, weight.shape[-1]), weight, eps)
+        result = multiply(torch.cat((gate.reshape(normed.shape), normed), dim=1))
+    return result.view(x.shape).to(dtype)
+
+
 def gelu(x: Tensor) -> Tensor:
     """Return gelu(x) of any shape, dtype of x. Source: Hendrycks and Gimpel, 2016."""
     return F.gelu(x, approximate="tanh")
@@ -142,7 +158,9 @@ def norm_rope_store(
 def compute_sigmoid(x: Tensor) -> Tensor:
     """Return the sigmoid of each number, the same bits whatever the size of the tensor.
 
-    torch computes the last numbers of a tensor, which do not fill a vector, with another exponential. Its softmax does
-    the same for every row.
+    On the CPU torch computes the last numbers of a tensor, which do not fill a vector, with another exponential. Its
+    softmax does the same for every row.
     """
+    if x.device.type != "cpu":
+        return torch.sigmoid(x)
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(dim=-1)[..., 0]

@@ -14,6 +14,7 @@ from kernels.ops import Ops
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention_plan import make_plan
 from kernels.triton.experts import pack_experts, run_experts, unpack_experts
+from kernels.triton.gated_norm import gated_norm
 from kernels.triton.gather_inputs import gather_inputs
 from kernels.triton.launch import FLOATS
 from kernels.triton.lora import LoraOp
@@ -42,6 +43,7 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         silu_mul=silu_mul,
+        gated_norm=gated_norm,
         norm_rope_store=norm_rope_store,
         make_plan=make_plan,
         paged_attention=paged_attention,

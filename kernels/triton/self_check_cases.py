@@ -89,6 +89,12 @@ def _silu(ops: Ops, given: Tensors) -> list[Tensor]:
     return [ops.silu_mul(given.make(5, 640))]
 
 
+def _gated_norm(ops: Ops, given: Tensors) -> list[Tensor]:
+    x, gate = given.make(5, 96, dtype=torch.float32), given.make(5, 96, dtype=torch.float32)
+    delta = ops.gated_norm(x, gate, given.make(24), 1e-6, given.dtype, is_gate_first=False)
+    return [delta, ops.gated_norm(x, gate, given.make(2, 48), 1e-6, given.dtype, is_gate_first=True)]
+
+
 def _norm_rope_store(ops: Ops, given: Tensors) -> list[Tensor]:
     num_heads, num_kv_heads, head_dim = given.heads
     heads = given.make(5, num_heads + 2 * num_kv_heads, head_dim)
@@ -202,6 +208,7 @@ CASES: dict[Names, Callable[[Ops, Tensors], list[Tensor]]] = {
     ("rms_norm",): _norm,
     ("add_rms_norm",): _add_norm,
     ("silu_mul",): _silu,
+    ("gated_norm",): _gated_norm,
     ("norm_rope_store",): _norm_rope_store,
     ATTENTION: _attention,
     ("choose_experts",): _routing,

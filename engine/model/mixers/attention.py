@@ -107,9 +107,9 @@ class Attention(nn.Module):
         self._gate_size = q_size if spec.style.has_output_gate else 0
         if self._gate_size:
             # The checkpoint has the rows of a head's query and gate together.
-            rows = torch.arange(2 * q_size).view(-1, 2, spec.head_size).transpose(0, 1).flatten()
+            rows = torch.arange(2 * q_size).view(-1, 2, spec.head_size).transpose(0, 1).flip(0).flatten()
             if order is not None:
-                rows[:q_size] = rows[:q_size][orders["q_proj"]]
+                rows[q_size:] = rows[q_size:][orders["q_proj"]]
             parts["q_proj"], orders["q_proj"] = 2 * q_size, rows
         if spec.style.has_fused_qkv:
             parts = {"qkv_proj": q_size + 2 * kv_size}
@@ -154,9 +154,7 @@ class Attention(nn.Module):
         """Return queries, keys and values [T, heads, head_size], and the output gate [T, heads * head_size]."""
         projected, gate = self.qkv_proj(hidden, adapters=step.adapters), None
         if self._gate_size:
-            sizes = (self._gate_size, self._gate_size, projected.shape[1] - 2 * self._gate_size)
-            q, gate, keys_values = projected.split(sizes, dim=1)
-            projected = torch.cat((q, keys_values), dim=1)
+            gate, projected = projected.tensor_split((self._gate_size,), dim=1)
         return projected.view(hidden.shape[0], -1, self._spec.head_size), gate
 
     def _store(self, heads: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:

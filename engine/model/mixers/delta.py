@@ -49,7 +49,7 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, hidden: Tensor, cache: StateCache, step: StepInputs) -> Tensor:
         """Map [T, hidden_size] to [T, hidden_size], and advance the states of the step's requests."""
-        ops, spec, num_tokens = step.ops, self._spec, hidden.shape[0]
+        ops, spec = step.ops, self._spec
         segments = step.attn_metadata.states
         assert segments is not None, "the step has state slots"
         projected = self.in_proj(hidden, torch.float32, step.adapters)
@@ -62,9 +62,8 @@ class GatedDeltaNet(nn.Module):
             *(self.a_log, self.dt_bias, None),
         )
         out = ops.scan_states(mixed, dt.contiguous(), beta.contiguous(), weights, cache[1], segments)
-        normed = ops.rms_norm(out.view(-1, spec.value_size), self.norm, self._eps)
-        gated = ops.silu_mul(torch.cat((gate.reshape(normed.shape), normed), dim=1))
-        return self.out_proj(gated.view(num_tokens, -1).to(hidden.dtype), adapters=step.adapters)
+        normed = ops.gated_norm(out, gate, self.norm, self._eps, hidden.dtype, is_gate_first=False)
+        return self.out_proj(normed, adapters=step.adapters)
 
     def weight_targets(self) -> Targets:
         targets: Targets = {

@@ -42,7 +42,7 @@ class Mamba2(nn.Module):
 
     def forward(self, hidden: Tensor, cache: StateCache, step: StepInputs) -> Tensor:
         """Map [T, hidden_size] to [T, hidden_size], and advance the states of the step's requests."""
-        ops, spec, num_tokens = step.ops, self._spec, hidden.shape[0]
+        ops, spec = step.ops, self._spec
         segments = step.attn_metadata.states
         assert segments is not None, "the step has state slots"
         projected = self.in_proj(hidden, torch.float32, step.adapters)
@@ -54,9 +54,8 @@ class Mamba2(nn.Module):
             *(self.a_log, self.dt_bias, self.skip),
         )
         out = ops.scan_states(mixed, dt.contiguous(), None, weights, cache[1], segments)
-        gated = ops.silu_mul(torch.cat((gate, out), dim=1))
-        normed = ops.rms_norm(gated.view(num_tokens, *self.norm.shape), self.norm, self._eps)
-        return self.out_proj(normed.view(num_tokens, -1).to(hidden.dtype), adapters=step.adapters)
+        normed = ops.gated_norm(out, gate, self.norm, self._eps, hidden.dtype, is_gate_first=True)
+        return self.out_proj(normed, adapters=step.adapters)
 
     def weight_targets(self) -> Targets:
         targets: Targets = {

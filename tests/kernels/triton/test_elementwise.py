@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.triton.add_rms_norm import add_rms_norm
+from kernels.triton.gated_norm import gated_norm
 from kernels.triton.gather_inputs import gather_inputs
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.rms_norm import rms_norm
@@ -44,6 +45,19 @@ def test_rms_norm_equals_the_reference(device: torch.device, size: int, dtype: t
 def test_rms_norm_takes_one_weight_per_head(device: torch.device) -> None:
     x, weight = make((3, 5, 60), torch.float32, device), make((5, 60), torch.float32, device, 1)
     assert_close(rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize(("num_weights", "is_gate_first"), [(1, False), (3, True)])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_gated_norm_equals_norm_and_gate(
+    device: torch.device, size: int, num_weights: int, is_gate_first: bool
+) -> None:
+    x, gates = make((5, 3, size), torch.float32, device), make((5, 7 * size), torch.float32, device, 1)
+    weight, gate = make((num_weights, size), torch.float32, device, 2), gates[:, size : 4 * size]
+    factor = torch.nn.functional.silu(gate.reshape(5, 3, size))
+    expected = reference.rms_norm(x * factor, weight, 1e-5) if is_gate_first else reference.rms_norm(x, weight, 1e-5)
+    found = gated_norm(x.flatten(1), gate, weight, 1e-5, torch.float16, is_gate_first=is_gate_first)
+    assert_close(found, (expected if is_gate_first else expected * factor).flatten(1).half())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
