@@ -22,7 +22,12 @@ def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_o
     site.wait_for(lambda: site.page.locator("#extract mark").count() >= 8)
     assert site.page.get_by_text("Check: the model was unsure").count() == 1
     site.go_to("Text")
-    site.page.get_by_role("textbox", name="Text", exact=True).fill(CONTACT)
+    text, name = site.page.get_by_role("textbox", name="Text", exact=True), site.page.locator("#source-name")
+    assert name.inner_text() == "Example: invoice 2"
+    text.fill(text.input_value().replace("Harbour", "Harvest"))
+    site.wait_for(lambda: name.inner_text() == "Example: invoice 2, edited")
+    text.fill(CONTACT)
+    site.wait_for(lambda: name.inner_text() == "Your text")
     site.page.get_by_text("The text or the schema has changed").wait_for()
     # Both at once: the press waits for the schema.
     contact = site.page.get_by_role("radio", name="contact").element_handle()
@@ -41,7 +46,7 @@ def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_o
     site.page.get_by_text("typed by you").wait_for()
     assert email.input_value() == "ada@example.org" and site.page.get_by_role("radio", name="contact").is_checked()
     site.go_to("Text")
-    assert site.page.get_by_role("textbox", name="Text", exact=True).input_value() == CONTACT
+    assert text.input_value() == CONTACT and name.inner_text() == "Your text"
 
 
 def test_a_value_and_its_evidence_light_up_and_say_why(site: Site) -> None:

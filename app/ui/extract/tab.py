@@ -7,6 +7,7 @@ import base64
 import html
 import json
 import logging
+import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
@@ -31,7 +32,7 @@ from app.ui.extract.desk import Update, find_first_page
 from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
 from app.ui.extract.schema_panel import BEGIN_CHANGE, END_CHANGE, SchemaPanel, dump
-from app.ui.extract.shown import Shown, restore
+from app.ui.extract.shown import Shown, digest, restore
 from app.ui.owner import find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.schema.suggest import TASK, propose_schema, read_names
@@ -69,6 +70,7 @@ link.click();
 setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }"""
 FILE_FORMATS = {"json": "Save JSON", "csv": "Save CSV", "xlsx": "Save Excel"}
+WORD, NUM_WORDS = re.compile(r"\w{4,}"), 40
 # Projects of one owner; the page shows the one of its tab, so older ones are of tabs that were closed.
 MAX_PROJECTS, MAX_PROJECT_BYTES = 20, 20_000_000
 
@@ -295,7 +297,7 @@ class ExtractTab(ExtractRun):
         tab = "image" if is_photo else "page" if is_pdf and not text.strip() else "text"
         return {
             **self.clear(badge),
-            self.name: f'<span title="{html.escape(name, quote=True)}">{html.escape(name)}</span>',
+            self.name: render_name(name, opened.source.text if opened is not None else ""),
             self.text: text, self.source_tabs: gr.update(selected=tab),
             self.image: str(opened.path) if opened is not None and is_photo else None,
             self.image_tab: gr.update(visible=is_photo), self.page: "",
@@ -336,6 +338,13 @@ class ExtractTab(ExtractRun):
             return self._put("", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())
         page = await show_page(opened, 1) if opened.is_pdf else ""
         return {**self._put(opened.source.text, opened), self.page: page}
+
+
+def render_name(name: str, text: str) -> str:
+    """Return the name of an opened text, with words by which the page tells whether its text is still that one."""
+    words = list(dict.fromkeys(WORD.findall(text)))
+    some, name = html.escape(" ".join(words[:: len(words) // NUM_WORDS + 1]), quote=True), html.escape(name, quote=True)
+    return f'<span title="{name}" data-name="{name}" data-words="{some}" data-text="{digest(text)}">{name}</span>'
 
 
 def open_sample(path: Path) -> Opened:

@@ -97,6 +97,15 @@ const compare = () => {
   const isStale = Boolean(record && ((box && digest(box.value) !== record.dataset.text) || (schema && schema.dataset.schemaNow !== record.dataset.schema)));
   area.classList.toggle("stale", isStale);
   for (const node of area.querySelectorAll(".fields, .why-box")) node.inert = isStale;
+  nameText(box);
+};
+// A text that shares less than half its words with the file it began as is a person's own.
+const nameText = (box) => {
+  const span = area.querySelector("#source-name span"), words = span?.dataset.words.split(" ").filter(Boolean) ?? [];
+  if (!span) return;
+  const isOwn = (words.length || !span.dataset.name) && box.value.trim() && words.filter((word) => box.value.includes(word)).length * 2 <= words.length;
+  const name = isOwn ? "Your text" : !words.length || digest(box.value) === span.dataset.text ? span.dataset.name : `${span.dataset.name}, edited`;
+  if (span.textContent !== name) span.textContent = span.title = name;
 };
 // A selection of the text becomes the value of the field used last, when the button is pressed.
 const offer = () => {
@@ -123,7 +132,7 @@ if (area) {
   const { signal } = area.links = new AbortController();
   for (const kind of ["mouseover", "focusin"]) area.addEventListener(kind, follow, { signal });
   area.addEventListener("click", (event) => { if (event.target.closest?.(".why-box")) press(event); }, { signal });
-  area.addEventListener("input", ({ target }) => { if (target.closest?.("#source")) { compare(); area.querySelector("#source-name span")?.classList.add("edited"); } }, { signal });
+  area.addEventListener("input", ({ target }) => { if (target.closest?.("#source")) compare(); }, { signal });
   document.addEventListener("selectionchange", offer, { signal });
   new MutationObserver(compare).observe(area, { childList: true, subtree: true });
 }
