@@ -1,28 +1,18 @@
-"""Guides for propertyNames, contains, minProperties, maxProperties and bounds of integers."""
+"""Guides for propertyNames, contains and uniqueItems, and the values that a schema lists."""
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterable
-from itertools import combinations
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import InvalidGrammar
 from ..validator import SchemaValidator
 from .dialect import DRAFT_2020
 from .emit import write_for_validator
-from .node import Node, Schema, iterate_nodes, list_properties
+from .node import Node, Schema, list_properties
 from .rules import TYPES, list_types, types_of
 
-# Combinations that a guide may list.
-MAX_NUM_CHOICES = 20
-# Characters of JSON that a guide may spend on copies of the `contains` schema.
-MAX_NUM_REPEATED = 4096
 MAX_NUM_VALUES = 64
-# Integers of a range that are validated one by one; takes about 1 ms.
-MAX_NUM_TRIED = 1024
-# Doubles represent all integers up to this one exactly.
-MAX_EXACT = 2**53
 Guide = Node | None
 
 
@@ -54,46 +44,10 @@ def guide_names(node: Node, names: Schema) -> Guide:
     return guide
 
 
-def guide_contains(node: Node, wanted: Schema) -> Guide:
-    """Enumerate the positions of the `minContains` items that match `contains`, if `maxItems` bounds them."""
-    least, most = node.get("minContains", 1), node.get("maxItems")
-    if not least:
-        return None
-    if most is not None and most < least:
-        return exclude("array")
-    if most is None or most > MAX_NUM_CHOICES:
-        return make(minItems=least)
-    # Count the combinations before listing them: listing very many would hold the GIL.
-    num_choices = math.comb(most, least)
-    size = len(json.dumps(write_for_validator(wanted))) if num_choices <= MAX_NUM_CHOICES else 0
-    if num_choices > MAX_NUM_CHOICES or num_choices * least * size > MAX_NUM_REPEATED:
-        return make(minItems=least)
-    branches = [
-        make(
-            prefixItems=[wanted if place in choice else True for place in range(choice[-1] + 1)],
-            minItems=choice[-1] + 1,
-        )
-        for choice in combinations(range(most), least)
-    ]
-    return make(anyOf=branches)
-
-
-def guide_number(node: Node, keyword: str) -> Guide:
-    """Enumerate which properties of a closed object are present (minProperties) or absent (maxProperties)."""
-    names, number = list(list_properties(node)), node.keywords[keyword]
-    if keyword == "maxProperties" and number == 0:
-        return make(properties=dict.fromkeys(names, False), additionalProperties=False)
-    if node.get("additionalProperties") is not False or node.get("patternProperties"):
-        return None
-    if keyword == "minProperties" and number > len(names):
-        return exclude("object")
-    size = number if keyword == "minProperties" else len(names) - number
-    if not 0 <= size <= len(names) <= MAX_NUM_CHOICES or math.comb(len(names), size) > MAX_NUM_CHOICES:
-        return None
-    chosen = combinations(names, size)
-    if keyword == "minProperties":
-        return make(anyOf=[make(required=list(choice)) for choice in chosen])
-    return make(anyOf=[make(properties=dict.fromkeys(choice, False)) for choice in chosen])
+def guide_contains(node: Node) -> Guide:
+    """Demand as many items as have to match `contains`."""
+    least = node.get("minContains", 1)
+    return exclude("array") if node.get("maxItems", least) < least else make(minItems=least) if least else None
 
 
 def guide_distinct(node: Node) -> Guide:
@@ -102,48 +56,12 @@ def guide_distinct(node: Node) -> Guide:
     return None if values is None else make(maxItems=len(node.get("prefixItems", ())) + len(values))
 
 
-def guide_integers(node: Node) -> Guide:
-    """Enumerate the integers that satisfy a schema: between its bounds, near its one bound, or near 0."""
-    typed = [node] if "type" in node.keywords else node.get("oneOf", [])
-    types = {name for part in typed for name in list_types(part)}
-    if "integer" not in types or "number" in types or has_reference(node):
-        return None
-    low, high = find_bound(node, "minimum", math.ceil), find_bound(node, "maximum", math.floor)
-    # Without a bound the model can always add digits, so values beyond this range need no check.
-    first = low if low is not None else (0 if high is None else high) - MAX_NUM_VALUES + 1
-    last = high if high is not None else first + 2 * MAX_NUM_VALUES
-    validator = make_validator(node) if last - first < MAX_NUM_TRIED else None
-    values = [value for value in range(first, last + 1) if validator is not None and validator.is_valid(value)]
-    if validator is None or len(values) > 2 * MAX_NUM_VALUES:
-        return None
-    parts = [make(enum=values)] if values else []
-    parts += [make(type="integer", maximum=first - 1)] if low is None else []
-    parts += [make(type="integer", minimum=last + 1)] if high is None else []
-    parts += [make(type=sorted(types - {"integer"}))] if len(types) > 1 else []
-    return make(anyOf=parts) if parts else exclude("number")
-
-
 def make_validator(schema: Schema) -> SchemaValidator | None:
     """Return the validator of a schema, None if the library does not support a pattern in it."""
     try:
         return SchemaValidator(write_for_validator(schema), dialect=DRAFT_2020)
     except InvalidGrammar:
         return None
-
-
-def has_reference(node: Node) -> bool:
-    """Return whether a node refers to others, whose keywords a guide does not repeat."""
-    return any("$ref" in each.keywords for each in iterate_nodes([node]))
-
-
-def find_bound(node: Node, keyword: str, make_whole: Callable[[float], int]) -> int | None:
-    """Return the node's integer bound, None if it has none. An exclusive bound is returned as if inclusive."""
-    names = (keyword, "exclusive" + keyword.capitalize())
-    bounds = [node.keywords[name] for name in names if name in node.keywords]
-    if not bounds or max(map(abs, bounds)) > MAX_EXACT:
-        return None
-    whole = map(make_whole, bounds)
-    return max(whole) if keyword == "minimum" else min(whole)
 
 
 def exclude(kind: str) -> Node:

@@ -6,16 +6,8 @@ places where the check allows no continuation. It may be weaker than the keyword
 
 from typing import Any
 
-from ..regex.assertions import find_guides as find_patterns
-from .count_guides import (
-    guide_contains,
-    guide_distinct,
-    guide_integers,
-    guide_names,
-    guide_number,
-    list_values,
-    make,
-)
+from ..regex.assertions import remove_assertions
+from .count_guides import guide_contains, guide_distinct, guide_names, list_values, make
 from .keywords import TYPES_OF_KEYWORD
 from .node import Node, Schema, find_member, list_properties
 from .rules import list_types
@@ -40,22 +32,21 @@ def find_guides(node: Node, keyword: str) -> list[Node]:
             is_known = is_listed(node, {*(demand if isinstance(demand, list) else ())})
             found.append(guide_condition(node, make(required=[name]), then, True) if is_known else None)
     elif keyword == "not":
-        found = [guide_integers(node), negate(value, node)]
+        found = [negate(value, node)]
     elif keyword == "oneOf":
-        found = [guide_integers(node) or guide_one_of(node, value)]
+        found = [guide_one_of(node, value)]
     elif keyword == "if":
         then, other = node.get("then", True), node.get("else", True)
-        found = [guide_integers(node) or guide_condition(node, value, then, other)]
+        found = [guide_condition(node, value, then, other)]
     elif keyword == "pattern":
-        found = [make(pattern=pattern) for pattern in find_patterns(value) if pattern != value]
+        pattern = remove_assertions(value)
+        found = [make(pattern=pattern)] if pattern != value else []
     elif keyword == "uniqueItems":
         found = [guide_distinct(node)]
     elif keyword == "propertyNames":
         found = [guide_names(node, value)]
     elif keyword == "contains":
-        found = [guide_contains(node, value)]
-    elif keyword in ("minProperties", "maxProperties"):
-        found = [guide_number(node, keyword)]
+        found = [guide_contains(node)]
     guides = (make(allOf=[False]) if guide is False else guide for guide in found)
     return [guide for guide in guides if isinstance(guide, Node)][:MAX_NUM_GUIDES]
 
@@ -141,12 +132,25 @@ def negate_values(values: list[Any], known: Node) -> Schema:
     """Return a schema of the other values that the known schema lists."""
     if all(value is None for value in values):
         return negate_types({"null"}, known)
+    if {"integer", "number"} & list_types(known) == {"integer"} and all(type(value) is int for value in values):
+        return exclude_integers(sorted(values), known)
     possible = list_values(known)
     # Numbers have several spellings, and to Python 1 is True.
     if not possible or not all(isinstance(value, str | bool | None) for value in [*values, *possible]):
         return True
     rest = [value for value in possible if value not in values]
     return make(enum=rest) if rest else False
+
+
+def exclude_integers(values: list[int], known: Node) -> Schema:
+    """Return a schema of the integers before, between and behind some, and of the values of other types."""
+    bounds = zip([None, *values], [*values, None], strict=True)
+    ranges: list[Schema] = []
+    for low, high in bounds:
+        least = {} if low is None else {"minimum": low + 1}
+        if low is None or high is None or high - low > 1:
+            ranges.append(make(type="integer", **least, **({} if high is None else {"maximum": high - 1})))
+    return unite([*ranges, negate_types({"integer"}, known)])
 
 
 def is_listed(node: Node, names: set[str]) -> bool:
