@@ -11,7 +11,6 @@ from ..errors import UnsupportedGrammar
 from ..limits import GrammarLimits
 from ..match.number_bound import NumberBound
 from ..vocabulary import Vocabulary
-from .llguidance_json import HEADER
 
 NUM_THREADS = 2  # that take tokens of slow grammars
 LONG_GRAMMAR = 8192  # characters; longer ones may take 30 ms to compile
@@ -96,17 +95,3 @@ class Engines:
         start = time.thread_time()
         engine.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         return time.thread_time() - start
-
-    def is_empty(self, terminal: str) -> bool:
-        """Return whether a Lark terminal matches nothing.
-
-        Raises:
-            Complaint: llguidance does not take it.
-        """
-        engine = self.make_engine(LLMatcher.grammar_from_lark(f"{HEADER}start: T\nT: {terminal}"))
-        if engine.is_error():
-            raise Complaint(engine.get_error())
-        if engine.is_accepting():
-            return False
-        self.compute_mask(engine)
-        return engine.is_error()

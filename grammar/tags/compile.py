@@ -8,11 +8,10 @@ from typing import Any
 from ..backend import CompiledGrammar
 from ..engines.llguidance_backend import Complaint, LLGuidanceBackend
 from ..engines.llguidance_json import is_flexible, join_lark
-from ..errors import InvalidGrammar, UnsupportedGrammar, naming
+from ..errors import InvalidGrammar, naming
 from ..plan import PlanEntry
 from ..spec import GrammarSpec
 from .arguments import find_types
-from .borders import ANY_CHARACTER, Borders, Conflict, Value
 from .checked import CheckedVocabulary, add_values
 from .counted_text import TextLimit
 from .gbnf_rules import write_gbnf
@@ -22,10 +21,6 @@ from .structural_tag import list_children, list_leaves, name_place
 from .tag_writer import TagWriter
 
 NAME = "structural_tag"
-# The characters that a JSON value of a type begins with, and those that may go on a complete one.
-_FIRST = {"object": r"\{", "array": r"\[", "string": '"', "boolean": "tf", "null": "n"}
-_NUMBER_FIRST, _NUMBER_MORE = r"\-0-9", r"[0-9.eE+\-]"
-
 Json = dict[str, Any]
 
 
@@ -99,41 +94,28 @@ class TagText:
         """Return the whole grammar in llguidance's format.
 
         Raises:
-            UnsupportedGrammar: the text does not determine where a part begins or ends.
+            UnsupportedGrammar: the text does not determine where a part ends.
         """
-        vocabulary = self.backend.vocabulary
-        specials = {name: vocabulary.special_tokens[name] for name in sorted(vocabulary.special_tokens, key=len)[::-1]}
-        for has_fast_text in (True, False):
-            text = LarkText(specials, IDS["{id}"])
-            self.leaves = self.make_leaves(text)
-            writer = TagWriter(
-                text, vocabulary, self._describe, self._limit_text, Borders(self.backend.is_empty), has_fast_text
-            )
-            try:
-                return join_lark(text.write(writer.write(self._format)), self.leaves.list_grammars())
-            except Conflict as error:
-                conflict = error
-        kind = self._parts[conflict.place]["type"]
-        raise UnsupportedGrammar(self._name_place(conflict.place, False), kind, conflict.reason)
+        specials = self.backend.vocabulary.special_tokens
+        text = LarkText({name: specials[name] for name in sorted(specials, key=len)[::-1]}, IDS["{id}"])
+        self.leaves = self.make_leaves(text)
+        writer = TagWriter(text, self._write_value, self._limit_text, is_flexible(self.spec.whitespace))
+        start = writer.write(self._format, "/format")
+        return join_lark(text.write(start or '""'), self.leaves.list_grammars())
 
-    def _describe(self, part: Mapping[str, Any], pointer: str, lead: str) -> Value:
-        """Write the grammar of a value."""
+    def _write_value(self, part: Mapping[str, Any], pointer: str, lead: str) -> tuple[str, bool]:
+        """Return the expression of a schema or grammar, and whether it may be a number."""
         place = self._name_place(pointer)
         if part["type"] == "grammar":
             name = f"g{[*self._parts].index(pointer)}"
             with naming(place):
                 rules = (line.split(": ", 1) for line in write_gbnf(part["grammar"], name).split("\n"))
             self.leaves.text.rules.update((rule, body) for rule, body in rules)
-            return Value(f"{name}root", ANY_CHARACTER)
+            return f"{name}root", False
         spec = self.spec.make_leaf(self._name_place(pointer, False), part)
         with naming(place):
             leaf = self.leaves.compile(spec, place)
-        checks = leaf.compiled.program.checks
-        types = find_types(part["json_schema"])
-        first = "".join(_FIRST.get(each, _NUMBER_FIRST) for each in sorted(types))
-        more = _NUMBER_MORE if types & {"number", "integer"} else ""
-        spaced = is_flexible(self.spec.whitespace)
-        return Value(self.leaves.refer(leaf, lead), f"[{first}]", more, checks is not None, spaced)
+        return self.leaves.refer(leaf, lead), not find_types(part["json_schema"]).isdisjoint(("number", "integer"))
 
     def _limit_text(self, body: str, most: int, lead: str, ends: Sequence[str]) -> str:
         spellings = self.leaves.tables.spellings

@@ -87,17 +87,20 @@ class LarkText:
                 at = found.end()
         return " ".join(filter(None, parts))
 
-    def until(self, ways: Sequence[tuple[str, str]], tail: str | None = None) -> str:
+    def until(
+        self, ways: Sequence[tuple[str, str]], tail: str | None = None, forbidden: Sequence[str] = ()
+    ) -> str:
         """Return the expression of free text up to the first of some marks, each with what follows it.
 
         Args:
             tail: what may follow the text where no mark comes; None where one has to come.
+            forbidden: what does not stand in the text.
         """
-        marks = [mark for mark, _ in ways]
+        marks = [*(mark for mark, _ in ways), *forbidden]
         lexemes = make_lexemes(marks)
         rest = self.name(lexemes.tail)
         found = []
-        for (mark, following), hit in zip(ways, lexemes.hits, strict=True):
+        for (mark, following), hit in zip(ways, lexemes.hits, strict=False):
             found.append(f"{self.name(hit)} {following}")
             before, name, after = self.split(mark)
             if name is not None:

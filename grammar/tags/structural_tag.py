@@ -21,7 +21,7 @@ MAX_NUM_FORMATS = 4096
 MAX_DEPTH = 32
 MAX_REPEAT = 256
 # Types of xgrammar, and fields, that are known but not enforced.
-_BY_TOKENS = ("exclude_token", "any_tokens", "token_dispatch")
+_BY_TOKENS = ("exclude_token", "any_tokens", "token_dispatch", "token_triggered_tags", "token")
 _ONLY_DEFAULT = ("style", "max_whitespace_cnt", "max_chars", "exclude_tokens", "excludes")
 LEAVES = ("json_schema", "regex", "grammar")
 
@@ -31,8 +31,6 @@ _Names = Annotated[list[_Name], Meta(min_length=1)]
 _Nothing = Annotated[list[Any], Meta(max_length=0)]
 _Formats = "Annotated[list[Format], Meta(min_length=1)]"
 _Tags = "Annotated[list[Tag], Meta(min_length=1)]"
-_Mark = "str | Token"
-_Marks = "str | Token | Annotated[list[str | Token], Meta(min_length=1)]"
 _ONCE = (("at_least_one", bool, False), ("stop_after_first", bool, False))
 _EXCLUDES: tuple[Any, ...] = ("excludes", list[_Name], [])
 # Type -> its fields: name, type and, where it may be left out, default.
@@ -47,15 +45,10 @@ FORMATS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     ),
     "regex": (("pattern", str),),
     "grammar": (("grammar", str),),
-    "token": (("token", int | _Name),),
     "sequence": (("elements", _Formats),),
     "or": (("elements", _Formats),),
-    "tag": (("begin", _Mark), ("content", "Format"), ("end", _Marks)),
+    "tag": (("begin", str), ("content", "Format"), ("end", str | Annotated[list[str], Meta(min_length=1)])),
     "triggered_tags": (("triggers", _Names), ("tags", _Tags), *_ONCE, _EXCLUDES),
-    "token_triggered_tags": (
-        ("trigger_tokens", Annotated[list[int | _Name], Meta(min_length=1)]), ("tags", _Tags), *_ONCE,
-        ("exclude_tokens", _Nothing, []),
-    ),
     "tags_with_separator": (("tags", _Tags), ("separator", str), *_ONCE),
     "optional": (("content", "Format"),),
     "star": (("content", "Format"),),
@@ -71,7 +64,7 @@ FORMATS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
 _STRICT: Any = {"tag_field": "type", "forbid_unknown_fields": True, "module": __name__}
 _CLASSES = {kind: defstruct(kind, fields, tag=kind, **_STRICT) for kind, fields in FORMATS.items()}
 Format = reduce(or_, _CLASSES.values())  # type: ignore[arg-type]
-Tag, Token = _CLASSES["tag"], _CLASSES["token"]
+Tag = _CLASSES["tag"]
 _Request = defstruct("_Request", [("format", Format)], tag="structural_tag", **_STRICT)
 _Structure = defstruct("_Structure", [("begin", str), ("schema", Any), ("end", str)], **_STRICT | {"tag_field": None})
 _Legacy = defstruct(
@@ -105,7 +98,7 @@ def _convert(value: Any, kind: type[Struct]) -> Json:
         above, _, key = (error.pointer or "").rpartition("/")
         by_tokens = next((name for name in _BY_TOKENS if f"'{name}'" in error.reason), None)
         if key == "type" and by_tokens is not None:
-            reason = "free text is delimited by characters, not by tokens"
+            reason = "texts are described by characters; a special token may be named in a text"
             raise UnsupportedGrammar(above, by_tokens, reason) from error
         if key in _ONLY_DEFAULT and (key != "excludes" or "<= 0" in error.reason):
             raise UnsupportedGrammar(above, key, f"only its default is enforced: {error.reason}") from error

@@ -82,7 +82,9 @@ ACCEPTED = [
     ({"type": "tag", "begin": "<t>", "content": TEXT, "end": ["</t>", "!"]}, ["<t>a!", "<t>a</t>"], ["<t>a!!"]),
     ({"type": "tag", "begin": "<t>", "content": TRIGGERED, "end": "</t>"},
      ["<t>a</t>", "<t>a<a>x</a></t>"], ["<t>a<a>x</a>", "<t></t>a"]),
-    (sequence(TEXT, const("END")), ["END", "abEND", "abENDcEND"], ["ab", "abENDc"]),
+    (sequence(TEXT, const("END")), ["END", "abEND"], ["ab", "abENDc", "abENDcEND"]),
+    (sequence(TEXT, A, {"type": "regex", "pattern": ".*"}, T),
+     ['<a>x</a><t>{"n": 1}</t>', 'é<a>x</a>ab<t>{"n": 1}</t>'], ["<a>x</a>", '<a>y</a><t>{"n": 1}</t>']),
     (sequence({"type": "regex", "pattern": "[a-z]*"}, const("end")), ["abend", "end", "endend"], ["ab", "endx"]),
     (sequence({"type": "regex", "pattern": "[[&&~~]"}, const("end")), ["&end", "[end"], ["aend", "end"]),
     (sequence({"type": "optional", "content": A}, {"type": "star", "content": T}, const("!")),
@@ -197,32 +199,6 @@ def test_a_special_token_stands_for_its_name_in_a_tag_and_nowhere_else(compiler)
     assert all(matcher.accept_token(byte) for byte in b"<|python|>")
 
 
-@pytest.mark.parametrize("token", [CALL, "[CALL]", "END"])
-@pytest.mark.parametrize("named", [{}, {"type": "token"}], ids=["without a type", "with its type"])
-def test_a_token_may_be_named_by_id_or_text(compiler, token, named):
-    part = {"type": "tag", "begin": {"token": token, **named}, "content": NUMBER, "end": ""}
-    matcher = compile_format(compiler, part).matcher()
-    (first,) = allowed_tokens(matcher, VOCABULARY)
-    assert VOCABULARY.token_bytes[first] == (b"END" if token == "END" else b"")
-    assert all(matcher.accept_token(token_id) for token_id in (first, *b'{"n": 1}', EOS))
-
-
-def test_a_special_token_opens_a_tag_in_free_text(compiler):
-    tag = {"type": "tag", "begin": {"token": CALL}, "content": NUMBER, "end": {"token": "<|python|>"}}
-    part = {"type": "token_triggered_tags", "trigger_tokens": ["[CALL]"], "tags": [tag]}
-    matcher = compile_format(compiler, part).matcher()
-    assert {CALL, ord("[")} == set(allowed_tokens(matcher, VOCABULARY)) & {CALL, PYTHON, OTHER, ord("[")}
-    for token_id in (*b"[CALL] so ", CALL, *b'{"n": 1}', PYTHON, *b"u", CALL, *b'{"n": 2}', PYTHON, EOS):
-        assert token_id in allowed_tokens(matcher, VOCABULARY)
-        assert matcher.accept_token(token_id)
-    once = compile_format(compiler, part | {"stop_after_first": True, "at_least_one": True}).matcher()
-    assert allowed_tokens(once, VOCABULARY) == [CALL]
-    assert all(map(once.accept_token, [CALL, *b'{"n": 1}', PYTHON])) and allowed_tokens(once, VOCABULARY) == [EOS]
-    with pytest.raises(UnsupportedGrammar, match="only special tokens"):
-        end = {"token": "END"}
-        compile_format(compiler, part | {"trigger_tokens": ["END"], "tags": [tag | {"begin": end}]})
-
-
 def test_the_older_form_is_the_same_grammar(compiler):
     legacy = {"structures": [{"begin": "<t>", "schema": NUMBER["json_schema"], "end": "</t>"}], "triggers": ["<t"]}
     spec = GrammarSpec.structural_tag(json.dumps(legacy))
@@ -239,9 +215,9 @@ def test_the_older_form_is_the_same_grammar(compiler):
         (T | {"content": {"type": "json_schema", "json_schema": True, "style": "qwen_xml"}},
          "/format/content", "style"),
         (TEXT | {"max_chars": 5}, "/format", "max_chars"),
-        (sequence(TEXT | {"max_tokens": 5}, const("!")), "/format/elements/0", "max_tokens"),
         ({"type": "any_tokens"}, "/format", "any_tokens"),
-        (sequence(TEXT, NUMBER), "/format/elements/1", "json_schema"),
+        (sequence(TEXT, NUMBER), "/format/elements/0", "any_text"),
+        ({"type": "token", "token": CALL}, "/format", "token"),
         ({"type": "star", "content": {"type": "json_schema", "json_schema": True}}, "/format/content", "json_schema"),
     ],
 )  # fmt: skip
@@ -267,8 +243,7 @@ def test_what_cannot_be_enforced_is_refused_with_its_place(compiler, part, point
         ({"format": TRIGGERED | {"triggers": ["<b"]}}, "0 triggers fit '<a>'"),
         ({"format": TRIGGERED | {"triggers": ["<", "<a"]}}, "2 triggers fit"),
         ({"format": TRIGGERED | {"triggers": ["<a>", "<t>", "a<t>x"]}}, "can never be written"),
-        ({"format": {"type": "token", "token": EOS}}, "no EOS"),
-        ({"format": {"type": "token", "token": "missing"}}, "0 tokens 'missing'"),
+        ({"format": A | {"begin": {"token": CALL}}}, "at /format/begin: Expected `str`, got `object`"),
         ({"format": {"type": "repeat", "min": 3, "max": 2, "content": A}}, "allow nothing"),
         ({"format": T | {"content": NUMBER | {"json_schema": {"type": "x"}}}}, "/format/content: .*/type"),
         ({"format": T | {"content": {"type": "regex", "pattern": "("}}}, "/format/content/pattern: "),
@@ -300,29 +275,31 @@ def test_values_that_take_too_long_together_are_refused():
         compile_format(GrammarCompiler(VOCABULARY, limits), sequence(NUMBER, const("!"), NUMBER))
 
 
-def test_a_text_that_can_be_read_in_many_ways_is_followed(compiler):
-    loops = {"type": "star", "content": {"type": "star", "content": TEXT}}
-    assert accepts(compile_format(compiler, loops).matcher(), VOCABULARY, "so < it")
+def test_a_choice_of_patterns_is_one_lexeme(compiler):
     parts = [sequence({"type": "regex", "pattern": f"[a-z]*{i}?"}, const("!")) for i in range(20)]
     compiled = compile_format(compiler, sequence(const("a"), {"type": "or", "elements": parts}))
     assert accepts(compiled.matcher(), VOCABULARY, "aab17!")
     assert not accepts(compiled.matcher(), VOCABULARY, "aab171!")
 
 
-def test_a_border_that_the_text_does_not_show_is_refused(compiler):
-    """llguidance takes the longest lexeme, so a shorter one before a value would be lost."""
-    number = {"type": "json_schema", "json_schema": {"type": "integer"}}
-    many = {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}
-    for part, place in [
-        ({"type": "or", "elements": [TEXT, sequence(const("a"), NUMBER)]}, "/format/elements/1/elements/1"),
-        (sequence(number, const("1")), "/format/elements/0"),
-        (sequence({"type": "regex", "pattern": "[{]*"}, NUMBER), "/format/elements/1"),
-        (sequence({"type": "grammar", "grammar": 'root ::= "a"'}, NUMBER), "/format/elements/0"),
-        ({"type": "or", "elements": [many, many | {"json_schema": {"type": "array", "maxItems": 1}}]}, "/format/"),
-    ]:
-        with pytest.raises(UnsupportedGrammar) as refusal:
-            compile_format(compiler, part)
-        assert refusal.value.pointer.startswith(place)
+NUMERAL = {"type": "json_schema", "json_schema": {"type": "integer"}}
+PATTERN = {"type": "regex", "pattern": "[{]*"}
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        (sequence(NUMERAL, const("1")), "/elements/0"), (sequence(PATTERN, NUMBER), "/elements/0"),
+        (sequence({"type": "grammar", "grammar": 'root ::= "a"'}, NUMBER), "/elements/0"),
+        ({"type": "star", "content": {"type": "star", "content": TEXT}}, "/content/content"),
+        ({"type": "plus", "content": A | {"content": PATTERN, "end": ""}}, "/content/content"),
+        (A | {"end": ["", "!"]}, ""),
+    ],
+)  # fmt: skip
+def test_a_part_of_which_nothing_marks_the_end_is_refused(compiler, part, place):
+    with pytest.raises(UnsupportedGrammar) as refusal:
+        compile_format(compiler, part)
+    assert refusal.value.pointer == f"/format{place}"
 
 
 def test_tokens_that_begin_and_complete_a_checked_value_are_checked_too():
@@ -343,13 +320,12 @@ def test_tokens_that_begin_and_complete_a_checked_value_are_checked_too():
         assert allowed_tokens(matcher, vocabulary) == allowed
 
 
-def test_a_checked_value_begins_where_its_first_character_is_and_nowhere_before(compiler):
-    """After "abab" a value may begin, or the text go on; each of two such values is checked."""
+def test_each_of_two_checked_values_is_checked(compiler):
     many = {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}
     word = {"type": "regex", "pattern": "(ab)+c?"}
-    compiled = compile_format(compiler, sequence(const("12"), many, word, word, many))
-    assert accepts(compiled.matcher(), VOCABULARY, "12[1]abababcab[2]")
-    assert not accepts(compiled.matcher(), VOCABULARY, "12[1]abab[2, 2]")
+    compiled = compile_format(compiler, sequence(const("12"), many, word, const(":"), many))
+    assert accepts(compiled.matcher(), VOCABULARY, "12[1]abababc:[2]")
+    assert not accepts(compiled.matcher(), VOCABULARY, "12[1]abab:[2, 2]")
 
 
 ENDS = [("</t>", {*b"<"}), ("<|python|>", {*b"<", PYTHON}), (["!", "</t>"], {*b"<!"})]
