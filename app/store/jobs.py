@@ -7,6 +7,7 @@ job     its body has "status": queued, running, completed, cancelled
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ def set_status(db: Connection, number: int, status: str) -> None:
         "UPDATE objects SET body = json_set(body, '$.status', ?, ?, ?), changed = ? WHERE number = ?",
         (status, moment, db.clock(), db.clock(), number),
     )
+
+
+def keep_opened(db: Connection, number: int, opened: Json) -> None:
+    """Keep what the page of a job has open, for the next run."""
+    text = json.dumps(opened)
+    db.execute("UPDATE objects SET body = json_set(body, '$.opened', json(?)) WHERE number = ?", (text, number))
 
 
 def end_job(db: Connection, number: int, status: str, error: str | None = None) -> None:

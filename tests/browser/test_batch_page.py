@@ -55,6 +55,14 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     records = [json.loads(line) for line in Path(waiting.value.path()).read_text().splitlines()]
     assert len(records) == 8 and sum(record["valid"] for record in records) == 7 and "error" in records[7]
     assert records[0]["record"]["vendor"] == "Northwind & Sons" and records[0]["approved"] is True
+    # Another column for the next run is previewed above the records, and still chosen after a reload.
+    site.page.get_by_label("Column with the text").click()
+    site.page.get_by_role("option", name="id").click()
+    site.page.locator("#batch-records th.chosen", has_text="id").first.wait_for()
+    assert site.page.locator("#batch-records").get_by_text("Northwind & Sons").count()
+    site.reload()
+    site.page.locator("#batch-records").get_by_text("Northwind & Sons").wait_for()
+    assert site.page.get_by_label("Column with the text").input_value() == "id"
 
 
 def start_endless_run(site: Site, path: Path) -> None:

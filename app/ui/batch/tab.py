@@ -192,12 +192,16 @@ class BatchTab:
         return opened
 
     async def show_choice(self, column: str | None, schema: str, request: gr.Request) -> Any:
-        """Keep what was chosen for the open files, and preview that column first; the records of a run stay."""
+        """Keep what was chosen for the open files, and preview that column first; the records of a run stay below."""
         session = str(request.session_hash)
-        table = self.tables.get(session)
-        if session in self.shown or not table.rows:
+        table, run = self.tables.get(session), self.shown.get(session)
+        if not table.rows or (run is not None and run.is_running):
             return gr.skip()
-        return render_preview(table, column, await self._keep(column, schema, request))
+        if run is None:
+            return render_preview(table, column, await self._keep(column, schema, request))
+        opened = {"paths": self.tables.paths.get(session, []), "column": column, "schema": schema}
+        await self.store.run(jobs.keep_opened, run.job.number, opened)
+        return render_preview(table, column, run.job.id) + render_records(run)
 
     def leave(self, session: str) -> None:
         """Free the tables of a session whose page was closed or lost its connection; its run goes on."""

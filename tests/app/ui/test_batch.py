@@ -136,7 +136,9 @@ async def test_a_page_loaded_later_opens_the_files_with_what_was_chosen(make_tab
     tab, _ = make_tab()
     await tab.open_files([str(path)], AS_IN_EXTRACT, REQUEST)
     kept = re.search('data-run="([^"]+)"', await tab.show_choice("id", "person", REQUEST))
-    run = (await collect(tab, tab.run_all(REQUEST, "id", "person", "", None, False)))[-1]
+    run = (await collect(tab, tab.run_all(REQUEST, "body", "person", "", None, False)))[-1]
+    chosen = await tab.show_choice("id", "person", REQUEST)  # for the next run
+    assert chosen.index("class=chosen>id") < chosen.index(run.records)
     for number, batch_id in enumerate((kept[1], re.search('data-run="([^"]+)"', run.records)[1])):
         later = make_request(f"later {number}")
         opened = await anext(tab.attach(batch_id, later))
