@@ -47,15 +47,6 @@ if TYPE_CHECKING:
         TokenLogprobs,
     )
     from engine.sampling_params import SamplingParams, is_unicode
-    from engine.simulation.measure_steps import measure_steps
-    from engine.simulation.simulator import (
-        Crashes,
-        PrefillReplicas,
-        SimulatedRequest,
-        SimulatedRun,
-        Simulator,
-    )
-    from engine.simulation.step_table import StepTable
     from engine.structured_outputs import StructuredOutputsParams
 else:
     MODULES = {
@@ -65,14 +56,11 @@ else:
         "host_memory": ("measure_host_memory",),
         "leased_engine": ("LeasedEngine", "run_core"),
         "llm": ("LLM",),
-        "simulation.measure_steps": ("measure_steps",),
         "cluster.ray_placement": ("connect_ray", "import_ray", "serve_headless"),
         "front.adapter_catalog": ("LoRARequest",),
         "beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
         "structured_outputs": ("StructuredOutputsParams",),
         "front.journal_file": ("RecordedRequest", "read_journal"),
-        "simulation.simulator": ("Crashes", "PrefillReplicas", "SimulatedRequest", "SimulatedRun", "Simulator"),
-        "simulation.step_table": ("StepTable",),
         "front.text_router": ("TextRouter",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats", "list_metrics"),
         "model.report": ("ModelReport", "inspect_model", "list_families", "list_image_models"),
@@ -95,14 +83,12 @@ else:
 
 __all__ = [
     "LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "Catalogue", "CatalogueEntry",
-    "Classification", "CompletionOutput", "ConfigError",
-    "Crashes", "Embedder", "Embedding", "Engine", "EngineConfig", "EngineDead", "EngineError",
-    "EngineOverloaded", "EngineSleeping", "EngineSnapshot", "EngineStats", "GrammarInfo", "Histogram",
-    "InvalidRequest", "LeaseRefused", "LeasedEngine", "LoRARequest", "Logprob", "ModelReport",
-    "PrefillReplicas", "PromptTooLong",
-    "RecordedRequest", "ReplicaStats", "RequestMetrics", "RequestOutput", "RequestTimeout", "RequestView",
-    "ResolvedConfig", "SamplingParams", "Score", "SimulatedRequest", "SimulatedRun", "Simulator", "StepTable",
-    "StructuredOutputsParams", "TextRouter", "TokenLogprobs", "Tokenizer", "connect_ray", "import_ray",
-    "inspect_model", "is_unicode", "list_families", "list_image_models", "list_metrics", "measure_host_memory",
-    "measure_steps", "read_journal", "read_sampling_defaults", "run_core", "serve_headless",
+    "Classification", "CompletionOutput", "ConfigError", "Embedder", "Embedding", "Engine", "EngineConfig",
+    "EngineDead", "EngineError", "EngineOverloaded", "EngineSleeping", "EngineSnapshot", "EngineStats",
+    "GrammarInfo", "Histogram", "InvalidRequest", "LeaseRefused", "LeasedEngine", "LoRARequest", "Logprob",
+    "ModelReport", "PromptTooLong", "RecordedRequest", "ReplicaStats", "RequestMetrics", "RequestOutput",
+    "RequestTimeout", "RequestView", "ResolvedConfig", "SamplingParams", "Score", "StructuredOutputsParams",
+    "TextRouter", "TokenLogprobs", "Tokenizer", "connect_ray", "import_ray", "inspect_model", "is_unicode",
+    "list_families", "list_image_models", "list_metrics", "measure_host_memory", "read_journal",
+    "read_sampling_defaults", "run_core", "serve_headless",
 ]  # fmt: skip

@@ -70,7 +70,6 @@ class EngineConfig(EngineFields):
                 object.__setattr__(self, name, json.dumps(dict(given)))
         self.read_hf_overrides()
         self.read_image_limit()
-        self._check_context()
         self._check_kv_transfer()
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
             raise ConfigError("long_prefill_token_threshold needs enable_chunked_prefill")
@@ -93,24 +92,6 @@ class EngineConfig(EngineFields):
             raise ConfigError("nnodes above 1 needs data_parallel_key")
         if self.distributed_executor_backend == "ray" and (self.nnodes == 1 or self.node_rank):
             raise ConfigError("distributed_executor_backend=ray needs nnodes above 1, and node_rank=0")
-
-    def _check_context(self) -> None:
-        size = self.decode_context_parallel_size
-        _check_choice(self, "decode_context_parallel_size", (1, 2, 4, 8))
-        for name in ("tensor_parallel_size", "block_size"):
-            if (value := getattr(self, name)) % size:
-                raise ConfigError(f"{name}={value} must be a multiple of decode_context_parallel_size={size}")
-        needed = {
-            "pipeline_parallel_size": 1, "nnodes": 1, "kv_cache_dtype": "auto", "kv_offload_gb": 0.0,
-            "kv_transfer_config": None,
-        }
-        _check_together(self, "decode_context_parallel_size", needed)
-        speculative = self.read_speculative()
-        if size > 1 and speculative is not None and speculative.device_method is not None:
-            raise ConfigError(
-                f"speculative_config: method={speculative.device_method!r} does not work with "
-                "decode_context_parallel_size above 1"
-            )
 
     def _check_adapters(self) -> None:
         _check_range(self, "max_cpu_loras", self.max_loras, 2**20)

@@ -129,9 +129,6 @@ class EngineFields:
     pipeline_parallel_size: Annotated[int, (1, 64), "-pp",
         "number of stages that divide the layers of one model, on this machine, each with "
         "tensor_parallel_size ranks; as many batches run at a time"] = 1
-    decode_context_parallel_size: Annotated[int, "-dcp",
-        "number of ranks (1, 2, 4 or 8) that divide the keys and values of each request, so that longer "
-        "contexts fit, on CPU; tensor_parallel_size must be a multiple of it times the model's KV heads"] = 1
     batch_invariant_tp: Annotated[bool,
         "compute sums on one rank as several ranks do, so that the same seed gives the same text for every "
         "tensor_parallel_size; slower"] = False

@@ -256,24 +256,6 @@ class PagedAttention(Protocol):
         """
 
 
-class PartialAttention(Protocol):
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        *,
-        scale: float,
-        soft_cap: float | None,
-        plan: Plan,
-    ) -> tuple[Tensor, Tensor]:
-        """Attend as `PagedAttention`, over a part of each context, for a sum over the parts.
-
-        Returns the result [T, H, D] over this part alone, and the logarithm of the sum of the exponentials of its
-        scores, [T, H] float32. Every token must see a key.
-        """
-
-
 class GatherInputs(Protocol):
     def __call__(
         self,
@@ -407,8 +389,6 @@ class Ops:
     takes_grouped: bool = False
     stored: StoredForm | None = None  # None: packed matrices are not kept
     make_tape: Callable[[], Tape] | None = None  # None: a step is not recorded
-    # None: the keys of a request cannot be divided over ranks.
-    partial_attention: PartialAttention | None = None
     # None: rows are drawn by the ops above, one kind of draw after the other.
     draw: Draw | None = None
     # None: the host makes the inputs of a step.

@@ -21,13 +21,13 @@ ALLOWED = {
 }
 ASYNC_FILES = {
     "engine/engine.py", "engine/engine_core.py", "engine/llm.py", "engine/beam_search.py", "engine/embedder.py",
-    "engine/leased_engine.py", "engine/stats_log.py", "engine/simulation/measure_steps.py",
+    "engine/leased_engine.py", "engine/stats_log.py",
     "engine/input/input_processor.py", "engine/input/images/intake.py", "engine/input/images/source.py",
 }  # fmt: skip
 ASYNC_FOLDERS = ("engine/actors/", "engine/cluster/", "engine/front/", "engine/wire/", "app/")
 # The folders of engine/ from the top floor down. A folder imports only those below it.
 FLOORS = (
-    "simulation", "front", "cluster", "actors", "worker, spec/device", "transfer", "parallel", "device",
+    "front", "cluster", "actors", "worker, spec/device", "transfer", "parallel", "device",
     "core, spec", "lora", "input", "wire", "model",
 )  # fmt: skip
 # "file: name" of imports that cannot stand at the top, each with its reason beside it.

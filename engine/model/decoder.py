@@ -286,7 +286,7 @@ class DecoderModel(nn.Module):
     ) -> StepInputs:
         query_lens, seq_lens = metadata.query_lens_list, metadata.seq_lens_list
         rotations = tuple(rope.compute(positions, query_lens, seq_lens) for rope in self.ropes)
-        groups = plan_groups(ops, metadata, kv_caches[0][0].shape[1], self._sharding)
+        groups = plan_groups(ops, metadata, kv_caches[0][0].shape[1])
         return StepInputs(ops, metadata, groups, rotations, adapters)
 
     def _run_layers(

@@ -29,7 +29,6 @@ class Sharding:
     """The place of one rank among the `size` ranks of its stage.
 
     Args:
-        context_size: this many ranks, one after the other, divide the keys of each request that their KV heads have.
         layers: [first, end) of the layers that the stage holds; None: all.
         is_sliced: compute row-parallel sums in slices also on one rank, for the bits of several.
         has_whole_experts: ranks hold whole experts instead of a part of each.
@@ -41,7 +40,6 @@ class Sharding:
     is_sliced: bool = False
     has_whole_experts: bool = False
     layers: tuple[int, int] | None = None
-    context_size: int = 1
 
     def count(self, total: int) -> int:
         return total // self.size
@@ -63,11 +61,6 @@ class Sharding:
         step = -(-vocab_size // self.size)
         starts = [min(rank * step, vocab_size) for rank in range(self.size)]
         return [(start, min(step, vocab_size - start)) for start in starts]
-
-    @property
-    def context_rank(self) -> int:
-        """The rank's place among those that divide contexts."""
-        return self.rank % self.context_size
 
     def shrink(self, spec: LayerSpec) -> LayerSpec:
         """Return the spec of the rank's part of a layer."""
@@ -91,21 +84,6 @@ class Sharding:
 
 
 ONE_RANK = Sharding()
-
-
-def check_context(config: ModelConfig, size: int, context_size: int) -> None:
-    """Check that `context_size` of `size` ranks can divide the contexts of the model."""
-    name = f"decode_context_parallel_size={context_size}"
-    kv_heads = max((spec.num_kv_heads for spec in config.layer_specs), default=1)
-    if any(spec.window is not None for spec in config.layer_specs):
-        raise ConfigError(f"{name}: {config.architecture} has layers with a window; use 1")
-    if config.style.has_sinks:
-        raise ConfigError(f"{name}: {config.architecture} has attention sinks; use 1")
-    if size % (kv_heads * context_size):
-        raise ConfigError(
-            f"{name}: tensor_parallel_size={size} must be a multiple of {kv_heads * context_size}, {context_size} "
-            f"ranks for each of the model's {kv_heads} KV heads"
-        )
 
 
 def check_shardable(config: ModelConfig, size: int, has_whole_experts: bool = False) -> None:

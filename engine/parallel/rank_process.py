@@ -59,9 +59,7 @@ class Follower:
         sharding = Sharding(
             start.rank, size, self._comm if size > 1 else None, is_sliced=start.config.batch_invariant_tp,
             has_whole_experts=start.config.enable_expert_parallel, layers=start.layers,
-            context_size=start.config.decode_context_parallel_size,
         )
-        self._context_size = sharding.context_size
         self._model: DecoderModel = load_shard(start.config, start.worker, config, self._device, sharding)
         self._adapters = RankAdapters(self._model, start.config.max_lora_rank)
         self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -133,7 +131,7 @@ class Follower:
             move_tensors(list_tensors(self._model), self._device)
         self._kv_caches = allocate_kv_cache(
             self._model.kv_specs()[self._model.list_held()], command.num_blocks,
-            command.block_size // self._context_size, choose_kv_dtype(self._worker), self._device,
+            command.block_size, choose_kv_dtype(self._worker), self._device,
         )
         self._model.limit_positions(command.max_model_len)
 

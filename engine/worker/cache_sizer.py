@@ -20,7 +20,6 @@ from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory, measure_unified_memory
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model import ModelConfig
-from engine.model.context_parts import estimate_exchange
 from engine.parallel.stages import compute_context_cost
 from engine.resolved_config import ResolvedConfig, WorkerConfig, resolve_config
 from engine.worker.step_memory import StepMemory
@@ -61,10 +60,6 @@ class CacheSizer:
         max_len = config.max_model_len or self.model.max_model_len
         num_rows, num_tokens = config.find_step_limits(self.worker.device)
         num_tokens = max(num_tokens, 0 if config.enable_chunked_prefill else max_len)
-        if (context_size := config.decode_context_parallel_size) > 1:
-            kept_bytes += config.tensor_parallel_size * estimate_exchange(
-                num_tokens, self.model.num_attention_heads, self.model.head_dim, context_size
-            )
         step = StepMemory(
             self.model, DTYPES[self.worker.dtype], num_tokens=num_tokens, num_rows=num_rows,
             estimate_scratch=estimate_scratch,
@@ -115,8 +110,7 @@ class CacheSizer:
 
     @property
     def _bytes_per_block(self) -> int:
-        # Ranks that divide contexts hold a part of each block.
-        size = self.config.block_size // self.config.decode_context_parallel_size
+        size = self.config.block_size
         dtype = choose_kv_dtype(self.worker)
         stages = [compute_bytes_per_block(self.kv_specs[held], size, dtype) for held in self.held_layers]
         num_draft_bytes = compute_bytes_per_block(self.draft_specs, size, dtype)

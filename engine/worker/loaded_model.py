@@ -19,7 +19,7 @@ from engine.model import ModelConfig, load_model
 from engine.model.decoder import DecoderModel
 from engine.model.implementation import EncoderConfig
 from engine.model.loader import BuildDecoder
-from engine.model.sharding import Sharding, check_context, check_shardable
+from engine.model.sharding import Sharding, check_shardable
 from engine.model.vision.encoder import ImageEncoder
 from engine.model.weight_cache import WeightCache
 from engine.parallel.adapters import PeerAdapters
@@ -145,18 +145,13 @@ class LoadedModel:
         """Return rank 0's part and what makes the decoder, and start the other ranks if there are any."""
         config, has_whole = self._config, self._config.enable_expert_parallel
         size, is_sliced = config.tensor_parallel_size, config.batch_invariant_tp
-        context_size = config.decode_context_parallel_size
         if config.num_ranks == 1:
             return Sharding(is_sliced=is_sliced, has_whole_experts=has_whole), DecoderModel
         if size > 1:
             check_shardable(self._model_config, size, has_whole)
-        if context_size > 1:
-            check_context(self._model_config, size, context_size)
-            if self._worker_config.device == "cuda":
-                raise ConfigError(f"decode_context_parallel_size={context_size} needs device=cpu")
         self.ranks = ranks = Ranks(config, self._worker_config, self._model_config)
         layers = ranks.layers[0] if ranks.layers else None
-        sharding = Sharding(0, size, ranks.comm, is_sliced, has_whole, layers, context_size)
+        sharding = Sharding(0, size, ranks.comm, is_sliced, has_whole, layers)
         return sharding, partial(LeaderDecoder, ranks=ranks)
 
     def _make_adapters(self) -> AdapterStore:

@@ -391,7 +391,7 @@ class Worker:
     def _allocate(self, specs: Sequence[KVCacheSpec]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         cache = self.resolved.cache
         return allocate_kv_cache(
-            specs, cache.num_blocks, cache.block_size // self.config.decode_context_parallel_size,
+            specs, cache.num_blocks, cache.block_size,
             choose_kv_dtype(self._worker_config), self.device,
             free_bytes=measure_host_memory()[1] if self.device.type == "cpu" else None,
         )

@@ -26,7 +26,7 @@ from kernels.cpu.tape import Arena, Tape
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
 from kernels.grouped import GroupedRows
 from kernels.lora import LoraSegment
-from kernels.ops import KVCache, Ops, Quantization, StoredForm
+from kernels.ops import Ops, Quantization, StoredForm
 from kernels.torch.elementwise import gated_norm
 
 _SILU_MUL, _GELU_MUL, _GELU = range(3)  # `Activation` of elementwise.h
@@ -56,7 +56,6 @@ class NativeOps:
             store_kv=self.store_kv,
             make_plan=self.make_plan,
             paged_attention=self.paged_attention,
-            partial_attention=self.partial_attention,
             linear=self.linear,
             pack_linear=self.pack_linear,
             unpack_linear=self.unpack_linear,
@@ -221,35 +220,6 @@ class NativeOps:
         """Implement `kernels.ops.PagedAttention`; equal bit for bit however requests are batched and chunked."""
         if plan is None:
             plan = self.make_plan(block_tables, query_start_loc, seq_lens, (), (), k_cache.shape[1])
-        return self._attend(q, (k_cache, v_cache), plan, scale, sliding_window, soft_cap, sinks)
-
-    def partial_attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        *,
-        scale: float,
-        soft_cap: float | None,
-        plan: NativePlan,
-    ) -> tuple[Tensor, Tensor]:
-        """Implement `kernels.ops.PartialAttention`."""
-        log_sums = torch.empty(q.shape[:2])
-        out = self._attend(q, (k_cache, v_cache), plan, scale, None, soft_cap, None, log_sums)
-        return out, log_sums
-
-    def _attend(
-        self,
-        q: Tensor,
-        caches: KVCache,
-        plan: NativePlan,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        sinks: Tensor | None,
-        log_sums: Tensor | None = None,
-    ) -> Tensor:
-        k_cache, v_cache = caches
         _, num_heads, head_dim = q.shape
         check_caches(k_cache, v_cache, head_dim, q.dtype)
         num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
@@ -260,7 +230,7 @@ class NativeOps:
             _check(sinks, (num_heads,), torch.float32, "sinks")
         shape = AttentionShapeStruct(
             *(num_heads, num_kv_heads, head_dim, block_size, sliding_window or 0, scale, soft_cap or 0.0),
-            *(_code(q), k_cache.dtype == torch.int8, address(sinks), address(log_sums)),
+            *(_code(q), k_cache.dtype == torch.int8, address(sinks)),
         )
         out = torch.empty(q.shape, dtype=q.dtype)
         self.library.attention(

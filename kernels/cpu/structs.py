@@ -61,7 +61,6 @@ class AttentionShapeStruct(ctypes.Structure):
         ("dtype", c_int32),
         ("is_int8", c_int32),
         ("sinks", c_void_p),
-        ("log_sums", c_void_p),
     ]
 
 

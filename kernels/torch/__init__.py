@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.lora import add_lora, pack_lora
 from kernels.ops import Ops
-from kernels.torch.attention import paged_attention, partial_attention
+from kernels.torch.attention import paged_attention
 from kernels.torch.attention_plan import AttentionPlan, estimate_scratch
 from kernels.torch.elementwise import (
     FP8,
@@ -44,7 +44,6 @@ def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  
         store_kv=store_kv,
         make_plan=make_plan,
         paged_attention=paged_attention,
-        partial_attention=partial_attention,
         linear=linear,
         pack_linear=pack_linear,
         unpack_linear=unpack_linear,

@@ -9,9 +9,6 @@ from torch import Tensor
 from kernels.torch.attention_plan import MAX_SHORT_LEN, AttentionPlan, Part
 from kernels.torch.elementwise import take_slots
 
-# Queries of `partial_attention` attended at once, which bounds the memory of their scores.
-PARTIAL_PIECE_LEN = 64
-
 
 def paged_attention(
     q: Tensor,
@@ -42,29 +39,6 @@ def paged_attention(
         if isinstance(part.rows, Tensor):
             out[part.rows] = rows
     return out
-
-
-def partial_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, scale: float, soft_cap: float | None, plan: AttentionPlan
-) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.ops.PartialAttention`, one request after the other."""
-    num_kv_heads = k_cache.shape[2]
-    out, log_sums = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
-    for start, end, slots in plan.list_contexts():
-        keys, values = (take_slots(cache.flatten(0, 1), slots).float() for cache in (k_cache, v_cache))
-        places = torch.arange(len(slots), device=q.device)
-        for first in range(start, end, PARTIAL_PIECE_LEN):
-            last = min(first + PARTIAL_PIECE_LEN, end)
-            rows = q[first:last].float().unflatten(1, (num_kv_heads, -1))
-            scores = torch.einsum("qkgd,nkd->qkgn", rows, keys) * scale
-            if soft_cap is not None:
-                scores = torch.tanh(scores / soft_cap) * soft_cap
-            num_seen = len(slots) - end + 1 + torch.arange(first, last, device=q.device)
-            scores.masked_fill_(places >= num_seen.view(-1, 1, 1, 1), -torch.inf)
-            log_sums[first:last] = scores.logsumexp(dim=-1).flatten(1)
-            attended = torch.einsum("qkgn,nkd->qkgd", scores.softmax(dim=-1), values)
-            out[first:last] = attended.flatten(1, 2).to(q.dtype)
-    return out, log_sums
 
 
 def _attend_part(

@@ -77,13 +77,6 @@ class AttentionPlan:
             self._parts[key] = list(self._make_parts(window, k_cache, q))
         return self._parts[key]
 
-    def list_contexts(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield the tokens [start, end) of each request, and the slots of its context."""
-        start = 0
-        for request, (query_len, seq_len) in enumerate(zip(self._query_lens, self._seq_lens, strict=True)):
-            yield start, start + query_len, self._slots([request], [0], seq_len).flatten()
-            start += query_len
-
     def _reserve(self, k_cache: Tensor, dtype: torch.dtype) -> None:
         """Make the pair of buffers for keys of this shape, with room for the most that a part gathers."""
         shape, longest = k_cache.shape[2:], max(self._seq_lens)

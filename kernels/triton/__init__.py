@@ -47,7 +47,6 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         norm_rope_store=norm_rope_store,
         make_plan=make_plan,
         paged_attention=paged_attention,
-        partial_attention=None,
         pack_experts=pack_experts,
         choose_experts=choose_experts,
         run_experts=run_experts,

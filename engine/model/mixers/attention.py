@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
-from engine.model.context_parts import ContextPart, divide_context
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.rope import Rotation, order_pairs
@@ -29,7 +28,6 @@ class GroupInputs:
     slot_mapping: Tensor  # [T]
     block_tables: Tensor  # [R, max_blocks]
     plan: Plan
-    part: ContextPart | None = None  # this rank's keys; None: contexts are not divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +41,8 @@ class StepInputs:
     adapters: StepAdapters | None = None
 
 
-def plan_groups(
-    ops: Ops, metadata: AttnMetadata, block_size: int, sharding: Sharding = ONE_RANK
-) -> tuple[GroupInputs, ...]:
+def plan_groups(ops: Ops, metadata: AttnMetadata, block_size: int) -> tuple[GroupInputs, ...]:
     """Return the inputs of each group of layers."""
-    if sharding.context_size > 1:
-        part = divide_context(ops, metadata, block_size, sharding)
-        return (GroupInputs(part.slot_mapping, part.block_tables, part.plan, part),)
     found: list[GroupInputs] = []
     for slot_mapping, block_tables in zip(metadata.slot_mapping, metadata.block_tables, strict=True):
         plan = ops.make_plan(
@@ -61,13 +54,10 @@ def plan_groups(
 
 
 def attend(
-    q: Tensor, kv_cache: KVCache, step: StepInputs, group_index: int, spec: LayerSpec, sharding: Sharding,
-    sinks: Tensor | None = None,
+    q: Tensor, kv_cache: KVCache, step: StepInputs, group_index: int, spec: LayerSpec, sinks: Tensor | None = None
 ) -> Tensor:
     """Return the attention of queries [T, heads, head_size] over the cache of a group of layers."""
     ops, metadata, group = step.ops, step.attn_metadata, step.groups[group_index]
-    if group.part is not None:
-        return group.part.attend(ops, q, kv_cache, spec, sharding)
     return ops.paged_attention(
         q, *kv_cache, group.block_tables, metadata.query_start_loc, metadata.seq_lens, scale=spec.scale,
         sliding_window=spec.window, soft_cap=spec.soft_cap, sinks=sinks, plan=group.plan,
@@ -140,7 +130,7 @@ class Attention(nn.Module):
         """Map [T, hidden_size] to [T, hidden_size], and write the step's keys and values into the cache."""
         heads, gate = self._project(hidden, step)
         q = self._store(heads, kv_cache, step)
-        attended = attend(q, kv_cache, step, self._group, self._spec, self._sharding, self.sinks)
+        attended = attend(q, kv_cache, step, self._group, self._spec, self.sinks)
         attended = attended.view(hidden.shape[0], -1)
         if gate is not None:
             attended = attended * compute_sigmoid(gate)

@@ -97,7 +97,6 @@ class LatentAttention(nn.Module):
         whole, spec = spec, sharding.shrink(spec)
         assert spec.latent is not None, "the layer has a latent"
         self._spec, self._latent = spec, spec.latent
-        self._sharding = sharding
         self._rope_index, self._group = rope_index, group
         sizes = self._latent
         first_head, num_heads = part = sharding.part(whole.num_heads)
@@ -136,7 +135,7 @@ class LatentAttention(nn.Module):
     def forward(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         """Map [T, hidden_size] to [T, hidden_size], and write the step's keys into the cache."""
         q = self.store_keys(hidden, kv_cache, step)
-        attended = attend(q, kv_cache, step, self._group, self._spec, self._sharding)
+        attended = attend(q, kv_cache, step, self._group, self._spec)
         values = self.kv_b_proj.expand(attended.view(*q.shape)).flatten(1)
         return self.o_proj(values, adapters=step.adapters)
 

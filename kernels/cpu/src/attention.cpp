@@ -16,7 +16,6 @@
 
 #include "attention.h"
 
-#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -276,7 +275,6 @@ private:
             int64_t place = (token + row / group_size_) * shape_.num_heads + head;
             T* out = out_ + place * shape_.head_dim;
             RowTotal total = space.result_totals[row];
-            if (shape_.log_sums) shape_.log_sums[place] = total.maximum + std::log(total.total);
             const float* result = space.result + row * dim_padded_;
             Vec inverse = splat(1.0f / total.total);
             for (int64_t dim = 0; dim < shape_.head_dim; dim += kLanes) {

@@ -27,7 +27,6 @@ struct AttentionShape {
     int32_t dtype;    // of q and the result, and of the caches unless they are int8
     int32_t is_int8;
     const float* sinks;  // [num_heads] or null; scores that take part in the softmax and have no value
-    float* log_sums;  // [T, num_heads] or null: written, the logarithm of the sum of a row's exponentials
 };
 
 // q: [T, num_heads, head_dim], `q_stride` elements from token to token; the caches are laid out as in

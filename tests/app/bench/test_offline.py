@@ -109,8 +109,6 @@ def test_a_shape_takes_a_tokenizer_for_its_grammars(capsys: Any, monkeypatch: py
         (["latency", "--batch-size", "0"], "--batch-size=0 must be from 1"),
         (["latency", "--enable-prefix-caching"], "would make the second round measure the cache"),
         (["latency", "--model", "no/such"], "needs a folder with a config.json"),
-        (["simulate", "--replicas", "1,-2"], "--replicas '1,-2' must be numbers"),
-        (["simulate", "--replicas", "²"], "--replicas '²' must be numbers"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(argv: list[str], message: str, capsys: Any) -> None:
