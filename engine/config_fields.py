@@ -166,7 +166,7 @@ class EngineFields:
         "bit"] = None
     speculative_config: Annotated[str | None,
         "JSON object with vLLM's keys, such as {\"method\": \"ngram\", \"num_speculative_tokens\": 4}; a "
-        'method is ngram, suffix, draft_model, eagle, eagle3, medusa or mtp (layers of the model itself), or a '
+        'method is ngram, suffix, draft_model, eagle, eagle3 or mtp (layers of the model itself), or a '
         'list of them. Drafts change no text'] = None
     enable_lora: Annotated[bool, "serve adapters (LoRA) of the model"] = False
     lora_modules: Annotated[tuple[str, ...], "+",

@@ -10,7 +10,7 @@ from typing import Any
 from engine.errors import ConfigError
 
 HOST_METHODS = ("ngram", "suffix", "prediction", "forced")
-DEVICE_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
+DEVICE_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 METHODS = HOST_METHODS + DEVICE_METHODS
 MAX_SPECULATIVE_TOKENS = 128
 DEFAULT_NUM_TOKENS = 4

@@ -1,4 +1,4 @@
-"""What stands on the finished model (adapter, draft, heads) is saved as others load it; drafts are counted right."""
+"""The adapter, draft model and EAGLE layer are saved as others load them; drafts are counted right."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
-from assets.demo_model.recipe.companions import adapter, heads
+from assets.demo_model.recipe.companions import adapter, eagle
 from assets.demo_model.recipe.companions.acceptance import (
     count_accepted,
     draft_with_eagle,
     draft_with_lookup,
-    draft_with_medusa,
     draft_with_model,
 )
 from assets.demo_model.recipe.companions.draft import SHAPE
@@ -87,16 +86,14 @@ def test_training_the_adapter_leaves_the_model_alone(base: Decoder, encoder: Enc
         assert torch.equal(layer.base.weight, before[f"{path}.weight"])
 
 
-@pytest.mark.parametrize("what", ["medusa", "eagle"])
-def test_heads_learn_a_batch_and_leave_the_model_alone(what: str, base: Decoder, encoder: Encoder) -> None:
+def test_an_eagle_layer_learns_a_batch_and_leaves_the_model_alone(base: Decoder, encoder: Encoder) -> None:
     torch.manual_seed(0)
-    module = heads.MedusaHeads(base) if what == "medusa" else heads.EagleLayer(base)
-    find_loss = heads.medusa_loss if what == "medusa" else heads.eagle_loss
+    module = eagle.EagleLayer(base)
     before, batch = base.embed_tokens.weight.clone(), sample_batch(encoder)
     optimizer = torch.optim.Adam(module.parameters(), 3e-3)
     losses = []
     for _ in range(8):
-        loss = find_loss(module, base, batch)  # type: ignore[arg-type]
+        loss = eagle.eagle_loss(module, base, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -105,16 +102,12 @@ def test_heads_learn_a_batch_and_leave_the_model_alone(what: str, base: Decoder,
     assert torch.equal(base.embed_tokens.weight, before)
 
 
-def test_heads_are_saved_under_the_names_of_their_projects(base: Decoder, tmp_path: Path) -> None:
-    heads.save_medusa(heads.MedusaHeads(base), tmp_path / "medusa")
-    heads.save_eagle(heads.EagleLayer(base), tmp_path / "eagle", TINY)
-    medusa = load_file(tmp_path / "medusa" / "model.safetensors")
-    assert sorted(medusa)[:3] == ["0.0.linear.bias", "0.0.linear.weight", "0.1.weight"]
-    assert medusa["2.1.weight"].shape == (400, 32)
-    eagle = load_file(tmp_path / "eagle" / "model.safetensors")
-    assert eagle["fc.weight"].shape == (32, 64)
-    assert "layers.0.self_attn.q_norm.weight" in eagle
-    assert not any("embed" in name for name in eagle)
+def test_an_eagle_layer_is_saved_under_the_names_of_its_project(base: Decoder, tmp_path: Path) -> None:
+    eagle.save_eagle(eagle.EagleLayer(base), tmp_path, TINY)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved["fc.weight"].shape == (32, 64)
+    assert "layers.0.self_attn.q_norm.weight" in saved
+    assert not any("embed" in name for name in saved)
 
 
 def test_a_draft_checkpoint_loads_in_transformers(encoder: Encoder, tmp_path: Path) -> None:
@@ -143,11 +136,7 @@ def test_lookup_proposes_what_followed_the_longest_match() -> None:
 
 def test_every_drafter_proposes_as_many_tokens_as_asked(base: Decoder) -> None:
     with torch.inference_mode():
-        for propose in (
-            draft_with_model(base),
-            draft_with_medusa(base, heads.MedusaHeads(base)),
-            draft_with_eagle(base, heads.EagleLayer(base)),
-        ):
+        for propose in (draft_with_model(base), draft_with_eagle(base, eagle.EagleLayer(base))):
             assert len(propose([5, 6, 7, 8], 3)) == 3
 
 
@@ -158,7 +147,7 @@ def test_a_model_that_drafts_for_itself_is_always_accepted(base: Decoder) -> Non
     assert accepted == proposed == [2, 2, 2]
 
 
-@pytest.mark.parametrize("name", ["draft", "eagle", "lora", "medusa"])
+@pytest.mark.parametrize("name", ["draft", "eagle", "lora"])
 def test_what_ships_beside_the_model_belongs_to_it(name: str) -> None:
     folder = FOLDER / name
     if not folder.exists():

@@ -38,7 +38,7 @@ def test_a_model_alone_is_a_draft_model() -> None:
         ({"method": "ngram", "k": 3}, "unknown k; known: adaptive"),
         ({"method": "eagle"}, "method='eagle' needs model"),
         ({"method": "ngram", "model": "x"}, "model='x' belongs to the methods draft_model"),
-        ({"method": ["eagle", "medusa"], "model": "x"}, "eagle and medusa; one of them"),
+        ({"method": ["eagle", "mtp"], "model": "x"}, "eagle and mtp; one of them"),
         ({"method": []}, "method=.* must be one of"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens=0 must be an integer from 1"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens=True must be an integer"),

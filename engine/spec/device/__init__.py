@@ -1,1 +1,1 @@
-"""Drafters on the device: a draft model, EAGLE heads, Medusa heads. The executor thread runs them after sampling."""
+"""Drafters on the device: a draft model, EAGLE heads, MTP layers. The executor thread runs them after sampling."""

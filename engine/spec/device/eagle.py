@@ -25,7 +25,6 @@ from engine.spec.device.chain import ChainInputs
 from engine.spec.device.draft_sampler import DraftSampler
 from engine.spec.device.eagle_net import EagleNet
 from engine.spec.device.hidden_store import HiddenStore
-from engine.spec.device.medusa import spread_logits
 from engine.spec.device.progress import DraftProgress, DraftRuns
 from engine.worker.input_batch import InputBatch
 from engine.worker.sampling.sampler import Sampler
@@ -180,3 +179,19 @@ class Eagle:
         if self.net.lm_head is None:
             return self._target.compute_logits(hidden)
         return spread_logits(self.net.lm_head(hidden, torch.float32), self._token_map, self._vocab_size)
+
+
+def spread_logits(logits: Tensor, token_map: Tensor | None, vocab_size: int) -> Tensor:
+    """Return logits over the target's vocabulary; tokens that the drafter does not know get -inf.
+
+    Args:
+        token_map: [outputs] int64, the token of each output; None: output i is token i.
+    """
+    if token_map is None and logits.shape[1] == vocab_size:
+        return logits
+    spread = logits.new_full((logits.shape[0], vocab_size), -torch.inf)
+    if token_map is None:
+        spread[:, : logits.shape[1]] = logits[:, :vocab_size]
+    else:
+        spread[:, token_map] = logits
+    return spread

@@ -12,7 +12,6 @@ from engine.model import Model, load_model
 from engine.spec.device.draft_model import DraftModel
 from engine.spec.device.drafter import Drafter
 from engine.spec.device.load_eagle import load_eagle
-from engine.spec.device.load_medusa import load_medusa
 from engine.spec.device.mtp import load_mtp
 from engine.speculative_config import SpeculativeConfig
 from kernels import Ops
@@ -37,8 +36,6 @@ def load_drafter(config: SpeculativeConfig, target: Model, ops: Ops, device: tor
         return _load_draft_model(path, target, ops, device, is_greedy)
     if method == "mtp":
         return load_mtp(path, target, ops, is_greedy=is_greedy, device=device)
-    if method == "medusa":
-        return load_medusa(path, target, ops, is_greedy=is_greedy, device=device)
     return load_eagle(path, target, ops, is_eagle3=method == "eagle3", is_greedy=is_greedy, device=device)
 
 

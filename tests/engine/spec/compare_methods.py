@@ -20,7 +20,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "forced": {"method": "forced"},
     "draft_model": {"method": "draft_model", "model": f"{DEMO_MODEL}/draft", "num_speculative_tokens": 3},
     "eagle": {"method": "eagle", "model": f"{DEMO_MODEL}/eagle", "num_speculative_tokens": 3},
-    "medusa": {"method": "medusa", "model": f"{DEMO_MODEL}/medusa", "num_speculative_tokens": 3},
     "all": {"method": ["ngram", "suffix", "eagle"], "model": f"{DEMO_MODEL}/eagle", "adaptive": True},
 }
 

@@ -1,4 +1,4 @@
-"""Draft model, EAGLE and Medusa: their drafts are those of slow references, and texts stay the same."""
+"""Draft model and EAGLE: their drafts are those of slow references, and texts stay the same."""
 
 import asyncio
 import json
@@ -21,7 +21,6 @@ from engine.spec.device.eagle import Eagle
 from engine.spec.device.eagle_net import EagleNet
 from engine.spec.device.hidden_store import HiddenStore
 from engine.spec.device.load import load_drafter
-from engine.spec.device.medusa import Medusa
 from engine.speculative_config import SpeculativeConfig
 from engine.worker import loaded_model
 from kernels import Ops
@@ -46,7 +45,7 @@ def plain_answers() -> list[list[Completion]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["draft_model", "all", *(pytest.param(each, marks=pytest.mark.soak) for each in ("eagle", "medusa"))]
+    "name", ["draft_model", "all", pytest.param("eagle", marks=pytest.mark.soak)]
 )
 def test_mixed_requests_get_the_same_texts_and_logprobs(name: str, plain_answers: list[list[Completion]]) -> None:
     found, stats = asyncio.run(run(METHODS[name], REQUESTS))
@@ -66,7 +65,7 @@ def answers() -> list[tuple[list[int], list[int]]]:
     return [(prompt, output.outputs[0].token_ids) for prompt, output in zip(ids, outputs, strict=True)]
 
 
-@pytest.mark.parametrize(("name", "slack"), [("draft_model", 0.0), ("medusa", 0.0), ("eagle", 0.02)])
+@pytest.mark.parametrize(("name", "slack"), [("draft_model", 0.0), ("eagle", 0.02)])
 def test_as_many_tokens_are_accepted_as_by_a_slow_reference(
     name: str, slack: float, answers: list[tuple[list[int], list[int]]]
 ) -> None:
@@ -147,7 +146,7 @@ def test_an_eagle_layer_in_one_call_predicts_what_its_parts_predict() -> None:
     torch.testing.assert_close(found, expected[17:], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["draft", "eagle", "medusa"])
+@pytest.mark.parametrize("method", ["draft", "eagle"])
 def test_the_weights_of_a_drafter_move_with_those_of_its_target(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[Tensor] = []
     monkeypatch.setattr(loaded_model, "move_tensors", lambda tensors, device: moved.extend(tensors))
@@ -172,7 +171,7 @@ def test_eagle_on_the_code_of_transformers_is_refused(method: str, tmp_path: Pat
 
 def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    torch.save({"a": Path("x")}, tmp_path / "medusa_lm_head.pt")
+    torch.save({"a": Path("x")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="more than tensors: pathlib"):
         read_head_folder(str(tmp_path))
 
@@ -270,20 +269,6 @@ def test_eagle3_changes_no_text(tmp_path: Path) -> None:
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids
     assert found.outputs[0].logprobs == expected.outputs[0].logprobs
     assert found.metrics.drafts["eagle3"][0] > 20
-
-
-def test_medusa_heads_of_either_format(tmp_path: Path) -> None:
-    tensors = load_file(FOLDER / "medusa" / "model.safetensors")
-    old = {}
-    for number in range(3):
-        old[f"blocks.{number}.layers.0.weight"] = tensors[f"{number}.0.linear.weight"]
-        old[f"blocks.{number}.layers.0.bias"] = tensors[f"{number}.0.linear.bias"]
-        old[f"lm_heads.{number}.weight"] = tensors[f"{number}.1.weight"][:50]
-    old["token_map"] = torch.arange(50) * 3
-    medusa, short = load("medusa", FOLDER / "medusa"), load("medusa", write(tmp_path, {"num_heads": 2}, old))
-    assert isinstance(medusa, Medusa) and len(medusa.heads) == len(short.heads) == 3
-    hidden = torch.randn(4, 256)
-    assert torch.equal(short.heads[1](hidden), medusa.heads[1](hidden)[:, :50])
 
 
 def test_a_draft_model_needs_the_same_vocabulary(checkpoint: Path) -> None:

@@ -1,1 +1,1 @@
-"""Companions trained on the finished model: the adapter, the draft model, the EAGLE and Medusa heads."""
+"""Companions trained on the finished model: the adapter, the draft model, the EAGLE layer."""

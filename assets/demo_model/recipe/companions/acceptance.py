@@ -20,8 +20,8 @@ from ..prompt import Message, extraction_messages, render_chat
 from ..training.examples import Encoder
 from ..training.model import Decoder
 from ..writing.schemas import load_schema
+from .eagle import EagleLayer
 from .frozen import FOLDER, load_decoder, open_encoder
-from .heads import NUM_HEADS, EagleLayer, MedusaHeads
 
 # (prompt and answer so far, number of tokens wanted) -> drafted token ids
 Drafter = Callable[[list[int], int], list[int]]
@@ -66,17 +66,6 @@ def draft_with_lookup(longest: int = 4) -> Drafter:
     return propose
 
 
-def draft_with_medusa(base: Decoder, heads: MedusaHeads) -> Drafter:
-    """Every head guesses from the last hidden state that the model has computed."""
-
-    def propose(ids: list[int], count: int) -> list[int]:
-        # The last token is the model's own choice at the state before it.
-        hidden = base(torch.tensor([ids[:-1]]))[0, -1].float()
-        return [int(logits.argmax()) for logits in heads(hidden)[:count]]
-
-    return propose
-
-
 def draft_with_eagle(base: Decoder, eagle: EagleLayer) -> Drafter:
     """The layer goes on from the model's hidden states with its own."""
 
@@ -117,13 +106,6 @@ def load_drafters(base: Decoder, folder: Path) -> dict[str, Drafter]:
     drafters: dict[str, Drafter] = {"lookup": draft_with_lookup()}
     if (folder / "draft" / "model.safetensors").exists():
         drafters["draft"] = draft_with_model(load_decoder(folder / "draft").to(base.embed_tokens.weight.dtype))
-    if (folder / "medusa" / "model.safetensors").exists():
-        heads, weights = MedusaHeads(base), load_file(folder / "medusa" / "model.safetensors")
-        for i in range(NUM_HEADS):
-            for name, weight in heads.blocks[i].named_parameters():
-                weight.data = weights[f"{i}.0.linear.{name}"].float()
-            heads.outputs[i].data = weights[f"{i}.1.weight"].float()
-        drafters["medusa"] = draft_with_medusa(base, heads)
     if (folder / "eagle" / "model.safetensors").exists():
         eagle, weights = EagleLayer(base), load_file(folder / "eagle" / "model.safetensors")
         names = {name: weight.float() for name, weight in weights.items()}
@@ -151,7 +133,7 @@ def read_prompts(encoder: Encoder, num_documents: int, num_questions: int) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure acceptance rates of the drafters.")
     parser.add_argument("--model", type=Path, default=FOLDER)
-    parser.add_argument("--drafters", type=Path, default=FOLDER, help="folder with draft, medusa and eagle")
+    parser.add_argument("--drafters", type=Path, default=FOLDER, help="folder with draft and eagle")
     parser.add_argument("--documents", type=int, default=16)
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--count", type=int, default=3, help="tokens a draft")

@@ -1,11 +1,9 @@
-"""Trains what drafts from the hidden states of the finished model: Medusa heads and an EAGLE layer.
+"""Trains an EAGLE layer, which drafts from the hidden states of the finished model, read after the final norm.
 
-`python -m assets.demo_model.recipe.companions.heads --what medusa --minutes 4`. Both read hidden states after
-the final norm.
+`python -m assets.demo_model.recipe.companions.eagle --minutes 8`
 
-medusa   head k: x + silu(W x), then the output matrix: guesses the token k + 1 places ahead of the next one
-eagle    fc([embedding of the next token, hidden state]) -> one decoder layer -> the next hidden state
-Sources: Cai et al., 2024 (Medusa); Li et al., 2024 (EAGLE).
+fc([embedding of the next token, hidden state]) -> one decoder layer -> the next hidden state
+Source: Li et al., 2024 (EAGLE).
 """
 
 import argparse
@@ -26,36 +24,8 @@ from ..training.export import make_config
 from ..training.model import Decoder, Layer, ModelShape
 from .frozen import FOLDER, Rate, load_decoder, open_encoder
 
-NUM_HEADS, HEAD_DECAY = 3, 0.8
 MAX_LENGTH, TOKENS_PER_BATCH, CHUNK = 420, 2048, 256
 PEAK_RATE = 2e-3
-
-
-def make_block(width: int) -> nn.Linear:
-    """A layer that adds nothing yet."""
-    block = nn.Linear(width, width)
-    block.weight.data.zero_()
-    block.bias.data.zero_()
-    return block
-
-
-class MedusaHeads(nn.Module):
-    """`NUM_HEADS` residual blocks, each with an output matrix that starts from the model's own."""
-
-    def __init__(self, base: Decoder) -> None:
-        super().__init__()
-        width = base.shape.width
-        self.blocks = nn.ModuleList(make_block(width) for _ in range(NUM_HEADS))
-        # Softened, because what the model says of the next token is wrong for a later one.
-        self.outputs = nn.ParameterList(base.embed_tokens.weight.float() * 0.25 for _ in self.blocks)
-
-    def forward(self, hidden: Tensor) -> list[Tensor]:
-        """Logits [..., V] of every head."""
-        return [self.guess(k, hidden) for k in range(NUM_HEADS)]
-
-    def guess(self, k: int, hidden: Tensor) -> Tensor:
-        """Logits of head k."""
-        return F.linear(hidden + F.silu(self.blocks[k](hidden)), self.outputs[k])
 
 
 class EagleLayer(nn.Module):
@@ -76,20 +46,6 @@ class EagleLayer(nn.Module):
         cos, sin = (table[places][:, None].to(hidden.dtype) for table in (self.cos, self.sin))
         found: Tensor = self.layer(self.fc(pairs), cos, sin, make_bias(torch.zeros_like(places)))
         return found
-
-
-def medusa_loss(heads: MedusaHeads, base: Decoder, batch: Batch) -> Tensor:
-    """Mean loss of the heads, later heads weighing less, at the positions of answers."""
-    with torch.no_grad():
-        hidden = base(batch.token_ids).float()
-    answers, targets = _spread(batch)
-    total = torch.zeros(())
-    for k in range(1, NUM_HEADS + 1):
-        # Position t predicts the token at t + 1 + k: it must still be in an answer.
-        wanted = answers[:, 1 + k :]
-        logits = heads.guess(k - 1, hidden[:, : -1 - k][wanted])
-        total = total + HEAD_DECAY**k * F.cross_entropy(logits, targets[:, 1 + k :][wanted])
-    return total
 
 
 def eagle_loss(eagle: EagleLayer, base: Decoder, batch: Batch) -> Tensor:
@@ -119,11 +75,11 @@ def sample_batches(encoder: Encoder, rng: Random) -> list[Batch]:
     return [make_batch(group) for group in groups]
 
 
-def train(what: str, base: Decoder, encoder: Encoder, seconds: float, seed: int) -> nn.Module:
-    """The trained heads or layer, in float32."""
+def train(base: Decoder, encoder: Encoder, seconds: float, seed: int) -> EagleLayer:
+    """The trained layer, in float32."""
     torch.manual_seed(seed)
-    module: MedusaHeads | EagleLayer = MedusaHeads(base) if what == "medusa" else EagleLayer(base)
-    optimizer = torch.optim.AdamW([w for w in module.parameters() if w.requires_grad], weight_decay=0.01)
+    eagle = EagleLayer(base)
+    optimizer = torch.optim.AdamW(eagle.parameters(), weight_decay=0.01)
     rate, rng, begun, mean = Rate(optimizer, PEAK_RATE), Random(seed), time.monotonic(), 0.0
     while (time.monotonic() - begun) / seconds < 1:
         for batch in sample_batches(encoder, rng):
@@ -131,32 +87,13 @@ def train(what: str, base: Decoder, encoder: Encoder, seconds: float, seed: int)
             if share >= 1:
                 break
             rate.set(share)
-            if isinstance(module, MedusaHeads):
-                loss = medusa_loss(module, base, batch)
-            else:
-                loss = eagle_loss(module, base, batch)
+            loss = eagle_loss(eagle, base, batch)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             mean = loss.item() if mean == 0 else mean + 0.05 * (loss.item() - mean)
-    print(f"{what}: {rate.num_steps} steps, loss {mean:.3f}", flush=True)
-    return module
-
-
-def save_medusa(heads: MedusaHeads, folder: Path) -> None:
-    """Names as the Medusa project writes them."""
-    tensors = {}
-    for i, (block, output) in enumerate(zip(heads.blocks, heads.outputs, strict=True)):
-        for name, weight in block.named_parameters():
-            tensors[f"{i}.0.linear.{name}"] = weight.detach().to(torch.bfloat16)
-        tensors[f"{i}.1.weight"] = output.detach().to(torch.bfloat16)
-    config = {
-        "base_model_name_or_path": "assets/demo_model",
-        "medusa_num_heads": NUM_HEADS,
-        "medusa_num_layers": 1,
-        "model_type": "medusa",
-    }
-    _save(tensors, config, folder)
+    print(f"eagle: {rate.num_steps} steps, loss {mean:.3f}", flush=True)
+    return eagle
 
 
 def save_eagle(eagle: EagleLayer, folder: Path, shape: ModelShape) -> None:
@@ -181,22 +118,16 @@ def _save(tensors: dict[str, Tensor], config: dict[str, object], folder: Path) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train Medusa heads or an EAGLE layer on the demo model.")
-    parser.add_argument("--what", choices=("medusa", "eagle"), required=True)
+    parser = argparse.ArgumentParser(description="Train an EAGLE layer on the demo model.")
     parser.add_argument("--model", type=Path, default=FOLDER)
-    parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--out", type=Path, default=FOLDER / "eagle")
+    parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=31)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     base, encoder = load_decoder(args.model), open_encoder(args.model)
-    module = train(args.what, base, encoder, args.minutes * 60, args.seed)
-    folder = args.out or FOLDER / args.what
-    if isinstance(module, MedusaHeads):
-        save_medusa(module, folder)
-    elif isinstance(module, EagleLayer):
-        save_eagle(module, folder, base.shape)
+    save_eagle(train(base, encoder, args.minutes * 60, args.seed), args.out, base.shape)
 
 
 if __name__ == "__main__":
