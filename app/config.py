@@ -173,25 +173,6 @@ class RouteConfig:
             check_key("worker_api_key", self.worker_api_key)
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorConfig:
-    """Location and number of the engines of an offline job.
-
-    Raises UsageError: a value outside its range.
-    """
-
-    executor: Annotated[Literal["local", "ray"],
-        "ray: engines on the cluster of RAY_ADDRESS; the input is one Parquet, JSONL or CSV table, the "
-        "output a folder of parts; both may be URLs (s3://...). The same command continues a stopped "
-        "run"] = "local"
-    num_actors: Annotated[int, "engines with --executor ray; 0: one per GPU, or else per node"] = 0
-    part_rows: Annotated[int, "rows of a part of the output, with --executor ray"] = 64
-
-    def __post_init__(self) -> None:
-        check_range(self, "num_actors", 0, 4096)
-        check_range(self, "part_rows", 1, 10**6)
-
-
 def check_key(name: str, key: str) -> None:
     """Reject a key that a header cannot carry: spaces and characters beyond ASCII are not allowed."""
     if not key or not key.isascii() or not key.isprintable() or " " in key:

@@ -23,7 +23,7 @@ from engine.resolved_config import ResolvedConfig
 if TYPE_CHECKING:
     from engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine.catalogue import Catalogue, CatalogueEntry
-    from engine.cluster.ray_placement import connect_ray, import_ray, serve_headless
+    from engine.cluster.ray_placement import serve_headless
     from engine.embedder import Classification, Embedder, Embedding, Score
     from engine.engine import Engine
     from engine.front.adapter_catalog import LoRARequest
@@ -56,7 +56,7 @@ else:
         "host_memory": ("measure_host_memory",),
         "leased_engine": ("LeasedEngine", "run_core"),
         "llm": ("LLM",),
-        "cluster.ray_placement": ("connect_ray", "import_ray", "serve_headless"),
+        "cluster.ray_placement": ("serve_headless",),
         "front.adapter_catalog": ("LoRARequest",),
         "beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
         "structured_outputs": ("StructuredOutputsParams",),
@@ -88,7 +88,7 @@ __all__ = [
     "GrammarInfo", "Histogram", "InvalidRequest", "LeaseRefused", "LeasedEngine", "LoRARequest", "Logprob",
     "ModelReport", "PromptTooLong", "RecordedRequest", "ReplicaStats", "RequestMetrics", "RequestOutput",
     "RequestTimeout", "RequestView", "ResolvedConfig", "SamplingParams", "Score", "StructuredOutputsParams",
-    "TextRouter", "TokenLogprobs", "Tokenizer", "connect_ray", "import_ray", "inspect_model", "is_unicode",
+    "TextRouter", "TokenLogprobs", "Tokenizer", "inspect_model", "is_unicode",
     "list_families", "list_image_models", "list_metrics", "measure_host_memory", "read_journal",
     "read_sampling_defaults", "run_core", "serve_headless",
 ]  # fmt: skip

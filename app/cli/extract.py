@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate, read_sets
-from app.cli.imports import import_large
 from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
-from app.config import ExecutorConfig, UsageError, add_flags, make_config
+from app.config import UsageError, add_flags, make_config
 from app.extraction import Example, Extractor, Limits, Source, add_bounds, describe_added, extract_records
 from app.extraction.export import FORMATS
 from app.extraction.prompt import parse_examples
@@ -74,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file to write; by default records go to stdout. The same command continues a stopped run",
     )
     add_flags(parser, ExtractConfig)
-    add_flags(parser, ExecutorConfig)
     add_flags(parser, EvaluateConfig)
     add_flags(parser, EngineConfig)
 
@@ -96,9 +94,6 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         raise UsageError(f"--{idle[0].replace('_', '-')} goes with --evaluate")
     if arguments.schema is None or not arguments.files:
         raise UsageError("extract needs --schema and at least one file")
-    executor = make_config(ExecutorConfig, vars(arguments))
-    if executor.executor == "ray":
-        return extract_on_ray(arguments, make_options(config))
     inputs = [arguments.schema, *arguments.files]
     if inputs.count("-") > 1:
         raise UsageError("stdin (-) can be read once, as the schema or as one of the files")
@@ -118,18 +113,6 @@ def describe_job(schema: dict[str, Any], sources: list[Source], options: dict[st
     for source in sources:
         digest.update(repr(source).encode())
     return digest.hexdigest()
-
-
-def extract_on_ray(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
-    """Extract from one table on a Ray cluster into a folder of parts."""
-    if len(arguments.files) != 1 or arguments.output is None:
-        raise UsageError("--executor ray takes one table, and --output FOLDER")
-    if arguments.format not in (None, *FORMATS):
-        raise UsageError(f"--format {arguments.format!r} is not one of {', '.join(FORMATS)}")
-    job = import_large("app.offline.jobs").ExtractJob(read_schema(arguments.schema), options, arguments.column)
-    run_on_ray = import_large("app.offline.ray_run").run_on_ray
-    num_failed = run_on_ray(job, arguments.files[0], arguments.output, arguments.format, vars(arguments))
-    return EXIT_SOME_FAILED if num_failed else 0
 
 
 def make_options(config: ExtractConfig) -> dict[str, Any]:

@@ -19,10 +19,9 @@ from tqdm import tqdm
 
 from app.api.batch import answer_row, check_lines
 from app.api.context import ApiContext
-from app.cli.imports import import_large
 from app.cli.talk import local_engine
 from app.concurrency import run_bounded
-from app.config import AppConfig, ExecutorConfig, UsageError, add_flags, make_config
+from app.config import AppConfig, UsageError, add_flags
 from engine import EngineConfig
 
 Row = dict[str, Any]
@@ -41,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-in-flight", type=int, default=DEFAULT_IN_FLIGHT, metavar="INT",
         help=f"rows that run at once (default: {DEFAULT_IN_FLIGHT})",
     )
-    add_flags(parser, ExecutorConfig)
     add_flags(parser, EngineConfig)
 
 
@@ -52,11 +50,6 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         UsageError: a file cannot be used; nothing has been loaded or written.
         Failure: the engine died; running the command again resumes.
     """
-    if make_config(ExecutorConfig, vars(arguments)).executor == "ray":
-        run_on_ray = import_large("app.offline.ray_run").run_on_ray
-        job = import_large("app.offline.jobs").BatchJob()
-        num_failed = run_on_ray(job, arguments.input_file, arguments.output_file, None, vars(arguments))
-        return EXIT_SOME_FAILED if num_failed else 0
     source, target = Path(arguments.input_file), Path(arguments.output_file)
     if not 1 <= arguments.max_in_flight <= MAX_IN_FLIGHT:
         raise UsageError(f"--max-in-flight must be from 1 to {MAX_IN_FLIGHT}")

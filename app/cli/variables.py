@@ -10,14 +10,14 @@ from dataclasses import fields
 from app.cli.evaluate import EvaluateConfig
 from app.cli.extract import ExtractConfig
 from app.cli.talk import TalkConfig
-from app.config import ENV_PREFIX, AppConfig, ExecutorConfig, RouteConfig, UsageError
+from app.config import ENV_PREFIX, AppConfig, RouteConfig, UsageError
 from engine import EngineConfig
 
 # Variables that Kubernetes sets in every container beside a service named "troupe"; for TROUPE_PORT see app/config.py.
 OF_A_SERVICE = re.compile(r"SERVICE_|PORT_\d")
 
 CONFIGS: tuple[type, ...] = (
-    EngineConfig, AppConfig, TalkConfig, ExtractConfig, EvaluateConfig, RouteConfig, ExecutorConfig
+    EngineConfig, AppConfig, TalkConfig, ExtractConfig, EvaluateConfig, RouteConfig
 )
 
 

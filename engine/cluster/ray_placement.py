@@ -121,7 +121,7 @@ def import_ray(what: str) -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise ConfigError(f"{what} needs Ray: pip install 'ray[data]' ({error})") from error
+        raise ConfigError(f"{what} needs Ray: pip install ray ({error})") from error
 
 
 def connect_ray(ray: Any) -> None:

@@ -1,26 +1,17 @@
-"""By hand: two local Ray nodes. One is killed under 50 streams, and half-way through an extraction of 2,000 rows.
+"""By hand: two local Ray nodes, one of which is killed under 50 streams.
 
-python -m tests.engine.cluster.ray_nodes serve
-python -m tests.engine.cluster.ray_nodes extract 2000
+python -m tests.engine.cluster.ray_nodes
 """
 
 import asyncio
-import json
 import os
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import ray
-from pyarrow import parquet
 from ray.cluster_utils import Cluster
 
-from app.cli.main import main as main_of_app
 from engine import Engine, EngineConfig, SamplingParams
 
 NUM_STREAMS = 50
@@ -65,51 +56,13 @@ async def serve(cluster: Cluster, second: Any) -> None:
     assert same == NUM_STREAMS
 
 
-def extract(cluster: Cluster, second: Any, num_rows: int) -> None:
-    """Remove the second node when half of the parts are there; every row has one record in the end."""
-    folder = Path(tempfile.mkdtemp())
-    ids = [f"row-{number:05}" for number in range(num_rows)]
-    texts = [f"Order {number} of {number % 9 + 1} chairs" for number in range(num_rows)]
-    parquet.write_table(pa.table({"id": ids, "text": texts}), folder / "in.parquet", row_group_size=100)
-    schema = {"type": "object", "properties": {"count": {"type": "integer", "maximum": 9}}, "required": ["count"]}
-    (folder / "schema.json").write_text(json.dumps(schema), encoding="utf-8")
-    out = folder / "out"
-    num_parts = -(-num_rows // 50)
-
-    def kill_node() -> None:
-        while len(list(out.glob("part-*.parquet"))) < num_parts // 2:
-            time.sleep(0.05)
-        cluster.remove_node(second, allow_graceful=False)
-        print("a node was removed", flush=True)
-
-    killer = threading.Thread(target=kill_node)
-    killer.start()
-    command = [
-        *("extract", "--executor", "ray", "--schema", str(folder / "schema.json"), str(folder / "in.parquet")),
-        *("-o", out.as_uri(), "--part-rows", "50", "--num-threads", "1", "--no-enable-native-ops"),
-    ]
-    start = time.monotonic()
-    print("exit code", main_of_app(command), f"after {time.monotonic() - start:.0f} s")
-    killer.join()
-    rows = [row for part in sorted(out.glob("part-*.parquet")) for row in parquet.read_table(part).to_pylist()]
-    found = [json.loads(row["row"])["id"] for row in rows]
-    num_valid = sum(row["valid"] for row in rows)
-    print(f"{len(found)} records of {num_rows} rows, {len(set(found))} different, {num_valid} valid")
-    assert found == ids
-    start = time.monotonic()
-    print("again: exit code", main_of_app(command), f"after {time.monotonic() - start:.0f} s")
-
-
 def main() -> None:
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     second = cluster.add_node(num_cpus=2)
     os.environ["RAY_ADDRESS"] = cluster.address
     try:
-        if sys.argv[1] == "serve":
-            asyncio.run(serve(cluster, second))
-        else:
-            extract(cluster, second, int(sys.argv[2]))
+        asyncio.run(serve(cluster, second))
     finally:
         ray.shutdown()
         cluster.shutdown()

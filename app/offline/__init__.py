@@ -1,1 +1,0 @@
-"""Offline extraction on a Ray cluster: large tables in, one record per row out."""
