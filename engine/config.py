@@ -70,6 +70,7 @@ class EngineConfig(EngineFields):
                 object.__setattr__(self, name, json.dumps(dict(given)))
         self.read_hf_overrides()
         self.read_image_limit()
+        self.read_speculative()
         self._check_kv_transfer()
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
             raise ConfigError("long_prefill_token_threshold needs enable_chunked_prefill")
