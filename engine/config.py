@@ -159,10 +159,10 @@ class EngineConfig(EngineFields):
     def read_speculative(self) -> SpeculativeConfig | None:
         """Return the parsed `speculative_config`; None without one."""
         given: object = self.speculative_config
-        if given is None:
+        if given in (None, "off"):
             return None
         if not isinstance(given, str):
-            raise ConfigError(f"speculative_config={given!r} must be a JSON object")
+            raise ConfigError(f"speculative_config={given!r} must be a JSON object, or off")
         parsed = parse_speculative_config(given)
         # The layers that predict several tokens are in the model's own checkpoint.
         return replace(parsed, model=self.model) if parsed.device_method == "mtp" else parsed

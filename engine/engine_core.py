@@ -186,7 +186,7 @@ class EngineCore:
 
     def _find_planner(self, loaded: Loaded) -> Callable[[RequestTable], DraftPlanner] | None:
         """Return what makes the planner of drafts; None without speculative decoding."""
-        config = self._config.read_speculative()
+        config = loaded.resolved.speculative
         return None if config is None else partial(DraftPlanner, config, costs=StepCosts(loaded.step_times))
 
     def _encode(self, text: str) -> Sequence[int]:

@@ -14,6 +14,7 @@ from engine.config_fields import LoadFormat, Quantization, SchedulingPolicy
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
 from engine.kv_transfer_config import count_units
+from engine.speculative_config import SpeculativeConfig
 
 # Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
 # Each block is a Python object.
@@ -86,6 +87,7 @@ class ResolvedConfig:
     # Covers weights, arithmetic and KV layout, see `compute_fingerprint`; "" where there is no model.
     fingerprint: str = ""
     kv_role: str = ""  # of `kv_transfer_config`; "" without one
+    speculative: SpeculativeConfig | None = None  # None: no drafts
 
     @property
     def max_model_len(self) -> int:
@@ -177,7 +179,9 @@ def resolve_config(
         )
     transfer = config.read_kv_transfer()
     kv_role = "" if transfer is None else transfer.kv_role
-    return ResolvedConfig(worker, cache, scheduler, tuple(notices), kv_role=kv_role)
+    return ResolvedConfig(
+        worker, cache, scheduler, tuple(notices), kv_role=kv_role, speculative=config.read_speculative()
+    )
 
 
 def _share_states(room: int, max_num_seqs: int, has_snapshots: bool) -> tuple[int, int]:

@@ -383,7 +383,7 @@ class Supervisor:
             self._input_processor = InputProcessor(
                 self.tokenizer, self._resolved.max_model_len, self.model_config.vocab_size,
                 self.eos_token_ids, self._images, self.config.max_logprobs,
-                uses_predictions=self.config.speculative_config is not None,
+                uses_predictions=self._resolved.speculative is not None,
                 saves_blocks=transfer is not None and transfer.saves,
                 refusal=self.refusal,
             )

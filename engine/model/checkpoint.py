@@ -130,6 +130,15 @@ def _read_index(index: Path) -> list[str]:
     return sorted(set(weight_map.values()))
 
 
+def list_tensor_names(files: list[Path]) -> set[str]:
+    """Return the names of all tensors in safetensors files, of which only the headers are read."""
+    found: set[str] = set()
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            found |= set(tensors.keys())
+    return found
+
+
 def hash_weights(files: list[Path]) -> bytes:
     """Return a hash of valid safetensors files, without reading them completely.
 

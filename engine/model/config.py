@@ -77,7 +77,8 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_cap: float | None = None
-    num_mtp_layers: int = 0  # further layers in the checkpoint, which only make drafts
+    num_mtp_layers: int = 0  # further layers that the checkpoint may have, which only make drafts
+    mtp_prefix: str = ""  # of the names of their weights; "": they are numbered after the other layers
     layer_moes: tuple[MoESpec | None, ...] = ()  # per layer, None: an MLP; (): MLPs in all layers
     layer_states: tuple[StateSpec | None, ...] = ()  # per layer, None: attention; (): attention in all layers
     latent: LatentSpec | None = None  # of all layers, which then have one KV head of `head_dim`

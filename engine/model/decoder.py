@@ -122,7 +122,7 @@ class DecoderModel(nn.Module):
         if received is not None:
             hidden, residual, *aux = received
         else:
-            hidden, residual = None, self._embed(input_ids)
+            hidden, residual = None, self.embed(input_ids)
             if adapters is not None:
                 adapters.embed(input_ids, residual)
             if self._embedding_multiplier != 1:
@@ -220,7 +220,7 @@ class DecoderModel(nn.Module):
         """Return the table of the embedding, [V, D] in the model's dtype."""
         if self.embedding is None:
             return self.embed_tokens.detach()
-        return self._embed(torch.arange(self.config.vocab_size))
+        return self.embed(torch.arange(self.config.vocab_size))
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
@@ -241,15 +241,19 @@ class DecoderModel(nn.Module):
             assert isinstance(layer, DecoderLayer)
             targets |= add_prefix(f"model.layers.{index}", layer.weight_targets())
         # Layers that predict several tokens follow the others. Those before and after this stage are in other stages.
-        others = [*range(self._first), *range(self._end, len(self.specs) + self.config.num_mtp_layers)]
+        config = self.config
+        num_more = 0 if config.mtp_prefix else config.num_mtp_layers
+        others = [*range(self._first), *range(self._end, len(self.specs) + num_more)]
         ignored = [f"model.layers.{index}." for index in others] + (
             [_EMBEDDING, _HEAD] if self._first else []
         )
         found = WeightTargets(targets, tied, _DERIVED_SUFFIXES, tuple(ignored))
-        found = found.rename(self.config.weight_prefix, self.config.weight_renames)
-        return replace(found, ignored_prefixes=found.ignored_prefixes + self.config.ignored_weights)
+        found = found.rename(config.weight_prefix, config.weight_renames)
+        more = config.ignored_weights + ((config.mtp_prefix,) if config.mtp_prefix else ())
+        return replace(found, ignored_prefixes=found.ignored_prefixes + more)
 
-    def _embed(self, input_ids: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Return the embeddings of tokens, [T] -> [T, D]."""
         if self.embedding is None:
             return F.embedding(input_ids, self.embed_tokens)
         assert self.ops.unpack_rows is not None, "these ops have packed the embedding"

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from engine.config_fields import ModelImpl
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheSpec, group_layers
-from engine.model.checkpoint import weight_files
+from engine.model.checkpoint import list_tensor_names, weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
 from engine.model.families import FAMILIES
@@ -149,10 +148,7 @@ def _check_tensors(folder: Path, config: ModelConfig) -> None:
         files = weight_files(folder)
     except ConfigError:
         return
-    stored: set[str] = set()
-    for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            stored |= set(tensors.keys())
+    stored = list_tensor_names(files)
     wanted = DecoderModel(config, torch.float32, torch.device("meta")).weight_targets()
     if not stored & {name for name in wanted.targets if name.startswith("model.")}:
         stored = {f"model.{name}" for name in stored}

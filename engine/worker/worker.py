@@ -33,6 +33,7 @@ from engine.model.implementation import EncoderConfig, TransformersConfig
 from engine.model.vision.encoder import ImageEncoder
 from engine.parallel.leader import LeaderDecoder
 from engine.resolved_config import ResolvedConfig
+from engine.spec.device.mtp import choose_mtp
 from engine.transfer.host_store import HostStore
 from engine.worker.adapter_rows import AdapterRows
 from engine.worker.adapter_store import AdapterStore
@@ -129,6 +130,7 @@ class Worker:
         check_states(self.config, self.model_config)
         facts = probe_device(self.config.device)
         self._worker_config, notices = choose_worker_config(self.config, self.model_config, facts)
+        self.config = choose_mtp(self.config, self.model_config, self._worker_config.device)
         if isinstance(self.model_config, TransformersConfig):
             notices += self.model_config.notices
         torch.set_num_threads(self._worker_config.num_threads)
@@ -149,7 +151,7 @@ class Worker:
             self.reset()
         with self._phase("warm-up"):
             self.warm_up()
-        step_times = () if self.config.speculative_config is None else self._measure_steps()
+        step_times = () if self.resolved.speculative is None else self._measure_steps()
         self.state = WorkerState.READY
         return Loaded(self.resolved, self.model_config, tuple(self._timeline), step_times)
 
@@ -415,7 +417,7 @@ class Worker:
         if not self.resolved.worker.enable_cuda_graphs or not is_static:
             return None
         scheduler = self.resolved.scheduler
-        widths, speculative = [1], self.config.read_speculative()
+        widths, speculative = [1], self.resolved.speculative
         if speculative is not None:
             # Steps in which every row verifies the same number of drafts.
             widths += [1 + count for count in (1, 3, 7) if count <= speculative.num_speculative_tokens]

@@ -18,10 +18,7 @@ from engine.model.mixers.state_spec import StateSpec
 from engine.model.moe_spec import MoENames
 from engine.model.rope_config import RopeKeys
 
-# The last part of the checkpoint predicts several tokens.
-_HYBRID_INERT = TRAINING_KEYS | {
-    *("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers"),
-}
+_HYBRID_INERT = TRAINING_KEYS | {"mamba_ssm_dtype", "mlp_only_layers"}
 _HYBRID_DEFAULTS = {"head_dim": 256, "num_key_value_heads": 2, "partial_rotary_factor": 0.25}
 _HYBRID_STYLE = LayerStyle(norm_offset=1.0, qk_norm="head", has_output_gate=True)
 
@@ -70,11 +67,18 @@ def _read_delta_states(reader: ConfigReader, *, has_fused_names: bool = False) -
 
 def _read_qwen3_next(reader: ConfigReader) -> dict[str, Any]:
     states = _read_delta_states(reader, has_fused_names=True)
-    return states | _read_qwen2_moe(reader) | {"ignored_weights": ("mtp.",)}
+    return states | _read_qwen2_moe(reader) | _read_mtp(reader)
 
 
 def _read_qwen3_5(reader: ConfigReader) -> dict[str, Any]:
-    return _read_delta_states(reader) | {"ignored_weights": ("mtp.",)}
+    return _read_delta_states(reader) | _read_mtp(reader)
+
+
+def _read_mtp(reader: ConfigReader) -> dict[str, Any]:
+    """Read how many layers make drafts. Published configs of Qwen3-Next do not say it."""
+    num_layers = reader.integer("mtp_num_hidden_layers", 1, minimum=0)
+    has_own_embedding = reader.boolean("mtp_use_dedicated_embeddings", False)
+    return {"num_mtp_layers": 0 if has_own_embedding else num_layers, "mtp_prefix": "mtp."}
 
 
 def _read_qwen3_5_moe(reader: ConfigReader) -> dict[str, Any]:

@@ -68,7 +68,7 @@ TEXT_PARTS: dict[str, TextPart] = {
 } | dict.fromkeys(
     ("qwen3_5", "qwen3_5_moe"),
     TextPart(
-        frozenset(["vision_config"]), ("model.visual.", "mtp."), prefix="",
+        frozenset(["vision_config"]), ("model.visual.",), prefix="",
         renames=(("model.", "model.language_model."),),
     ),
 )

@@ -51,13 +51,13 @@ class EagleNet(nn.Module):
     Its keys depend on its inputs only, so tokens whose prediction is not needed cost no attention and no MLP.
 
     Args:
-        embedding: [V, D], the target's or the checkpoint's own.
+        embedding: [V, D], the target's or the checkpoint's own; None: `embed` looks elsewhere.
     """
 
     embedding: Tensor
 
     def __init__(
-        self, shape: EagleShape, embedding: Tensor, ops: Ops, dtype: torch.dtype, device: torch.device
+        self, shape: EagleShape, embedding: Tensor | None, ops: Ops, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
         spec = shape.layer
@@ -118,8 +118,11 @@ class EagleNet(nn.Module):
         """Write the keys and values of tokens, given as in `forward`."""
         attention = self.layer.attention
         assert isinstance(attention, Attention | LatentAttention), "the layer has no state"
-        embedded = F.embedding(token_ids, self.embedding)
-        attention.store_keys(self._read(embedded, hidden)[0], kv_cache, step)
+        attention.store_keys(self._read(self.embed(token_ids), hidden)[0], kv_cache, step)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings of tokens, [T, D]."""
+        return F.embedding(token_ids, self.embedding)
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, kv_cache: KVCache, step: StepInputs
@@ -134,7 +137,7 @@ class EagleNet(nn.Module):
         """
         if self._tapes is None or self._tapes.ops is not self.ops:
             self._tapes = LayerTapes(self.ops, self._run_layer)
-        pairs = torch.cat((F.embedding(token_ids, self.embedding), hidden), dim=-1)
+        pairs = torch.cat((self.embed(token_ids), hidden), dim=-1)
         output, predicted = (each.clone() for each in self._tapes.run(pairs, (kv_cache,), step))
         return output, predicted
 

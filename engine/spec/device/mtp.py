@@ -8,13 +8,17 @@ A checkpoint with several such layers drafts with the first one, again and again
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model import Model, ModelConfig
+from engine.model.checkpoint import list_tensor_names, resolve_weights, weight_files
 from engine.model.decoder import DecoderModel
+from engine.model.formats.gguf_file import is_gguf
 from engine.model.linear import make_parameter
 from engine.model.loader import load_part
 from engine.model.moe import repack_modules
@@ -22,39 +26,68 @@ from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, ad
 from engine.spec.device.eagle import Eagle
 from engine.spec.device.eagle_net import EagleNet, EagleShape
 from kernels import Ops
-from kernels.ops import Quantization
+
+MTP = '{"method": "mtp"}'
 
 
 class MtpNet(EagleNet):
-    """The layer, which reads the norms of both of its inputs."""
+    """The layer, which reads the norms of both of its inputs, and the target's embedding."""
 
-    def __init__(
-        self, config: ModelConfig, embedding: Tensor, ops: Ops, dtype: torch.dtype, device: torch.device,
-        quantization: Quantization | None,
-    ) -> None:
-        size = config.hidden_size
+    def __init__(self, target: DecoderModel, ops: Ops, device: torch.device) -> None:
+        config = target.config
+        size, dtype = config.hidden_size, target.dtype
+        layer = next(spec for spec in reversed(config.layer_specs) if spec.state is None)
         shape = EagleShape(
-            config.layer_specs[-1], is_eagle3=False, target_hidden_size=size, has_input_norm=True, norm_output=True
+            layer, is_eagle3=False, target_hidden_size=size, has_input_norm=True, norm_output=True
         )
-        super().__init__(shape, embedding, ops, dtype, device)
+        super().__init__(shape, None, ops, dtype, device)
         self.config = config
-        self.quantization = quantization
+        self.quantization = target.quantization
+        self._embed = target.embed
         self.pair_norms = tuple(make_parameter(size, dtype=dtype, device=device) for _ in range(2))
         self.embedding_norm, self.target_norm = self.pair_norms  # named, so that they are parameters
         self.norm = make_parameter(size, dtype=dtype, device=device)
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self._embed(token_ids)
+
     def checkpoint_targets(self) -> WeightTargets:
         """Return the memory for the layer's tensors; all others are ignored, and so are copies of the target's."""
         assert self.norm is not None, "it has been made"
-        norms = {"enorm": self.embedding_norm, "hnorm": self.target_norm, "shared_head.norm": self.norm}
-        targets: Targets = {f"{name}.weight": WeightTarget(norm) for name, norm in norms.items()}
-        targets |= add_prefix("eh_proj", self.fc.weight_targets()) | self.layer.weight_targets()
-        found = WeightTargets(add_prefix(f"model.layers.{self.config.num_hidden_layers}", targets), {}, ("",))
-        return found.rename(self.config.weight_prefix, self.config.weight_renames)
+        config, offset = self.config, self.config.style.norm_offset
+        layer, fc, *names = list_names(config)
+        norms = zip(names, (self.embedding_norm, self.target_norm, self.norm), strict=True)
+        targets: Targets = {f"{name}.weight": WeightTarget(norm, offset=offset) for name, norm in norms}
+        targets |= add_prefix(fc, self.fc.weight_targets()) | add_prefix(layer, self.layer.weight_targets())
+        return WeightTargets(targets, {}, ("",)).rename(config.weight_prefix, config.weight_renames)
 
     def repack(self, ops: Ops) -> Iterator[None]:
         yield from repack_modules(self.modules(), self.ops, ops, self.quantization)
         self.ops = ops
+
+
+def list_names(config: ModelConfig) -> list[str]:
+    """Return the names of the decoder layer, the projection, and the norms of embedding, hidden state and output."""
+    layer, prefix = f"{config.mtp_prefix}layers.0", config.mtp_prefix
+    names = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    if not prefix:
+        layer = f"model.layers.{config.num_hidden_layers}"
+        prefix, names = f"{layer}.", ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+    return [layer, *(prefix + name for name in names)]
+
+
+def choose_mtp(config: EngineConfig, model_config: ModelConfig, device: str) -> EngineConfig:
+    """Return a config that drafts with the checkpoint's own layers, if there are some and it says nothing else.
+
+    Not on CUDA, where a step of several tokens rounds differently and might change a text.
+    """
+    is_open = config.speculative_config is None and config.num_ranks == 1 and config.load_format == "auto"
+    if not is_open or not model_config.num_mtp_layers or device != "cpu" or is_gguf(config.model):
+        return config
+    names = list_tensor_names(weight_files(resolve_weights(config.model)))
+    # The config may name layers that were left out, as transformers does when it saves a model.
+    norm = f"{list_names(model_config)[-1]}.weight"
+    return replace(config, speculative_config=MTP) if any(name.endswith(norm) for name in names) else config
 
 
 def load_mtp(path_or_name: str, target: Model, ops: Ops, *, is_greedy: bool, device: torch.device) -> Eagle:
@@ -69,7 +102,6 @@ def load_mtp(path_or_name: str, target: Model, ops: Ops, *, is_greedy: bool, dev
             f"speculative_config: method='mtp': {config.architecture} has no multi-token-prediction layers here "
             "(num_nextn_predict_layers=0); use eagle3, draft_model, ngram or suffix"
         )
-    embedding = target.unpack_embedding().detach().to(device, target.dtype)
-    net = MtpNet(config, embedding, ops, target.dtype, device, target.quantization).eval()
+    net = MtpNet(target, ops, device).eval()
     load_part(path_or_name, net.checkpoint_targets(), ops, config.weight_format, target.quantization)
     return Eagle(net, target, None, (), is_greedy)

@@ -1,4 +1,4 @@
-"""Compares the outputs of every method with those without drafts, on the demo model and its companions.
+"""Compares the outputs of every method with those without drafts, on the demo model, its companions and random models.
 
 `python -m tests.engine.spec.compare_methods --num-requests 500`: requests of every kind side by side in a small cache,
 with preemptions and with aborts of other requests. Prints the number of differences per method, and the acceptance.
@@ -7,11 +7,18 @@ with preemptions and with aborts of other requests. Prints the number of differe
 import argparse
 import asyncio
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.config_fields import DEMO_MODEL
 from tests.engine.mixed_requests import TIGHT, Completion, MixedRequest, make_mixed_requests, run_mixed
+from tests.engine.spec.mtp_folders import FAMILIES as MTP_FAMILIES
+from tests.engine.spec.mtp_folders import write_mtp_folder
+from tests.engine.tokenizer_folders import make_byte_level_folder
 
 VOCAB_SIZE = 3072
 METHODS: dict[str, dict[str, Any]] = {
@@ -20,13 +27,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "forced": {"method": "forced"},
     "draft_model": {"method": "draft_model", "model": f"{DEMO_MODEL}/draft", "num_speculative_tokens": 3},
     "eagle": {"method": "eagle", "model": f"{DEMO_MODEL}/eagle", "num_speculative_tokens": 3},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 3},
     "all": {"method": ["ngram", "suffix", "eagle"], "model": f"{DEMO_MODEL}/eagle", "adaptive": True},
 }
 
 
-async def run(method: dict[str, Any] | None, requests: list[MixedRequest], **more: Any) -> tuple[Any, Any]:
+async def run(method: dict[str, Any] | str, requests: list[MixedRequest], **more: Any) -> tuple[Any, Any]:
     """Return the completions of all requests, and the engine's statistics."""
-    speculative: Any = None if method is None else {"adaptive": False, **method}
+    speculative: Any = method if isinstance(method, str) else {"adaptive": False, **method}
     config = EngineConfig(**{**TIGHT, "num_threads": 1, **more}, speculative_config=speculative)
     async with Engine(config) as engine:
         disturber = asyncio.create_task(disturb(engine))
@@ -51,12 +59,21 @@ def count_differences(expected: list[list[Completion]], found: list[list[Complet
     return sum(one != other for one, other in zip(expected, found, strict=True))
 
 
-async def main(num_requests: int, names: list[str]) -> None:
-    requests = make_mixed_requests(0, VOCAB_SIZE, num_requests)
-    expected, stats = await run(None, requests)
+def make_mtp_folder(family: str, folder: Path) -> str:
+    """Write a random model with a layer that predicts, and a tokenizer."""
+    make_byte_level_folder(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = tokenizer.token_to_id("</s>")
+    write_mtp_folder(family, folder, vocab_size=tokenizer.get_vocab_size(), eos_token_id=end)
+    return str(folder)
+
+
+async def compare(names: list[str], requests: list[MixedRequest], **more: Any) -> None:
+    """Print the figures of each method with one model."""
+    expected, stats = await run("off", requests, **more)
     print(json.dumps({"method": "none", "steps": stats.num_steps, "preemptions": stats.num_preemptions}), flush=True)
     for name in names:
-        found, stats = await run(METHODS[name], requests)
+        found, stats = await run(METHODS[name], requests, **more)
         figures = {
             "method": name,
             "different": count_differences(expected, found),
@@ -67,7 +84,16 @@ async def main(num_requests: int, names: list[str]) -> None:
                 for source, counts in stats.drafts.items()
             },
         }
-        print(json.dumps(figures), flush=True)
+        print(json.dumps(figures | more), flush=True)
+
+
+async def main(num_requests: int, names: list[str]) -> None:
+    if others := [name for name in names if name != "mtp"]:
+        await compare(others, make_mixed_requests(0, VOCAB_SIZE, num_requests))
+    for family in MTP_FAMILIES if "mtp" in names else ():
+        with TemporaryDirectory() as folder:
+            model = make_mtp_folder(family, Path(folder))
+            await compare(["mtp"], make_mixed_requests(num_requests=num_requests), model=model)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ REQUESTS = make_mixed_requests(3, VOCAB_SIZE, 26)
 
 @pytest.fixture(scope="module")
 def plain_answers() -> list[list[Completion]]:
-    found, _ = asyncio.run(run(None, REQUESTS))
+    found, _ = asyncio.run(run("off", REQUESTS))
     return found
 
 

@@ -1,5 +1,6 @@
-"""Layers of the checkpoint that predict the token after the next: transformers' own predictions, the same texts."""
+"""Layers of the checkpoint that predict the token after the next: predictions of a reference, the same texts."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +19,38 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.spec.device.load import load_drafter
 from engine.speculative_config import SpeculativeConfig
 from kernels.cpu import make_native_ops
+from tests.engine.mixed_requests import make_mixed_requests
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
+from tests.engine.spec.compare_methods import count_differences, make_mtp_folder, run
+from tests.engine.spec.mtp_folders import FAMILIES, NUMBERED, list_names, write_mtp_folder
 from tests.kernels.cpu.conftest import require_library
 
-FAMILIES = ["deepseek_v3", "glm4_moe"]
 CPU = torch.device("cpu")
 
 
-def write(family: str, folder: Path, seed: int = 0) -> Any:
-    """Save a tiny model of three layers, and a fourth one that predicts."""
-    model = make_transformers_model(family, first_k_dense_replace=0, num_nextn_predict_layers=1)
-    file = save(model, folder) / "model.safetensors"
-    tensors, generator = load_file(file), torch.Generator().manual_seed(seed)
-    size = model.config.hidden_size
+def predict(model: Any, folder: Path, hidden: Tensor, token_ids: Tensor, positions: Tensor) -> Tensor:
+    """Compute a separate layer of a Qwen model with transformers' own decoder layer and norm."""
+    tensors = load_file(folder / "model.safetensors")
+    layer, norm = deepcopy(model.model.layers[-1]), deepcopy(model.model.norm)
+    own = {name.removeprefix("mtp.layers.0."): each for name, each in tensors.items() if "mtp.layers.0." in name}
+    experts = [
+        {name: own.pop(f"mlp.experts.{number}.{name}_proj.weight") for name in ("gate", "up", "down")}
+        for number in range(getattr(model.config, "num_experts", 0))
+    ]
+    if experts:
+        own["mlp.experts.gate_up_proj"] = torch.stack([torch.cat((each["gate"], each["up"])) for each in experts])
+        own["mlp.experts.down_proj"] = torch.stack([each["down"] for each in experts])
+    layer.load_state_dict(own)
 
-    def draw(name: str, *shape: int) -> Tensor:
-        noise = torch.rand(shape, generator=generator)
-        return noise + 0.5 if name.endswith("norm.weight") else (noise - 0.5) / 2
+    def scale(name: str, x: Tensor) -> Tensor:
+        norm.weight.data = tensors[f"mtp.{name}.weight"]
+        return norm(x)
 
-    shapes = {f"{name}.weight": (size,) for name in ("enorm", "hnorm", "shared_head.norm")}
-    shapes |= {"eh_proj.weight": (size, 2 * size)}
-    prefix = "model.layers.2."
-    shapes |= {name.removeprefix(prefix): each.shape for name, each in tensors.items() if name.startswith(prefix)}
-    added = {f"model.layers.3.{name}": draw(name, *shape) for name, shape in shapes.items()}
-    added["model.layers.3.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
-    save_file(tensors | added, file, {"format": "pt"})
-    return model
+    pair = scale("pre_fc_norm_embedding", model.model.embed_tokens(token_ids)), scale("pre_fc_norm_hidden", hidden)
+    x = torch.cat(pair, dim=-1) @ tensors["mtp.fc.weight"].t()
+    mask = torch.full((len(positions),) * 2, -torch.inf).triu(1)[None, None]
+    x = layer(x, position_embeddings=model.model.rotary_emb(x, positions[None]), attention_mask=mask)
+    return scale("norm", x[0] if isinstance(x, tuple) else x)
 
 
 def load(folder: Path) -> Any:
@@ -53,11 +60,8 @@ def load(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_layer_predicts_what_that_of_transformers_predicts(family: str, tmp_path: Path) -> None:
-    write(family, tmp_path)
-    model, ids = AutoModelForCausalLM.from_pretrained(tmp_path).eval(), torch.tensor([make_prompt(40)])
-    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3.*"]
-    reference = MtpModel.from_pretrained(model).eval()
+def test_a_layer_predicts_what_that_of_the_reference_predicts(family: str, tmp_path: Path) -> None:
+    model, ids = write_mtp_folder(family, tmp_path), torch.tensor([make_prompt(40)])
     net = load(tmp_path).net
     (cache,) = allocate_kv_cache([net.shape.layer.kv_spec], 4, 16, torch.float32, CPU)
     positions = torch.arange(39)
@@ -67,7 +71,13 @@ def test_a_layer_predicts_what_that_of_transformers_predicts(family: str, tmp_pa
     )  # fmt: skip
     with torch.inference_mode():
         hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1]
-        expected = reference.forward_layer(0, hidden, positions[None], None, input_ids=ids[:, 1:])[0]
+        if family in NUMBERED:
+            model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+            model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3.*"]
+            reference = MtpModel.from_pretrained(model).eval()
+            expected = reference.forward_layer(0, hidden, positions[None], None, input_ids=ids[:, 1:])[0]
+        else:
+            expected = predict(model, tmp_path, hidden, ids[:, 1:], positions)[0]
         step = net.prepare(net.rotate(positions, metadata), cache, metadata)
         output, predicted = net(ids[0, 1:], hidden[0], cache, step)
     torch.testing.assert_close(output, expected, atol=4e-5, rtol=0)
@@ -76,7 +86,7 @@ def test_a_layer_predicts_what_that_of_transformers_predicts(family: str, tmp_pa
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_of_the_layer_change_no_text(family: str, tmp_path: Path) -> None:
-    write(family, tmp_path)
+    write_mtp_folder(family, tmp_path)
     prompts = [make_prompt(length, length) for length in (3, 40, 41, 90)]
     params = [SamplingParams(temperature=n % 2, seed=n, max_tokens=24, ignore_eos=True) for n in range(4)]
     settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "max_model_len": 128, "num_blocks": 40}
@@ -90,17 +100,28 @@ def test_drafts_of_the_layer_change_no_text(family: str, tmp_path: Path) -> None
     assert drafts["mtp"].num_draft_tokens > 100
 
 
+async def test_mixed_requests_do_not_depend_on_drafts_of_the_layer(tmp_path: Path) -> None:
+    """One request of every kind, with preemptions and aborts; a hybrid also takes back states."""
+    folder = make_mtp_folder("qwen3_next", tmp_path)
+    requests = make_mixed_requests(num_requests=26)
+    expected, _ = await run("off", requests, model=folder)
+    found, stats = await run({"method": "mtp", "num_speculative_tokens": 3}, requests, model=folder)
+    assert count_differences(expected, found) == 0
+    assert stats.num_preemptions and stats.drafts["mtp"].num_draft_tokens > 200
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_layer_that_knows_the_answer_is_accepted_whole(family: str, tmp_path: Path) -> None:
     """Layers add nothing here, so the next token follows from the last one alone."""
-    write(family, tmp_path)
+    number = write_mtp_folder(family, tmp_path).config.num_hidden_layers
     tensors = load_file(tmp_path / "model.safetensors")
-    for name in [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight"))]:
+    for name in [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight"))]:
         tensors[name].zero_()
-    size, prefix = len(tensors["model.norm.weight"]), "model.layers.3."
-    tensors[f"{prefix}eh_proj.weight"] = torch.eye(size, 2 * size)
-    tensors[f"{prefix}enorm.weight"].fill_(1.0)
-    tensors[f"{prefix}shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
+    (fc, embedding_norm, _, norm), _, outer = list_names(family, number)
+    size = len(tensors["model.norm.weight"])
+    tensors[outer + fc] = torch.eye(size, 2 * size)
+    tensors[outer + embedding_norm].fill_(float(family in NUMBERED))  # 1, or an offset of 1
+    tensors[outer + norm] = tensors["model.norm.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     method = {"method": "mtp", "adaptive": False, "num_speculative_tokens": 3}
     settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "max_model_len": 128, "num_blocks": 40}
@@ -109,6 +130,22 @@ def test_a_layer_that_knows_the_answer_is_accepted_whole(family: str, tmp_path: 
         llm.generate([make_prompt(20), make_prompt(3)], params, use_tqdm=False)
         counts = llm.stats().drafts["mtp"]
     assert sum(counts.accepted_per_position) >= 0.9 * counts.num_draft_tokens >= 50
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
+def test_layers_draft_by_default_if_the_checkpoint_has_them_and_it_is_not_off(family: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "max_model_len": 128, "num_blocks": 40}
+
+    def find(**more: Any) -> dict[str, Any]:
+        with LLM(str(tmp_path), **settings, **more) as llm:
+            llm.generate([make_prompt(9)], SamplingParams(max_tokens=30, ignore_eos=True), use_tqdm=False)
+            return dict(llm.stats().drafts)
+
+    model = write_mtp_folder(family, tmp_path)
+    assert find(device="cpu").keys() == {"mtp"}
+    assert not find(speculative_config="off")
+    save(model, tmp_path)  # without the layer, which the config still names
+    assert not find()
 
 
 def test_a_checkpoint_without_such_layers_is_refused(tmp_path: Path) -> None:
