@@ -20,6 +20,7 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
     phone.ask("What can you do?")
     phone.figures.wait_for()
     assert phone.find_overflow() == []
+    assert phone.page.locator(".strip .model").evaluate("(name) => name.scrollWidth <= name.clientWidth")
     phone.extract(INVOICE)
     phone.page.get_by_role("textbox", name="vendor").wait_for()
     assert phone.find_overflow() == []
