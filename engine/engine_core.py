@@ -1,9 +1,10 @@
 """EngineCore: scheduler, grammar and executor actors. It receives and sends messages only.
 
 send ──AddRequest, AbortRequest──▶ Scheduler ──StepPlan (at most 2 in flight)──▶ Executor thread
-  │ (with a grammar)                ▲  ▲  │ │                                          │   ▲
-  └▶ Opener (images, grammar) ──────▶┘ │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
-                                       └──┼─────────────── StepDone ───────────────────┘
+  │ (with a grammar)                ▲  ▲  │ │                                  FillMasks ││ ▲
+  └▶ Opener (images, grammar) ──────▶┘ │  │ └──DropMatchers──▶ Grammar thread ◀──────────┘│ StepMasks
+                                       │  │                       └──────────────────────────┘
+                                       └──┼─────────────── StepDone ──────────────────────┘
 Scheduler ──▶ threads of adapters and of the store of blocks ──AdapterReady, BlocksAnswer──▶ Scheduler
 deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, Reply
 """
@@ -107,7 +108,7 @@ class EngineCore:
             scheduler, tell_executor=self.executor.tell, tell_grammar=self.grammar.tell,
             deliver=self._deliver,
         )
-        self.executor.deliver = self.scheduler.tell
+        self.executor.deliver, self.executor.tell_grammar = self.scheduler.tell, self.grammar.tell
         self.opener = Opener(
             *(self.grammar, self._worker.encoder, self._config.mm_encoder_cache_gb),
             *(self.scheduler.tell, self._deliver),

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from queue import Empty
 
 from engine.actors.thread_actor import ThreadActor
-from engine.core.actor_messages import ExecutorInbox, StepDone, StepMasks, StepPlan
+from engine.core.actor_messages import ExecutorInbox, FillMasks, StepDone, StepMasks, StepPlan
+from engine.core.mask_orders import MaskOrders
 from engine.device.device_link import PendingStep, wait_for
 from engine.messages import Sleep
 from engine.worker.executor import Executor, Loaded
@@ -30,7 +31,9 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         loaded: the result of an earlier start; None: load the model.
     """
 
-    deliver: Callable[[StepDone], None]  # gets results, on the loop; set before the first step
+    # Both are set before the first step.
+    deliver: Callable[[StepDone], None]  # gets results, on the loop
+    tell_grammar: Callable[[FillMasks], None]  # gets the tokens of rows with a grammar at once
 
     def __init__(self, executor: Executor, loaded: Loaded | None) -> None:
         super().__init__("troupe-executor")
@@ -38,6 +41,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         self._executor = executor
         self._pending: deque[StepDone | PendingStep] = deque()  # launched steps, from the first that is not copied back
         self._finished: StepDone | None = None  # sent before the layers of the next step
+        self._orders = MaskOrders()
         self._held: deque[ExecutorInbox | None] = deque()  # messages received while waiting for masks
 
     def work(self) -> None:
@@ -54,9 +58,11 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         while (message := self._held.popleft() if self._held else self._receive(None)) is not None:
             match message:
                 case StepPlan():
+                    self._orders.add(message)
                     if executor.get_mask_timeout(message):
                         self._await_masks(message)
                     self._keep(executor.execute(message))
+                    self._order_masks()
                 case StepMasks():
                     self._keep(executor.sample(message))
                 case Sleep(level=level):
@@ -136,6 +142,13 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
             self._pending.insert(same[-1] if same else len(self._pending), answer)
 
     def _send_finished(self) -> None:
-        if self._finished is not None:
-            done, self._finished = self._finished, None
+        done, self._finished = self._finished, None
+        if done is not None:
+            self._orders.take(done)
+        self._order_masks()
+        if done is not None:
             self._loop.call_soon_threadsafe(self.deliver, done)
+
+    def _order_masks(self) -> None:
+        for order in self._orders.flush():
+            self.tell_grammar(order)

@@ -148,7 +148,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
             match message:
                 case FillMasks():
                     masks, failed, begun = self._manager.fill(message)
-                    self._send_masks(masks)
+                    if len(masks.indices) or masks.ended:
+                        self._send_masks(masks)
                     self._report(failed)
                     for each in begun:
                         self._begin(each)
@@ -159,8 +160,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
                     self._send_masks(masks)
                     self._report(failed)
                 case FindDrafts():
-                    answers, failed = self._manager.find_drafts(message, self._open_forced())
-                    self.post(self._tell_scheduler, GrammarReport(failed, drafts=answers))
+                    answers = self._manager.find_drafts(message, self._open_forced())
+                    self.post(self._tell_scheduler, GrammarReport([], drafts=answers))
                 case OpenMatcher():
                     self._report(
                         self._manager.open(message.handle, message.matcher, message.generated_token_ids)

@@ -71,7 +71,7 @@ class SchedulerActor:
     def run_turn(self) -> None:
         """Process all messages, then plan the next steps.
 
-        update ─▶ new tokens to the front ─▶ masks and drafts to the grammar thread ─▶ schedule ─▶ plan to the executor
+        update ─▶ new tokens to the front ─▶ questions to the grammar thread ─▶ schedule ─▶ plan to the executor
         """
         scheduler = self.scheduler
         while self._inbox:
@@ -84,8 +84,6 @@ class SchedulerActor:
             if message.mask_time_s:
                 self._mask_times_s.append(message.mask_time_s)
             self._publish(scheduler.update(message))
-        while (masks := scheduler.order_masks()) is not None:
-            self._tell_grammar(masks)
         if scheduler.drafts is not None and (questions := scheduler.order_drafts()) is not None:
             self._tell_grammar(questions)
         while (plan := scheduler.schedule()) is not None:
@@ -95,8 +93,6 @@ class SchedulerActor:
             if self._idle_since is not None:
                 self._step_gaps_s.append(time.monotonic() - self._idle_since)
                 self._idle_since = None
-            while (masks := scheduler.order_masks()) is not None:
-                self._tell_grammar(masks)
         if not scheduler.state.requests:
             self._idle_since = None
         if changes := scheduler.kv_cache.pool.changes:

@@ -1,8 +1,8 @@
 """Messages between the actors of a core, as immutable as those of engine/messages.py.
 
     Opener ──AddRequest (images encoded, matchers ready)──▶ Scheduler
-    Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, FindDrafts, DropMatchers──▶ Grammar
-    Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
+    Scheduler ──StepPlan──▶ Executor                  Scheduler ──FindDrafts, DropMatchers──▶ Grammar
+    Executor ──FillMasks──▶ Grammar ──StepMasks──▶ Executor      Grammar ──GrammarReport──▶ Scheduler
     Executor ──StepDone──▶ Scheduler
     threads of adapters and of the store of blocks ──AdapterReady, BlocksAnswer──▶ Scheduler
 """
@@ -104,6 +104,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     num_samples: np.ndarray  # [R] int64: 0, or 1 + number of drafts
     is_gated: np.ndarray  # [R] bool: sampling needs the grammar's masks (StepMasks)
     draft_token_ids: np.ndarray  # [sum of num_samples - 1] int64, row after row
+    gated_handles: list[int] = []  # of the gated rows, in order
     num_wanted: np.ndarray | None = None  # [R] int64, drafts that the device proposes after the row's tokens
     block_moves: list[BlockMove] = []
     saves: list[StateSave] = []
@@ -127,8 +128,7 @@ class FillMasks(msgspec.Struct, frozen=True):
 
     step_id: int
     accepted: list[tuple[int, int]]  # (handle, token id)
-    targets: list[MaskTarget]
-    ended: list[int] = []  # indices of gated rows whose completions have ended; they need no mask
+    targets: list[MaskTarget]  # by index, ascending
 
 
 class DraftTarget(msgspec.Struct, frozen=True):
@@ -142,12 +142,11 @@ class DraftTarget(msgspec.Struct, frozen=True):
 
 
 class FindDrafts(msgspec.Struct, frozen=True):
-    """Accept `accepted` in order, then find the forced tokens of the targets, or cut their drafts to what is allowed.
+    """Find the forced tokens of the targets, or cut their drafts to what is allowed.
 
     The answer is a GrammarReport with one DraftTarget for each.
     """
 
-    accepted: list[tuple[int, int]]  # (handle, token id)
     targets: list[DraftTarget]
 
 

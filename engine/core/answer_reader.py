@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import compress
-
 import numpy as np
 
 from engine.core.actor_messages import BROKEN_LOGITS, NO_TOKEN_LEFT, StepDone
@@ -15,14 +13,9 @@ from engine.outputs import TokenLogprobs
 
 
 class AnswerReader:
-    """Appends sampled tokens to their requests, and ends finished requests.
-
-    Attributes:
-        accepted: (handle, token id) pairs of requests with a grammar, not yet sent to their matchers.
-    """
+    """Appends sampled tokens to their requests, and ends finished requests."""
 
     def __init__(self, state: SchedulerState, eos_token_ids: frozenset[int]) -> None:
-        self.accepted: list[tuple[int, int]] = []
         self._state = state
         self._table = state.table
         self._eos_token_ids = eos_token_ids
@@ -90,12 +83,7 @@ class AnswerReader:
             new_ids = told_ids if plain is batch else plain_ids.tolist()
             for append, token_id in zip(plain.appends, new_ids, strict=True):
                 append(token_id)
-        news = NewTokens(batch.handles, counts.tolist() if has_many else [], told_ids, details)
-        if len(step.gated):
-            has_grammar = np.repeat(table.has_grammar[batch.slots], counts).tolist()
-            handles = np.repeat(batch.handles, counts).tolist() if has_many else batch.handles
-            self.accepted += compress(zip(handles, news.token_ids, strict=True), has_grammar)
-        return news
+        return NewTokens(batch.handles, counts.tolist() if has_many else [], told_ids, details)
 
     def _take_specials(
         self, step: StepRecord, batch: Batch, places: list[int], done: StepDone, details: list[Detail]

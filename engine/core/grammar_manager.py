@@ -144,12 +144,8 @@ class GrammarManager:
 
     def find_drafts(
         self, order: FindDrafts, forced: ForcedDrafts
-    ) -> tuple[list[DraftTarget], list[GrammarFailed]]:
-        """Advance the matchers by the accepted tokens, then answer each target.
-
-        Matchers of slow programs get no drafts.
-        """
-        failed = self._accept(order.accepted)
+    ) -> list[DraftTarget]:
+        """Answer each target. Matchers of slow programs get no drafts."""
         answers = []
         for target in order.targets:
             matcher = self._matchers.get(target.handle)
@@ -166,7 +162,7 @@ class GrammarManager:
                 if time.thread_time() - start > SLOW_MASK_S:
                     matcher.usage.num_apart = NUM_APART
             answers.append(answer)
-        return answers, failed
+        return answers
 
     def fill(self, order: FillMasks) -> tuple[StepMasks, list[GrammarFailed], list[ApartMask]]:
         """Advance the matchers by the accepted tokens, then fill the masks of the targets that still live.
@@ -199,7 +195,7 @@ class GrammarManager:
         begun = [mask for target in apart if (mask := self._put_apart(order.step_id, target)) is not None]
         gone = [target.index for target in order.targets if target.handle not in self._matchers]
         time_s = time.perf_counter() - start
-        return StepMasks(order.step_id, indices, counts, bitmask, [*order.ended, *gone], time_s), failed, begun
+        return StepMasks(order.step_id, indices, counts, bitmask, gone, time_s), failed, begun
 
     def finish(self, mask: ApartMask) -> tuple[StepMasks, list[GrammarFailed], ApartMask | None]:
         """Return the masks of an ApartMask that has been filled, and the one that may be filled next."""

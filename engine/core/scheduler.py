@@ -25,7 +25,6 @@ import numpy as np
 from engine.core.actor_messages import (
     AdapterReady,
     BlockMove,
-    FillMasks,
     FindDrafts,
     StateSave,
     StepDone,
@@ -132,21 +131,11 @@ class Scheduler:
             self._admit_waiting(changes, budget)
         return self._make_step(changes)
 
-    def order_masks(self) -> FillMasks | None:
-        """Return the masks of one step that can be filled now, because all earlier tokens are known, or None."""
-        is_waiting = np.zeros(self.table.slots.size, dtype=bool)  # by slot: a token of an earlier step is not known
-        for step in self._steps.values():
-            if len(step.gated) and (order := step.order_masks(is_waiting)) is not None:
-                accepted, self._reader.accepted = self._reader.accepted, []
-                return FillMasks(step.step_id, accepted, *order)
-        return None
-
     def order_drafts(self) -> FindDrafts | None:
         """Return the questions to the grammar thread whose answers the next step waits for; None: there are none."""
         if self.drafts is None or not (targets := self.drafts.planner.take_questions()):
             return None
-        accepted, self._reader.accepted = self._reader.accepted, []
-        return FindDrafts(accepted, targets)
+        return FindDrafts(targets)
 
     def _plan_running(self, changes: StepChanges) -> int:
         """Schedule the tokens of each running request. Returns the remaining budget."""
@@ -320,6 +309,7 @@ class Scheduler:
             num_samples = np.where(ends - num_drafts == table.num_planned[slots], 1 + num_drafts, 0)
         num_wanted = None if self.drafts is None else self.drafts.count_wanted(batch, ends, changes)
         is_gated = (num_samples > 0) & (table.has_grammar[slots] > 0)
+        gated = np.flatnonzero(is_gated)
         table.num_computed[slots] = ends
         table.num_planned[slots] += num_samples
         table.num_in_flight[slots] += num_samples
@@ -350,16 +340,15 @@ class Scheduler:
             draft_token_ids=np.array(list(chain.from_iterable(drafts)), dtype=np.int64)
             if drafts
             else NO_DRAFTS,
+            gated_handles=[batch.handles[index] for index in gated.tolist()],
             num_wanted=num_wanted,
             saves=saves,
             block_moves=moves,
             block_saves=block_saves,
         )
-        gated = np.flatnonzero(is_gated)
         num_preemptions = table.num_preemptions[slots]
         self._steps[plan.step_id] = StepRecord(
             *(plan.step_id, batch, counts, num_preemptions, num_samples, gated, changes.drafts),
-            is_ordered=np.zeros(len(slots), dtype=bool),
             is_waiting=self.drafts is not None and self.drafts.is_active,
         )
         self.num_open_steps += 1

@@ -9,7 +9,7 @@ from itertools import compress
 
 import numpy as np
 
-from engine.core.actor_messages import MaskTarget, NewRow
+from engine.core.actor_messages import NewRow
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.spec.draft_record import Draft
@@ -120,7 +120,6 @@ class StepRecord:
     num_samples: np.ndarray
     gated: np.ndarray  # indices whose tokens need masks and have not arrived
     drafts: dict[int, Draft]  # by slot
-    is_ordered: np.ndarray  # [R] bool, whether the row's masks have been ordered
     is_waiting: bool = False  # some rows draft, so that the step was planned after the answer of the last one
     is_answered: bool = False
 
@@ -167,27 +166,3 @@ class StepRecord:
         slots = self.batch.slots[indices]
         is_same = table.num_preemptions[slots] == self.num_preemptions[indices]
         table.num_computed[slots] -= np.where(is_same, counts, 0)
-
-    def order_masks(self, is_waiting: np.ndarray) -> tuple[list[MaskTarget], list[int]] | None:
-        """Return the gated rows whose masks can be ordered now, and the indices of rows whose requests have ended.
-
-        Args:
-            is_waiting: by slot, whether a token of an earlier step has not arrived; this step's slots are added.
-        """
-        slots = self.batch.slots[self.gated]
-        ready = self.gated[~(is_waiting[slots] | self.is_ordered[self.gated])]
-        is_waiting[slots] = True
-        if not len(ready):
-            return None
-        self.is_ordered[ready] = True
-        pairs = [(index, self.batch.requests[index]) for index in ready.tolist()]
-        ended = [index for index, request in pairs if request.is_finished]
-        pairs = [pair for pair in pairs if not pair[1].is_finished] if ended else pairs
-        if not self.drafts:
-            return [MaskTarget(index, request.handle) for index, request in pairs], ended
-        found = [(index, request, self.drafts.get(request.slot)) for index, request in pairs]
-        targets = [
-            MaskTarget(index, request.handle, [] if draft is None else list(draft.token_ids))
-            for index, request, draft in found
-        ]
-        return targets, ended

@@ -22,6 +22,7 @@ from engine.core.actor_messages import (
 )
 from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.mask_orders import MaskOrders
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
@@ -145,6 +146,7 @@ class SchedulerHarness:
         self.slow_masks: deque[StepMasks] = deque()
         self.num_rotations = 0
         self.to_scheduler: deque[StepDone] = deque()
+        self.orders = MaskOrders()
         self.to_loader: deque[AdapterRef] = deque()
         self.pinned: set[str] = set()  # adapters that new rows may use
         self.broken: set[str] = set()  # adapters whose load fails
@@ -176,7 +178,7 @@ class SchedulerHarness:
 
     def plan(self) -> None:
         """Plan a step, as the actor does whenever its inbox is empty."""
-        self._order_masks()
+        self._ask()
         while (plan := self.scheduler.schedule()) is not None:
             self._send(plan)
 
@@ -195,11 +197,15 @@ class SchedulerHarness:
         message = self.to_worker.popleft()
         if isinstance(message, StepPlan):
             assert {row.adapter for row in message.new_rows} <= {"", *self.pinned}
+            self.orders.add(message)
             done = self.worker.execute(message)
         else:
             done = self.worker.sample_gated(message)
         if done is not None:
+            self.orders.take(done)
             self.to_scheduler.append(done)
+        for order in self.orders.flush():
+            self.to_grammar.append(order)
         return True
 
     def fill(self) -> bool:
@@ -207,16 +213,18 @@ class SchedulerHarness:
         if not self.to_grammar:
             return False
         order = self.to_grammar.popleft()
-        self.num_accepted.update(handle for handle, _ in order.accepted)
         if isinstance(order, FindDrafts):
             self.answers.append([cut_sometimes(target) for target in order.targets])
             return True
-        for target in order.targets:
+        self.num_accepted.update(handle for handle, _ in order.accepted)
+        live = [target for target in order.targets if target.handle in self.names]
+        for target in live:
             due = self.num_due[order.step_id, target.index]
             assert self.num_accepted[target.handle] == due, "a mask of another position"
-        groups = [[target] for target in order.targets] if self.has_slow_masks else [order.targets]
+        groups = [[target] for target in live] if self.has_slow_masks else [live]
         parts = [make_masks(order.step_id, targets) for targets in groups]
-        parts.append(make_masks(order.step_id, [], order.ended))
+        if ended := [target.index for target in order.targets if target not in live]:
+            parts.append(make_masks(order.step_id, [], ended))
         (self.slow_masks if self.has_slow_masks else self.to_worker).extend(parts)
         return True
 
@@ -289,7 +297,6 @@ class SchedulerHarness:
         assert self.scheduler.num_open_steps <= config.max_steps_in_flight
         self._note_due(plan)
         self.to_worker.append(plan)
-        self._order_masks()
 
     def _note_due(self, plan: StepPlan) -> None:
         running = {request.row: request for request in self.scheduler.state.running}
@@ -300,9 +307,7 @@ class SchedulerHarness:
             num_known = ends[index] - max(num_samples - 1, 0)
             self.num_due[plan.step_id, index] = num_known - request.num_prompt_tokens
 
-    def _order_masks(self) -> None:
-        while (order := self.scheduler.order_masks()) is not None:
-            self.to_grammar.append(order)
+    def _ask(self) -> None:
         if (questions := self.scheduler.order_drafts()) is not None:
             self.to_grammar.append(questions)
 

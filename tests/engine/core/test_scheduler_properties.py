@@ -167,7 +167,7 @@ class WatchedHarness(SchedulerHarness):
     num_compared = 0
 
     def plan(self) -> None:
-        self._order_masks()
+        self._ask()
         while True:
             expected, num_preemptions = walk_running(self.scheduler), self.scheduler.state.num_preemptions
             plan = self.scheduler.schedule()

@@ -160,14 +160,13 @@ def test_a_limit_that_a_draft_meets_ends_no_request(
     right = np.zeros((1 + len(good), masks.bitmask.shape[1]), dtype=np.int32)
     fill_draft_bitmask([expected], [good], [0], right)
     assert (masks.bitmask[:-1] == right).all() and not masks.bitmask[-1].any()
-    answers, failed = manager.find_drafts(
-        FindDrafts([(1, good[0])], [DraftTarget(1, "ngram", [poison], [], 4)]), forced
-    )
-    assert failed == [] and answers == [DraftTarget(1, "", [])]
-    masks, failed = fill(FillMasks(1, [], [MaskTarget(0, 1)]))
+    fill(FillMasks(1, [(1, good[0])], []))
+    answers = manager.find_drafts(FindDrafts([DraftTarget(1, "ngram", [poison], [], 4)]), forced)
+    assert answers == [DraftTarget(1, "", [])]
+    masks, failed = fill(FillMasks(2, [], [MaskTarget(0, 1)]))
     assert failed == [] and masks.bitmask.any()
     # A limit that the request itself meets still ends it.
-    _, failed = fill(FillMasks(2, [(1, poison)], [MaskTarget(0, 1)]))
+    _, failed = fill(FillMasks(3, [(1, poison)], [MaskTarget(0, 1)]))
     assert [each.finish_reason for each in failed] == ["dead_end"]
 
 
