@@ -60,7 +60,7 @@ inline void add_group(const uint8_t* lines, const uint32_t* x, int64_t num_units
                     constexpr int most = BITS == 4 ? 8 : BITS == 6 ? 2 : 1;
                     VecInt pairs = BITS == 8 ? multiply_signed(codes[v], values) : multiply_pairs(codes[v], values);
                     sums[row][v] = word % most == 0 ? pairs : add_16(sums[row][v], pairs);
-                    if (word % most == most - 1) totals[row][v] = add_int(totals[row][v], add_pairs(sums[row][v]));
+                    if (word % most == most - 1) totals[row][v] = now(add_int(totals[row][v], add_pairs(sums[row][v])));
 #endif
                 }
             }

@@ -104,7 +104,12 @@ inline VecInt multiply_pairs(VecInt codes, VecInt x) { return _mm256_maddubs_epi
 inline VecInt multiply_signed(VecInt codes, VecInt x) {
     return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
 }
-inline VecInt add_16(VecInt a, VecInt b) { return _mm256_add_epi16(a, b); }
+// The sum, which is not computed later: the compiler would keep all the terms of a long sum and add them as a tree.
+inline VecInt now(VecInt sum) {
+    asm("" : "+x"(sum));
+    return sum;
+}
+inline VecInt add_16(VecInt a, VecInt b) { return now(_mm256_add_epi16(a, b)); }
 inline VecInt add_pairs(VecInt sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 #ifdef __AVXVNNI__
 #define TROUPE_DOT 1
@@ -115,11 +120,11 @@ inline VecInt add_products(VecInt sum, VecInt codes, VecInt x) {
 #ifdef TROUPE_DOT
     return _mm256_dpbusd_avx_epi32(sum, codes, x);
 #else
-    return add_int(sum, add_pairs(multiply_pairs(codes, x)));
+    return now(add_int(sum, add_pairs(multiply_pairs(codes, x))));
 #endif
 }
 // The same with signed ones.
-inline VecInt add_signed(VecInt sum, VecInt codes, VecInt x) { return add_int(sum, add_pairs(multiply_signed(codes, x))); }
+inline VecInt add_signed(VecInt sum, VecInt codes, VecInt x) { return now(add_int(sum, add_pairs(multiply_signed(codes, x)))); }
 inline void store_bytes(uint8_t* p, Vec x) {
     __m256i pairs = _mm256_packs_epi32(to_int(x), _mm256_setzero_si256());
     __m256i bytes = _mm256_packs_epi16(pairs, pairs);

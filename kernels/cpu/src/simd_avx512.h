@@ -94,7 +94,12 @@ inline VecInt multiply_signed(VecInt codes, VecInt x) {
     VecInt turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), zero_int(), x);
     return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), turned);
 }
-inline VecInt add_16(VecInt a, VecInt b) { return _mm512_add_epi16(a, b); }
+// The sum, which is not computed later: the compiler would keep all the terms of a long sum and add them as a tree.
+inline VecInt now(VecInt sum) {
+    asm("" : "+v"(sum));
+    return sum;
+}
+inline VecInt add_16(VecInt a, VecInt b) { return now(_mm512_add_epi16(a, b)); }
 inline VecInt add_pairs(VecInt sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
 #ifdef __AVX512VNNI__
 #define TROUPE_DOT 1
@@ -105,11 +110,11 @@ inline VecInt add_products(VecInt sum, VecInt codes, VecInt x) {
 #ifdef TROUPE_DOT
     return _mm512_dpbusd_epi32(sum, codes, x);
 #else
-    return add_int(sum, add_pairs(multiply_pairs(codes, x)));
+    return now(add_int(sum, add_pairs(multiply_pairs(codes, x))));
 #endif
 }
 // The same with signed ones.
-inline VecInt add_signed(VecInt sum, VecInt codes, VecInt x) { return add_int(sum, add_pairs(multiply_signed(codes, x))); }
+inline VecInt add_signed(VecInt sum, VecInt codes, VecInt x) { return now(add_int(sum, add_pairs(multiply_signed(codes, x)))); }
 // Round to int8; the values are within its range.
 inline void store_bytes(uint8_t* p, Vec x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(to_int(x))); }
 
