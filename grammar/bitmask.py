@@ -27,11 +27,6 @@ def is_set(words: np.ndarray, token_id: int) -> bool:
     return bool(words[token_id >> 5] & BITS[token_id & 31])
 
 
-def set_bits(words: np.ndarray, token_ids: Iterable[int]) -> None:
-    for token_id in token_ids:
-        words[token_id >> 5] |= BITS[token_id & 31]
-
-
 def clear_bits(words: np.ndarray, token_ids: Iterable[int]) -> None:
     for token_id in token_ids:
         words[token_id >> 5] &= ~BITS[token_id & 31]

@@ -32,8 +32,8 @@ from .plan import PlanEntry
 from .spec import GrammarSpec, Reasoning
 from .tags.argument_writer import is_surely_enforced
 from .tags.checked import CheckedVocabulary
-from .tags.compile import compile_tags
-from .tags.tool_calls import compile_tool_calls, make_tool_spec
+from .tags.compile import compile_text
+from .tags.tool_calls import make_tool_spec
 from .tags.tool_styles import ToolStyle
 from .vocabulary import Vocabulary
 
@@ -120,7 +120,6 @@ class GrammarCompiler:
         if spec.reasoning is not None:
             return self._compile_gated(spec, spec.reasoning)
         if spec.kind in ("structural_tag", "tool_calls"):
-            compile_text = compile_tags if spec.kind == "structural_tag" else compile_tool_calls
             return compile_text(spec, self._llguidance, self._compile_leaf, self._checked, self._max_tags_s)
         if spec.kind == "lark" and "%json" in spec.text:
             return self._compile_with_schemas(spec)

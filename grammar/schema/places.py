@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .count_guides import list_choices
+from .guides import list_choices
 from .node import (
     Node,
     Schema,

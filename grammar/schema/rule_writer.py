@@ -16,8 +16,8 @@ from typing import Any
 
 from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
 from ..errors import InvalidGrammar
-from .count_guides import make, make_validator
 from .emit import Emitter, Json, make_schema
+from .guides import make, make_validator
 from .keywords import TYPES_OF_KEYWORD
 from .node import Node, Schema, find_element, find_member
 from .property_order import (

@@ -34,13 +34,11 @@ class CheckedValue:
         number: what stands in the grammar behind the marker.
         lead: the last bytes of the text before each such value; b"" where it may be anything.
         checks: of the value.
-        size_bytes: memory of the checks.
     """
 
     number: int
     lead: bytes
     checks: ResidualChecks | TextCheck | TextLimit
-    size_bytes: int = 0
 
     def begin(self, inner: Matcher, text: bytes) -> ValueMatcher | None:
         """Return a matcher after the first bytes of the value; None if they break a check."""
@@ -232,5 +230,4 @@ def add_values(program: Program, tables: CheckedVocabulary, values: Sequence[Che
     if not values:
         return program
     checked, make_inner = CheckedProgram(tables, values), program.new_matcher
-    size = program.size_bytes + sum(value.size_bytes for value in values)
-    return Program(lambda: CheckedMatcher(make_inner(), checked), size, usage=program.usage)
+    return Program(lambda: CheckedMatcher(make_inner(), checked), program.size_bytes, usage=program.usage)

@@ -1,4 +1,4 @@
-"""Compile a structural tag: the grammars of its values, then all of it as one grammar."""
+"""Compile a structural tag or tool calls: the grammars of the values, then all of it as one grammar."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,31 +19,34 @@ from .lark_text import IDS, LarkText
 from .leaves import LeafWriter, Route
 from .structural_tag import list_children, list_leaves, name_place
 from .tag_writer import TagWriter
+from .tool_calls import ToolWriter
 
 NAME = "structural_tag"
 Json = dict[str, Any]
 
 
-def compile_tags(
+def compile_text(
     spec: GrammarSpec, backend: LLGuidanceBackend, route: Route, tables: CheckedVocabulary, max_seconds: float
 ) -> CompiledGrammar:
-    """Compile a structural tag, or raise GrammarError with a pointer into it.
+    """Compile a structural tag or tool calls, or raise GrammarError with a pointer.
 
     Each value's grammar is first written and not built, which costs little. Where llguidance refuses the whole,
     each value is built alone: that names the faulty one, or leaves to checks what llguidance cannot enforce.
     """
     for is_built in (False, True):
-        text = TagText(spec, backend, partial(LeafWriter, tables=tables, route=route, is_built=is_built,
-                                              max_seconds=max_seconds))  # fmt: skip
+        make_leaves = partial(LeafWriter, tables=tables, route=route, is_built=is_built, max_seconds=max_seconds)
+        text = (TagText if spec.kind == NAME else ToolWriter)(spec, backend, make_leaves)
+        grammar = text.write()
         try:
-            grammar = text.write()
             program = backend.compile_text(grammar, is_slow=text.has_rules, is_json=text.is_bounded)
         except Complaint as error:
-            text.check_patterns()
+            if isinstance(text, TagText):
+                text.check_patterns()
             complaint = error
             continue
-        return CompiledGrammar(NAME, text.make_plan, add_values(program, tables, text.leaves.values))
-    raise InvalidGrammar(f"the structural tag cannot be used: {complaint}")
+        make_plan = text.make_plan if isinstance(text, TagText) else text.leaves.make_plan
+        return CompiledGrammar(spec.kind, make_plan, add_values(program, tables, text.leaves.values))
+    raise InvalidGrammar(f"the {spec.kind} cannot be used: {complaint}")
 
 
 @dataclass

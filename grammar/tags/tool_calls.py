@@ -13,17 +13,15 @@ from typing import Any, Literal
 
 from llguidance import regex_to_lark
 
-from ..backend import CompiledGrammar
-from ..engines.llguidance_backend import Complaint, LLGuidanceBackend
+from ..engines.llguidance_backend import LLGuidanceBackend
 from ..engines.llguidance_json import join_lark
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..regex.text import escape, quote
 from ..spec import GrammarSpec, dump_json
 from .argument_writer import ArgumentWriter
-from .checked import CheckedVocabulary, add_values
 from .free_text import ANY
 from .lark_text import IDS, LarkText
-from .leaves import LeafWriter, Route
+from .leaves import LeafWriter
 from .tool_styles import ANSWER, MESSAGES, ToolStyle
 
 Json = dict[str, Any]
@@ -62,33 +60,14 @@ def read_style(described: Mapping[str, Any]) -> ToolStyle:
     return ToolStyle(**fields)
 
 
-def compile_tool_calls(
-    spec: GrammarSpec, backend: LLGuidanceBackend, route: Route, tables: CheckedVocabulary, max_seconds: float
-) -> CompiledGrammar:
-    """Compile the description of tool calls, or raise GrammarError with a pointer into it.
-
-    Each schema's grammar is first written and not built, which costs little. Where llguidance refuses the whole, each
-    is built alone: that names the faulty one, or leaves to checks what llguidance cannot enforce.
-    """
-    for is_built in (False, True):
-        make_leaves = partial(LeafWriter, tables=tables, route=route, is_built=is_built, max_seconds=max_seconds)
-        writer = ToolWriter(spec, backend, make_leaves)
-        grammar = writer.write()
-        try:
-            program = backend.compile_text(grammar, is_json=True)
-        except Complaint as error:
-            complaint = error
-            continue
-        return CompiledGrammar(NAME, writer.leaves.make_plan, add_values(program, tables, writer.leaves.values))
-    raise InvalidGrammar(f"the tool calls cannot be used: {complaint}")
-
-
 class ToolWriter:
     """Writes the grammar of one description of tool calls.
 
     Attributes:
         leaves: the values with grammars of their own.
     """
+
+    has_rules, is_bounded = False, True  # as of `TagText`
 
     def __init__(self, spec: GrammarSpec, backend: LLGuidanceBackend, make_leaves: partial[LeafWriter]) -> None:
         self._described = described = spec.document
