@@ -130,7 +130,8 @@ class ModelConfig:
         for key, value in family.constants.items():
             reader.constant(key, value)
         reader.refuse_rest(_INERT | family.inert)
-        return replace(config, **text_fields)
+        renames = config.weight_renames + text_fields.pop("weight_renames", ())
+        return replace(config, weight_renames=renames, **text_fields)
 
     def with_plain_tensors(self) -> ModelConfig:
         """Return the config for a checkpoint with one tensor a matrix, under our modules' names, and final norms."""
@@ -227,7 +228,7 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     fields: dict[str, Any] = {"weight_prefix": part.prefix, "ignored_weights": part.ignored_weights}
     fields["weight_renames"] = part.renames
     if part.vision is not None:
-        token_id = reader.integer("image_token_id", minimum=0)
+        token_id = reader.integer(part.image_key, minimum=0)
         fields["vision"] = VisionSpec(
             part.vision, token_id, json.dumps(data, sort_keys=True), part.vision_prefix
         )

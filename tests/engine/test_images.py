@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from engine import (
     read_journal,
 )
 from engine.actors.opener import Opener
-from engine.input.images import intake
+from engine.input.images import intake, lfm2_vl
 from engine.model.vision.encoder import ImageEncoder
 from tests.engine.vision_folders import (
     SIZES,
     load_reference,
+    make_lfm2_vl_folder,
     make_picture,
+    make_pixtral_folder,
     make_qwen_vl_folder,
     make_smolvlm_folder,
     to_bytes,
@@ -36,15 +39,18 @@ from tests.engine.vision_folders import (
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, logprobs=20, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=20, seed=5, ignore_eos=True)
-KINDS = (pytest.param("smolvlm", marks=pytest.mark.soak), "idefics3", "qwen2_5_vl", "qwen3_vl")
+KINDS = {"idefics3": make_smolvlm_folder, "smolvlm": make_smolvlm_folder, "mistral3": make_pixtral_folder}
+KINDS["lfm2_vl"] = make_lfm2_vl_folder
+KINDS |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), make_qwen_vl_folder)
+LATER = ("smolvlm", "qwen2_vl")  # nearly the same as another kind
 PICTURES = {name: make_picture(size, seed) for seed, (name, size) in enumerate(SIZES.items())}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(each, marks=[pytest.mark.soak] * (each in LATER)) for each in KINDS]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vision")
-    make = make_qwen_vl_folder if request.param.startswith("qwen") else make_smolvlm_folder
-    return make(folder, request.param)
+    return KINDS[request.param](tmp_path_factory.mktemp("vision"), request.param)
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +81,16 @@ def check(reference: tuple[Any, Any], name: str, output: RequestOutput) -> None:
     model, processor = reference
     answer, prompt = output.outputs[0], output.prompt_token_ids
     more: dict[str, Any] = {}
-    if model.config.model_type.startswith("qwen") and SHOWN[name]:
-        more = dict(processor([PICTURES[shown] for shown in SHOWN[name]], return_tensors="pt"))
+    kind, pictures = model.config.model_type, [PICTURES[shown] for shown in SHOWN[name]]
+    if pictures and kind in ("idefics3", "smolvlm"):
+        found = [processor([[picture]], return_tensors="pt") for picture in pictures]
+        more = {"pixel_values": torch.cat([each["pixel_values"][0] for each in found])[None]}
+    elif pictures:
+        more = dict(processor(pictures, return_tensors="pt"))
+    if pictures and kind.startswith("qwen"):
         whole = torch.tensor([[*prompt, *answer.token_ids]])
         more["mm_token_type_ids"] = (whole == model.config.image_token_id).int()
         more["mm_token_type_ids"][:, len(prompt) :] = 0
-    elif SHOWN[name]:
-        found = [processor([[PICTURES[shown]]], return_tensors="pt") for shown in SHOWN[name]]
-        more = {"pixel_values": torch.cat([each["pixel_values"][0] for each in found])[None]}
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *answer.token_ids]]), use_cache=False, **more).logits[0]
     expected = logits.log_softmax(-1)
@@ -93,18 +101,47 @@ def check(reference: tuple[Any, Any], name: str, output: RequestOutput) -> None:
             assert abs(each.logprob - float(expected[place, each.token_id])) <= 1e-4
 
 
+def expand_pixtral(processor: Any, tokenizer: Any, text: list[str], images: list[Any] | None) -> dict[str, Any]:
+    """Replace each slot as PixtralProcessor does, which needs torchvision."""
+    first, *rest = text[0].split("[IMG]")
+    for (height, width), part in zip(processor(images[0])["image_sizes"] if images else [], rest, strict=True):
+        row = "[IMG]" * (width // 8) + "[IMG_BREAK]"
+        first += (row * (height // 8)).removesuffix("[IMG_BREAK]") + "[IMG_END]" + part
+    return {"input_ids": [tokenizer(first)["input_ids"]]}
+
+
 def test_a_prompt_is_that_of_transformers(folder: Path, reference: tuple[Any, Any]) -> None:
     model, processor = reference
-    if model.config.model_type != "idefics3":
-        pytest.skip("its processor needs torchvision, for videos")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    whole = transformers.Idefics3Processor(processor, tokenizer, image_seq_len=4)
+    whole: Any = partial(expand_pixtral, processor, tokenizer)
+    if model.config.model_type == "idefics3":
+        whole = transformers.Idefics3Processor(processor, tokenizer, image_seq_len=4)
+    elif model.config.model_type != "mistral3":
+        pytest.skip("its processor needs torchvision, for videos")
     with LLM(str(folder)) as llm:
         for name, chat in CHATS.items():
             (output,) = llm.chat(chat, SamplingParams(max_tokens=1), use_tqdm=False)
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
             images = [[PICTURES[shown] for shown in SHOWN[name]]] if SHOWN[name] else None
             assert output.prompt_token_ids == whole(text=[text], images=images)["input_ids"][0]
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [
+        ((10, 10), [0, 0, 16, 16, 8, 8]), ((512, 384), [0, 0, 16, 16, 12, 16]), ((33, 900), [0, 0, 16, 16, 42, 2]),
+        ((1000, 700), [2, 3, 16, 16, 13, 19]), ((600, 2400), [4, 1, 16, 16, 32, 8]),
+        ((3000, 3000), [3, 3, 16, 16, 16, 16]),
+    ],
+)
+def test_an_image_is_cut_as_the_processor_of_lfm2_vl_cuts_it(
+    size: tuple[int, int], grid: list[int], tmp_path: Path
+) -> None:
+    """Grids of transformers' processor, which needs torchvision."""
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    pixels, found = lfm2_vl.Processor(tmp_path, {}).prepare(make_picture(size))
+    assert found == grid
+    assert pixels.shape == (4 * (found[0] * found[1] * 256 + found[4] * found[5]), 3, 256)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel
 
+from engine.input.images.lfm2_vl import Processor
+
 SIZES = {"small": (40, 30), "wide": (90, 40), "tall": (45, 130)}
 _PARTS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}:{% for p in m['content'] %}"
@@ -75,6 +77,8 @@ def make_qwen_vl_folder(folder: Path, model_type: str = "qwen3_vl", takes_parts:
     if model_type == "qwen3_vl":
         vision |= {"patch_size": 4, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
         rope |= {"mrope_interleaved": True}
+    elif model_type == "qwen2_vl":
+        vision = {"depth": 3, "num_heads": 2, "embed_dim": 32, "mlp_ratio": 2, "hidden_size": 48, "patch_size": 4}
     else:  # windows of 2 x 2 features
         vision |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
     ids = {"image_token_id": token_id, "vision_start_token_id": token_id + 1}
@@ -87,11 +91,61 @@ def make_qwen_vl_folder(folder: Path, model_type: str = "qwen3_vl", takes_parts:
     return folder
 
 
+def make_pixtral_folder(folder: Path, model_type: str = "mistral3", takes_parts: bool = True) -> Path:
+    token_id = _write_tokenizer(folder, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]", takes_parts)
+    vision = SMALL_VISION | {"image_size": 32, "patch_size": 4, "head_dim": 16}
+    fields = {"vision_config": vision, "text_config": SMALL_TEXT | {"model_type": "mistral"}}
+    _write_model(folder, model_type, fields | {"image_token_index": token_id, "tie_word_embeddings": False})
+    settings = {"size": {"longest_edge": 64}, "patch_size": 8}
+    settings |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def make_lfm2_vl_folder(folder: Path, model_type: str = "lfm2_vl", takes_parts: bool = True) -> Path:
+    tiles = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)]
+    specials = ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *tiles]
+    token_id = _write_tokenizer(folder, specials, "<image>", takes_parts)
+    vision = SMALL_VISION | {"model_type": "siglip2_vision_model", "patch_size": 4, "num_patches": 64}
+    text = SMALL_TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
+    text |= {"block_multiple_of": 8, "conv_L_cache": 3}
+    fields = {"vision_config": vision | {"vision_use_head": False}, "text_config": text}
+    _write_model(folder, model_type, fields | {"image_token_id": token_id, "projector_hidden_size": 40})
+    settings = {"encoder_patch_size": 4, "tile_size": 32, "min_image_tokens": 4, "max_image_tokens": 16}
+    settings |= {"max_tiles": 4, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def prepare_lfm2_vl(folder: Path, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
+    """Return what transformers' image processor, which needs torchvision, makes of pixels resized by ours."""
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    mean, std = (torch.tensor(settings[name]) for name in ("image_mean", "image_std"))
+    parts: list[torch.Tensor] = []
+    sizes: list[list[int]] = []
+    for picture in pictures:
+        pixels, (rows, columns, *grid) = Processor(folder, {}).prepare(picture)
+        more = [[2 * size for size in grid[:2]]] * (rows * columns) + [[2 * size for size in grid[2:]]]
+        numbers = (torch.from_numpy(pixels).transpose(1, 2) / 255 - mean) / std
+        parts += numbers.flatten(1).split([height * width for height, width in more])
+        sizes += more
+    return {
+        "pixel_values": torch.nn.utils.rnn.pad_sequence(parts, batch_first=True),
+        "pixel_attention_mask": torch.nn.utils.rnn.pad_sequence(
+            [torch.ones(len(part), dtype=torch.int32) for part in parts], batch_first=True
+        ),
+        "spatial_shapes": torch.tensor(sizes),
+    }
+
+
 def load_reference(folder: Path) -> tuple[PreTrainedModel, Any]:
     """Return transformers' model, and its image processor."""
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     kind = {"smolvlm": "SmolVLMImageProcessorPil", "idefics3": "Idefics3ImageProcessorPil"}
-    kind["qwen3_vl"] = kind["qwen2_5_vl"] = "Qwen2VLImageProcessorPil"
+    kind |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "Qwen2VLImageProcessorPil")
+    kind["mistral3"] = "PixtralImageProcessorPil"
+    if model.config.model_type == "lfm2_vl":
+        return model, lambda pictures, return_tensors: prepare_lfm2_vl(folder, pictures)
     return model, getattr(transformers, kind[model.config.model_type]).from_pretrained(folder)
 
 

@@ -24,7 +24,7 @@ from engine.input.tokenizer import Tokenizer
 from engine.messages import ImagePart
 from engine.model import ModelConfig
 from engine.model.checkpoint import resolve_checkpoint
-from engine.model.vision.encoder import PROCESSOR_FILE
+from engine.model.vision.encoder import PROCESSOR_FILES, read_processor
 from engine.model.vision.spec import VisionSpec
 from engine.thread_priority import lower_priority
 
@@ -73,7 +73,7 @@ class ImageIntake:
         max_images: int = MAX_IMAGES,
     ) -> None:
         self._max_images = max_images
-        folder = resolve_checkpoint(path_or_name, (PROCESSOR_FILE,))
+        folder = resolve_checkpoint(path_or_name, PROCESSOR_FILES)
         self._reader = reader
         self._tokenizer = tokenizer
         self._token_id = spec.image_token_id
@@ -81,11 +81,9 @@ class ImageIntake:
         kind = importlib.import_module(f"engine.input.images.{spec.kind}")
         try:
             self._processor: Processor = kind.Processor(folder.absolute(), json.loads(spec.config))
-            self._settings = (folder / PROCESSOR_FILE).read_bytes()
+            self._settings = json.dumps(read_processor(folder), sort_keys=True).encode()
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(
-                f"{folder / PROCESSOR_FILE}: the image processor cannot be loaded: {error}"
-            ) from error
+            raise ConfigError(f"{folder}: the image processor cannot be loaded: {error}") from error
         tokenizer.show_images(self._processor.slot)
         self._pool = ThreadPoolExecutor(POOL_THREADS, "troupe-images", initializer=lower_priority)
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The image processor of Qwen2.5-VL and Qwen3-VL: an image keeps its shape and is cut into patches."""
+"""The image processor of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: an image keeps its shape and is cut into patches."""
 
 from __future__ import annotations
 

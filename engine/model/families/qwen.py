@@ -1,4 +1,4 @@
-"""The Qwen families: 2, 2.5-VL, 3, 3-VL, those with experts, and those with gated delta nets (Next, 3.5, 3.6)."""
+"""The Qwen families: 2, 2-VL, 2.5-VL, 3, 3-VL, those with experts, and those with gated delta nets (Next, 3.5, 3.6)."""
 
 from __future__ import annotations
 
@@ -96,6 +96,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen2_5_VLForConditionalGeneration": Family(
         "qwen2_5_vl_text", rope=RopeKeys(has_sections=True), qkv_bias=True, output_bias=False,
         sliding_window="layers", defaults={"sliding_window": 4096, "rope_theta": 1e6},
+        other_types=("qwen2_vl_text",),
     ),
     # The text part of Qwen3-VL.
     "Qwen3VLForConditionalGeneration": Family(

@@ -19,6 +19,7 @@ class TextPart:
     text_inert: frozenset[str] = frozenset()  # keys of the text part without influence
     vision: VisionKind | None = None  # None: images are not supported
     vision_prefix: str = "model."  # of the names of the image encoder's weights
+    image_key: str = "image_token_id"  # of the token that stands for a feature
 
 
 _IMAGE_WEIGHTS = ("vision_tower.", "multi_modal_projector.")
@@ -38,12 +39,13 @@ _QWEN3_VL = TextPart(
     renames=(("model.", "model.language_model."),), architecture="Qwen3VLForConditionalGeneration",
     vision="qwen_vl",
 )
-_QWEN2_5_VL = TextPart(
+_QWEN2_VL = TextPart(
     frozenset(["vision_config", "vision_token_id"]), ("visual.",), prefix="",
     architecture="Qwen2_5_VLForConditionalGeneration", vision="qwen_vl", vision_prefix="",
 )
 TEXT_PARTS: dict[str, TextPart] = {
-    "qwen2_5_vl": _QWEN2_5_VL,
+    "qwen2_vl": _QWEN2_VL,
+    "qwen2_5_vl": _QWEN2_VL,
     "qwen3_vl": _QWEN3_VL,
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
@@ -59,11 +61,25 @@ TEXT_PARTS: dict[str, TextPart] = {
     "mistral3": TextPart(
         frozenset(
             [
-                *("vision_config", "image_token_index", "multimodal_projector_bias", "projector_hidden_act"),
+                *("vision_config", "multimodal_projector_bias", "projector_hidden_act"),
                 *("spatial_merge_size", "vision_feature_layer"),
             ]
         ),
-        _IMAGE_WEIGHTS,
+        _IMAGE_WEIGHTS, vision="pixtral", vision_prefix="", image_key="image_token_index",
+    ),
+    "lfm2_vl": TextPart(
+        frozenset(
+            [
+                *("vision_config", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
+                *("projector_use_layernorm", "downsample_factor", "tie_embedding", "vision_feature_layer"),
+                # Also in the settings of the image processor, which are used.
+                *("do_image_splitting", "encoder_patch_size", "max_image_tokens", "min_image_tokens"),
+                *("max_num_patches", "max_pixels_tolerance", "max_tiles", "min_tiles", "tile_size"),
+                *("use_image_special_tokens", "use_thumbnail"),
+            ]
+        ),
+        ("model.vision_tower.", "model.multi_modal_projector."),
+        prefix="", renames=(("model.", "model.language_model."),), vision="lfm2_vl",
     ),
 } | dict.fromkeys(
     ("qwen3_5", "qwen3_5_moe"),

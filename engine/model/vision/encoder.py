@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, read_tensors, resolve_checkpoint, weight_files
 from engine.model.vision.spec import VisionSpec
 
-PROCESSOR_FILE = "preprocessor_config.json"
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")  # the second one contains the first
 # Values of transformers' image processors that leave one out.
 _DEFAULT_MEAN = _DEFAULT_STD = (0.5, 0.5, 0.5)
 _MAX_NAMES = 8
@@ -51,8 +51,8 @@ class ImageEncoder:
         self._device = device
         # Steps run on another stream of the device.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        folder = resolve_checkpoint(path_or_name, (PROCESSOR_FILE,))
-        self._scale, self._mean, self._std = _read_normalisation(folder / PROCESSOR_FILE)
+        folder = resolve_checkpoint(path_or_name, PROCESSOR_FILES)
+        self._scale, self._mean, self._std = _read_normalisation(folder)
         if seed is not None:
             self._fill(seed)
         else:
@@ -78,7 +78,9 @@ class ImageEncoder:
         parts = tuple(f"{prefix}{name}." for name, _ in self.tower.named_children())
         unexpected = []
         for name, tensor in read_tensors(weight_files(folder), parts):
-            parameter = own.pop(name.removeprefix(prefix), None)
+            # Older files have the encoder as a part of the tower.
+            inner = name.removeprefix(prefix).replace("vision_tower.vision_model.", "vision_tower.")
+            parameter = own.pop(inner, None)
             if parameter is None or parameter.shape != tensor.shape:
                 unexpected.append(name)
             else:
@@ -96,11 +98,18 @@ class ImageEncoder:
             parameter.data = parameter.normal_(0.0, 0.02, generator=generator).to(self._dtype)
 
 
-def _read_normalisation(path: Path) -> tuple[float, Tensor, Tensor]:
+def read_processor(folder: Path) -> dict[str, Any]:
+    """Return the settings of the image processor."""
+    for path in (folder / name for name in PROCESSOR_FILES):
+        if path.is_file():
+            data = read_json_object(path)
+            return data["image_processor"] if isinstance(data.get("image_processor"), dict) else data
+    raise ConfigError(f"{folder} has no {PROCESSOR_FILES[0]}, which says how images are prepared")
+
+
+def _read_normalisation(folder: Path) -> tuple[float, Tensor, Tensor]:
     """Return scale, mean and standard deviation of the image processor."""
-    if not path.is_file():
-        raise ConfigError(f"{path.parent} has no {path.name}, which says how images are prepared")
-    data = read_json_object(path)
+    data = read_processor(folder)
     try:
         scale = float(data.get("rescale_factor", 1 / 255)) if data.get("do_rescale", True) else 1.0
         is_normal = data.get("do_normalize", True)
@@ -109,5 +118,5 @@ def _read_normalisation(path: Path) -> tuple[float, Tensor, Tensor]:
         if mean.shape != (3,) or std.shape != (3,):
             raise ValueError("image_mean and image_std must have 3 numbers")
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{folder}: image processor: {error}") from error
     return scale, mean, std

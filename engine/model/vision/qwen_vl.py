@@ -1,4 +1,4 @@
-"""The vision towers of Qwen2.5-VL and Qwen3-VL: patches of an image of any size.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of an image of any size.
 
 Qwen2.5-VL attends in windows; Qwen3-VL gives features of several depths (deepstack).
 """
@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 _CLASSES: dict[str, Any] = {
+    "qwen2_vl": Qwen2VisionTransformerPretrainedModel,
     "qwen2_5_vl": Qwen2_5_VisionTransformerPretrainedModel,
     "qwen3_vl": Qwen3VLVisionModel,
 }
